@@ -1,0 +1,1 @@
+"""Lowering of schedules to per-rank programs, and what runs them."""

@@ -1,0 +1,1 @@
+"""Synthesis of collective-communication algorithms: bounds, schedules, verification, simulation."""

@@ -1,0 +1,78 @@
+"""What proves a bound: a cut, a partition of the ranks, or link lengths (an LP dual).
+
+These are the values; `synth.bounds` finds them and `synth.bounds.certified_rate` recomputes, in exact
+arithmetic and from the certificate alone, the rate that each one proves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import TypeAlias
+
+from synth.topology import Vertex
+
+
+class Scope(StrEnum):
+    """Over which schedules a bound holds."""
+
+    EVERY_SCHEDULE = "every schedule"
+    TREES = "schedules that reduce and broadcast along trees"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A set of vertices that data must leave: `capacity` is the GB/s of the links that go out of `side`.
+
+    The rate it proves is the capacity over the share of the buffer that must leave: the whole of it where
+    the root broadcasts from inside, the inside ranks' blocks for an allgather, and so on.
+    """
+
+    side: frozenset[Vertex]
+    capacity: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Disjoint sets that cover the ranks (Nash-Williams), for allreduce on symmetric links, no switches.
+
+    `capacity` is the GB/s between different sets, each pair of opposite links counted once; the rate it
+    proves is capacity / (number of sets - 1).
+    """
+
+    blocks: tuple[frozenset[Vertex], ...]
+    capacity: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Dual:
+    """Link lengths: what every unit of the buffer must travel, against what all links offer.
+
+    Moving a unit of the buffer costs at least `distance` under `lengths` (one per link of the topology, in
+    its order): the cheapest arborescence for a broadcast, the cheapest pair of in- and out-arborescence
+    for an allreduce, the mean shortest distance for an alltoall. `capacity` is the sum of bandwidth times
+    length. The rate it proves is capacity / distance (weak LP duality).
+    """
+
+    lengths: tuple[Fraction, ...]
+    capacity: Fraction
+    distance: Fraction
+
+
+Certificate: TypeAlias = Cut | Partition | Dual
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A proven limit.
+
+    Attributes:
+        rate: algbw in GB/s of the whole buffer that no schedule in `scope` exceeds.
+        certificate: what proves it.
+        scope: over which schedules it holds.
+    """
+
+    rate: Fraction
+    certificate: Certificate
+    scope: Scope = Scope.EVERY_SCHEDULE

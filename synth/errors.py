@@ -1,0 +1,45 @@
+"""The errors a caller may meet, one class for each kind of answer.
+
+Wrong input is an `InputError` and becomes exit status 2 at the command line; "there is none" and "out
+of time" carry what was proved or found so far and become exit status 1 and 3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from synth.certificate import Bound
+    from synth.schedule import Schedule
+
+
+class InputError(ValueError):
+    """The input breaks a rule; the message names the object, the value and the rule, in one line."""
+
+
+class TopologyError(InputError):
+    """A topology, a topology file or a topology spec breaks a rule."""
+
+
+class CollectiveError(InputError):
+    """A collective does not fit its topology: an unknown kind, a root that takes no part, too few ranks."""
+
+
+class ScheduleError(InputError):
+    """A schedule or a schedule file breaks a rule of the format."""
+
+
+class InfeasibleError(Exception):
+    """No schedule exists as asked; `proof` is the bound of rate zero where a cut proves it."""
+
+    def __init__(self, message: str, proof: Bound | None = None) -> None:
+        super().__init__(message)
+        self.proof = proof
+
+
+class TimedOutError(Exception):
+    """The deadline passed; `best` is the best correct schedule found until then, if there is one."""
+
+    def __init__(self, message: str, best: Schedule | None = None) -> None:
+        super().__init__(message)
+        self.best = best

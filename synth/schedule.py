@@ -1,0 +1,193 @@
+"""What is sent where and when: the one value that every method produces and every later stage reads.
+
+A schedule is complete in itself: it holds its topology, its collective and its bound. Building one checks
+its form (indices, shares of the right type); whether it does what the collective asks is for
+`synth.verifier` to say, which shares no code with the builders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeAlias
+
+from synth.certificate import Bound
+from synth.collective import Collective
+from synth.errors import ScheduleError
+from synth.topology import Topology, Vertex
+
+Setting: TypeAlias = str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What made a schedule; `settings` are further facts such as MWU's epsilon and iteration count."""
+
+    name: str
+    seed: int = 0
+    settings: tuple[tuple[str, Setting], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of the buffer that moves as one unit.
+
+    Attributes:
+        share: its part of the whole buffer (algbw's).
+        owner: the rank whose data it is, or the root of the tree that carries it.
+        target: the destination for gather, scatter and alltoall, else None.
+    """
+
+    share: Fraction
+    owner: int
+    target: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One chunk from one rank to another, through the switches of `via`, in one step.
+
+    With `reduce` the receiver adds the sender's contributions to its own, otherwise its copy becomes the
+    sender's. All transfers of a step start from the state before it.
+    """
+
+    chunk: int
+    src: int
+    dst: int
+    step: int
+    reduce: bool = False
+    via: tuple[Vertex, ...] = ()
+
+    @property
+    def hops(self) -> tuple[tuple[Vertex, Vertex], ...]:
+        """The links it passes, as pairs of vertices."""
+        path = (self.src, *self.via, self.dst)
+        return tuple(pairwise(path))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A collective algorithm for one topology.
+
+    Attributes:
+        topology: the whole fabric, relays included.
+        collective: what it does.
+        method: what made it.
+        bound: the proven limit of its rate.
+        chunks: parts of the buffer; their shares of each block add up to the block.
+        transfers: in order of step.
+        rate: algbw in GB/s of the whole buffer, as declared by whoever made it; the verifier recomputes.
+        rounds: rounds of each step where the schedule is step-synchronous; None where steps only order.
+
+    Raises:
+        ScheduleError: when an index or number is out of its range.
+    """
+
+    topology: Topology
+    collective: Collective
+    method: Method
+    bound: Bound
+    chunks: tuple[Chunk, ...]
+    transfers: tuple[Transfer, ...]
+    rate: Fraction
+    rounds: tuple[int, ...] | None = None
+
+    @classmethod
+    def build(
+        cls,
+        topology: Topology,
+        collective: Collective,
+        method: Method,
+        bound: Bound,
+        chunks: Iterable[Chunk],
+        transfers: Iterable[Transfer],
+        rounds: Iterable[int] | None = None,
+    ) -> Schedule:
+        """Make a schedule with its transfers in order and its rate worked out from its link loads."""
+        chunks = tuple(chunks)
+        transfers = tuple(sorted(transfers, key=lambda t: (t.step, t.chunk, t.src, t.dst)))
+        fixed_rounds = None if rounds is None else tuple(rounds)
+        draft = cls(topology, collective, method, bound, chunks, transfers, Fraction(0), fixed_rounds)
+        return cls(
+            topology, collective, method, bound, chunks, transfers, draft._rate_of_loads(), fixed_rounds
+        )
+
+    def __post_init__(self) -> None:
+        """Check the form: indices in range, positive shares, links that exist."""
+        self.collective.check(self.topology)
+        for index, chunk in enumerate(self.chunks):
+            self._check_chunk(index, chunk)
+        for index, transfer in enumerate(self.transfers):
+            self._check_transfer(index, transfer)
+        if self.rate < 0:
+            raise ScheduleError(f"rate must not be negative, got {self.rate} GB/s")
+        if self.rounds is not None:
+            if any(rounds < 1 for rounds in self.rounds):
+                raise ScheduleError(f"rounds of a step must be at least 1, got {list(self.rounds)}")
+            if self.steps > len(self.rounds):
+                raise ScheduleError(
+                    f"rounds: {self.steps} steps need as many entries, got {len(self.rounds)}"
+                )
+
+    @cached_property
+    def steps(self) -> int:
+        """Number of steps."""
+        return max((transfer.step + 1 for transfer in self.transfers), default=0)
+
+    @cached_property
+    def load(self) -> dict[tuple[Vertex, Vertex], Fraction]:
+        """Share of the buffer that passes each link."""
+        load: dict[tuple[Vertex, Vertex], Fraction] = {}
+        for transfer in self.transfers:
+            for hop in transfer.hops:
+                load[hop] = load.get(hop, Fraction(0)) + self.chunks[transfer.chunk].share
+        return load
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the rate equals the bound."""
+        return self.rate == self.bound.rate
+
+    def _rate_of_loads(self) -> Fraction:
+        """1 / (longest time a link is busy per GB of buffer); step schedules: see DESIGN, `rounds`."""
+        if self.rounds is not None:
+            shares = {chunk.share for chunk in self.chunks}
+            if len(shares) != 1:
+                raise ScheduleError(f"rounds need chunks of one size, got shares {sorted(map(str, shares))}")
+            return self.topology.bandwidth_unit / (sum(self.rounds) * shares.pop())
+        busy = max(
+            (share / self.topology.bandwidth[hop] for hop, share in self.load.items()), default=Fraction(0)
+        )
+        return 1 / busy if busy else Fraction(0)
+
+    def _check_chunk(self, index: int, chunk: Chunk) -> None:
+        if chunk.share <= 0:
+            raise ScheduleError(f"chunk {index}: share must be positive, got {chunk.share}")
+        for rank in (chunk.owner, chunk.target):
+            if rank is not None and not 0 <= rank < self.topology.ranks:
+                raise ScheduleError(
+                    f"chunk {index}: rank must be in 0..{self.topology.ranks - 1}, got {rank}"
+                )
+
+    def _check_transfer(self, index: int, transfer: Transfer) -> None:
+        if not 0 <= transfer.chunk < len(self.chunks):
+            raise ScheduleError(
+                f"transfer {index}: chunk must be in 0..{len(self.chunks) - 1}, got {transfer.chunk}"
+            )
+        if transfer.step < 0:
+            raise ScheduleError(f"transfer {index}: step must not be negative, got {transfer.step}")
+        for rank in (transfer.src, transfer.dst):
+            if not 0 <= rank < self.topology.ranks:
+                raise ScheduleError(
+                    f"transfer {index}: rank must be in 0..{self.topology.ranks - 1}, got {rank}"
+                )
+        for vertex in transfer.via:
+            if not self.topology.ranks <= vertex < self.topology.size:
+                raise ScheduleError(f"transfer {index}: via must name switches, got {vertex}")
+        for src, dst in transfer.hops:
+            if (src, dst) not in self.topology.bandwidth:
+                label = self.topology.label
+                raise ScheduleError(f"transfer {index}: there is no link {label(src)}->{label(dst)}")

@@ -1,0 +1,283 @@
+"""The graph there is to communicate over: ranks, switches, directed links.
+
+Vertices are the ranks `0..n-1` followed by the switches `n..n+s-1`. A `Topology` is validated once, when
+it is made, and every later stage (bounds, packings, schedules, lowering) trusts it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property, reduce
+from itertools import pairwise
+from typing import TypeAlias
+
+from synth.errors import TopologyError
+
+Vertex: TypeAlias = int
+Permutation: TypeAlias = tuple[Vertex, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A directed link; a full-duplex cable is two of them."""
+
+    src: Vertex
+    dst: Vertex
+    bandwidth: Fraction  # GB/s, 1 GB = 1e9 bytes
+    latency_us: Fraction = Fraction(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A vertex that only forwards; `reduces` marks in-network aggregation (reserved, refused by solvers)."""
+
+    name: str
+    reduces: bool = False
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Ranks, switches and the directed links between them.
+
+    Attributes:
+        name: what reports call it.
+        ranks: number of ranks, at least 1.
+        links: at most one per ordered pair of vertices, sorted by (src, dst); `Topology.build` merges.
+        switches: the vertices after the ranks.
+        symmetries: generators of a group of automorphisms, each the images of all vertices in order.
+
+    Raises:
+        TopologyError: when any of this does not hold.
+    """
+
+    name: str
+    ranks: int
+    links: tuple[Link, ...]
+    switches: tuple[Switch, ...] = ()
+    symmetries: tuple[Permutation, ...] = ()
+
+    @classmethod
+    def build(
+        cls,
+        name: str,
+        ranks: int,
+        links: Iterable[Link],
+        switches: Iterable[Switch | str] = (),
+        symmetries: Iterable[Sequence[Vertex]] = (),
+    ) -> Topology:
+        """Make a topology from links in any order; parallel links merge by adding their bandwidths.
+
+        The latency of merged links is the largest among them.
+        """
+        merged: dict[tuple[Vertex, Vertex], Link] = {}
+        for link in links:
+            _check_link(link)
+            twin = merged.get((link.src, link.dst))
+            merged[link.src, link.dst] = link if twin is None else _merge(twin, link)
+        return cls(
+            name=name,
+            ranks=ranks,
+            links=tuple(merged[pair] for pair in sorted(merged)),
+            switches=tuple(Switch(switch) if isinstance(switch, str) else switch for switch in switches),
+            symmetries=tuple(tuple(images) for images in symmetries),
+        )
+
+    def __post_init__(self) -> None:
+        """Check every rule of the class docstring."""
+        if self.ranks < 1:
+            raise TopologyError(f"topology {self.name}: ranks must be at least 1, got {self.ranks}")
+        names = [switch.name for switch in self.switches]
+        for name in names:
+            if names.count(name) > 1:
+                raise TopologyError(f"switch {name}: names must be unique, got it {names.count(name)} times")
+        for link in self.links:
+            _check_link(link)
+            for vertex in (link.src, link.dst):
+                if not 0 <= vertex < self.size:
+                    raise TopologyError(
+                        f"link {link.src}->{link.dst}: vertex must be in 0..{self.size - 1}, got {vertex}"
+                    )
+        pairs = [(link.src, link.dst) for link in self.links]
+        if any(first >= second for first, second in pairwise(pairs)):
+            raise TopologyError(f"topology {self.name}: links must be sorted and unique (use Topology.build)")
+        for images in self.symmetries:
+            self._check_symmetry(images)
+
+    @property
+    def size(self) -> int:
+        """Number of vertices, ranks and switches together."""
+        return self.ranks + len(self.switches)
+
+    @cached_property
+    def bandwidth(self) -> dict[tuple[Vertex, Vertex], Fraction]:
+        """GB/s of the link of each ordered pair of vertices that has one."""
+        return {(link.src, link.dst): link.bandwidth for link in self.links}
+
+    @cached_property
+    def latency_us(self) -> dict[tuple[Vertex, Vertex], Fraction]:
+        """Latency in microseconds of the link of each ordered pair of vertices that has one."""
+        return {(link.src, link.dst): link.latency_us for link in self.links}
+
+    @cached_property
+    def bandwidth_unit(self) -> Fraction:
+        """The greatest common divisor of all bandwidths, GB/s: what one chunk per round stands for."""
+        return reduce(gcd_of_fractions, (link.bandwidth for link in self.links), Fraction(0)) or Fraction(1)
+
+    @cached_property
+    def capacities(self) -> tuple[int, ...]:
+        """Bandwidths in whole multiples of `bandwidth_unit`, in the order of `links`."""
+        return tuple(int(link.bandwidth / self.bandwidth_unit) for link in self.links)
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        """Whether each link has a reverse of the same bandwidth."""
+        return all(self.bandwidth.get((dst, src)) == rate for (src, dst), rate in self.bandwidth.items())
+
+    def is_switch(self, vertex: Vertex) -> bool:
+        """Whether the vertex only forwards."""
+        return vertex >= self.ranks
+
+    def label(self, vertex: Vertex) -> int | str:
+        """How files name a vertex: the number of a rank, the name of a switch."""
+        return self.switches[vertex - self.ranks].name if self.is_switch(vertex) else vertex
+
+    def unbalanced(self, vertices: Iterable[Vertex]) -> tuple[Vertex, ...]:
+        """Those of the vertices whose bandwidth in differs from their bandwidth out (non-Eulerian)."""
+        surplus = dict.fromkeys(vertices, Fraction(0))
+        for link in self.links:
+            if link.dst in surplus:
+                surplus[link.dst] += link.bandwidth
+            if link.src in surplus:
+                surplus[link.src] -= link.bandwidth
+        return tuple(vertex for vertex, difference in surplus.items() if difference)
+
+    def reversed(self) -> Topology:
+        """The same vertices with every link turned round."""
+        return Topology.build(
+            self.name,
+            self.ranks,
+            (Link(link.dst, link.src, link.bandwidth, link.latency_us) for link in self.links),
+            self.switches,
+            self.symmetries,
+        )
+
+    def subset(self, ranks: Sequence[int]) -> Topology:
+        """The fragment that an allocation gives: these ranks, renumbered 0, 1, 2... in this order.
+
+        Links of the other ranks are gone; switches that lead nowhere any more are gone too, and so are
+        declared symmetries that do not map the fragment to itself.
+
+        Raises:
+            TopologyError: a rank is unknown or named twice.
+        """
+        self._check_ranks(ranks)
+        return self._restricted(ranks, f"{self.name}[{','.join(map(str, ranks))}]")
+
+    def reordered(self, ranks: Sequence[int]) -> Topology:
+        """The whole topology renumbered so that these ranks come first, in this order (for relays).
+
+        Raises:
+            TopologyError: a rank is unknown or named twice.
+        """
+        self._check_ranks(ranks)
+        chosen = set(ranks)
+        rest = [rank for rank in range(self.ranks) if rank not in chosen]
+        return self._restricted([*ranks, *rest], f"{self.name}[{','.join(map(str, ranks))}+relays]")
+
+    def _check_ranks(self, ranks: Sequence[int]) -> None:
+        if not ranks:
+            raise TopologyError(f"topology {self.name}: a fragment needs at least one rank, got none")
+        for rank in ranks:
+            if not 0 <= rank < self.ranks:
+                raise TopologyError(f"topology {self.name}: rank must be in 0..{self.ranks - 1}, got {rank}")
+            if list(ranks).count(rank) > 1:
+                raise TopologyError(f"topology {self.name}: ranks must be named once, got {rank} twice")
+
+    def _restricted(self, ranks: Sequence[int], name: str) -> Topology:
+        kept = set(ranks) | self._useful_switches(set(ranks))
+        order = [*ranks, *(vertex for vertex in range(self.ranks, self.size) if vertex in kept)]
+        renumbered = {vertex: position for position, vertex in enumerate(order)}
+        return Topology.build(
+            name,
+            len(ranks),
+            (
+                replace(link, src=renumbered[link.src], dst=renumbered[link.dst])
+                for link in self.links
+                if link.src in kept and link.dst in kept
+            ),
+            (self.switches[vertex - self.ranks] for vertex in order[len(ranks) :]),
+            (
+                [renumbered[images[vertex]] for vertex in order]
+                for images in self.symmetries
+                if {images[vertex] for vertex in order} == set(order)
+            ),
+        )
+
+    def _useful_switches(self, ranks: set[int]) -> set[Vertex]:
+        """Switches that lie on some way between two different vertices that are left."""
+        kept = ranks | set(range(self.ranks, self.size))
+        while True:
+            senders: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in kept}
+            receivers: dict[Vertex, set[Vertex]] = {vertex: set() for vertex in kept}
+            for link in self.links:
+                if link.src in kept and link.dst in kept:
+                    senders[link.dst].add(link.src)
+                    receivers[link.src].add(link.dst)
+            dead = {
+                vertex
+                for vertex in kept - ranks
+                if not senders[vertex]
+                or not receivers[vertex]
+                or len(senders[vertex] | receivers[vertex]) < 2
+            }
+            if not dead:
+                return kept - ranks
+            kept -= dead
+
+    def _check_symmetry(self, images: Permutation) -> None:
+        if sorted(images) != list(range(self.size)):
+            raise TopologyError(
+                f"symmetry {list(images)}: must name each of the {self.size} vertices exactly once"
+            )
+        if any((vertex < self.ranks) != (image < self.ranks) for vertex, image in enumerate(images)):
+            raise TopologyError(f"symmetry {list(images)}: must map ranks to ranks and switches to switches")
+        for link in self.links:
+            pair = (images[link.src], images[link.dst])
+            found = self.bandwidth.get(pair, Fraction(0))
+            if found != link.bandwidth or self.latency_us[pair] != link.latency_us:
+                raise TopologyError(
+                    f"symmetry {list(images)}: maps link {link.src}->{link.dst} of {link.bandwidth} GB/s to "
+                    f"{pair[0]}->{pair[1]} of {found} GB/s; both must be alike in bandwidth and latency"
+                )
+
+
+def gcd_of_fractions(first: Fraction, second: Fraction) -> Fraction:
+    """The greatest fraction of which both are whole multiples; the other one where one is zero."""
+    return Fraction(
+        math.gcd(first.numerator * second.denominator, second.numerator * first.denominator),
+        first.denominator * second.denominator,
+    )
+
+
+def _merge(first: Link, second: Link) -> Link:
+    return replace(
+        first,
+        bandwidth=first.bandwidth + second.bandwidth,
+        latency_us=max(first.latency_us, second.latency_us),
+    )
+
+
+def _check_link(link: Link) -> None:
+    if link.src == link.dst:
+        raise TopologyError(f"link {link.src}->{link.dst}: must join two different vertices")
+    if link.bandwidth <= 0:
+        raise TopologyError(
+            f"link {link.src}->{link.dst}: bandwidth must be positive, got {link.bandwidth} GB/s"
+        )
+    if link.latency_us < 0:
+        raise TopologyError(
+            f"link {link.src}->{link.dst}: latency must not be negative, got {link.latency_us} us"
+        )
