@@ -138,6 +138,19 @@ class Schedule:
         return max((transfer.step + 1 for transfer in self.transfers), default=0)
 
     @cached_property
+    def height(self) -> int:
+        """The longest chain of transfers that one chunk takes in one direction: reducing, or copying.
+
+        For trees it is the height of the tallest one.
+        """
+        reached: dict[tuple[int, int, bool], int] = {}
+        for transfer in self.transfers:  # in order of step
+            before = reached.get((transfer.chunk, transfer.src, transfer.reduce), 0)
+            here = (transfer.chunk, transfer.dst, transfer.reduce)
+            reached[here] = max(reached.get(here, 0), before + 1)
+        return max(reached.values(), default=0)
+
+    @cached_property
     def load(self) -> dict[tuple[Vertex, Vertex], Fraction]:
         """Share of the buffer that passes each link."""
         load: dict[tuple[Vertex, Vertex], Fraction] = {}

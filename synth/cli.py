@@ -1,0 +1,501 @@
+"""The `synth` command: a thin shell over the packages, and the one place here that imports the others.
+
+Exit status: 0 done, 1 the answer is no, 2 the input is wrong, 3 out of time. Everything heavy is imported
+inside the command that needs it, so that `synth --help` and small questions answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from synth.console import (
+    Json,
+    Stopwatch,
+    fail,
+    gigabytes,
+    print_json,
+    print_lines,
+    progress,
+    share,
+    show_warnings,
+    table,
+)
+from synth.errors import InfeasibleError, InputError, TimedOutError
+
+if TYPE_CHECKING:
+    from synth.certificate import Bound
+    from synth.schedule import Schedule
+    from synth.topology import Topology
+
+app = typer.Typer(
+    name="synth",
+    help="Synthesize collective-communication algorithms for a topology, with proof.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Spec = Annotated[str, typer.Argument(help="catalog name with arguments (see `synth topologies`) or a file")]
+File = Annotated[Path, typer.Argument(help="a schedule file, as `synth solve -o` writes it")]
+CollectiveName = Annotated[
+    str,
+    typer.Argument(
+        metavar="COLLECTIVE",
+        help="broadcast, reduce, allgather, reduce-scatter, allreduce, gather, scatter or alltoall",
+    ),
+]
+Ranks = Annotated[str | None, typer.Option("--ranks", help="the fragment, such as 0,1,3 or 0-5")]
+Relays = Annotated[bool, typer.Option("--relays", help="ranks outside --ranks may forward, copy and reduce")]
+Root = Annotated[int, typer.Option("--root", help="the root, numbered within the fragment")]
+Gpu = Annotated[
+    str | None, typer.Option("--gpu", help="v100, a100, h100, ...: link rates of nvidia-smi text")
+]
+Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text as links")]
+Rates = Annotated[str, typer.Option("--rates", help="datasheet, or nccl for NCCL's planning constants")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+Seed = Annotated[int, typer.Option("--seed", help="breaks ties; the same seed gives the same schedule")]
+Deadline = Annotated[float | None, typer.Option("--deadline", help="seconds after which to stop")]
+
+
+@app.command()
+def topologies(as_json: AsJson = False) -> None:
+    """List the catalog of topologies."""
+    from topologies import catalog
+
+    entries = catalog()
+    if as_json:
+        keys = ("name", "arguments", "description")
+        print_json({"topologies": [{key: getattr(entry, key) for key in keys} for entry in entries]})
+        return
+    rows = [(f"{entry.name}{entry.arguments}", entry.description) for entry in entries]
+    print_lines(table(("topology", "what it is"), rows, left=2))
+
+
+@app.command()
+def show(
+    spec: Spec,
+    ranks: Ranks = None,
+    gpu: Gpu = None,
+    pcie: Pcie = False,
+    rates: Rates = "datasheet",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="draw it: picture.svg or .png")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a topology: its ranks, switches and links."""
+    from synth.formats import topology_to_document
+
+    topology, _ = _load(spec, ranks, relays=False, gpu=gpu, pcie=pcie, rates=rates)
+    if output is not None:
+        from synth.pictures import draw_topology
+
+        draw_topology(topology, output)
+    if as_json:
+        print_json({**topology_to_document(topology), "picture": _text(output)})
+        return
+    print_lines(_describe(topology))
+    if output is not None:
+        print_lines([f"drawn     {output}"])
+
+
+@app.command()
+def bound(
+    spec: Spec,
+    collective: CollectiveName,
+    root: Root = 0,
+    ranks: Ranks = None,
+    relays: Relays = False,
+    gpu: Gpu = None,
+    pcie: Pcie = False,
+    rates: Rates = "datasheet",
+    as_json: AsJson = False,
+) -> None:
+    """Print the fastest rate possible, with the certificate that proves it."""
+    from synth import methods
+    from synth.formats import bound_to_document
+
+    topology, taking_part = _load(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
+        found = methods.bound(topology, collective, root=root, ranks=taking_part)
+    if as_json:
+        document = {"topology": topology.name, "collective": collective, "ranks": len(taking_part)}
+        print_json({**document, **bound_to_document(found, topology)})
+        return
+    print_lines([f"{topology.name} {collective}: at most {gigabytes(found.rate)}", *_why(found, topology)])
+
+
+@app.command()
+def solve(
+    spec: Spec,
+    collective: CollectiveName,
+    method: Annotated[
+        str, typer.Option(help="auto, trees, mwu, routes, ring, multiring, binary-tree or halving-doubling")
+    ] = "auto",
+    root: Root = 0,
+    ranks: Ranks = None,
+    relays: Relays = False,
+    size: Annotated[
+        str | None, typer.Option("--size", help="with auto: fastest at this size, such as 64KiB")
+    ] = None,
+    max_trees: Annotated[
+        int | None, typer.Option("--max-trees", help="at most so many trees (per root where all are roots)")
+    ] = None,
+    tolerance: Annotated[
+        str | None,
+        typer.Option("--tolerance", help="few trees: part of the optimum to give up, such as 1/20"),
+    ] = None,
+    epsilon: Annotated[str, typer.Option("--epsilon", help="mwu: step of the weights")] = "1/20",
+    deadline: Deadline = None,
+    seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="write the schedule here")] = None,
+    gpu: Gpu = None,
+    pcie: Pcie = False,
+    rates: Rates = "datasheet",
+    as_json: AsJson = False,
+) -> None:
+    """Find a schedule, prove how good it is, and verify it."""
+    from synth import methods
+    from synth.sizes import parse_size
+
+    topology, taking_part = _load(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    stopwatch = Stopwatch()
+    try:
+        with progress(f"solving {collective} on {topology.name}", quiet=as_json):
+            schedule = methods.solve(
+                topology,
+                collective,
+                method=method,
+                root=root,
+                ranks=taking_part,
+                max_trees=max_trees,
+                tolerance=None if tolerance is None else _fraction("--tolerance", tolerance),
+                epsilon=_fraction("--epsilon", epsilon),
+                seed=seed,
+                deadline_s=deadline,
+                size_bytes=None if size is None else parse_size(size),
+            )
+    except InfeasibleError as error:
+        if as_json:
+            proof = None if error.proof is None else _proof(error.proof, topology)
+            print_json({"infeasible": True, "proved": proof, "why": str(error)})
+        raise
+    except TimedOutError as error:
+        best = {} if error.best is None else _solution(error.best, stopwatch, output)
+        if as_json:
+            print_json({**best, "timed_out": True, "why": str(error)})
+        raise
+    solution = _solution(schedule, stopwatch, output)
+    if as_json:
+        print_json(solution)
+        return
+    print_lines(_describe_solution(schedule, solution))
+
+
+@app.command()
+def verify(file: File, as_json: AsJson = False) -> None:
+    """Replay a schedule file and check everything it claims."""
+    import synth
+
+    schedule = synth.read_schedule(file)
+    with progress(f"verifying {file}", quiet=as_json):
+        verdict = synth.verify(schedule)
+    if as_json:
+        print_json(
+            {
+                "correct": verdict.correct,
+                "rate": str(verdict.rate),
+                "max_link_load": str(verdict.max_link_load),
+                "errors": list(verdict.errors),
+            }
+        )
+    elif verdict.correct:
+        print_lines(
+            [
+                f"{file}: correct",
+                f"  rate           {gigabytes(verdict.rate)}, {share(verdict.rate, schedule.bound.rate)} "
+                "of the proven bound",
+                f"  max link load  {verdict.max_link_load}",
+            ]
+        )
+    if not verdict.correct:
+        raise _NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
+
+
+@app.command()
+def simulate(
+    file: File,
+    sizes: Annotated[str, typer.Option("--sizes", help="one size or a range that doubles")] = "64KiB:256MiB",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="draw busbw over size")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a schedule over message sizes, beside the baselines on the same topology."""
+    from synth.comparison import compare
+    from synth.sizes import format_size, size_range
+
+    schedule = _read_correct(file)
+    with progress(f"simulating {file}", quiet=as_json):
+        comparison = compare(schedule, size_range(sizes))
+    if output is not None:
+        from synth.pictures import draw_sweep
+
+        draw_sweep(comparison.by_method, output, bound=schedule.bound)
+    if as_json:
+        print_json({**comparison.to_document(), "picture": _text(output)})
+        return
+    header = ("method", "size", "pieces", "time (us)", "algbw (GB/s)", "busbw (GB/s)")
+    rows = [
+        (
+            method,
+            format_size(timing.bytes),
+            timing.pieces or "-",
+            f"{timing.time_us:.1f}",
+            f"{timing.algbw:.2f}",
+            f"{timing.busbw:.2f}",
+        )
+        for method, timings in comparison.by_method.items()
+        for timing in timings
+    ]
+    print_lines(table(header, rows, left=1))
+    print_lines(f"{method}: {why}" for method, why in comparison.unavailable.items())
+    if output is not None:
+        print_lines([f"drawn {output}"])
+
+
+@app.command()
+def run(
+    file: File,
+    size: Annotated[str, typer.Option("--size", help="one size or a range that doubles")] = "16MiB",
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
+    op: Annotated[str, typer.Option(help="sum, avg, min, max or product")] = "sum",
+    iterations: Annotated[int, typer.Option("-n", "--iterations", help="timed runs of each size")] = 5,
+    warmup: Annotated[int, typer.Option("-w", "--warmup", help="runs before those")] = 1,
+    deadline: Annotated[
+        float, typer.Option("--deadline", help="seconds after which ranks are stopped")
+    ] = 300,
+    as_json: AsJson = False,
+) -> None:
+    """Run a schedule on local processes through torch.distributed and check every element."""
+    from synth.sizes import size_range
+
+    try:
+        from backends import launch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("synth run needs torch; install it with: pip install 'arborcast[torch]'") from error
+    schedule = _read_correct(file)
+    with progress(f"running {file} on {schedule.topology.ranks} processes", quiet=as_json):
+        rows = launch.run_schedule(
+            schedule,
+            size_bytes=size_range(size),
+            dtype=dtype,
+            op=op,
+            iterations=iterations,
+            warmup=warmup,
+            timeout_s=deadline,
+        )
+    correct = all(row.correct for row in rows)
+    if as_json:
+        print_json({"correct": correct, "rows": [row.to_document() for row in rows], "backend": "gloo"})
+    else:
+        print_lines(launch.format_table(rows))
+    if not correct:
+        wrong = next(row for row in rows if not row.correct)
+        raise _NotCorrectError(f"{file}: {wrong.wrong} wrong elements at {wrong.bytes} bytes")
+
+
+class _NotCorrectError(Exception):
+    """The answer is no: exit status 1 with this one line."""
+
+
+def _load(
+    spec: str, ranks: str | None, *, relays: bool, gpu: str | None, pcie: bool, rates: str
+) -> tuple[Topology, tuple[int, ...]]:
+    """The topology a command is about, and the ranks that take part in it."""
+    from topologies import load
+
+    chosen = None if ranks is None else _rank_list(ranks)
+    topology = load(spec, ranks=chosen, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    return topology, tuple(range(topology.ranks if chosen is None else len(chosen)))
+
+
+def _rank_list(text: str) -> tuple[int, ...]:
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(f"--ranks {text}: must be numbers or ranges such as 0,1,3 or 0-5, got {part!r}")
+        ranks.extend(range(int(first), int(last or first) + 1))
+    return tuple(ranks)
+
+
+def _fraction(option: str, text: str) -> Fraction:
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise InputError(f"{option}: must be a number such as 1/20 or 0.05, got {text!r}") from error
+    if not 0 <= value < 1:
+        raise InputError(f"{option}: must be at least 0 and below 1, got {text}")
+    return value
+
+
+def _read_correct(file: Path) -> Schedule:
+    """A schedule worth running: a wrong one is an answer of no before any time is spent on it."""
+    import synth
+
+    schedule = synth.read_schedule(file)
+    verdict = synth.verify(schedule)
+    if not verdict.correct:
+        raise _NotCorrectError(f"{file}: not correct: {verdict.errors[0]}")
+    return schedule
+
+
+def _solution(schedule: Schedule, stopwatch: Stopwatch, output: Path | None) -> Json:
+    """What `solve` reports; the schedule is verified before anything is said or written."""
+    import synth
+
+    seconds = stopwatch.seconds
+    verdict = synth.verify(schedule)
+    if not verdict.correct:
+        raise AssertionError(f"the schedule found is not correct: {verdict.errors[0]}")
+    if output is not None:
+        synth.write_schedule(schedule, output)
+    is_of_trees = schedule.method.name in {"trees", "mwu"}
+    return {
+        "method": schedule.method.name,
+        "settings": dict(schedule.method.settings),
+        "rate": str(schedule.rate),
+        "bound": str(schedule.bound.rate),
+        "optimal": schedule.is_optimal,
+        "scope": schedule.bound.scope.value,
+        "trees": len(schedule.chunks) if is_of_trees else None,
+        "height": schedule.height,
+        "steps": schedule.steps,
+        "rounds": None if schedule.rounds is None else sum(schedule.rounds),
+        "chunks": len(schedule.chunks),
+        "seconds": seconds,
+        "file": _text(output),
+    }
+
+
+def _describe_solution(schedule: Schedule, solution: Json) -> list[str]:
+    rate, limit = schedule.rate, schedule.bound.rate
+    if schedule.is_optimal:
+        quality = f"optimal: equal to the bound over {schedule.bound.scope.value}"
+    else:
+        quality = f"{share(rate, limit)} of the bound, {gigabytes(limit)}"
+    what = f"{solution['trees']} trees" if solution["trees"] is not None else f"{solution['chunks']} chunks"
+    settings = "".join(f", {key} {value}" for key, value in schedule.method.settings)
+    lines = [
+        f"{schedule.topology.name} {schedule.collective.kind}",
+        f"  method   {schedule.method.name}, seed {schedule.method.seed}{settings}",
+        f"  rate     {gigabytes(rate)}, {quality}",
+        *_why(schedule.bound, schedule.topology),
+        f"  shape    {what}, height {solution['height']}, {solution['steps']} steps",
+        f"  time     {solution['seconds']} s, verified",
+    ]
+    return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
+
+
+def _why(found: Bound, topology: Topology) -> list[str]:
+    """The certificate in words."""
+    from synth.certificate import Cut, Partition
+
+    match found.certificate:
+        case Cut(side, capacity):
+            inside = ", ".join(str(topology.label(vertex)) for vertex in sorted(side))
+            proof = f"cut: {gigabytes(capacity)} leave {{{inside}}}"
+        case Partition(blocks, capacity):
+            sets = " ".join("{" + ",".join(map(str, sorted(block))) + "}" for block in blocks)
+            proof = f"partition: {gigabytes(capacity)} between the {len(blocks)} sets {sets}"
+        case dual:
+            proof = (
+                f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
+            )
+    return [f"  proof    {proof}", f"  scope    {found.scope.value}"]
+
+
+def _proof(found: Bound, topology: Topology) -> Json:
+    from synth.formats import bound_to_document
+
+    return bound_to_document(found, topology)
+
+
+def _describe(topology: Topology) -> list[str]:
+    def total(vertex: int) -> tuple[Fraction, Fraction]:
+        out = sum((link.bandwidth for link in topology.links if link.src == vertex), Fraction(0))
+        into = sum((link.bandwidth for link in topology.links if link.dst == vertex), Fraction(0))
+        return out, into
+
+    lines = [
+        f"{topology.name}: {topology.ranks} ranks, {len(topology.switches)} switches, "
+        f"{len(topology.links)} directed links"
+    ]
+    if topology.size <= 20:
+        labels = [str(topology.label(vertex)) for vertex in range(topology.size)]
+        rows = [
+            (labels[src], *(str(topology.bandwidth.get((src, dst), ".")) for dst in range(topology.size)))
+            for src in range(topology.size)
+        ]
+        return [*lines, "", "GB/s from row to column", *table(("", *labels), rows)]
+    kinds: dict[tuple[bool, Fraction, Fraction], int] = {}
+    for vertex in range(topology.size):
+        key = (topology.is_switch(vertex), *total(vertex))
+        kinds[key] = kinds.get(key, 0) + 1
+    lines += [
+        f"  {count} {'switches' if is_switch else 'ranks'} with {gigabytes(out)} out, {gigabytes(into)} in"
+        for (is_switch, out, into), count in kinds.items()
+    ]
+    return lines
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def main() -> None:
+    """Run the command; turn what it raises into one line and an exit status."""
+    show_warnings()
+    sys.exit(_status())
+
+
+def _status() -> int:
+    try:
+        app(standalone_mode=False)
+        sys.stdout.flush()
+    except InputError as error:
+        fail(str(error))
+        return 2
+    except typer.TyperException as error:
+        fail(error.format_message())
+        return 2
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except (InfeasibleError, _NotCorrectError) as error:
+        fail(str(error))
+        return 1
+    except TimedOutError as error:
+        fail(str(error))
+        return 3
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted")
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (synth ... | head); keep Python from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        fail(f"{error.filename or 'file'}: {error.strerror or error}")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    main()
