@@ -26,10 +26,10 @@ from synth.console import (
     show_warnings,
     table,
 )
+from synth.description import describe_bound, describe_solution, describe_topology, solution_document
 from synth.errors import InfeasibleError, InputError, TimedOutError
 
 if TYPE_CHECKING:
-    from synth.certificate import Bound
     from synth.schedule import Schedule
     from synth.topology import Topology
 
@@ -100,7 +100,7 @@ def show(
     if as_json:
         print_json({**topology_to_document(topology), "picture": _text(output)})
         return
-    print_lines(_describe(topology))
+    print_lines(describe_topology(topology))
     if output is not None:
         print_lines([f"drawn     {output}"])
 
@@ -128,7 +128,9 @@ def bound(
         document = {"topology": topology.name, "collective": collective, "ranks": len(taking_part)}
         print_json({**document, **bound_to_document(found, topology)})
         return
-    print_lines([f"{topology.name} {collective}: at most {gigabytes(found.rate)}", *_why(found, topology)])
+    print_lines(
+        [f"{topology.name} {collective}: at most {gigabytes(found.rate)}", *describe_bound(found, topology)]
+    )
 
 
 @app.command()
@@ -183,19 +185,21 @@ def solve(
             )
     except InfeasibleError as error:
         if as_json:
-            proof = None if error.proof is None else _proof(error.proof, topology)
+            from synth.formats import bound_to_document
+
+            proof = None if error.proof is None else bound_to_document(error.proof, topology)
             print_json({"infeasible": True, "proved": proof, "why": str(error)})
         raise
     except TimedOutError as error:
-        best = {} if error.best is None else _solution(error.best, stopwatch, output)
+        best = {} if error.best is None else _verified(error.best, stopwatch.seconds, output)
         if as_json:
             print_json({**best, "timed_out": True, "why": str(error)})
         raise
-    solution = _solution(schedule, stopwatch, output)
+    solution = _verified(schedule, stopwatch.seconds, output)
     if as_json:
         print_json(solution)
         return
-    print_lines(_describe_solution(schedule, solution))
+    print_lines(describe_solution(schedule, solution))
 
 
 @app.command()
@@ -357,103 +361,16 @@ def _read_correct(file: Path) -> Schedule:
     return schedule
 
 
-def _solution(schedule: Schedule, stopwatch: Stopwatch, output: Path | None) -> Json:
-    """What `solve` reports; the schedule is verified before anything is said or written."""
+def _verified(schedule: Schedule, seconds: float, output: Path | None) -> Json:
+    """What `solve` reports; nothing is said or written of a schedule that the verifier does not pass."""
     import synth
 
-    seconds = stopwatch.seconds
     verdict = synth.verify(schedule)
     if not verdict.correct:
         raise AssertionError(f"the schedule found is not correct: {verdict.errors[0]}")
     if output is not None:
         synth.write_schedule(schedule, output)
-    is_of_trees = schedule.method.name in {"trees", "mwu"}
-    return {
-        "method": schedule.method.name,
-        "settings": dict(schedule.method.settings),
-        "rate": str(schedule.rate),
-        "bound": str(schedule.bound.rate),
-        "optimal": schedule.is_optimal,
-        "scope": schedule.bound.scope.value,
-        "trees": len(schedule.chunks) if is_of_trees else None,
-        "height": schedule.height,
-        "steps": schedule.steps,
-        "rounds": None if schedule.rounds is None else sum(schedule.rounds),
-        "chunks": len(schedule.chunks),
-        "seconds": seconds,
-        "file": _text(output),
-    }
-
-
-def _describe_solution(schedule: Schedule, solution: Json) -> list[str]:
-    rate, limit = schedule.rate, schedule.bound.rate
-    if schedule.is_optimal:
-        quality = f"optimal: equal to the bound over {schedule.bound.scope.value}"
-    else:
-        quality = f"{share(rate, limit)} of the bound, {gigabytes(limit)}"
-    what = f"{solution['trees']} trees" if solution["trees"] is not None else f"{solution['chunks']} chunks"
-    settings = "".join(f", {key} {value}" for key, value in schedule.method.settings)
-    lines = [
-        f"{schedule.topology.name} {schedule.collective.kind}",
-        f"  method   {schedule.method.name}, seed {schedule.method.seed}{settings}",
-        f"  rate     {gigabytes(rate)}, {quality}",
-        *_why(schedule.bound, schedule.topology),
-        f"  shape    {what}, height {solution['height']}, {solution['steps']} steps",
-        f"  time     {solution['seconds']} s, verified",
-    ]
-    return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
-
-
-def _why(found: Bound, topology: Topology) -> list[str]:
-    """The certificate in words."""
-    from synth.certificate import Cut, Partition
-
-    match found.certificate:
-        case Cut(side, capacity):
-            inside = ", ".join(str(topology.label(vertex)) for vertex in sorted(side))
-            proof = f"cut: {gigabytes(capacity)} leave {{{inside}}}"
-        case Partition(blocks, capacity):
-            sets = " ".join("{" + ",".join(map(str, sorted(block))) + "}" for block in blocks)
-            proof = f"partition: {gigabytes(capacity)} between the {len(blocks)} sets {sets}"
-        case dual:
-            proof = (
-                f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
-            )
-    return [f"  proof    {proof}", f"  scope    {found.scope.value}"]
-
-
-def _proof(found: Bound, topology: Topology) -> Json:
-    from synth.formats import bound_to_document
-
-    return bound_to_document(found, topology)
-
-
-def _describe(topology: Topology) -> list[str]:
-    def total(vertex: int) -> tuple[Fraction, Fraction]:
-        out = sum((link.bandwidth for link in topology.links if link.src == vertex), Fraction(0))
-        into = sum((link.bandwidth for link in topology.links if link.dst == vertex), Fraction(0))
-        return out, into
-
-    lines = [
-        f"{topology.name}: {topology.ranks} ranks, {len(topology.switches)} switches, "
-        f"{len(topology.links)} directed links"
-    ]
-    if topology.size <= 20:
-        labels = [str(topology.label(vertex)) for vertex in range(topology.size)]
-        rows = [
-            (labels[src], *(str(topology.bandwidth.get((src, dst), ".")) for dst in range(topology.size)))
-            for src in range(topology.size)
-        ]
-        return [*lines, "", "GB/s from row to column", *table(("", *labels), rows)]
-    kinds: dict[tuple[bool, Fraction, Fraction], int] = {}
-    for vertex in range(topology.size):
-        key = (topology.is_switch(vertex), *total(vertex))
-        kinds[key] = kinds.get(key, 0) + 1
-    lines += [
-        f"  {count} {'switches' if is_switch else 'ranks'} with {gigabytes(out)} out, {gigabytes(into)} in"
-        for (is_switch, out, into), count in kinds.items()
-    ]
-    return lines
+    return solution_document(schedule, seconds, output)
 
 
 def _text(path: Path | None) -> str | None:
@@ -470,23 +387,8 @@ def _status() -> int:
     try:
         app(standalone_mode=False)
         sys.stdout.flush()
-    except InputError as error:
-        fail(str(error))
-        return 2
-    except typer.TyperException as error:
-        fail(error.format_message())
-        return 2
-    except typer.Exit as exit_:
-        return exit_.exit_code
-    except (InfeasibleError, _NotCorrectError) as error:
-        fail(str(error))
-        return 1
-    except TimedOutError as error:
-        fail(str(error))
-        return 3
-    except (KeyboardInterrupt, typer.Abort):
-        fail("interrupted")
-        return 130
+    except typer.Exit as done:
+        return done.exit_code
     except BrokenPipeError:
         # The reader has gone (synth ... | head); keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -494,7 +396,32 @@ def _status() -> int:
     except OSError as error:
         fail(f"{error.filename or 'file'}: {error.strerror or error}")
         return 2
+    except tuple(STATUS) as error:
+        fail(_line(error))
+        return next(status for kind, status in STATUS.items() if isinstance(error, kind))
     return 0
+
+
+def _line(error: BaseException) -> str:
+    match error:
+        case typer.TyperException():
+            return error.format_message()
+        case KeyboardInterrupt() | typer.Abort():
+            return "interrupted"
+        case _:
+            return str(error)
+
+
+STATUS: dict[type[BaseException], int] = {
+    InputError: 2,
+    typer.TyperException: 2,
+    InfeasibleError: 1,
+    _NotCorrectError: 1,
+    TimedOutError: 3,
+    KeyboardInterrupt: 130,
+    typer.Abort: 130,
+}
+"""Exit status of everything that a command may raise on purpose."""
 
 
 if __name__ == "__main__":

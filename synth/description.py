@@ -1,0 +1,101 @@
+"""Results in words for people and as one JSON object for tools: topologies, bounds, solutions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+from synth.certificate import Bound, Cut, Partition
+from synth.console import Json, gigabytes, share, table
+from synth.schedule import Schedule
+from synth.topology import Topology
+
+
+def solution_document(schedule: Schedule, seconds: float, file: Path | None) -> Json:
+    """What `solve --json` reports of a schedule that took so many seconds and was written to `file`."""
+    is_of_trees = schedule.method.name in {"trees", "mwu"}
+    return {
+        "method": schedule.method.name,
+        "settings": dict(schedule.method.settings),
+        "rate": str(schedule.rate),
+        "bound": str(schedule.bound.rate),
+        "optimal": schedule.is_optimal,
+        "scope": schedule.bound.scope.value,
+        "trees": len(schedule.chunks) if is_of_trees else None,
+        "height": schedule.height,
+        "steps": schedule.steps,
+        "rounds": None if schedule.rounds is None else sum(schedule.rounds),
+        "chunks": len(schedule.chunks),
+        "seconds": seconds,
+        "file": None if file is None else str(file),
+    }
+
+
+def describe_solution(schedule: Schedule, solution: Json) -> list[str]:
+    """What `solve` says of a schedule and its `solution_document`."""
+    rate, limit = schedule.rate, schedule.bound.rate
+    if schedule.is_optimal:
+        quality = f"optimal: equal to the bound over {schedule.bound.scope.value}"
+    else:
+        quality = f"{share(rate, limit)} of the bound, {gigabytes(limit)}"
+    what = f"{solution['trees']} trees" if solution["trees"] is not None else f"{solution['chunks']} chunks"
+    settings = "".join(f", {key} {value}" for key, value in schedule.method.settings)
+    lines = [
+        f"{schedule.topology.name} {schedule.collective.kind}",
+        f"  method   {schedule.method.name}, seed {schedule.method.seed}{settings}",
+        f"  rate     {gigabytes(rate)}, {quality}",
+        *describe_bound(schedule.bound, schedule.topology),
+        f"  shape    {what}, height {solution['height']}, {solution['steps']} steps",
+        f"  time     {solution['seconds']} s, verified",
+    ]
+    return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
+
+
+def describe_bound(found: Bound, topology: Topology) -> list[str]:
+    """The certificate in words."""
+    match found.certificate:
+        case Cut(side, capacity):
+            inside = ", ".join(str(topology.label(vertex)) for vertex in sorted(side))
+            proof = f"cut: {gigabytes(capacity)} leave {{{inside}}}"
+        case Partition(blocks, capacity):
+            sets = " ".join("{" + ",".join(map(str, sorted(block))) + "}" for block in blocks)
+            proof = f"partition: {gigabytes(capacity)} between the {len(blocks)} sets {sets}"
+        case dual:
+            proof = (
+                f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
+            )
+    return [f"  proof    {proof}", f"  scope    {found.scope.value}"]
+
+
+def describe_topology(topology: Topology) -> list[str]:
+    """The matrix of bandwidths where it fits a screen, otherwise how many vertices have which bandwidth."""
+    headline = (
+        f"{topology.name}: {topology.ranks} ranks, {len(topology.switches)} switches, "
+        f"{len(topology.links)} directed links"
+    )
+    return [headline, *(_matrix(topology) if topology.size <= 20 else _summary(topology))]
+
+
+def _matrix(topology: Topology) -> list[str]:
+    labels = [str(topology.label(vertex)) for vertex in range(topology.size)]
+    rows = [
+        (labels[src], *(str(topology.bandwidth.get((src, dst), ".")) for dst in range(topology.size)))
+        for src in range(topology.size)
+    ]
+    return ["", "GB/s from row to column", *table(("", *labels), rows)]
+
+
+def _summary(topology: Topology) -> list[str]:
+    out = [Fraction(0)] * topology.size
+    into = [Fraction(0)] * topology.size
+    for link in topology.links:
+        out[link.src] += link.bandwidth
+        into[link.dst] += link.bandwidth
+    kinds = Counter(
+        (topology.is_switch(vertex), out[vertex], into[vertex]) for vertex in range(topology.size)
+    )
+    return [
+        f"  {count} {'switches' if is_switch else 'ranks'} with {gigabytes(sent)} out, {gigabytes(received)} in"
+        for (is_switch, sent, received), count in kinds.items()
+    ]

@@ -1,0 +1,294 @@
+"""Gather, scatter and alltoall: every block travels along paths, and no data is ever combined or copied.
+
+A gather is one flow from all ranks to the root, solved exactly in integers, so it reaches its bound. An
+alltoall is a concurrent multi-commodity flow: HiGHS finds it, its paths get exact weights, and the rate of
+the schedule is the exact one of those weights, whatever was lost in rounding.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from synth.bounds import bound
+from synth.certificate import Bound, Cut
+from synth.collective import Collective, Kind
+from synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from synth.schedule import Chunk, Method, Schedule, Transfer
+from synth.topology import Topology, Vertex
+
+Path: TypeAlias = tuple[Vertex, ...]
+Hop: TypeAlias = tuple[Vertex, Vertex]
+ROUTED_KINDS = frozenset({Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL})
+_SUPER_SOURCE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A part of one block on one path: `weight` is its share of that block."""
+
+    path: Path
+    weight: Fraction
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Owner and target."""
+        return self.path[0], self.path[-1]
+
+
+def solve_by_routes(
+    topology: Topology, collective: Collective, *, seed: int = 0, deadline_s: float | None = None
+) -> Schedule:
+    """The best schedule of a gather, scatter or alltoall that moves blocks along paths.
+
+    Args:
+        topology: the fabric; ranks that take no part forward.
+        collective: a gather, scatter or alltoall.
+        seed: recorded in the schedule; nothing here is random.
+        deadline_s: seconds for the LP of an alltoall; the flows of the others take milliseconds.
+
+    Raises:
+        CollectiveError: another kind of collective.
+        InfeasibleError: some rank cannot reach another one.
+        TimedOutError: the LP did not end in time.
+    """
+    if collective.kind not in ROUTED_KINDS:
+        kinds = ", ".join(sorted(ROUTED_KINDS))
+        raise CollectiveError(f"{collective.kind}: routes serve {kinds}; use trees")
+    limit = bound(topology, collective)
+    if limit.rate == 0:
+        raise InfeasibleError(_cut_off(topology, collective, limit), limit)
+    match collective.kind:
+        case Kind.GATHER:
+            routes = _gather_routes(topology, collective, limit.rate)
+        case Kind.SCATTER:
+            mirrored = _gather_routes(topology.reversed(), collective, limit.rate)
+            routes = [Route(route.path[::-1], route.weight) for route in mirrored]
+        case _:
+            routes = _alltoall_routes(topology, collective, limit.rate, deadline_s)
+    return _lift(topology, collective, limit, routes, Method("routes", seed))
+
+
+def _gather_routes(topology: Topology, collective: Collective, rate: Fraction) -> list[Route]:
+    """Paths of a maximum flow from all ranks to the root, each rank sending rate/n GB/s."""
+    import networkx as nx
+
+    share = rate / len(collective.ranks)
+    senders = [rank for rank in collective.ranks if rank != collective.root]
+    scale = math.lcm(share.denominator, *(link.bandwidth.denominator for link in topology.links))
+    graph = nx.DiGraph()
+    for link in topology.links:
+        graph.add_edge(link.src, link.dst, capacity=int(link.bandwidth * scale))
+    for rank in senders:
+        graph.add_edge(_SUPER_SOURCE, rank, capacity=int(share * scale))
+    value, flow = nx.maximum_flow(graph, _SUPER_SOURCE, collective.root)
+    assert value == int(share * scale) * len(senders), "the bound is attained by a flow (max-flow min-cut)"
+    left = {(src, dst): amount for src, row in flow.items() for dst, amount in row.items() if amount}
+    demands = {rank: left.pop((_SUPER_SOURCE, rank)) for rank in senders}
+    return [
+        Route(path, Fraction(amount, demands[path[0]]))
+        for rank in senders
+        for path, amount in _decompose(left, rank, {_target(collective): demands[rank]})
+    ]
+
+
+def _target(collective: Collective) -> int:
+    assert collective.root is not None, "a gather has a root (checked by the collective)"
+    return collective.root
+
+
+def _decompose(
+    flow: dict[Hop, int], source: Vertex, demands: Mapping[Vertex, int]
+) -> Iterator[tuple[Path, int]]:
+    """Take paths out of an integer flow, shortest first, until each target got its demand.
+
+    `flow` is consumed. What is left may hold cycles and other sources' parts.
+    """
+    for target, demand in demands.items():
+        missing = demand
+        while missing:
+            path = _shortest(flow, source, target)
+            amount = min(missing, *(flow[hop] for hop in _hops(path)))
+            for hop in _hops(path):
+                flow[hop] -= amount
+            missing -= amount
+            yield path, amount
+
+
+def _shortest(flow: Mapping[Hop, int], source: Vertex, target: Vertex) -> Path:
+    """The path of fewest links that still carry flow."""
+    following: dict[Vertex, list[Vertex]] = defaultdict(list)
+    for (src, dst), amount in flow.items():
+        if amount > 0:
+            following[src].append(dst)
+    paths: dict[Vertex, Path] = {source: (source,)}
+    queue = [source]
+    for vertex in queue:
+        for after in sorted(following[vertex]):
+            if after not in paths:
+                paths[after] = (*paths[vertex], after)
+                queue.append(after)
+    return paths[target]
+
+
+def _hops(path: Path) -> list[Hop]:
+    return list(pairwise(path))
+
+
+def _alltoall_routes(
+    topology: Topology, collective: Collective, limit: Fraction, deadline_s: float | None
+) -> list[Route]:
+    """Paths of a concurrent flow, then the exact weights that serve them best."""
+    started = time.monotonic()
+    paths = _concurrent_flow_paths(topology, collective, deadline_s)
+    left = None if deadline_s is None else deadline_s - (time.monotonic() - started)
+    weights = _best_weights(topology, paths, left)
+    best: list[Route] = []
+    best_rate = Fraction(0)
+    for denominator in (*range(1, 129), 10**4, 10**6):
+        routes = list(_rounded(paths, weights, denominator))
+        rate = _rate(topology, len(collective.ranks), routes)
+        if rate > best_rate:
+            best, best_rate = routes, rate
+        if rate == limit:
+            break
+    return best
+
+
+def _concurrent_flow_paths(
+    topology: Topology, collective: Collective, deadline_s: float | None
+) -> list[Path]:
+    """Candidate paths: those of an optimal flow aggregated by source (LP over links, not over paths)."""
+    ranks = collective.ranks
+    links = topology.links
+    count = len(links)
+    model = _model(deadline_s)
+    amount = model.addVariables(len(ranks) * count, lb=0.0)
+    rate = model.addVariable(lb=0.0)
+    for position, source in enumerate(ranks):
+        base = position * count
+        for vertex in range(topology.size):
+            if vertex == source:
+                continue
+            into = [amount[base + i] for i, link in enumerate(links) if link.dst == vertex]
+            out = [amount[base + i] for i, link in enumerate(links) if link.src == vertex]
+            kept = rate if vertex in ranks else 0.0
+            model.addConstr(model.qsum(into) - model.qsum(out) - kept == 0.0)
+    for i, capacity in enumerate(topology.capacities):
+        model.addConstr(model.qsum([amount[p * count + i] for p in range(len(ranks))]) <= capacity)
+    model.maximize(rate)
+    _require_optimal(model, deadline_s)
+    values = model.vals(amount)
+    unit = float(model.val(rate)) / 10**6
+    paths: list[Path] = []
+    for position, source in enumerate(ranks):
+        base = position * count
+        flow = {(link.src, link.dst): round(values[base + i] / unit) for i, link in enumerate(links)}
+        # Rounding leaves a few millionths unconnected: ask for slightly less than each target gets.
+        demands = {rank: 10**6 - 10**3 for rank in ranks if rank != source}
+        paths += [path for path, _ in _decompose(flow, source, demands)]
+    return sorted(set(paths))
+
+
+def _best_weights(topology: Topology, paths: list[Path], deadline_s: float | None) -> list[float]:
+    """Weights of the paths, adding up to 1 for each pair of ends, of least congestion (an LP vertex)."""
+    model = _model(deadline_s)
+    weight = model.addVariables(len(paths), lb=0.0)
+    congestion = model.addVariable(lb=0.0)
+    users: dict[Hop, list[int]] = defaultdict(list)
+    pairs: dict[tuple[Vertex, Vertex], list[int]] = defaultdict(list)
+    for index, path in enumerate(paths):
+        pairs[path[0], path[-1]].append(index)
+        for hop in _hops(path):
+            users[hop].append(index)
+    for indices in pairs.values():
+        model.addConstr(model.qsum([weight[i] for i in indices]) == 1.0)
+    for (src, dst), capacity in zip(topology.bandwidth, topology.capacities, strict=True):
+        if (src, dst) in users:
+            used = model.qsum([weight[i] for i in users[src, dst]])
+            model.addConstr(used - capacity * congestion <= 0.0)
+    model.minimize(congestion)
+    _require_optimal(model, deadline_s)
+    return [float(value) for value in model.vals(weight)]
+
+
+def _rounded(paths: list[Path], weights: list[float], denominator: int) -> Iterator[Route]:
+    """Weights as multiples of 1/denominator that add up to 1 for each pair of ends."""
+    pairs: dict[tuple[Vertex, Vertex], list[int]] = defaultdict(list)
+    for index, path in enumerate(paths):
+        pairs[path[0], path[-1]].append(index)
+    for indices in pairs.values():
+        parts = {i: math.floor(weights[i] * denominator + 1e-9) for i in indices}
+        by_remainder = sorted(indices, key=lambda i: (parts[i] - weights[i] * denominator, i))
+        missing = denominator - sum(parts.values())
+        for i in by_remainder[: max(missing, 0)]:
+            parts[i] += 1
+        for i in indices:
+            if parts[i]:
+                yield Route(paths[i], Fraction(parts[i], denominator))
+
+
+def _rate(topology: Topology, count: int, routes: Iterable[Route]) -> Fraction:
+    """The algbw of an alltoall along these routes; each block is 1/count of a rank's buffer."""
+    load: dict[Hop, Fraction] = defaultdict(Fraction)
+    for route in routes:
+        for hop in _hops(route.path):
+            load[hop] += route.weight
+    return count / max(amount / topology.bandwidth[hop] for hop, amount in load.items())
+
+
+def _lift(
+    topology: Topology, collective: Collective, limit: Bound, routes: Iterable[Route], method: Method
+) -> Schedule:
+    """One chunk per route; each hop from rank to rank is a transfer of its own step."""
+    block = Fraction(1, len(collective.ranks))
+    chunks: list[Chunk] = []
+    transfers: list[Transfer] = []
+    for route in routes:
+        owner, target = route.ends
+        stops = [i for i, vertex in enumerate(route.path) if not topology.is_switch(vertex)]
+        for step, (start, end) in enumerate(pairwise(stops)):
+            via = route.path[start + 1 : end]
+            transfers.append(Transfer(len(chunks), route.path[start], route.path[end], step, via=via))
+        chunks.append(Chunk(block * route.weight, owner, target))
+    return Schedule.build(topology, collective, method, limit, chunks, transfers)
+
+
+def _model(deadline_s: float | None) -> Any:
+    import highspy
+
+    model = highspy.Highs()
+    model.silent()
+    model.setOptionValue("threads", 1)  # the same path through the simplex on every machine
+    model.setOptionValue("solver", "simplex")
+    if deadline_s is not None:
+        model.setOptionValue("time_limit", max(deadline_s, 0.001))
+    return model
+
+
+def _require_optimal(model: Any, deadline_s: float | None) -> None:
+    status = model.modelStatusToString(model.getModelStatus())
+    if status == "Time limit reached":
+        raise TimedOutError(f"the LP of the routes did not end within the deadline of {deadline_s} s")
+    assert status == "Optimal", f"a bounded feasible LP ended as {status}"
+
+
+def _cut_off(topology: Topology, collective: Collective, limit: Bound) -> str:
+    certificate = limit.certificate
+    assert isinstance(certificate, Cut), "a rate of zero is proved by an empty cut"
+    inside = [rank for rank in collective.ranks if rank in certificate.side]
+    outside = [rank for rank in collective.ranks if rank not in certificate.side]
+    return (
+        f"{collective.kind} on {topology.name}: no link leads from ranks {_listed(inside)} "
+        f"to ranks {_listed(outside)}"
+    )
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
