@@ -1,0 +1,61 @@
+"""A schedule beside the baselines on the same topology, over message sizes, all in one simulator.
+
+Baselines that do not exist on the graph (no ring through every rank, say) are named with their reason; the
+NCCL models come from formulas, not from the simulator, and carry "model" in their name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from synth.baselines import BASELINES, solve_baseline
+from synth.errors import CollectiveError, InfeasibleError
+from synth.schedule import Schedule
+from synth.simulator import Timing, sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Timings by method, the schedule's own first, and why others are missing."""
+
+    by_method: Mapping[str, Sequence[Timing]]
+    unavailable: Mapping[str, str]
+
+    def to_document(self) -> dict[str, Any]:
+        """Rows of method, bytes, pieces, time_us, algbw and busbw, as `synth simulate --json` prints."""
+        rows = [
+            {
+                "method": method,
+                "bytes": timing.bytes,
+                "pieces": timing.pieces,
+                "time_us": timing.time_us,
+                "algbw": timing.algbw,
+                "busbw": timing.busbw,
+            }
+            for method, timings in self.by_method.items()
+            for timing in timings
+        ]
+        return {"rows": rows, "unavailable": dict(self.unavailable)}
+
+
+def compare(schedule: Schedule, sizes: Sequence[int]) -> Comparison:
+    """Simulate a correct schedule and every baseline of the same collective.
+
+    Args:
+        schedule: its method's name is its name in the comparison.
+        sizes: message sizes in bytes (the whole buffer).
+    """
+    by_method: dict[str, Sequence[Timing]] = {schedule.method.name: sweep(schedule, sizes)}
+    unavailable: dict[str, str] = {}
+    for name in BASELINES:
+        if name == schedule.method.name:
+            continue
+        try:
+            baseline = solve_baseline(schedule.topology, schedule.collective, name, bound=schedule.bound)
+        except (InfeasibleError, CollectiveError) as error:
+            unavailable[name] = str(error)
+        else:
+            by_method[name] = sweep(baseline, sizes)
+    return Comparison(by_method, unavailable)

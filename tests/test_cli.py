@@ -1,0 +1,290 @@
+"""The command as a user runs it: answers, JSON keys, exit status, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synth import cli
+
+SQUARE = """
+name: square-with-a-diagonal
+ranks: 4
+links:
+  - {between: [0, 1], bandwidth: 25}
+  - {between: [1, 2], bandwidth: 25}
+  - {between: [2, 3], bandwidth: 25}
+  - {between: [3, 0], bandwidth: 25}
+  - {between: [0, 2], bandwidth: 25/2}
+"""
+
+
+class Ran:
+    """What one command said."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+    @property
+    def document(self) -> dict[str, Any]:
+        lines = self.out.splitlines()
+        assert len(lines) == 1, f"--json prints one object and nothing else, got {self.out!r}"
+        return json.loads(lines[0])  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def synth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command in this process."""
+
+    def run(*words: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["synth", *words])
+        capsys.readouterr()
+        status = cli._status()
+        said = capsys.readouterr()
+        return Ran(status, said.out, said.err)
+
+    return run
+
+
+def refused(ran: Ran, *facts: str, status: int = 2) -> None:
+    """Nothing on standard output, one line on standard error that names the facts."""
+    assert (ran.status, ran.out) == (status, "")
+    assert ran.err.startswith("synth: ")
+    assert ran.err.count("\n") == 1, ran.err
+    for fact in facts:
+        assert fact in ran.err
+
+
+def test_topologies_lists_the_catalog(synth: Any) -> None:
+    listed = {entry["name"] for entry in synth("topologies", "--json").document["topologies"]}
+    assert {"dgx1", "dgx1-p100", "dgx2", "dgx-a100", "dgx-h100", "mi250", "torus", "mesh"} <= listed
+    assert {"ring", "hypercube", "full", "star", "fat-tree", "dragonfly"} <= listed
+    assert "dgx-a100" in synth("topologies").out
+
+
+def test_show_prints_the_matrix_and_draws(synth: Any, tmp_path: Path) -> None:
+    picture = tmp_path / "dgx1.svg"
+    ran = synth("show", "dgx1", "--ranks", "0,3,4", "-o", str(picture))
+    assert ran.status == 0
+    assert "GB/s from row to column" in ran.out
+    assert picture.read_text().startswith("<?xml")
+    document = synth("show", "dgx1", "--json").document
+    assert (document["ranks"], len(document["links"])) == (8, 32)
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        (("dgx1", "broadcast"), 150),
+        (("dgx1", "allgather"), Fraction(48 * 25, 7)),
+        (("dgx1", "allreduce"), Fraction(24 * 25, 7)),
+        (("dgx1", "allreduce", "--ranks", "0-5"), Fraction(5 * 25, 2)),
+        (("dgx1", "broadcast", "--ranks", "0,3,4", "--root", "1"), 50),
+        (("torus:4x4", "allreduce"), Fraction(32, 15)),
+    ],
+)
+def test_bound_gives_the_exact_rate_and_its_certificate(
+    synth: Any, words: tuple[str, ...], rate: Fraction
+) -> None:
+    document = synth("bound", *words, "--json").document
+    assert Fraction(document["rate"]) == rate
+    assert document["certificate"]["kind"] in {"cut", "partition", "dual"}
+    assert document["ranks"] >= 3
+
+
+def test_bound_in_words(synth: Any) -> None:
+    out = synth("bound", "dgx1", "broadcast").out
+    assert "at most 150 GB/s" in out
+    assert "cut: 150 GB/s leave {" in out
+
+
+def test_solve_verify_simulate(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "schedule.json"
+    solved = synth("solve", "dgx1", "allreduce", "--ranks", "0-5", "-o", str(file), "--json").document
+    assert {"method", "rate", "bound", "optimal", "trees", "height", "steps"} <= solved.keys()
+    assert {"rounds", "chunks", "seconds", "file"} <= solved.keys()
+    assert (solved["method"], solved["rate"], solved["optimal"]) == ("trees", "125/2", True)
+    assert solved["file"] == str(file)
+
+    verified = synth("verify", str(file), "--json").document
+    assert verified == {"correct": True, "rate": "125/2", "max_link_load": "1", "errors": []}
+
+    picture = tmp_path / "sweep.png"
+    simulated = synth("simulate", str(file), "--sizes", "1MiB:4MiB", "-o", str(picture), "--json").document
+    assert {"bytes", "time_us", "algbw", "busbw"} <= simulated["rows"][0].keys()
+    assert [row["bytes"] for row in simulated["rows"] if row["method"] == "trees"] == [
+        1 << 20,
+        2 << 20,
+        4 << 20,
+    ]
+    assert {"ring", "multiring"} <= {row["method"] for row in simulated["rows"]}
+    assert picture.stat().st_size > 0
+
+
+def test_solve_without_o_writes_nothing(synth: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert synth("solve", "ring:4", "broadcast", "--json").document["file"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_solve_in_words_says_what_is_proved(synth: Any) -> None:
+    assert "optimal: equal to the bound" in synth("solve", "ring:4", "broadcast").out
+    assert "% of the bound" in synth("solve", "dgx1", "allreduce", "--method", "ring").out
+
+
+@pytest.mark.parametrize("method", ["mwu", "ring", "multiring", "binary-tree", "halving-doubling"])
+def test_every_method_of_trees_and_baselines(synth: Any, method: str) -> None:
+    document = synth("solve", "dgx1", "allreduce", "--method", method, "--json").document
+    assert document["method"] == method
+    assert 0 < Fraction(document["rate"]) <= Fraction(document["bound"])
+
+
+@pytest.mark.parametrize(
+    ("collective", "rate"),
+    [("gather", Fraction(48 * 25, 7)), ("scatter", Fraction(48 * 25, 7)), ("alltoall", 75)],
+)
+def test_routes_reach_the_bound_on_dgx1(synth: Any, collective: str, rate: Fraction) -> None:
+    document = synth("solve", "dgx1", collective, "--json").document
+    assert (document["method"], Fraction(document["rate"]), document["optimal"]) == ("routes", rate, True)
+
+
+def test_auto_with_a_size_is_never_slower_than_trees(synth: Any, tmp_path: Path) -> None:
+    times = {}
+    for name, words in {"auto": ("--size", "1KiB"), "trees": ("--method", "trees")}.items():
+        file = tmp_path / f"{name}.json"
+        assert synth("solve", "dgx1", "allreduce", *words, "-o", str(file)).status == 0
+        rows = synth("simulate", str(file), "--sizes", "1KiB", "--json").document["rows"]
+        times[name] = rows[0]["time_us"]
+    assert times["auto"] <= times["trees"]
+
+
+def test_relays_may_only_help(synth: Any) -> None:
+    words = ("dgx1", "broadcast", "--ranks", "0,3,4", "--json")
+    alone = synth("solve", *words).document
+    helped = synth("solve", *words, "--relays").document
+    assert (alone["rate"], helped["optimal"]) == ("50", True)
+    assert Fraction(helped["rate"]) > Fraction(alone["rate"])
+
+
+def test_a_file_is_a_spec_too(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "square.yaml"
+    file.write_text(SQUARE)
+    assert synth("bound", str(file), "broadcast", "--json").document["rate"] == "50"
+
+
+def test_what_is_cut_off_is_named(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.yaml"
+    pairs = "[{between: [0, 1], bandwidth: 1}, {between: [2, 3], bandwidth: 1}]"
+    file.write_text(f"name: two-pairs\nranks: 4\nlinks: {pairs}\n")
+    bounded = synth("bound", str(file), "broadcast", "--json")
+    assert (bounded.status, bounded.document["rate"]) == (0, "0")
+    assert sorted(bounded.document["certificate"]["side"]) == [0, 1]
+    for collective in ("broadcast", "allreduce", "allgather", "gather", "alltoall"):
+        refused(synth("solve", str(file), collective), "2, 3", status=1)
+    answer = synth("solve", str(file), "allgather", "--json")
+    assert (answer.status, answer.document["infeasible"]) == (1, True)
+    assert answer.document["proved"]["certificate"]["kind"] == "cut"
+    assert "2, 3" in answer.document["why"]
+
+
+def test_a_ring_that_does_not_exist_is_an_answer(synth: Any) -> None:
+    ran = synth("solve", "dgx1", "allreduce", "--ranks", "0,3,4", "--method", "multiring", "--json")
+    assert (ran.status, ran.document["infeasible"]) == (1, True)
+
+
+def test_out_of_time(synth: Any) -> None:
+    ran = synth("solve", "torus:8x8", "allgather", "--deadline", "0.001", "--json")
+    assert (ran.status, ran.document["timed_out"]) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (("bound", "dgx7", "broadcast"), ("dgx7", "dgx1")),
+        (("bound", "dgx1", "brodcast"), ("brodcast", "broadcast, reduce")),
+        (("bound", "dgx1", "broadcast", "--root", "8"), ("root", "0..7", "8")),
+        (("bound", "dgx1", "broadcast", "--ranks", "0,9"), ("0..7", "9")),
+        (("bound", "dgx1", "broadcast", "--ranks", "0,0"), ("once", "0")),
+        (("bound", "dgx1", "broadcast", "--ranks", "0,x"), ("--ranks", "'x'")),
+        (("bound", "dgx1", "broadcast", "--ranks", "0"), ("at least 2 ranks", "1")),
+        (("solve", "dgx1", "broadcast", "--method", "magic"), ("magic", "trees")),
+        (("solve", "dgx1", "broadcast", "--deadline", "0"), ("deadline", "0")),
+        (("solve", "dgx1", "broadcast", "--size", "12Q"), ("12Q",)),
+        (("solve", "dgx1", "broadcast", "--tolerance", "2"), ("--tolerance", "2")),
+        (("solve", "dgx1", "broadcast", "--max-trees", "0"), ("0",)),
+        (("solve", "dgx1", "alltoall", "--method", "trees"), ("alltoall",)),
+        (("verify", "no-such-file.json"), ("no-such-file.json",)),
+        (("verify",), ("file",)),
+        (("frobnicate",), ("frobnicate",)),
+        (("bound", "dgx1", "broadcast", "--root", "one"), ("one",)),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(
+    synth: Any, words: tuple[str, ...], facts: tuple[str, ...]
+) -> None:
+    refused(synth(*words), *facts)
+
+
+@pytest.fixture
+def schedule_document(synth: Any, tmp_path: Path) -> dict[str, Any]:
+    file = tmp_path / "original.json"
+    assert synth("solve", "ring:3", "broadcast", "-o", str(file)).status == 0
+    return json.loads(file.read_text())  # type: ignore[no-any-return]
+
+
+def test_a_wrong_schedule_is_an_answer_of_no(
+    synth: Any, schedule_document: dict[str, Any], tmp_path: Path
+) -> None:
+    del schedule_document["transfers"][0]
+    file = tmp_path / "wrong.json"
+    file.write_text(json.dumps(schedule_document))
+    ran = synth("verify", str(file), "--json")
+    assert (ran.status, ran.document["correct"]) == (1, False)
+    assert ran.document["errors"]
+    refused(synth("simulate", str(file)), "not correct", status=1)
+    refused(synth("run", str(file)), "not correct", status=1)
+
+
+def test_another_version_is_refused(synth: Any, schedule_document: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "future.json"
+    file.write_text(json.dumps({**schedule_document, "format": "arborcast.schedule/99"}))
+    refused(synth("verify", str(file)), str(file), "arborcast.schedule/99", "arborcast.schedule/1")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(synth: Any) -> None:
+    refused(synth("solve", "ring:3", "broadcast", "-o", "/no/such/folder/x.json"), "/no/such/folder")
+
+
+def test_the_same_seed_gives_the_same_file(synth: Any, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.json", "b.json")]
+    for file in files:
+        synth("solve", "dgx1", "allgather", "--ranks", "0-5", "--seed", "7", "-o", str(file))
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "never.json"
+    words = ["solve", "torus:16x16", "allgather", "-o", str(file)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "synth.cli", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == "synth: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m synth.cli topologies | head -1"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
