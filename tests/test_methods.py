@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +23,7 @@ from synth.simulator import simulate
 def test_public_names_load_and_are_declared_for_type_checkers(name: str) -> None:
     home = importlib.import_module(f"synth.{synth._HOME[name]}")
     assert getattr(synth, name) is getattr(home, name)
-    source = importlib.import_module("synth").__file__
-    assert source is not None
-    with open(source) as text:
-        assert f"import {name} as {name}" in text.read()
+    assert f"import {name} as {name}" in Path(str(synth.__file__)).read_text()
 
 
 def test_an_unknown_public_name() -> None:
