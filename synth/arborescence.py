@@ -112,6 +112,15 @@ class LogicalGraph:
         _close_ranks(*self.arriving, self.tails, lengths, limit, toward, entering)
         return Distances(self, lengths, entering, toward, last_link)
 
+    def hops(self, usable: NDArray[np.bool_], root: int) -> IntArray:
+        """Fewest tree edges between the root and each rank over usable links; `ranks` where there is no way.
+
+        Args:
+            usable: one flag per link.
+            root: where to count from.
+        """
+        return _hops(self.topology.ranks, *self.leaving, self.heads, usable, root)
+
 
 @dataclass(frozen=True, eq=False)
 class Distances:
@@ -341,3 +350,36 @@ def _trace(
         links[begin:count] = links[begin:count][::-1].copy()
         starts[child + 1] = count
     return starts, links[:count].copy()
+
+
+@kernel
+def _hops(
+    ranks: int, start: IntArray, order: IntArray, heads: IntArray, usable: NDArray[np.bool_], root: int
+) -> IntArray:
+    size = start.shape[0] - 1
+    hops = np.full(size, ranks)
+    hops[root] = 0
+    wave = np.array([root])
+    level = 0
+    while wave.shape[0] > 0:
+        reached, following, count, passed = np.empty(size, np.int64), np.empty(size, np.int64), 0, 0
+        reached[: wave.shape[0]] = wave
+        found = wave.shape[0]
+        while passed < found:  # switches join the wave that reaches them, ranks the next one
+            here = reached[passed]
+            passed += 1
+            for place in range(start[here], start[here + 1]):
+                there = heads[order[place]]
+                if not usable[order[place]] or hops[there] < ranks:
+                    continue
+                if there < ranks:
+                    hops[there] = level + 1
+                    following[count] = there
+                    count += 1
+                else:
+                    hops[there] = level
+                    reached[found] = there
+                    found += 1
+        wave = following[:count]
+        level += 1
+    return hops[:ranks].copy()

@@ -1,0 +1,264 @@
+"""Spanning trees that meet every demand exactly: taken out one at a time, guided by a pool of tight cuts.
+
+Works on the graph with its switches in place. While every cut keeps enough bandwidth for the demands that
+stay, another tree exists (Edmonds 1973; Bang-Jensen, Frank and Jackson 1995; switches as in ForestColl,
+arXiv 2402.06787): the cheapest arborescence under lengths that count the pooled tight cuts finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import reduce
+from random import Random
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synth.arborescence import FORBIDDEN, LogicalGraph, Routes
+from synth.errors import CollectiveError, TimedOutError, TopologyError
+from synth.flow import checked_int64
+from synth.packing.overuse import fitting_tree
+from synth.packing.tight_cuts import TightCuts
+from synth.packing.tree import Packing, Tree
+from synth.topology import Topology, gcd_of_fractions
+
+log = logging.getLogger(__name__)
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+SCARCEST = 1 << 12
+"""Price of the link with the least left, where the others cost in proportion; a pooled cut costs more than
+any tree pays in such prices."""
+SMALL = 64
+"""Up to this many ranks several settings are tried, because it is cheap."""
+LARGEST_BATCH = 32
+PATIENCE = 12
+"""Tries in a row that overuse a link before the unit is halved."""
+LARGEST_PRESSURE = 12
+LARGEST_IDLENESS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A tree and how many units of weight it carries."""
+
+    root: int
+    times: int
+    routes: Routes
+    uses: IntArray
+
+
+def pack_exactly(
+    topology: Topology,
+    demands: Mapping[int, Fraction],
+    *,
+    seed: int = 0,
+    hop_weight: float = 0.25,
+    attempts: int | None = None,
+    deadline_s: float | None = None,
+) -> Packing:
+    """Out-trees that span all ranks, each root's weighing together exactly its demand.
+
+    Args:
+        topology: every rank takes part; bandwidth into each switch must equal bandwidth out of it.
+        demands: GB/s that each root sends to all others; roots left out or at 0 get no tree.
+        seed: settles which edges keep a link that too many of a tree's edges want.
+        hop_weight: what one more hop from the root costs a tree, in prices of the scarcest link: more
+            gives shallower and often more trees.
+        attempts: how many settings to try, the given one first; the one with the least common denominator
+            wins, then the one with the fewest trees and levels together. Default: 6 up to 64 ranks, else 1.
+        deadline_s: seconds from now.
+
+    Returns:
+        The packing; its `settings` name the seed and the hop weight that won, the `unit` in GB/s of which
+        all weights are multiples, and how many cuts guided it.
+
+    Raises:
+        OverloadedCutError: the demands are more than some cut carries; names the cut.
+        TopologyError: a switch sends more than it receives or less, or the numbers do not fit int64.
+        CollectiveError: a demand is negative or for a rank that there is not.
+        TimedOutError: the deadline passed.
+    """
+    _check(topology, demands)
+    end = None if deadline_s is None else time.monotonic() + deadline_s
+    if topology.ranks == 1:
+        return _single_rank(topology, demands)
+    if attempts is None:
+        attempts = 6 if topology.ranks <= SMALL else 1
+    found = [
+        _Packer(topology, demands, seed=number, hop_weight=weight, end=end).run()
+        for number, weight in _settings(seed, hop_weight, attempts)
+    ]
+    return min(found, key=_cost)
+
+
+def _settings(seed: int, hop_weight: float, attempts: int) -> Iterator[tuple[int, float]]:
+    """The given setting, then other hop weights, then other seeds."""
+    weights = dict.fromkeys((hop_weight, 0.0, 1.0))
+    for attempt in range(attempts):
+        yield seed + attempt // len(weights), list(weights)[attempt % len(weights)]
+
+
+def _cost(packing: Packing) -> tuple[int, int]:
+    """What makes a packing worse: its common denominator first, then trees and levels."""
+    denominator = math.lcm(*(tree.weight.denominator for tree in packing.trees))
+    return denominator, len(packing.trees) + max((tree.height for tree in packing.trees), default=0)
+
+
+def _check(topology: Topology, demands: Mapping[int, Fraction]) -> None:
+    for root, demand in demands.items():
+        if not 0 <= root < topology.ranks:
+            raise CollectiveError(f"demand of rank {root}: rank must be in 0..{topology.ranks - 1}")
+        if demand < 0:
+            raise CollectiveError(f"demand of rank {root}: must not be negative, got {demand} GB/s")
+    for switch in topology.unbalanced(range(topology.ranks, topology.size)):
+        into = sum((link.bandwidth for link in topology.links if link.dst == switch), Fraction(0))
+        out = sum((link.bandwidth for link in topology.links if link.src == switch), Fraction(0))
+        raise TopologyError(
+            f"switch {topology.label(switch)}: for exact trees the bandwidth in must equal the bandwidth "
+            f"out, got {into} and {out} GB/s"
+        )
+
+
+def _single_rank(topology: Topology, demands: Mapping[int, Fraction]) -> Packing:
+    return Packing(tuple(Tree(root, Fraction(demand), ()) for root, demand in demands.items() if demand))
+
+
+class _Packer:
+    """One run: whole units on links (`remaining`) and ranks (`demand`), until no demand is left."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        demands: Mapping[int, Fraction],
+        *,
+        seed: int,
+        hop_weight: float,
+        end: float | None,
+    ) -> None:
+        amounts = [Fraction(demands.get(rank, 0)) for rank in range(topology.ranks)]
+        rates = [link.bandwidth for link in topology.links]
+        self.unit = reduce(gcd_of_fractions, rates + amounts, Fraction(0)) or Fraction(1)
+        whole = checked_int64([int(value / self.unit) for value in rates + amounts])
+        self.remaining, self.demand = whole[: len(rates)], whole[len(rates) :]
+        self.graph = LogicalGraph(topology)
+        self.cuts = TightCuts(self.graph)
+        self.cuts.check(self.remaining, self.demand, self.unit)
+        self.seed, self.hop_weight, self.end = seed, hop_weight, end
+        self.random = Random(seed)
+        self.hop_price = round(hop_weight * SCARCEST)
+        self.cut_price = (SCARCEST * (topology.size + 1) + self.hop_price * topology.ranks) * topology.ranks
+        self.pressure = np.zeros(len(rates), dtype=np.int64)  # doublings of the price of overused links
+        self.waiting = [rank for rank in range(topology.ranks) if self.demand[rank] > 0]
+        self.taken: list[_Taken] = []
+        self.overuses = self.idle = 0  # tries in a row that failed for overused links, and for any reason
+
+    def run(self) -> Packing:
+        """Take trees out until every demand is met."""
+        batch = 1
+        while self.waiting:
+            proposed = self._propose(batch)
+            kept = self._commit(proposed)
+            batch = min(2 * batch, LARGEST_BATCH) if kept == batch else max(1, kept)
+            self.idle = 0 if kept else self.idle + 1
+            if self.idle > LARGEST_IDLENESS:
+                raise RuntimeError(f"packing of {self.graph.topology.name}: no tree in {self.idle} tries")
+        return self._packing()
+
+    def _propose(self, batch: int) -> list[_Taken]:
+        """Up to `batch` trees for the roots in turn, as if no other cut than the pooled ones would bind."""
+        remaining, demand, waiting = self.remaining.copy(), self.demand.copy(), list(self.waiting)
+        proposed: list[_Taken] = []
+        while waiting and len(proposed) < batch:
+            if self.end is not None and time.monotonic() > self.end:
+                raise TimedOutError(
+                    f"exact trees on {self.graph.topology.name}: out of time after {len(self.taken)} trees"
+                )
+            root = waiting.pop(0)
+            distances = self.graph.distances(self._lengths(remaining))
+            parent_cost = self.hop_price * self.graph.hops(remaining > 0, root)
+            routes, overused = fitting_tree(distances, parent_cost, root, remaining, self.random)
+            if routes is None:
+                if not proposed:
+                    self._relent(overused)
+                break
+            uses = routes.uses()
+            times = min(int(demand[root]), int((remaining[uses > 0] // uses[uses > 0]).min()))
+            remaining -= times * uses
+            demand[root] -= times
+            if demand[root]:
+                waiting.append(root)
+            proposed.append(_Taken(root, times, routes, uses))
+        return proposed
+
+    def _commit(self, proposed: list[_Taken]) -> int:
+        """Take out as many of the trees as every cut allows; how many that are."""
+        if not proposed:
+            return 0
+        allowed = self.cuts.trim(
+            self.remaining,
+            self.demand,
+            [tree.uses for tree in proposed],
+            [tree.root for tree in proposed],
+            [tree.times for tree in proposed],
+        )
+        for tree, times in zip(proposed, allowed, strict=False):
+            self.remaining -= times * tree.uses
+            self.demand[tree.root] -= times
+            self.waiting.remove(tree.root)
+            if self.demand[tree.root]:
+                self.waiting.append(tree.root)
+            self.taken.append(replace(tree, times=times))
+        if allowed:
+            self.pressure //= 2
+            self.overuses = 0
+        return len(allowed)
+
+    def _lengths(self, remaining: IntArray) -> IntArray:
+        """What the links cost the next tree: the pooled cuts they leave, then how little they have left."""
+        usable = remaining > 0
+        shift = max(0, int(remaining.max()).bit_length() - 20)
+        left = np.maximum(remaining >> shift, 1)
+        scarcity = np.where(usable, (1 << (20 + self.pressure)) // left, 0)
+        price = 1 + scarcity * SCARCEST // max(1, int(scarcity.max()))
+        return np.where(usable, self.cuts.crossings * self.cut_price + price, FORBIDDEN)
+
+    def _relent(self, overused: IntArray) -> None:
+        """No tree fits as the links are priced: make the overused ones dearer, at last halve the unit."""
+        self.overuses += 1
+        self.pressure[overused] = np.minimum(self.pressure[overused] + 1, LARGEST_PRESSURE)
+        if self.overuses > PATIENCE:
+            log.info("packing of %s: halving the unit %s", self.graph.topology.name, self.unit)
+            checked_int64([*self.remaining.tolist(), *self.demand.tolist()], factor=2)
+            self.remaining *= 2
+            self.demand *= 2
+            self.unit /= 2
+            self.taken = [replace(tree, times=2 * tree.times) for tree in self.taken]
+            self.pressure[:] = 0
+            self.overuses = 0
+
+    def _packing(self) -> Packing:
+        """The trees in the order of their roots; those that came up twice are one."""
+        weights: dict[Tree, int] = {}
+        for taken in self.taken:
+            tree = taken.routes.tree(Fraction(1))
+            weights[tree] = weights.get(tree, 0) + taken.times
+        trees = tuple(
+            replace(tree, weight=times * self.unit)
+            for tree, times in sorted(weights.items(), key=lambda item: item[0].root)
+        )
+        return Packing(
+            trees,
+            (
+                ("seed", self.seed),
+                ("hop_weight", str(self.hop_weight)),
+                ("unit", str(self.unit)),
+                ("tight_cuts", self.cuts.size),
+            ),
+        )

@@ -1,0 +1,224 @@
+"""Which trees may be taken out: every cut must keep enough bandwidth for the demands that stay.
+
+The invariant of `synth.packing.exact`: for each set of vertices that lacks a rank, the links that leave it
+still hold at least the demands of the ranks inside. Maximum flows test it; a set that breaks it says how
+much must be given back, and goes into the pool of tight cuts, which the next trees pay for leaving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synth.arborescence import LogicalGraph
+from synth.compiled import kernel
+from synth.errors import InfeasibleError
+from synth.flow import dinic, members, reachable, residual_graph
+from synth.topology import Vertex
+
+IntArray: TypeAlias = NDArray[np.int64]
+FlagArray: TypeAlias = NDArray[np.bool_]
+
+
+class OverloadedCutError(InfeasibleError):
+    """The demands inside a set of vertices exceed what the links out of it carry.
+
+    Attributes:
+        side: the vertices.
+        capacity: GB/s of the links that leave them.
+        demand: GB/s that their ranks must send out.
+    """
+
+    def __init__(self, side: frozenset[Vertex], capacity: Fraction, demand: Fraction) -> None:
+        super().__init__(
+            f"cut {sorted(side)}: its ranks must send {demand} GB/s to ranks outside, "
+            f"but its links out carry {capacity} GB/s"
+        )
+        self.side = side
+        self.capacity = capacity
+        self.demand = demand
+
+
+class TightCuts:
+    """The pool of cuts that have been found to bind, and the flow network that finds them.
+
+    Attributes:
+        crossings: how many pooled cuts each link leaves (a cut counts once for each time it was found).
+        size: how many cuts were pooled.
+    """
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        ranks, size = graph.topology.ranks, graph.topology.size
+        self._tails, self._heads = graph.tails, graph.heads
+        # Beside the links, a super-source sends each rank its demand.
+        sources, targets = np.full(ranks, size, dtype=np.int64), np.arange(ranks, dtype=np.int64)
+        self._network = residual_graph(
+            size + 1, np.concatenate((graph.tails, sources)), np.concatenate((graph.heads, targets))
+        )
+        self._sinks = targets.copy()  # those whose cuts broke last come first
+        self.crossings = np.zeros(len(graph.tails), dtype=np.int64)
+        self.size = 0
+
+    def check(self, remaining: IntArray, demand: IntArray, unit: Fraction) -> None:
+        """See that the invariant holds for integer capacities and demands in multiples of `unit` GB/s.
+
+        Raises:
+            OverloadedCutError: it does not; names the cut.
+        """
+        none = np.empty((0, len(remaining)), dtype=np.int64)
+        _, broken, side = self._trimmed(remaining, demand, none, np.empty(0, np.int64), np.empty(0, np.int64))
+        if broken >= 0:
+            out = side[self._tails] & ~side[self._heads]
+            raise OverloadedCutError(
+                members(side[:-1]),
+                int(remaining[out].sum()) * unit,
+                int(demand[side[: len(demand)]].sum()) * unit,
+            )
+
+    def trim(
+        self,
+        remaining: IntArray,
+        demand: IntArray,
+        uses: Sequence[IntArray],
+        roots: Sequence[int],
+        times: Sequence[int],
+    ) -> list[int]:
+        """How often each of some trees, in this order, can be taken out without breaking the invariant.
+
+        The first tree that must be taken less often than asked for ends the list (dropped when it is not
+        taken at all), and the cut that limits it joins the pool.
+
+        Args:
+            remaining: capacity of each link before any of these trees is taken out.
+            demand: demand of each rank before.
+            uses: how often each tree passes each link.
+            roots: the root of each tree.
+            times: how often each tree is to be taken out; together they fit `remaining` and `demand`.
+        """
+        allowed = np.array(times, dtype=np.int64)
+        kept, broken, side = self._trimmed(
+            remaining, demand, np.array(uses), np.array(roots, dtype=np.int64), allowed
+        )
+        if broken >= 0:
+            self.crossings += side[self._tails] & ~side[self._heads]
+            self.size += 1
+            last = self._sinks[broken]
+            self._sinks[1 : broken + 1] = self._sinks[:broken]
+            self._sinks[0] = last
+        return [int(count) for count in allowed[:kept]]
+
+    def _trimmed(
+        self, remaining: IntArray, demand: IntArray, uses: IntArray, roots: IntArray, times: IntArray
+    ) -> tuple[int, int, FlagArray]:
+        side = np.zeros(len(self._network[0]) - 1, dtype=np.bool_)
+        kept, broken = _keep_feasible(
+            *self._network, self._tails, self._heads, remaining, demand, uses, roots, times, self._sinks, side
+        )
+        return kept, broken, side
+
+
+@kernel
+def _keep_feasible(
+    start: IntArray,
+    arcs: IntArray,
+    head: IntArray,
+    tails: IntArray,
+    heads: IntArray,
+    remaining: IntArray,
+    demand: IntArray,
+    uses: IntArray,
+    roots: IntArray,
+    times: IntArray,
+    sinks: IntArray,
+    side: FlagArray,
+) -> tuple[int, int]:
+    """Cut down `times` until every sink can receive all demands that stay.
+
+    Returns the number of trees kept and the position in `sinks` where a cut broke last (-1: nowhere);
+    `side` is then that cut. One sink's flow is rerouted to the next: much less work than a new one.
+    """
+    source = start.shape[0] - 2
+    kept, position, broken, carrier = roots.shape[0], 0, -1, source
+    capacity = np.empty(arcs.shape[0], dtype=np.int64)
+    total = _fill(capacity, remaining, demand, uses, roots, times, kept)
+    while position < sinks.shape[0] and total > 0:
+        sink = sinks[position]
+        if dinic(start, arcs, head, capacity, carrier, sink, total) == total:
+            carrier = sink
+            position += 1
+            continue
+        # The part of the flow that could not be moved shows the way back to the source, so that what the
+        # carrier reaches is the source's side of a minimum cut.
+        side[:] = reachable(start, arcs, head, capacity, carrier)
+        broken = position
+        kept = _give_back(side, tails, heads, remaining, demand, uses, roots, times, kept)
+        if kept == 0:
+            break
+        carrier = source
+        total = _fill(capacity, remaining, demand, uses, roots, times, kept)
+    return kept, broken
+
+
+@kernel
+def _fill(
+    capacity: IntArray,
+    remaining: IntArray,
+    demand: IntArray,
+    uses: IntArray,
+    roots: IntArray,
+    times: IntArray,
+    kept: int,
+) -> int:
+    """Residual capacities of the empty flow once the trees are taken out; returns the demand that stays."""
+    links = remaining.shape[0]
+    capacity[:] = 0
+    for link in range(links):
+        capacity[2 * link] = remaining[link]
+    for rank in range(demand.shape[0]):
+        capacity[2 * (links + rank)] = demand[rank]
+    total = int(demand.sum())
+    for tree in range(kept):
+        for link in range(links):
+            capacity[2 * link] -= times[tree] * uses[tree, link]
+        capacity[2 * (links + roots[tree])] -= times[tree]
+        total -= times[tree]
+    return total
+
+
+@kernel
+def _give_back(
+    side: FlagArray,
+    tails: IntArray,
+    heads: IntArray,
+    remaining: IntArray,
+    demand: IntArray,
+    uses: IntArray,
+    roots: IntArray,
+    times: IntArray,
+    kept: int,
+) -> int:
+    """Cut down the first tree that overdraws the cut, forget those after it; returns how many stay."""
+    slack = 0
+    out = np.empty(tails.shape[0], dtype=np.int64)
+    leaving = 0
+    for link in range(tails.shape[0]):
+        if side[tails[link]] and not side[heads[link]]:
+            out[leaving] = link
+            leaving += 1
+            slack += remaining[link]
+    for rank in range(demand.shape[0]):
+        if side[rank]:
+            slack -= demand[rank]
+    for tree in range(kept):
+        excess = -1 if side[roots[tree]] else 0
+        for position in range(leaving):
+            excess += uses[tree, out[position]]
+        if excess * times[tree] > slack:
+            times[tree] = slack // excess
+            return tree + 1 if times[tree] > 0 else tree
+        slack -= excess * times[tree]
+    return 0  # only when the cut is broken before any tree is taken out
