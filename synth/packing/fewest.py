@@ -1,0 +1,286 @@
+"""Few trees: as few as reach the optimum up to a tolerance, or the best rate with at most so many.
+
+Fewer trees mean larger messages and fewer of them. BLINK's integer program chooses among candidate trees
+(of the exact packing, of the multiplicative weights, and the widest single tree). With one root, or with
+an allreduce's pairs, HiGHS closes it; with all roots it does not, and weights that favour what is already
+used, followed by dropping what can be dropped, choose instead.
+
+Source: Wang et al., BLINK (MLSys 2020), section 4; Candes, Wakin, Boyd (2008) for the reweighting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Generic
+
+import numpy as np
+
+from synth.arborescence import FORBIDDEN, LogicalGraph, cheapest_arborescence
+from synth.errors import InfeasibleError, InputError
+from synth.packing.carrier import AnyCarrier, Pair, Pairing, merge
+from synth.packing.mwu import weigh_pairs, weigh_trees
+from synth.packing.tree import Packing, Tree
+from synth.packing.weights import Choice, Floats
+from synth.topology import Topology
+
+DEFAULT_TOLERANCE = Fraction(1, 20)
+
+_CANDIDATE_EPSILON = Fraction(1, 10)  # a coarse run yields a few hundred different trees
+_CANDIDATES = 400  # per group; the heaviest are kept
+_SEARCH_LIMIT = 5_000  # branch-and-bound vertices: unlike a time limit, the same on any machine
+_REWEIGHTINGS = 8
+_USED = 1e-7  # of the rate: a smaller weight is none
+_SLACK = 1e-9  # relative: what the floating solver may be short of a rate
+
+Settings = tuple[tuple[str, str | int | None], ...]
+
+
+def fewest_trees(
+    topology: Topology,
+    roots: Sequence[int],
+    optimum: Fraction,
+    known: Iterable[Tree] = (),
+    *,
+    tolerance: Fraction = DEFAULT_TOLERANCE,
+    max_trees: int | None = None,
+    seed: int = 0,
+    deadline_s: float | None = None,
+) -> Packing:
+    """Few out-trees from each root, all roots at one rate.
+
+    Args:
+        topology: the graph.
+        roots: one for a broadcast, all ranks for an allgather.
+        optimum: the largest rate per root, GB/s.
+        known: trees that should be among the candidates, such as those of the exact packing.
+        tolerance: the part of the optimum that may be given up for fewer trees, from 0 to below 1.
+            Ignored with `max_trees`.
+        max_trees: at most so many trees per root, at the best rate; None for as few as the tolerance allows.
+        seed: of the candidates and of the integer program.
+        deadline_s: seconds that the choice may take; then the best so far is returned.
+
+    Returns:
+        Trees with exact weights. `settings` hold "tolerance" or "max_trees", the number of "candidates",
+        and "proved": what is known about the answer.
+
+    Raises:
+        InputError: a tolerance or a number of trees out of its range.
+    """
+    _check(tolerance, max_trees)
+    wide = [tree for root in roots for tree in _widest_trees(topology, root)]
+    woven = weigh_trees(
+        topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, stop_at=optimum * 9 / 10
+    ).trees
+    groups = tuple(
+        _shortlist(tree for tree in (*known, *wide, *woven) if tree.root == root) for root in roots
+    )
+    search = _Search(Choice(topology, groups), optimum, seed, deadline_s)
+    carriers, settings = search.run(tolerance, max_trees)
+    return Packing(carriers, settings)
+
+
+def fewest_pairs(
+    topology: Topology,
+    optimum: Fraction,
+    known: Iterable[Pair] = (),
+    *,
+    tolerance: Fraction = DEFAULT_TOLERANCE,
+    max_trees: int | None = None,
+    seed: int = 0,
+    deadline_s: float | None = None,
+) -> Pairing:
+    """Few pairs for an allreduce: `fewest_trees`, where a tree is now a pair and all pairs count together."""
+    _check(tolerance, max_trees)
+    wide: list[Pair] = []
+    if topology.is_symmetric:
+        wide = [Pair(tree, tree) for tree in _widest_trees(topology, 0)]
+    woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, stop_at=optimum * 9 / 10).pairs
+    group = _shortlist((*known, *wide, *woven))
+    search = _Search(Choice(topology, (group,)), optimum, seed, deadline_s)
+    carriers, settings = search.run(tolerance, max_trees)
+    return Pairing(carriers, settings)
+
+
+def _check(tolerance: Fraction, max_trees: int | None) -> None:
+    if not 0 <= tolerance < 1:
+        raise InputError(f"tolerance: must be from 0 to below 1, got {tolerance}")
+    if max_trees is not None and max_trees < 1:
+        raise InputError(f"max-trees: must be at least 1, got {max_trees}")
+
+
+def _widest_trees(topology: Topology, root: int) -> Iterator[Tree]:
+    """Trees that use only links from some bandwidth on: without switches, the widest single tree is here."""
+    graph = LogicalGraph(topology)
+    capacities = np.array(topology.capacities, dtype=np.int64)
+    for narrowest in sorted(set(topology.capacities), reverse=True)[:_CANDIDATES]:
+        distances = graph.distances(np.where(capacities >= narrowest, 1, FORBIDDEN).astype(np.int64))
+        try:
+            parents = cheapest_arborescence(distances.matrix, root)
+        except InfeasibleError:
+            continue
+        yield distances.routes(parents).tree(Fraction(narrowest) * topology.bandwidth_unit)
+
+
+def _shortlist(carriers: Iterable[AnyCarrier]) -> tuple[AnyCarrier, ...]:
+    """Different shapes only, the first of each weight order; later ones are worth less."""
+    return tuple(sorted(merge(carriers), key=lambda carrier: -carrier.weight)[:_CANDIDATES])
+
+
+@dataclass(frozen=True, eq=False)
+class _Search(Generic[AnyCarrier]):
+    """The choice among candidates; rates inside are floats in units of capacity."""
+
+    choice: Choice[AnyCarrier]
+    optimum: Fraction
+    seed: int
+    deadline_s: float | None
+
+    def run(self, tolerance: Fraction, max_trees: int | None) -> tuple[tuple[AnyCarrier, ...], Settings]:
+        """The chosen carriers with exact weights, and what was proved."""
+        most = self.choice.best().rate
+        if max_trees is None:
+            asked: tuple[str, str | int | None] = ("tolerance", str(tolerance))
+            exact = self.optimum / self.choice.topology.bandwidth_unit * (1 - tolerance)
+            kept, proved = self._fewest(min(most, float(exact)))
+            if most < float(exact) * (1 - _SLACK):
+                proved = "none: the candidates do not reach the tolerance"
+        else:
+            asked = ("max_trees", max_trees)
+            kept, proved = self._best_of(max_trees, most)
+        carriers = self.choice.only(kept).weighed()
+        return carriers, (asked, ("candidates", len(self.choice.carriers)), ("proved", proved))
+
+    def _fewest(self, rate: float) -> tuple[list[int], str]:
+        """The fewest carriers that reach a rate."""
+        started = time.monotonic()
+        kept = self._dropped(self._sparse(rate), rate)
+        groups = len(self.choice.groups)
+        if len(kept) == groups:
+            return kept, "no fewer trees are possible"
+        if groups > 1:
+            return kept, "none of the trees can be left out"
+        model, binary = self._integer_program(started)
+        model.changeColBounds(len(self.choice.carriers), rate * (1 - _SLACK), rate)
+        for column in binary:
+            model.changeColCost(column, 1.0)
+        chosen, closed = self._solve(model, kept)
+        if chosen and len(chosen) < len(kept):
+            kept = chosen
+        return kept, "fewest among the candidates" if closed else "none: the search was cut short"
+
+    def _best_of(self, max_trees: int, most: float) -> tuple[list[int], str]:
+        """At most so many carriers per group, at the largest rate."""
+        started = time.monotonic()
+        kept = self._best_sparse(max_trees, most)
+        rate = self.choice.only(kept).best().rate
+        if rate >= most * (1 - _SLACK) and self._reaches_optimum(most):
+            return kept, "optimal"
+        if len(self.choice.groups) > 1:
+            return kept, "none: heuristic choice per root"
+        model, binary = self._integer_program(started)
+        columns = np.array(binary, dtype=np.int32)
+        model.addRow(0.0, float(max_trees), len(columns), columns, np.ones(len(columns)))
+        model.changeColCost(len(self.choice.carriers), -1.0)
+        chosen, closed = self._solve(model, kept)
+        if chosen and self.choice.only(chosen).best().rate > rate * (1 + _SLACK):
+            kept = chosen
+        return kept, "best among the candidates" if closed else "none: the search was cut short"
+
+    def _reaches_optimum(self, rate: float) -> bool:
+        return rate >= float(self.optimum / self.choice.topology.bandwidth_unit) * (1 - _SLACK)
+
+    def _sparse(self, rate: float) -> list[int]:
+        """Carriers that reach a rate, after making those dear that carry little, again and again."""
+        best: list[int] = list(range(len(self.choice.carriers)))
+        prices = np.ones(len(best))
+        for _ in range(_REWEIGHTINGS):
+            weights = self.choice.cheapest(prices, rate * (1 - _SLACK))
+            if weights is None:
+                break
+            used = self._used(weights, rate)
+            if len(used) < len(best):
+                best = used
+            prices = 1 / (weights / rate + 0.01)
+        return best
+
+    def _dropped(self, kept: list[int], rate: float) -> list[int]:
+        """The same without those that can be left out, tried from the lightest on."""
+        weights = self.choice.only(kept).best().weights
+        for index in [kept[position] for position in np.argsort(weights, kind="stable")]:
+            fewer = [other for other in kept if other != index]
+            smaller = self.choice.only(fewer)
+            if all(smaller.groups) and smaller.best().rate >= rate * (1 - _SLACK):
+                kept = fewer
+        return kept
+
+    def _best_sparse(self, max_trees: int, most: float) -> list[int]:
+        """A good choice of at most so many per group: thin out at several rates, keep the heaviest."""
+        best: list[int] = []
+        best_rate = -1.0
+        for tenths in range(10, 0, -1):
+            rate = most * tenths / 10
+            if rate <= best_rate:
+                break
+            weights = np.zeros(len(self.choice.carriers))
+            sparse = self._sparse(rate)
+            weights[sparse] = self.choice.only(sparse).best().weights
+            kept = self._heaviest(weights, max_trees)
+            reached = self.choice.only(kept).best().rate
+            if reached > best_rate * (1 + _SLACK):
+                best, best_rate = kept, reached
+        return best
+
+    def _heaviest(self, weights: Floats, max_trees: int) -> list[int]:
+        taken: Counter[int] = Counter()
+        kept = []
+        for index in map(int, np.argsort(-weights.round(9), kind="stable")):
+            group = self.choice.group_of[index]
+            if taken[group] < max_trees and (weights[index] > 0 or not taken[group]):
+                taken[group] += 1
+                kept.append(index)
+        return sorted(kept)
+
+    @staticmethod
+    def _used(weights: Floats, rate: float) -> list[int]:
+        return [int(index) for index in np.flatnonzero(weights > _USED * rate)]
+
+    def _integer_program(self, started: float) -> tuple[Any, list[int]]:
+        """The linear program plus a 0-1 column per carrier without which it carries nothing."""
+        import highspy
+
+        left = None if self.deadline_s is None else self.deadline_s - (time.monotonic() - started)
+        model = self.choice.program(seed=self.seed, deadline_s=left)
+        model.setOptionValue("mip_max_nodes", _SEARCH_LIMIT)
+        binary = []
+        for index, most in enumerate(self.choice.most):
+            column = len(self.choice.carriers) + 1 + index
+            model.addCol(0.0, 0.0, 1.0, 0, np.array([], dtype=np.int32), np.array([]))
+            model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+            columns = np.array([index, column], dtype=np.int32)
+            model.addRow(-highspy.kHighsInf, 0.0, 2, columns, np.array([1.0, -most]))
+            binary.append(column)
+        return model, binary
+
+    def _solve(self, model: Any, start: Sequence[int]) -> tuple[list[int], bool]:
+        """What the integer program keeps, and whether the search was complete; `start` is a solution."""
+        import highspy
+
+        count = len(self.choice.carriers)
+        smaller = self.choice.only(start).best()
+        values = np.zeros(2 * count + 1)
+        values[sorted(start)] = smaller.weights
+        values[count] = smaller.rate
+        values[[count + 1 + index for index in start]] = 1
+        solution = highspy.HighsSolution()
+        solution.col_value = values.tolist()
+        model.setSolution(solution)
+        model.run()
+        closed = model.modelStatusToString(model.getModelStatus()) == "Optimal"
+        found = np.array(model.getSolution().col_value)
+        if len(found) < 2 * count + 1:
+            return [], closed
+        return [int(index) for index in np.flatnonzero(found[count + 1 :] > 0.5)], closed

@@ -1,0 +1,293 @@
+"""Packings by multiplicative weights, the method of BLINK: any accuracy, no linear program.
+
+Every link has a length that grows with its load; each turn takes the cheapest carrier under the lengths
+and gives it as much as its narrowest link allows. The lengths are at the same time a dual, so that each
+phase ends with a proven limit and the run knows how far from the optimum it is.
+
+Sources: Wang et al., BLINK (MLSys 2020), section 4; Garg and Koenemann (FOCS 1998).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synth.arborescence import LogicalGraph, cheapest_arborescence
+from synth.errors import InputError
+from synth.packing.carrier import AnyCarrier, Pair, Pairing, congestion, with_weight
+from synth.packing.tree import Packing, Tree
+from synth.topology import Topology
+
+DEFAULT_EPSILON = Fraction(1, 20)
+DEFAULT_ITERATIONS = 200_000
+
+_GRAIN = 840  # whole amounts per unit of capacity: small shares of a link stay whole for 1 to 8 uses
+_FULL_LENGTH = 1 << 36  # the longest link of a phase as an integer; sums over a tree stay inside int64
+_COARSE_PHASES = 8  # before the growth is halved for the first time
+_SHORTEST = 1e-9  # relative to the longest; below that a link costs nothing anyway
+
+Lengths = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[AnyCarrier]):
+    """The cheapest carrier under some lengths.
+
+    Attributes:
+        key: tells it from other carriers.
+        uses: how often it passes each link.
+        cost: the sum of the lengths it passes.
+        calls: arborescences that were computed to find it.
+        make: the carrier itself, with weight zero.
+    """
+
+    key: bytes
+    uses: Lengths
+    cost: int
+    calls: int
+    make: Callable[[], AnyCarrier]
+
+
+def weigh_trees(
+    topology: Topology,
+    roots: Sequence[int],
+    *,
+    epsilon: Fraction = DEFAULT_EPSILON,
+    iterations: int = DEFAULT_ITERATIONS,
+    seed: int = 0,
+    stop_at: Fraction | None = None,
+    deadline_s: float | None = None,
+) -> Packing:
+    """Out-trees from each root, all roots at one rate, that is at least (1 - epsilon) of the largest.
+
+    Args:
+        topology: the graph; switches are passed as they are, balanced or not.
+        roots: one for a broadcast, all ranks for an allgather.
+        epsilon: the share of the optimum that may be missed, above 0 and below 1.
+        iterations: arborescences after which the run ends, guarantee or not; whole phases are finished.
+        seed: breaks ties between links.
+        stop_at: a rate per root in GB/s that is enough.
+        deadline_s: seconds after which the run ends, guarantee or not.
+
+    Returns:
+        Trees with exact weights that fill the fullest link exactly. `settings` hold epsilon, the number
+        of arborescences ("iterations"), the proven limit of the rate per root ("limit") and why it
+        stopped ("stopped": guarantee, enough, iterations or deadline).
+
+    Raises:
+        InputError: an epsilon or a number of iterations out of its range.
+        InfeasibleError: a rank cannot be reached.
+        TimedOutError: the deadline passed before each root had a tree.
+    """
+    graph = LogicalGraph(topology)
+    run = _Run(topology, [_tree_finder(graph, root) for root in roots], epsilon, iterations, seed)
+    carriers = run.until(_enough(topology, roots), stop_at, deadline_s)
+    return Packing(carriers, run.settings)
+
+
+def weigh_pairs(
+    topology: Topology,
+    *,
+    epsilon: Fraction = DEFAULT_EPSILON,
+    iterations: int = DEFAULT_ITERATIONS,
+    seed: int = 0,
+    stop_at: Fraction | None = None,
+    deadline_s: float | None = None,
+) -> Pairing:
+    """Pairs for an allreduce with free roots, at least (1 - epsilon) of the largest rate.
+
+    On symmetric links mirrored pairs reach the optimum and the root does not matter, so that one
+    arborescence is enough per turn; otherwise each turn takes the root whose two arborescences are
+    cheapest together. Arguments, settings and errors as in `weigh_trees`.
+    """
+    finder = _mirrored_finder(topology) if topology.is_symmetric else _pair_finder(topology)
+    run = _Run(topology, [finder], epsilon, iterations, seed)
+    carriers = run.until(_enough(topology, ()), stop_at, deadline_s)
+    return Pairing(carriers, run.settings)
+
+
+Finder = Callable[[Lengths], Found[AnyCarrier]]
+
+
+def _tree_finder(graph: LogicalGraph, root: int) -> Finder[Tree]:
+    def find(lengths: Lengths) -> Found[Tree]:
+        distances = graph.distances(lengths)
+        parents = cheapest_arborescence(distances.matrix, root)
+        routes = distances.routes(parents)
+        uses = routes.uses()
+        key = parents.tobytes() + routes.links.tobytes()
+        return Found(key, uses, int(uses @ lengths), 1, lambda: routes.tree(Fraction(0)))
+
+    return find
+
+
+def _mirrored_finder(topology: Topology) -> Finder[Pair]:
+    """One tree serves both ways: an edge costs what its links cost there and back."""
+    back = _positions(topology, [(link.dst, link.src) for link in topology.links])
+    find_tree = _tree_finder(LogicalGraph(topology), 0)
+
+    def find(lengths: Lengths) -> Found[Pair]:
+        tree = find_tree(lengths + lengths[back])
+
+        def make() -> Pair:
+            return Pair(tree.make(), tree.make())
+
+        return Found(tree.key, tree.uses + tree.uses[back], tree.cost, 1, make)
+
+    return find
+
+
+def _pair_finder(topology: Topology) -> Finder[Pair]:
+    reverse = topology.reversed()
+    there = _positions(topology, [(link.dst, link.src) for link in reverse.links])
+    back = _positions(reverse, [(link.dst, link.src) for link in topology.links])
+    outward, inward = LogicalGraph(topology), LogicalGraph(reverse)
+    finders = [(_tree_finder(outward, root), _tree_finder(inward, root)) for root in range(topology.ranks)]
+
+    def find(lengths: Lengths) -> Found[Pair]:
+        both = ((find_out(lengths), find_in(lengths[there])) for find_out, find_in in finders)
+        out, into = min(both, key=lambda pair: pair[0].cost + pair[1].cost)
+
+        def make() -> Pair:
+            return Pair(out.make(), into.make())
+
+        uses = out.uses + into.uses[back]
+        return Found(out.key + into.key, uses, out.cost + into.cost, 2 * topology.ranks, make)
+
+    return find
+
+
+def _positions(topology: Topology, pairs: Sequence[tuple[int, int]]) -> Lengths:
+    """Where each (src, dst) stands among the links of a topology."""
+    position = {(link.src, link.dst): index for index, link in enumerate(topology.links)}
+    return np.array([position[pair] for pair in pairs], dtype=np.int64)
+
+
+def _enough(topology: Topology, roots: Sequence[int]) -> Fraction:
+    """Units of capacity per root and phase: what the narrowest rank can take in; no less than the optimum."""
+    arriving = dict.fromkeys(range(topology.ranks), 0)
+    for link, capacity in zip(topology.links, topology.capacities, strict=True):
+        if link.dst in arriving:
+            arriving[link.dst] += capacity
+    return min(
+        Fraction(capacity, len(set(roots) - {rank}) or 1)
+        for rank, capacity in arriving.items()
+        if set(roots) != {rank}
+    )
+
+
+@dataclass
+class _Run(Generic[AnyCarrier]):
+    """One run; `finders` give the cheapest carrier of each commodity, and all get the same amount."""
+
+    topology: Topology
+    finders: Sequence[Finder[AnyCarrier]]
+    epsilon: Fraction
+    iterations: int
+    seed: int
+    calls: int = 0
+    limit: Fraction | None = None  # per commodity, in units of capacity
+    stopped: str = ""
+    amounts: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    carriers: dict[tuple[int, bytes], AnyCarrier] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < 1:
+            raise InputError(f"epsilon: must be above 0 and below 1, got {self.epsilon}")
+        if self.iterations < 1:
+            raise InputError(f"iterations: must be at least 1, got {self.iterations}")
+        self.room = np.array(self.topology.capacities, dtype=np.float64) * _GRAIN
+        self.load = np.zeros_like(self.room)
+        # The seed only breaks ties: a change of up to 1 % of the first lengths is soon outgrown.
+        noise = random.Random(self.seed)
+        self.lengths = np.array([1 + noise.random() / 100 for _ in self.room]) / self.room
+        # In the limit of many phases a growth of 2 epsilon gives the guarantee (ln(1 + g) / g >= 1 - g / 2).
+        # Several commodities share lengths that grow while their turns pass, which costs as much again.
+        self.least_growth = float(self.epsilon) * (2 if len(self.finders) == 1 else 1)
+
+    @property
+    def settings(self) -> tuple[tuple[str, str | int | None], ...]:
+        """What `weigh_trees` documents."""
+        limit = None if self.limit is None else str(self.limit * self.topology.bandwidth_unit)
+        return (
+            ("epsilon", str(self.epsilon)),
+            ("iterations", self.calls),
+            ("limit", limit),
+            ("stopped", self.stopped),
+        )
+
+    def until(
+        self, enough: Fraction, stop_at: Fraction | None, deadline_s: float | None
+    ) -> tuple[AnyCarrier, ...]:
+        """Phases, in each of which every commodity gets `enough`, until one of the reasons to stop."""
+        started = time.monotonic()
+        amount = max(1, int(enough * _GRAIN))
+        wanted = None if stop_at is None else float(stop_at / self.topology.bandwidth_unit)
+        phases = 0
+        while not self.stopped:
+            self._phase(amount, self._growth(phases))
+            phases += 1
+            # A hair more than asked, so that the exact rate is on the right side of the line as well.
+            rate = phases * amount / _GRAIN / float((self.load / self.room).max()) * (1 - 1e-9)
+            late = deadline_s is not None and time.monotonic() - started > deadline_s
+            if self.limit is not None and rate >= float((1 - self.epsilon) * self.limit):
+                self.stopped = "guarantee"
+            elif wanted is not None and rate >= wanted:
+                self.stopped = "enough"
+            elif self.calls >= self.iterations:
+                self.stopped = "iterations"
+            elif late:
+                self.stopped = "deadline"
+        return self._filled()
+
+    def _growth(self, phases: int) -> float:
+        """How much a full link grows: coarse at first, and halved as often as the phases quadruple."""
+        growth = 8 * self.least_growth
+        while phases > _COARSE_PHASES and growth > self.least_growth:
+            growth, phases = growth / 2, phases // 4
+        return min(growth, 0.5)
+
+    def _phase(self, amount: int, growth: float) -> None:
+        self.lengths = np.maximum(self.lengths / self.lengths.max(), _SHORTEST)
+        dearest = 0
+        for commodity, find in enumerate(self.finders):
+            cost, left = 0, amount
+            while left:
+                found = find(self._whole_lengths())
+                left -= self._give(commodity, found, left, growth)
+                cost = max(cost, found.cost)
+            dearest += cost
+        # Lengths only grow within a phase, so the last ones make every carrier at least as dear as it was.
+        capacity = zip(self.topology.capacities, self._whole_lengths().tolist(), strict=True)
+        limit = Fraction(sum(units * length for units, length in capacity), dearest)
+        self.limit = limit if self.limit is None else min(self.limit, limit)
+
+    def _whole_lengths(self) -> Lengths:
+        return (self.lengths * _FULL_LENGTH).astype(np.int64) + 1
+
+    def _give(self, commodity: int, found: Found[AnyCarrier], most: int, growth: float) -> int:
+        """Give a carrier what its narrowest link has in all, and let its links grow longer."""
+        passed = np.flatnonzero(found.uses)
+        fill = found.uses[passed] / self.room[passed]
+        given = min(most, max(1, int(1 / fill.max())))
+        key = (commodity, found.key)
+        if key not in self.carriers:
+            self.carriers[key] = found.make()
+        self.amounts[key] = self.amounts.get(key, 0) + given
+        self.load[passed] += given * found.uses[passed]
+        self.lengths[passed] *= 1 + growth * given * fill
+        self.calls += found.calls
+        return given
+
+    def _filled(self) -> tuple[AnyCarrier, ...]:
+        """The carriers with exact weights, scaled so that the fullest link is full."""
+        weighed = [with_weight(self.carriers[key], Fraction(amount)) for key, amount in self.amounts.items()]
+        fullest = congestion(weighed, self.topology.bandwidth)
+        return tuple(with_weight(carrier, carrier.weight / fullest) for carrier in weighed)
