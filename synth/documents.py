@@ -1,0 +1,243 @@
+"""Topologies, bounds and certificates to plain documents (what JSON and YAML hold) and back.
+
+Numbers are exact both ways: fractions are written as text such as "25/2". `synth.formats` offers these
+functions to everyone else and adds the schedules that contain such documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope
+from synth.errors import InputError, ScheduleError, TopologyError
+from synth.numerals import shorten
+from synth.topology import Link, Switch, Topology, Vertex
+
+Document: TypeAlias = dict[str, Any]
+
+
+def topology_to_document(topology: Topology) -> Document:
+    """The keys of a topology file; every link is written in its one direction."""
+    label = topology.label
+    document: Document = {
+        "name": topology.name,
+        "ranks": topology.ranks,
+        "switches": [
+            {"name": switch.name, "reduces": True} if switch.reduces else switch.name
+            for switch in topology.switches
+        ],
+        "links": [
+            {
+                "from": label(link.src),
+                "to": label(link.dst),
+                "bandwidth": str(link.bandwidth),
+                "latency_us": str(link.latency_us),
+            }
+            for link in topology.links
+        ],
+    }
+    if topology.symmetries:
+        document["symmetries"] = [[label(image) for image in images] for images in topology.symmetries]
+    return document
+
+
+def topology_from_document(document: object, place: str) -> Topology:
+    """The topology that a document describes; `place` (a file name) begins every error.
+
+    Raises:
+        TopologyError: the document has another shape, or breaks a rule of topologies.
+    """
+    from synth.shapes import TopologyShape, check_shape
+
+    try:
+        return read_topology(check_shape(TopologyShape, document, place), place, "")
+    except InputError as error:
+        raise TopologyError(str(error)) from error
+
+
+def read_topology(shape: Mapping[str, Any], place: str, prefix: str) -> Topology:
+    """The topology of a document that has the shape; `prefix` is where in the file it stands."""
+    ranks = shape["ranks"]
+    switches = [
+        Switch(entry) if isinstance(entry, str) else Switch(entry["name"], entry.get("reduces", False))
+        for entry in shape.get("switches", [])
+    ]
+    vertex = _vertex_reader(ranks, [switch.name for switch in switches])
+    links: list[Link] = []
+    for index, entry in enumerate(shape["links"]):
+        links.extend(_links(entry, vertex, f"{place}: {prefix}links[{index}]"))
+    symmetries = [
+        _images(images, ranks, len(switches), vertex, f"{place}: {prefix}symmetries[{index}]")
+        for index, images in enumerate(shape.get("symmetries", []))
+    ]
+    name = shape.get("name", Path(place).stem or "topology")
+    with prefixed(f"{place}: {prefix.removesuffix('.')}" if prefix else place):
+        return Topology.build(name, ranks, links, switches, symmetries)
+
+
+def _links(entry: Mapping[str, Any], vertex: Callable[[object, str], Vertex], place: str) -> Iterator[Link]:
+    ways = [key for key in ("between", "from", "to") if key in entry]
+    if ways not in (["between"], ["from", "to"]):
+        raise InputError(f"{place}: must have either between, or from and to, got {ways or 'neither'}")
+    if "between" in entry:
+        first, second = (
+            vertex(label, f"{place}.between[{index}]") for index, label in enumerate(entry["between"])
+        )
+    else:
+        first, second = vertex(entry["from"], f"{place}.from"), vertex(entry["to"], f"{place}.to")
+    if first == second:
+        label = entry["between"][0] if "between" in entry else entry["from"]
+        raise InputError(f"{place}: must join two different vertices, got {shorten(label)} twice")
+    latency_us = entry.get("latency_us", Fraction(0))
+    yield Link(first, second, entry["bandwidth"], latency_us)
+    if "between" in entry:
+        yield Link(second, first, entry["bandwidth"], latency_us)
+
+
+def _images(
+    labels: Sequence[object],
+    ranks: int,
+    switches: int,
+    vertex: Callable[[object, str], Vertex],
+    place: str,
+) -> list[Vertex]:
+    images = [vertex(label, f"{place}[{index}]") for index, label in enumerate(labels)]
+    if len(images) == ranks:
+        return [*images, *range(ranks, ranks + switches)]
+    if len(images) != ranks + switches:
+        raise InputError(
+            f"{place}: must have the images of the {ranks} ranks, or of these and the {switches} switches, "
+            f"got {len(images)}"
+        )
+    return images
+
+
+def _vertex_reader(ranks: int, switches: Sequence[str]) -> Callable[[object, str], Vertex]:
+    """A function that turns a label in a file into a vertex, or says why it is none."""
+    numbers = {name: ranks + index for index, name in enumerate(switches)}
+
+    def vertex(label: object, place: str) -> Vertex:
+        if isinstance(label, str):
+            if label not in numbers:
+                known = ", ".join(map(shorten, switches[:8])) or "there is none"
+                raise InputError(f"{place}: must be a switch ({known}), got {shorten(label)}")
+            return numbers[label]
+        if not isinstance(label, int) or not 0 <= label < ranks:
+            raise InputError(f"{place}: rank must be in 0..{ranks - 1}, got {shorten(label)}")
+        return label
+
+    return vertex
+
+
+def bound_to_document(bound: Bound, topology: Topology) -> Document:
+    """Rate and certificate; the scope only where the bound does not hold for every schedule."""
+    document: Document = {
+        "rate": str(bound.rate),
+        "certificate": certificate_to_document(bound.certificate, topology),
+    }
+    if bound.scope is not Scope.EVERY_SCHEDULE:
+        document["scope"] = bound.scope.value
+    return document
+
+
+def bound_from_document(document: object, topology: Topology, place: str) -> Bound:
+    """The bound that a document holds, for the topology whose vertices it names.
+
+    Raises:
+        ScheduleError: the document has another shape, or names what the topology has not.
+    """
+    from synth.shapes import BoundShape, check_shape
+
+    try:
+        return read_bound(check_shape(BoundShape, document, place), topology, place, "")
+    except InputError as error:
+        raise ScheduleError(str(error)) from error
+
+
+def certificate_to_document(certificate: Certificate, topology: Topology) -> Document:
+    """The certificate under its kind: cut, partition or dual."""
+    label = topology.label
+    match certificate:
+        case Cut(side, capacity):
+            return {"kind": "cut", "side": [label(v) for v in sorted(side)], "capacity": str(capacity)}
+        case Partition(blocks, capacity):
+            return {
+                "kind": "partition",
+                "blocks": [[label(v) for v in sorted(block)] for block in blocks],
+                "capacity": str(capacity),
+            }
+        case Dual(lengths, capacity, distance):
+            return {
+                "kind": "dual",
+                "lengths": [
+                    {"from": label(link.src), "to": label(link.dst), "length": str(length)}
+                    for link, length in zip(topology.links, lengths, strict=True)
+                ],
+                "capacity": str(capacity),
+                "distance": str(distance),
+            }
+
+
+def certificate_from_document(document: object, topology: Topology, place: str) -> Certificate:
+    """The certificate that a document holds, for the topology whose vertices it names.
+
+    Raises:
+        ScheduleError: the document has another shape, or names what the topology has not.
+    """
+    from synth.shapes import CertificateShape, check_shape
+
+    try:
+        return _certificate(check_shape(CertificateShape, document, place), topology, place, "")
+    except InputError as error:
+        raise ScheduleError(str(error)) from error
+
+
+def read_bound(shape: Mapping[str, Any], topology: Topology, place: str, prefix: str) -> Bound:
+    """The bound of a document that has the shape; `prefix` is where in the file it stands."""
+    scope = shape.get("scope", Scope.EVERY_SCHEDULE.value)
+    if scope not in [known.value for known in Scope]:
+        known = ", ".join(repr(known.value) for known in Scope)
+        raise InputError(f"{place}: {prefix}scope: must be one of {known}, got {shorten(scope)}")
+    certificate = _certificate(shape["certificate"], topology, place, f"{prefix}certificate.")
+    return Bound(shape["rate"], certificate, Scope(scope))
+
+
+def _certificate(shape: Mapping[str, Any], topology: Topology, place: str, prefix: str) -> Certificate:
+    vertex = _vertex_reader(topology.ranks, [switch.name for switch in topology.switches])
+
+    def vertices(labels: Iterable[object], where: str) -> frozenset[Vertex]:
+        return frozenset(vertex(label, f"{place}: {prefix}{where}[{i}]") for i, label in enumerate(labels))
+
+    match shape["kind"]:
+        case "cut":
+            return Cut(vertices(shape["side"], "side"), shape["capacity"])
+        case "partition":
+            blocks = (vertices(block, f"blocks[{i}]") for i, block in enumerate(shape["blocks"]))
+            return Partition(tuple(blocks), shape["capacity"])
+    lengths: dict[tuple[Vertex, Vertex], Fraction] = {}
+    for index, entry in enumerate(shape["lengths"]):
+        where = f"{place}: {prefix}lengths[{index}]"
+        pair = (vertex(entry["from"], f"{where}.from"), vertex(entry["to"], f"{where}.to"))
+        if pair not in topology.bandwidth or pair in lengths:
+            rule = "must name each link once" if pair in lengths else "must name a link of the topology"
+            raise InputError(f"{where}: {rule}, got {shorten(entry['from'])}->{shorten(entry['to'])}")
+        lengths[pair] = entry["length"]
+    if len(lengths) != len(topology.links):
+        missing = next(link for link in topology.links if (link.src, link.dst) not in lengths)
+        link = f"{topology.label(missing.src)}->{topology.label(missing.dst)}"
+        raise InputError(f"{place}: {prefix}lengths: must name every link, got none for {link}")
+    in_order = tuple(lengths[link.src, link.dst] for link in topology.links)
+    return Dual(in_order, shape["capacity"], shape["distance"])
+
+
+@contextlib.contextmanager
+def prefixed(place: str) -> Iterator[None]:
+    """Put the place before the message of an input error raised in the block."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(f"{place}: {error}") from error

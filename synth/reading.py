@@ -1,0 +1,86 @@
+"""Text from files of unknown origin, and JSON out of it: limits first, then one line for whatever is wrong.
+
+Every reader of files (schedules, topologies, saved command output) starts here.
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+from synth.errors import InputError
+from synth.numerals import parse_number, shorten
+
+
+def read_text(path: Path | str, *, max_bytes: int) -> str:
+    """The text of a UTF-8 file of at most `max_bytes`.
+
+    Raises:
+        InputError: it does not exist, is a directory, cannot be read, is too large, or is no text.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            # One byte more than allowed tells; sizes asked of the file system are zero for pipes.
+            data = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{shorten_path(path)}: cannot be read: {reason}") from error
+    except MemoryError as error:
+        raise InputError(f"{shorten_path(path)}: does not fit into memory") from error
+    if len(data) > max_bytes:
+        raise InputError(f"{shorten_path(path)}: must be at most {max_bytes} bytes, got more")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{shorten_path(path)}: must be UTF-8 text, got byte {data[error.start]:#04x} at {error.start}"
+        ) from error
+    if "\0" in text:
+        raise InputError(f"{shorten_path(path)}: must be text, got a NUL byte at {text.index(chr(0))}")
+    return text
+
+
+def shorten_path(path: Path | str) -> str:
+    """A path on one line, for error messages."""
+    text = str(path)
+    return text if text.isprintable() and len(text) <= 300 else shorten(text, 300)
+
+
+def parse_json(text: str, place: str) -> object:
+    """Plain values out of JSON text; decimals become exact Fractions.
+
+    Raises:
+        InputError: not JSON, a key twice in one object, nested too deep, NaN, a number too long.
+    """
+    try:
+        return json.loads(
+            text, object_pairs_hook=_without_repeats, parse_float=_exact, parse_constant=_refuse_constant
+        )
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{place}: line {error.lineno}, column {error.colno}: must be JSON: {error.msg}"
+        ) from error
+    except RecursionError as error:
+        raise InputError(f"{place}: must not be nested this deep") from error
+    except ValueError as error:
+        # A number of thousands of digits makes int() raise; its text speaks of interpreter settings.
+        rule = "whole numbers must have fewer digits" if "set_int_max" in str(error) else str(error)
+        raise InputError(f"{place}: {rule}") from error
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for index, key in enumerate(keys) if key in keys[:index])
+        raise ValueError(f"key {shorten(repeated)} must stand once in its object, got it twice")
+    return mapping
+
+
+def _exact(text: str) -> Fraction:
+    return parse_number(text)
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"numbers must be finite, got {name}")

@@ -1,0 +1,294 @@
+"""The shapes of files: which keys there are and what kind of value each takes, checked by pydantic.
+
+Only the form is checked here; `synth.formats` turns what passed into values and checks what it means.
+Every error becomes one line: `FILE: links[2].bandwidth: must be positive, got -1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+
+from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, with_config
+from pydantic_core import ErrorDetails, PydanticCustomError
+from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
+
+from synth.errors import InputError
+from synth.numerals import parse_number, shorten
+
+# Limits of what a fabric or a schedule can sensibly hold. They keep a typing error (ranks: 10e9) from
+# filling the memory, and whole numbers within what compiled kernels can count.
+MAX_RANKS = 1 << 16
+MAX_INT = (1 << 31) - 1
+MAX_SEED = (1 << 63) - 1
+MIN_RATE, MAX_RATE = Fraction(1, 10**9), Fraction(10**9)
+MAX_LATENCY_US = Fraction(10**9)
+MAX_DENOMINATOR = 10**18
+
+MAPPING = with_config(ConfigDict(extra="forbid", strict=True))
+
+
+def _number(check: Callable[[Fraction], str | None]) -> PlainValidator:
+    """A validator of exact numbers; `check` gives the broken rule, or None."""
+
+    def validate(value: object) -> Fraction:
+        try:
+            number = parse_number(value)
+        except ValueError as error:
+            raise PydanticCustomError("rule", "{text}", {"text": str(error)}) from error
+        rule = check(number)
+        if rule is not None:
+            raise PydanticCustomError("rule", "{text}", {"text": f"{rule}, got {shorten(number)}"})
+        return number
+
+    return PlainValidator(validate)
+
+
+def _bandwidth_rule(number: Fraction) -> str | None:
+    if number <= 0:
+        return "must be positive"
+    if not MIN_RATE <= number <= MAX_RATE:
+        return "must be between 1e-9 and 1e9 GB/s"
+    if number.denominator > MAX_DENOMINATOR:
+        return "must have a denominator of at most 1e18"
+    return None
+
+
+def _latency_rule(number: Fraction) -> str | None:
+    if number < 0:
+        return "must not be negative"
+    if number > MAX_LATENCY_US:
+        return "must be at most 1e9 us"
+    return None
+
+
+def _amount_rule(number: Fraction) -> str | None:
+    return "must not be negative" if number < 0 else None
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise PydanticCustomError("rule", "{text}", {"text": f"must be text, got {shorten(value)}"})
+    if not value.isprintable() or not 0 < len(value) <= 1000:
+        text = f"must be 1 to 1000 printable characters, got {shorten(value)}"
+        raise PydanticCustomError("rule", "{text}", {"text": text})
+    return value
+
+
+def _vertex(value: object) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        text = f"must be the number of a rank or the name of a switch, got {shorten(value)}"
+        raise PydanticCustomError("rule", "{text}", {"text": text})
+    return value
+
+
+Bandwidth: TypeAlias = Annotated[Fraction, _number(_bandwidth_rule)]
+Latency: TypeAlias = Annotated[Fraction, _number(_latency_rule)]
+Amount: TypeAlias = Annotated[Fraction, _number(_amount_rule)]
+AnyNumber: TypeAlias = Annotated[Fraction, _number(lambda number: None)]
+Name: TypeAlias = Annotated[str, PlainValidator(_name)]
+VertexLabel: TypeAlias = Annotated[int | str, PlainValidator(_vertex)]
+Index: TypeAlias = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+
+
+@MAPPING
+class SwitchShape(TypedDict):
+    """A switch that has more to say than its name."""
+
+    name: Name
+    reduces: NotRequired[bool]
+
+
+LinkShape = TypedDict(
+    "LinkShape",
+    {
+        "between": NotRequired[Annotated[list[VertexLabel], Field(min_length=2, max_length=2)]],
+        "from": NotRequired[VertexLabel],
+        "to": NotRequired[VertexLabel],
+        "bandwidth": Bandwidth,
+        "latency_us": NotRequired[Latency],
+    },
+)
+MAPPING(LinkShape)
+
+
+@MAPPING
+class TopologyShape(TypedDict):
+    """A topology file, or the topology inside a schedule file."""
+
+    name: NotRequired[Name]
+    ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)]
+    switches: NotRequired[list[Name | SwitchShape]]
+    links: list[LinkShape]
+    symmetries: NotRequired[list[list[VertexLabel]]]
+
+
+@MAPPING
+class CollectiveShape(TypedDict):
+    """The collective of a schedule."""
+
+    kind: str
+    root: NotRequired[Index | None]
+    ranks: list[Index]
+
+
+@MAPPING
+class CutShape(TypedDict):
+    """A cut."""
+
+    kind: Literal["cut"]
+    side: list[VertexLabel]
+    capacity: Amount
+
+
+@MAPPING
+class PartitionShape(TypedDict):
+    """A partition of the ranks."""
+
+    kind: Literal["partition"]
+    blocks: list[list[VertexLabel]]
+    capacity: Amount
+
+
+LengthShape = TypedDict("LengthShape", {"from": VertexLabel, "to": VertexLabel, "length": AnyNumber})
+MAPPING(LengthShape)
+
+
+@MAPPING
+class DualShape(TypedDict):
+    """Link lengths."""
+
+    kind: Literal["dual"]
+    lengths: list[LengthShape]
+    capacity: AnyNumber
+    distance: AnyNumber
+
+
+CertificateShape: TypeAlias = Annotated[CutShape | PartitionShape | DualShape, Field(discriminator="kind")]
+
+
+@MAPPING
+class BoundShape(TypedDict):
+    """A bound."""
+
+    rate: Amount
+    certificate: CertificateShape
+    scope: NotRequired[str]
+
+
+@MAPPING
+class ChunkShape(TypedDict):
+    """A chunk."""
+
+    share: AnyNumber
+    owner: Index
+    target: NotRequired[Index | None]
+
+
+TransferShape = TypedDict(
+    "TransferShape",
+    {
+        "chunk": Index,
+        "from": Index,
+        "to": Index,
+        "via": NotRequired[list[str]],
+        "step": Index,
+        "reduce": NotRequired[bool],
+    },
+)
+MAPPING(TransferShape)
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class MethodShape(TypedDict):
+    """The method: further keys are its settings."""
+
+    name: Name
+    seed: NotRequired[Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)]]
+
+
+@MAPPING
+class ScheduleShape(TypedDict):
+    """A schedule file."""
+
+    format: str
+    topology: TopologyShape
+    collective: CollectiveShape
+    method: MethodShape
+    rate: Amount
+    bound: BoundShape
+    rounds: NotRequired[list[Index] | None]
+    chunks: list[ChunkShape]
+    transfers: list[TransferShape]
+
+
+_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
+
+
+def check_shape(shape: Any, document: object, place: str) -> Any:
+    """The document with its numbers read, when it has the shape (one of this module's).
+
+    Raises:
+        InputError: it has not; the message names the first wrong entry, its rule and its value.
+    """
+    if shape not in _ADAPTERS:
+        _ADAPTERS[shape] = TypeAdapter(shape)
+    try:
+        return _ADAPTERS[shape].validate_python(document)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=True)
+        raise InputError(f"{place}: {_describe(_most_telling(details), document)}") from None
+    except RecursionError as error:
+        raise InputError(f"{place}: must not be nested this deep") from error
+
+
+def _most_telling(details: list[ErrorDetails]) -> ErrorDetails:
+    """The first error; of several in one entry the deepest (of its other shapes), or a misspelt key."""
+    entry = details[0]["loc"][:2]
+    same = [detail for detail in details if detail["loc"][:2] == entry]
+    return max(same, key=lambda detail: (len(detail["loc"]), detail["type"] == "extra_forbidden"))
+
+
+def _describe(detail: ErrorDetails, document: object) -> str:
+    missing = detail["type"] == "missing"
+    path = _path(detail["loc"], document, missing)
+    rule = _rule(detail)
+    return f"{path}: {rule}" if path else rule
+
+
+def _path(location: tuple[int | str, ...], document: object, missing: bool) -> str:
+    """The keys that lead to an entry; pydantic's names of union members are left out."""
+    text, here = "", document
+    for position, key in enumerate(location):
+        if isinstance(here, list) and isinstance(key, int) and key < len(here):
+            text, here = f"{text}[{key}]", here[key]
+        elif isinstance(here, Mapping) and isinstance(key, str) and key in here:
+            text, here = f"{text}.{key if key.isidentifier() else shorten(key)}", here[key]
+        elif missing and position == len(location) - 1:
+            text = f"{text}.{key}"
+    return text.lstrip(".")
+
+
+def _rule(detail: ErrorDetails) -> str:
+    context = detail.get("ctx", {})
+    value = shorten(detail["input"])
+    rules = {
+        "missing": "is missing",
+        "extra_forbidden": "is no key known here",
+        "invalid_key": "keys must be text",
+        "int_type": f"must be a whole number, got {value}",
+        "string_type": f"must be text, got {value}",
+        "bool_type": f"must be true or false, got {value}",
+        "list_type": f"must be a list, got {value}",
+        "dict_type": f"must be a mapping, got {value}",
+        "model_attributes_type": f"must be a mapping, got {value}",
+        "greater_than_equal": f"must be at least {context.get('ge')}, got {value}",
+        "less_than_equal": f"must be at most {context.get('le')}, got {value}",
+        "too_short": f"must have {context.get('min_length')} entries, got {context.get('actual_length')}",
+        "too_long": f"must have {context.get('max_length')} entries, got {context.get('actual_length')}",
+        "union_tag_invalid": f"kind must be one of {context.get('expected_tags')}",
+        "union_tag_not_found": "needs a kind",
+        "rule": detail["msg"],
+    }
+    return rules.get(detail["type"], f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, got {value}")
