@@ -1,0 +1,192 @@
+"""How long a schedule takes: an event-driven simulation of every piece on every link.
+
+Store and forward: every chunk is cut into the same number of pieces, and a piece moves on once the whole
+of it has arrived, at a rank as well as at a switch. A link carries one piece at a time at its bandwidth;
+its latency is added to each piece and does not keep the link busy. Pieces that wait for a link are served
+in order of step + piece, then in the order of the transfers. A transfer sends a piece as soon as all
+transfers of its chunk into the sender with an earlier step have delivered theirs; what a later step
+delivers does not replace what an earlier step has yet to send. Reducing takes no time. Steps do not
+synchronise, not even where the schedule has rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from synth.collective import busbw_factor
+from synth.errors import InputError
+from synth.schedule import Schedule
+from synth.sizes import LARGEST_SIZE, format_size
+from synth.topology import Vertex
+
+if TYPE_CHECKING:
+    from synth.hops import Hops
+
+MIN_PIECE_BYTES = 32 << 10
+"""Smaller pieces gain nothing on real links, where each one costs a message."""
+
+MAX_PIECES = 256
+
+MAX_PASSAGES = 1 << 20
+"""Passages of a piece over a link in one run, so that a large schedule takes a second, not a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What the simulation says of one message size.
+
+    Attributes:
+        bytes: size of the whole buffer, as algbw counts it.
+        pieces: into how many pieces each chunk was cut.
+        time_us: from the start to the arrival of the last piece.
+        algbw: GB/s, bytes over time.
+        busbw: GB/s, as nccl-tests defines it.
+    """
+
+    bytes: int
+    pieces: int
+    time_us: float
+    algbw: float
+    busbw: float
+
+
+@dataclass(frozen=True, slots=True)
+class Occupation:
+    """A piece on a link, from the start to the end of sending; it arrives one latency later."""
+
+    start_us: float
+    end_us: float
+    chunk: int
+    piece: int
+
+
+def simulate(
+    schedule: Schedule,
+    size_bytes: int,
+    *,
+    pieces: int | None = None,
+    min_piece_bytes: int = MIN_PIECE_BYTES,
+    max_pieces: int = MAX_PIECES,
+) -> Timing:
+    """The time of one run with a buffer of `size_bytes`.
+
+    Args:
+        schedule: what to run; it is not verified here.
+        size_bytes: size of the whole buffer, as algbw counts it; shares need not divide it.
+        pieces: into how many pieces to cut every chunk; None chooses: the largest power of two within the
+            limits below and within `MAX_PASSAGES`, halved as long as that makes it faster.
+        min_piece_bytes: the choice cuts no chunk of average size into smaller pieces.
+        max_pieces: the choice cuts no chunk into more.
+
+    Raises:
+        InputError: a size, a limit or a number of pieces that is not positive.
+    """
+    return sweep(
+        schedule, [size_bytes], pieces=pieces, min_piece_bytes=min_piece_bytes, max_pieces=max_pieces
+    )[0]
+
+
+def sweep(
+    schedule: Schedule,
+    sizes: Iterable[int],
+    *,
+    pieces: int | None = None,
+    min_piece_bytes: int = MIN_PIECE_BYTES,
+    max_pieces: int = MAX_PIECES,
+) -> tuple[Timing, ...]:
+    """`simulate` for several sizes, in their order."""
+    hops = _lay_out(schedule)
+    _check_positive("min_piece_bytes", min_piece_bytes)
+    _check_positive("max_pieces", max_pieces)
+    timings = []
+    for size in sizes:
+        _check_size(size)
+        if pieces is None:
+            most = _most_pieces(schedule, size, min_piece_bytes, max_pieces)
+            count, time_us = _descend(hops, size, most)
+        else:
+            _check_positive("pieces", pieces)
+            count, time_us = pieces, hops.play(size, pieces).time_us
+        timings.append(_timing(schedule, size, count, time_us))
+    return tuple(timings)
+
+
+def timeline(
+    schedule: Schedule, size_bytes: int, *, pieces: int | None = None
+) -> dict[tuple[Vertex, Vertex], tuple[Occupation, ...]]:
+    """What passes each link of the topology and when, in order of time; an unused link has an empty tuple.
+
+    Args:
+        schedule: what to run.
+        size_bytes: size of the whole buffer.
+        pieces: as in `simulate`, chosen within its default limits where None.
+
+    Raises:
+        InputError: as `simulate`.
+    """
+    hops = _lay_out(schedule)
+    if pieces is None:
+        pieces = simulate(schedule, size_bytes).pieces
+    _check_size(size_bytes)
+    _check_positive("pieces", pieces)
+    outcome = hops.play(size_bytes, pieces)
+    clock = outcome.ticks_per_us
+    found: dict[tuple[Vertex, Vertex], list[Occupation]] = {
+        (link.src, link.dst): [] for link in schedule.topology.links
+    }
+    passages = [(transfer.chunk, hop) for transfer in schedule.transfers for hop in transfer.hops]
+    for (chunk, hop), starts, duration in zip(
+        passages, outcome.start.tolist(), outcome.duration.tolist(), strict=True
+    ):
+        found[hop] += [
+            Occupation(start / clock, (start + duration) / clock, chunk, piece)
+            for piece, start in enumerate(starts)
+        ]
+    return {
+        pair: tuple(sorted(passing, key=lambda occupation: occupation.start_us))
+        for pair, passing in found.items()
+    }
+
+
+def _lay_out(schedule: Schedule) -> Hops:
+    """Imported here because it brings numba, which a command that only draws or verifies does without."""
+    from synth.hops import Hops
+
+    return Hops.of(schedule)
+
+
+def _most_pieces(schedule: Schedule, size: int, min_piece_bytes: int, max_pieces: int) -> int:
+    """The largest power of two that all limits allow, at least 1."""
+    share = sum(chunk.share for chunk in schedule.chunks) / max(1, len(schedule.chunks))
+    hops = sum(len(transfer.hops) for transfer in schedule.transfers)
+    allowed = min(max_pieces, int(share * size / min_piece_bytes), MAX_PASSAGES // max(1, hops))
+    return 1 << max(0, allowed.bit_length() - 1)
+
+
+def _descend(hops: Hops, size: int, most: int) -> tuple[int, float]:
+    """The fastest piece count found by halving from `most`, with its time in microseconds."""
+    best, best_us = most, hops.play(size, most).time_us
+    while best > 1:
+        fewer_us = hops.play(size, best // 2).time_us
+        if fewer_us >= best_us:
+            break
+        best, best_us = best // 2, fewer_us
+    return best, best_us
+
+
+def _timing(schedule: Schedule, size: int, pieces: int, time_us: float) -> Timing:
+    algbw = size / (1000 * time_us) if time_us else 0.0
+    factor = float(busbw_factor(schedule.collective.kind, len(schedule.collective.ranks)))
+    return Timing(size, pieces, time_us, algbw, algbw * factor)
+
+
+def _check_size(size: int) -> None:
+    if not 1 <= size <= LARGEST_SIZE:
+        raise InputError(f"size {size}: must be from 1 byte to {format_size(LARGEST_SIZE)}")
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{name} {value}: must be at least 1")
