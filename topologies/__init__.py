@@ -1,1 +1,13 @@
-"""Topologies: the catalog of machines and the readers of files that describe them."""
+"""Topologies: the catalog of machines and the readers of files that describe them.
+
+topologies.load("dgx-a100:boxes=2")
+topologies.load("cluster.yaml", ranks=[0, 1, 3])
+"""
+
+from __future__ import annotations
+
+from topologies.catalog import Entry, Parameter, catalog
+from topologies.rates import GPUS, Rates
+from topologies.spec import load
+
+__all__ = ["GPUS", "Entry", "Parameter", "Rates", "catalog", "load"]

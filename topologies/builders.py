@@ -1,0 +1,80 @@
+"""What the builders of topologies share: cables, rotations, products of symmetries, limits of size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+
+from synth.errors import TopologyError
+from synth.topology import Link, Vertex
+
+MAX_VERTICES = 1 << 16
+MAX_LINKS = 1 << 21
+
+
+def cable(
+    first: Vertex, second: Vertex, bandwidth: Fraction | int, latency_us: Fraction | int = 0
+) -> tuple[Link, Link]:
+    """A full-duplex cable: one link each way."""
+    rate, latency = Fraction(bandwidth), Fraction(latency_us)
+    return Link(first, second, rate, latency), Link(second, first, rate, latency)
+
+
+def check_size(name: str, vertices: int, links: int) -> None:
+    """Raise TopologyError when a builder is asked for more than fits into memory.
+
+    `links` counts both directions.
+    """
+    if vertices > MAX_VERTICES:
+        raise TopologyError(f"{name}: must have at most {MAX_VERTICES} vertices, got {vertices}")
+    if links > MAX_LINKS:
+        raise TopologyError(f"{name}: must have at most {MAX_LINKS} links, got {links}")
+
+
+def coordinates(index: int, extents: Sequence[int]) -> tuple[int, ...]:
+    """Where the vertex of this number stands in a grid, the last dimension counting fastest."""
+    place = []
+    for extent in reversed(extents):
+        index, digit = divmod(index, extent)
+        place.append(digit)
+    return tuple(reversed(place))
+
+
+def number_of(place: Sequence[int], extents: Sequence[int]) -> int:
+    """The inverse of `coordinates`."""
+    index = 0
+    for digit, extent in zip(place, extents, strict=True):
+        index = index * extent + digit
+    return index
+
+
+def grid_images(extents: Sequence[int], dimension: int, move: Callable[[int], int]) -> tuple[Vertex, ...]:
+    """Images of all grid positions when one coordinate is moved by a permutation of its values."""
+    stride = math.prod(extents[dimension + 1 :])
+    extent = extents[dimension]
+
+    def image(index: int) -> int:
+        digit = index // stride % extent
+        return index + (move(digit) - digit) * stride
+
+    return tuple(image(index) for index in range(math.prod(extents)))
+
+
+def rotation(count: int, by: int = 1) -> tuple[int, ...]:
+    """The permutation that moves each of `count` places on by `by`, in a circle."""
+    return tuple((index + by) % count for index in range(count))
+
+
+def side_by_side(*blocks: Iterable[int]) -> tuple[Vertex, ...]:
+    """One permutation out of those of consecutive runs of vertices, each counted from 0."""
+    images: list[int] = []
+    for block in blocks:
+        start = len(images)
+        images.extend(start + image for image in block)
+    return tuple(images)
+
+
+def without_identity(symmetries: Iterable[tuple[Vertex, ...]]) -> tuple[tuple[Vertex, ...], ...]:
+    """Those that move a vertex: a rotation among one box says nothing."""
+    return tuple(images for images in symmetries if list(images) != list(range(len(images))))

@@ -1,0 +1,216 @@
+"""The catalog: which topologies have a name, what arguments they take, and what they are.
+
+A catalog spec is a name with arguments: `torus:4x4,bandwidth=25`. The first argument may stand without its
+key; all others are key=value, separated by commas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from synth.errors import TopologyError
+from synth.numerals import parse_number, shorten
+from synth.topology import Topology
+from topologies import boxes, graphs, grids
+from topologies.builders import MAX_VERTICES
+from topologies.rates import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An argument of a catalog entry.
+
+    Attributes:
+        key: as the user writes it.
+        shown: the value as the help shows it, such as N.
+        read: makes the value out of its text, or raises ValueError with the rule and the value.
+        default: what counts when it is not given; None together with `required` for those that must be.
+        required: whether it must be given.
+        keyword: the builder's name for it, where the key is no name in Python.
+    """
+
+    key: str
+    shown: str
+    read: Callable[[str], object]
+    default: object = None
+    required: bool = False
+    keyword: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A topology of the catalog.
+
+    Attributes:
+        name: as a spec begins.
+        description: what it is, in one line.
+        builder: takes the parameters by keyword, and `rates` where there are rates to choose from.
+        parameters: the first of them may be given without its key.
+        sources: the rates to choose from, none for shapes that stand for no product.
+    """
+
+    name: str
+    description: str
+    builder: Callable[..., Topology] = field(repr=False)
+    parameters: tuple[Parameter, ...] = ()
+    sources: tuple[Rates, ...] = ()
+
+    @property
+    def arguments(self) -> str:
+        """What follows the name in a spec: `:N[,bandwidth=GB/s]`; empty where there is none."""
+        text = ""
+        for index, parameter in enumerate(self.parameters):
+            bare = index == 0 and parameter.required
+            shown = parameter.shown if bare else f"{parameter.key}={parameter.shown}"
+            shown = f"{',' if index else ':'}{shown}"
+            text += shown if parameter.required else f"[{shown}]"
+        return text
+
+    def build(self, arguments: str = "", rates: Rates = Rates.DATASHEET) -> Topology:
+        """The topology for the text after the colon of a spec.
+
+        Raises:
+            TopologyError: an argument is unknown, missing or wrong, or there are no such rates.
+        """
+        values = self._read(arguments)
+        if self.sources:
+            if rates not in self.sources:
+                raise TopologyError(f"{self.name}: has no {rates.value} rates, only {self._known_rates()}")
+            values["rates"] = rates
+        elif rates is not Rates.DATASHEET:
+            raise TopologyError(f"{self.name}: has no {rates.value} rates; give it bandwidth=")
+        return self.builder(**values)
+
+    def _read(self, arguments: str) -> dict[str, Any]:
+        given: dict[str, str] = {}
+        for index, part in enumerate(arguments.split(",") if arguments else []):
+            key, equals, value = (text.strip() for text in part.partition("="))
+            if not equals and index == 0 and self.parameters:
+                key, value = self.parameters[0].key, key
+            if key not in {parameter.key for parameter in self.parameters}:
+                takes = f"takes {self.arguments}" if self.parameters else "takes no arguments"
+                raise TopologyError(f"{self.name}: {takes}, got {shorten(part.strip())}")
+            if key in given:
+                raise TopologyError(f"{self.name}: {key} must be given once, got it twice")
+            given[key] = value
+        values: dict[str, Any] = {}
+        for parameter in self.parameters:
+            if parameter.required and parameter.key not in given:
+                raise TopologyError(
+                    f"{self.name}: {parameter.key} is missing, must be given as {self.name}{self.arguments}"
+                )
+            values[parameter.keyword or parameter.key] = self._value(parameter, given)
+        return values
+
+    def _value(self, parameter: Parameter, given: Mapping[str, str]) -> object:
+        if parameter.key not in given:
+            return parameter.default
+        try:
+            return parameter.read(given[parameter.key])
+        except ValueError as error:
+            raise TopologyError(f"{self.name}: {parameter.key}: {error}") from error
+
+    def _known_rates(self) -> str:
+        return " and ".join(source.value for source in self.sources)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:10]) <= MAX_VERTICES:
+        raise ValueError(f"must be a whole number in 1..{MAX_VERTICES}, got {shorten(text)}")
+    return int(text[:10])
+
+
+def _extents(text: str) -> tuple[int, ...]:
+    parts = text.split("x")
+    if len(parts) > 16:
+        raise ValueError(f"must have at most 16 dimensions, got {len(parts)}")
+    return tuple(_count(part) for part in parts)
+
+
+def _bandwidth(text: str) -> Fraction:
+    number = parse_number(text)
+    if not Fraction(1, 10**9) <= number <= 10**9:
+        rule = "must be positive" if number <= 0 else "must be between 1e-9 and 1e9 GB/s"
+        raise ValueError(f"{rule}, got {shorten(text)}")
+    return number
+
+
+def _latency(text: str) -> Fraction:
+    number = parse_number(text)
+    if not 0 <= number <= 10**9:
+        rule = "must not be negative" if number < 0 else "must be at most 1e9 us"
+        raise ValueError(f"{rule}, got {shorten(text)}")
+    return number
+
+
+_BANDWIDTH = Parameter("bandwidth", "GB/s", _bandwidth, Fraction(1))
+_LATENCY = Parameter("latency", "US", _latency, Fraction(0))
+_LINKS = (_BANDWIDTH, _LATENCY)
+_BOXES = Parameter("boxes", "N", _count, 1)
+_RAILS = Parameter("rails", "1|2|4|8", _count, 2)
+_RANKS = Parameter("ranks", "N", _count, required=True)
+
+
+def _shape(shown: str) -> Parameter:
+    return Parameter("extents", shown, _extents, required=True)
+
+
+_BOTH = (Rates.DATASHEET, Rates.NCCL)
+_ENTRIES = (
+    Entry("dgx1", "8 V100, hybrid cube mesh of NVLinks", boxes.dgx1, (), _BOTH),
+    Entry("dgx1-p100", "8 P100, the same cube mesh with single links", boxes.dgx1_p100, (), _BOTH),
+    Entry("dgx2", "16 V100 on NVSwitch", boxes.dgx2, (), _BOTH),
+    Entry(
+        "dgx-a100", "boxes of 8 A100 on NVSwitch, NICs to a fabric", boxes.dgx_a100, (_BOXES, _RAILS), _BOTH
+    ),
+    Entry(
+        "dgx-h100", "boxes of 8 H100 on NVSwitch, NICs to a fabric", boxes.dgx_h100, (_BOXES, _RAILS), _BOTH
+    ),
+    Entry("mi250", "boxes of 16 MI250 dies, NICs to a fabric", boxes.mi250, (_BOXES,), (Rates.DATASHEET,)),
+    Entry("torus", "a grid that wraps round", grids.torus, (_shape("4x4"), *_LINKS)),
+    Entry("mesh", "a grid that does not wrap round", grids.mesh, (_shape("3x4"), *_LINKS)),
+    Entry("ring", "ranks in a circle, both ways", grids.ring, (_RANKS, *_LINKS)),
+    Entry(
+        "hypercube",
+        "2 to the power of D ranks",
+        grids.hypercube,
+        (Parameter("dimension", "D", _count, required=True), *_LINKS),
+    ),
+    Entry("full", "every rank linked to every other", grids.full, (_RANKS, *_LINKS)),
+    Entry("star", "ranks around one switch", graphs.star, (_RANKS, *_LINKS)),
+    Entry(
+        "fat-tree",
+        "switches over switches over ranks, children counted from the top",
+        graphs.fat_tree,
+        (
+            _shape("2x4x8"),
+            Parameter("oversubscription", "R", _bandwidth, Fraction(1)),
+            *_LINKS,
+        ),
+    ),
+    Entry(
+        "dragonfly",
+        "groups x routers x ranks, a cable between each two groups",
+        graphs.dragonfly,
+        (
+            _shape("4x2x2"),
+            _BANDWIDTH,
+            Parameter("local", "GB/s", _bandwidth),
+            Parameter("global", "GB/s", _bandwidth, keyword="between"),
+            _LATENCY,
+        ),
+    ),
+)
+
+
+def catalog() -> tuple[Entry, ...]:
+    """All topologies that have a name, machines first."""
+    return _ENTRIES
+
+
+def entry_named(name: str) -> Entry | None:
+    """The entry of this name, None where there is none."""
+    return next((entry for entry in _ENTRIES if entry.name == name), None)
