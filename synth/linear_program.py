@@ -1,0 +1,152 @@
+"""A small linear program in integers: solved in floating point by HiGHS, then made exact.
+
+The optimal basis that HiGHS ends with says which rows are tight; solving those rows exactly gives the
+vertex and its prices as Fractions. Rows can be added and the program solved again from where it stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synth.exact_system import ExactSystem
+
+
+@dataclass(frozen=True, slots=True)
+class ExactVertex:
+    """A basic solution in exact arithmetic.
+
+    Attributes:
+        values: one per column.
+        prices: one per row; what one unit more on its right side is worth.
+    """
+
+    values: tuple[Fraction, ...]
+    prices: tuple[Fraction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    columns: tuple[int, ...]
+    coefficients: tuple[int, ...]
+    lower: int | None
+    upper: int | None
+
+
+@dataclass
+class LinearProgram:
+    """Maximise `objective · x` over x >= 0 and the rows.
+
+    Attributes:
+        objective: one integer per column.
+        scale: HiGHS sees all right sides divided by it, so that its tolerances mean the same for every unit.
+    """
+
+    objective: Sequence[int]
+    scale: int
+    _rows: list[_Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Hand the columns to HiGHS: one thread and the dual simplex, hence the same vertex every time."""
+        import highspy as untyped
+
+        highspy: Any = untyped
+        solver = highspy.Highs()
+        for option, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("solver", "simplex"),
+            ("presolve", "off"),
+            ("random_seed", 0),
+            ("primal_feasibility_tolerance", 1e-9),
+            ("dual_feasibility_tolerance", 1e-9),
+        ):
+            solver.setOptionValue(option, value)
+        count = len(self.objective)
+        solver.addVars(count, np.zeros(count), np.full(count, highspy.kHighsInf))
+        solver.changeColsCost(
+            count, np.arange(count, dtype=np.int32), np.array(self.objective, dtype=np.float64)
+        )
+        solver.changeObjectiveSense(highspy.ObjSense.kMaximize)
+        self._infinity = highspy.kHighsInf
+        self._basic = highspy.HighsBasisStatus.kBasic
+        self._upper = highspy.HighsBasisStatus.kUpper
+        self._optimal = highspy.HighsModelStatus.kOptimal
+        self._solver = solver
+
+    def add_row(
+        self,
+        columns: Sequence[int],
+        coefficients: Sequence[int],
+        *,
+        lower: int | None = None,
+        upper: int | None = None,
+    ) -> int:
+        """Require `lower <= coefficients · x[columns] <= upper`; returns the row's number."""
+        self._rows.append(_Row(tuple(columns), tuple(coefficients), lower, upper))
+        self._solver.addRow(
+            -self._infinity if lower is None else lower / self.scale,
+            self._infinity if upper is None else upper / self.scale,
+            len(columns),
+            np.array(columns, dtype=np.int32),
+            np.array(coefficients, dtype=np.float64),
+        )
+        return len(self._rows) - 1
+
+    def solve(self) -> NDArray[np.float64]:
+        """The values of the columns, in floating point.
+
+        Raises:
+            ArithmeticError: HiGHS ended without an optimum.
+        """
+        self._solver.run()
+        status = self._solver.getModelStatus()
+        if status != self._optimal:
+            raise ArithmeticError(f"HiGHS ended with {self._solver.modelStatusToString(status)}")
+        return np.array(self._solver.getSolution().col_value, dtype=np.float64) * self.scale
+
+    def exact(self) -> ExactVertex:
+        """The vertex of the last `solve`, exactly.
+
+        It satisfies its tight rows exactly; the others hold up to the tolerance of HiGHS, so that who
+        relies on one must check it.
+
+        Raises:
+            ArithmeticError: the basis is singular.
+        """
+        basis = self._solver.getBasis()
+        columns = [column for column, status in enumerate(basis.col_status) if status == self._basic]
+        tight = [row for row, status in enumerate(basis.row_status) if status != self._basic]
+        system = ExactSystem(self._matrix(tight, columns))
+        values = [Fraction(0)] * len(self.objective)
+        right = [self._side(row, basis.row_status[row]) for row in tight]
+        for column, value in zip(columns, system.solve(right), strict=True):
+            values[column] = value
+        prices = [Fraction(0)] * len(self._rows)
+        gains = [self.objective[column] for column in columns]
+        for row, price in zip(tight, system.solve_transposed(gains), strict=True):
+            prices[row] = price
+        return ExactVertex(tuple(values), tuple(prices))
+
+    def _matrix(self, rows: Sequence[int], columns: Sequence[int]) -> NDArray[np.int64]:
+        position = {column: k for k, column in enumerate(columns)}
+        matrix = np.zeros((len(rows), len(columns)), dtype=np.int64)
+        for k, row in enumerate(rows):
+            entries = self._rows[row]
+            for column, coefficient in zip(entries.columns, entries.coefficients, strict=True):
+                if column in position:
+                    matrix[k, position[column]] = coefficient
+        return matrix
+
+    def _side(self, row: int, status: object) -> int:
+        """The limit at which a tight row stands."""
+        lower, upper = self._rows[row].lower, self._rows[row].upper
+        if lower is None or (upper is not None and status == self._upper):
+            assert upper is not None, "every row has a limit"
+            return upper
+        return lower
