@@ -12,7 +12,7 @@ from fractions import Fraction
 MAX_DIGITS = 400
 MAX_EXPONENT = 60
 
-_DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,4}))?")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]+))?")
 _RATIO = re.compile(r"[+-]?[0-9]+/[0-9]+")
 
 

@@ -111,9 +111,9 @@ class Schedule:
         transfers = tuple(sorted(transfers, key=lambda t: (t.step, t.chunk, t.src, t.dst)))
         fixed_rounds = None if rounds is None else tuple(rounds)
         draft = cls(topology, collective, method, bound, chunks, transfers, Fraction(0), fixed_rounds)
-        return cls(
-            topology, collective, method, bound, chunks, transfers, draft._rate_of_loads(), fixed_rounds
-        )
+        # Nobody else has seen the draft yet; making another would check everything a second time.
+        object.__setattr__(draft, "rate", draft._rate_of_loads())
+        return draft
 
     def __post_init__(self) -> None:
         """Check the form: indices in range, positive shares, links that exist."""
@@ -170,7 +170,8 @@ class Schedule:
             shares = {chunk.share for chunk in self.chunks}
             if len(shares) != 1:
                 raise ScheduleError(f"rounds need chunks of one size, got shares {sorted(map(str, shares))}")
-            return self.topology.bandwidth_unit / (sum(self.rounds) * shares.pop())
+            rounds = sum(self.rounds)
+            return self.topology.bandwidth_unit / (rounds * shares.pop()) if rounds else Fraction(0)
         busy = max(
             (share / self.topology.bandwidth[hop] for hop, share in self.load.items()), default=Fraction(0)
         )

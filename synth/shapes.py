@@ -21,6 +21,7 @@ from synth.numerals import parse_number, shorten
 # filling the memory, and whole numbers within what compiled kernels can count.
 MAX_RANKS = 1 << 16
 MAX_INT = (1 << 31) - 1
+MAX_STEP = 1 << 20
 MAX_SEED = (1 << 63) - 1
 MIN_RATE, MAX_RATE = Fraction(1, 10**9), Fraction(10**9)
 MAX_LATENCY_US = Fraction(10**9)
@@ -119,7 +120,7 @@ class TopologyShape(TypedDict):
 
     name: NotRequired[Name]
     ranks: Annotated[int, Field(ge=1, le=MAX_RANKS)]
-    switches: NotRequired[list[Name | SwitchShape]]
+    switches: NotRequired[Annotated[list[Name | SwitchShape], Field(max_length=MAX_RANKS)]]
     links: list[LinkShape]
     symmetries: NotRequired[list[list[VertexLabel]]]
 
@@ -193,7 +194,7 @@ TransferShape = TypedDict(
         "from": Index,
         "to": Index,
         "via": NotRequired[list[str]],
-        "step": Index,
+        "step": Annotated[int, Field(ge=0, le=MAX_STEP)],
         "reduce": NotRequired[bool],
     },
 )

@@ -7,6 +7,7 @@ it is made, and every later stage (bounds, packings, schedules, lowering) trusts
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -89,10 +90,9 @@ class Topology:
         """Check every rule of the class docstring."""
         if self.ranks < 1:
             raise TopologyError(f"topology {self.name}: ranks must be at least 1, got {self.ranks}")
-        names = [switch.name for switch in self.switches]
-        for name in names:
-            if names.count(name) > 1:
-                raise TopologyError(f"switch {name}: names must be unique, got it {names.count(name)} times")
+        for name, count in Counter(switch.name for switch in self.switches).items():
+            if count > 1:
+                raise TopologyError(f"switch {name}: names must be unique, got it {count} times")
         for link in self.links:
             _check_link(link)
             for vertex in (link.src, link.dst):
@@ -193,7 +193,8 @@ class Topology:
         for rank in ranks:
             if not 0 <= rank < self.ranks:
                 raise TopologyError(f"topology {self.name}: rank must be in 0..{self.ranks - 1}, got {rank}")
-            if list(ranks).count(rank) > 1:
+        for rank, count in Counter(ranks).items():
+            if count > 1:
                 raise TopologyError(f"topology {self.name}: ranks must be named once, got {rank} twice")
 
     def _restricted(self, ranks: Sequence[int], name: str) -> Topology:
@@ -238,20 +239,28 @@ class Topology:
             kept -= dead
 
     def _check_symmetry(self, images: Permutation) -> None:
+        shown = f"[{', '.join(map(str, images[:16]))}{', ...' if len(images) > 16 else ''}]"
         if sorted(images) != list(range(self.size)):
-            raise TopologyError(
-                f"symmetry {list(images)}: must name each of the {self.size} vertices exactly once"
-            )
-        if any((vertex < self.ranks) != (image < self.ranks) for vertex, image in enumerate(images)):
-            raise TopologyError(f"symmetry {list(images)}: must map ranks to ranks and switches to switches")
+            raise TopologyError(f"symmetry {shown}: must name each of the {self.size} vertices exactly once")
+        for vertex, image in enumerate(images):
+            if self.is_switch(vertex) != self.is_switch(image):
+                raise TopologyError(f"symmetry {shown}: must map ranks to ranks and switches to switches")
+            if self.is_switch(vertex) and self._reduces(vertex) != self._reduces(image):
+                raise TopologyError(
+                    f"symmetry {shown}: maps switch {self.label(vertex)} to {self.label(image)}; "
+                    "both must reduce or neither"
+                )
         for link in self.links:
             pair = (images[link.src], images[link.dst])
             found = self.bandwidth.get(pair, Fraction(0))
             if found != link.bandwidth or self.latency_us[pair] != link.latency_us:
                 raise TopologyError(
-                    f"symmetry {list(images)}: maps link {link.src}->{link.dst} of {link.bandwidth} GB/s to "
+                    f"symmetry {shown}: maps link {link.src}->{link.dst} of {link.bandwidth} GB/s to "
                     f"{pair[0]}->{pair[1]} of {found} GB/s; both must be alike in bandwidth and latency"
                 )
+
+    def _reduces(self, switch: Vertex) -> bool:
+        return self.switches[switch - self.ranks].reduces
 
 
 def gcd_of_fractions(first: Fraction, second: Fraction) -> Fraction:

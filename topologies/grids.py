@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+from synth.errors import TopologyError
 from synth.topology import Link, Topology
 from topologies.builders import (
     cable,
@@ -61,8 +62,9 @@ def hypercube(*, dimension: int, bandwidth: Fraction, latency: Fraction) -> Topo
     Symmetries: flipping one bit.
     """
     name = f"hypercube:{dimension}"
-    # The exponent is cut off only for the check, which it then fails anyway.
-    ranks = 1 << min(dimension, 40)
+    if dimension > 16:
+        raise TopologyError(f"{name}: dimension must be at most 16, got {dimension}")
+    ranks = 1 << dimension
     check_size(name, ranks, ranks * dimension)
     links = [
         link
