@@ -236,7 +236,8 @@ def _steiner_costs(matrix: Matrix, collective: Collective) -> Matrix:
             part = (part - 1) & rest
             forked = np.minimum(forked, costs[part | lowest] + costs[group ^ part ^ lowest])
         costs[group] = np.minimum(FORBIDDEN, (ways + forked[None, :]).min(axis=1))
-    return costs[-1]
+    cheapest: Matrix = costs[-1]
+    return cheapest
 
 
 def _shortest_ways(topology: Topology, lengths: Ints) -> Matrix:

@@ -110,6 +110,10 @@ class LinearProgram:
             raise ArithmeticError(f"HiGHS ended with {self._solver.modelStatusToString(status)}")
         return np.array(self._solver.getSolution().col_value, dtype=np.float64) * self.scale
 
+    def prices(self) -> NDArray[np.float64]:
+        """What one unit more on each row's right side is worth, in floating point."""
+        return np.array(self._solver.getSolution().row_dual, dtype=np.float64)
+
     def exact(self) -> ExactVertex:
         """The vertex of the last `solve`, exactly.
 
@@ -120,11 +124,12 @@ class LinearProgram:
             ArithmeticError: the basis is singular.
         """
         basis = self._solver.getBasis()
-        columns = [column for column, status in enumerate(basis.col_status) if status == self._basic]
-        tight = [row for row, status in enumerate(basis.row_status) if status != self._basic]
+        of_column, of_row = list(basis.col_status), list(basis.row_status)  # each access copies all of them
+        columns = [column for column, status in enumerate(of_column) if status == self._basic]
+        tight = [row for row, status in enumerate(of_row) if status != self._basic]
         system = ExactSystem(self._matrix(tight, columns))
         values = [Fraction(0)] * len(self.objective)
-        right = [self._side(row, basis.row_status[row]) for row in tight]
+        right = [self._side(row, of_row[row]) for row in tight]
         for column, value in zip(columns, system.solve(right), strict=True):
             values[column] = value
         prices = [Fraction(0)] * len(self._rows)

@@ -1,0 +1,184 @@
+"""How fast a collective can be on a topology, exactly, with the certificate that proves it.
+
+Out-trees are limited by cuts (broadcast, allgather), and so are flows (gather); reduce, reduce-scatter and
+scatter are their mirror images on the reversed topology. Switches that cannot send on all they receive
+need link lengths instead of a cut, an allreduce is limited by a partition of the ranks or by lengths, an
+alltoall by lengths. Every rate is recomputed from its certificate before it is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+from synth.capacity_lp import program_of
+from synth.certificate import Bound, Certificate, Cut, Dual
+from synth.certification import (
+    RANKS_BESIDE_RELAYS,
+    certified_rate,
+    certified_scope,
+    dual_of,
+    share_leaving,
+)
+from synth.collective import Collective, Kind
+from synth.cuts import cut_out_of, tightest_cut
+from synth.orbits import orbit_lengths
+from synth.routing_lp import routing_duals
+from synth.strength import strength
+from synth.topology import Topology
+
+__all__ = ["bound", "certified_rate", "certified_scope"]
+
+_MIRRORED = {
+    Kind.REDUCE: Kind.BROADCAST,
+    Kind.REDUCE_SCATTER: Kind.ALLGATHER,
+    Kind.SCATTER: Kind.GATHER,
+}
+
+
+def bound(topology: Topology, collective: Collective) -> Bound:
+    """The proven limit of a collective's rate, algbw in GB/s of the whole buffer.
+
+    Exact (some schedule reaches it) without relays: for trees by Edmonds 1973 and Bang-Jensen, Frank,
+    Jackson 1995, for an allreduce among schedules along trees, for gather and scatter always, for an
+    alltoall unless its lengths had to be rounded or the fabric is too large for its linear program
+    (`synth.routing_lp`). With relays it is a limit that need not be reached: finding the best trees that
+    may leave vertices out is NP-hard.
+
+    Args:
+        topology: the fabric; ranks outside the collective are relays that may forward, copy and reduce.
+        collective: what is asked of it.
+
+    Returns:
+        Rate zero with a cut that nothing leaves where the ranks are not connected.
+
+    Raises:
+        CollectiveError: the collective does not fit the topology.
+        TopologyError: bandwidths too fine for exact int64 arithmetic.
+        ArithmeticError: HiGHS fails on the linear program.
+    """
+    collective.check(topology)
+    if collective.kind in _MIRRORED:
+        there = Collective(_MIRRORED[collective.kind], collective.ranks, collective.root)
+        mirrored = topology.reversed()
+        found = _mirror(topology, mirrored, _certificate(mirrored, there))
+    else:
+        found = _certificate(topology, collective)
+    rate = certified_rate(topology, collective, found)
+    return Bound(rate, found, certified_scope(topology, collective, found))
+
+
+def _certificate(topology: Topology, collective: Collective) -> Certificate:
+    match collective.kind:
+        case Kind.GATHER:
+            return _gather_cut(topology, collective)
+        case Kind.ALLTOALL:
+            return _of_alltoall(topology, collective)
+        case Kind.ALLREDUCE:
+            return _of_allreduce(topology, collective)
+        case _:
+            return _of_out_trees(topology, collective)
+
+
+def _mirror(topology: Topology, mirrored: Topology, certificate: Certificate) -> Certificate:
+    """The certificate of a reversed topology, read on the topology itself."""
+    match certificate:
+        case Cut(side, capacity):
+            return Cut(frozenset(range(topology.size)) - side, capacity)
+        case Dual(lengths, capacity, distance):
+            of_link = {
+                (link.dst, link.src): length for link, length in zip(mirrored.links, lengths, strict=True)
+            }
+            return Dual(tuple(of_link[link.src, link.dst] for link in topology.links), capacity, distance)
+        case _:
+            raise AssertionError("partitions limit an allreduce, which is never mirrored")
+
+
+def _gather_cut(topology: Topology, collective: Collective) -> Cut:
+    assert collective.root is not None, "checked by the collective"
+    senders = [rank for rank in collective.ranks if rank != collective.root]
+    return tightest_cut(topology, dict.fromkeys(senders, 1), [collective.root]).cut
+
+
+def _tree_cut(topology: Topology, collective: Collective) -> Cut:
+    """The cut that limits out-trees: of the root of a broadcast, of all ranks of another collective."""
+    if collective.root is None:
+        return tightest_cut(topology, dict.fromkeys(collective.ranks, 1), collective.ranks).cut
+    others = [rank for rank in collective.ranks if rank != collective.root]
+    return tightest_cut(topology, {collective.root: 1}, others).cut
+
+
+def _of_out_trees(topology: Topology, collective: Collective) -> Certificate:
+    """A cut; lengths where a switch takes in more than it can send on or the other way round."""
+    cut = _tree_cut(topology, collective)
+    balanced = not topology.unbalanced(range(topology.ranks, topology.size))
+    if cut.capacity == 0 or balanced or not _is_priced(topology, collective):
+        return cut
+    return _least(topology, collective, [cut, *_priced(topology, collective)])
+
+
+def _of_allreduce(topology: Topology, collective: Collective) -> Certificate:
+    """The least of what is known, cheap limits first and the linear program only where they leave a gap."""
+    cut = _allreduce_cut(topology, collective)
+    if cut.capacity == 0:
+        return cut
+    relays = collective.relays(topology)
+    if topology.is_symmetric and not topology.switches and not relays:
+        return strength(topology)
+    candidates: list[Certificate] = [cut]
+    if topology.is_symmetric and not relays:
+        gathered = _tree_cut(topology, Collective(Kind.ALLGATHER, collective.ranks))
+        candidates.append(dual_of(topology, collective, orbit_lengths(topology, gathered.side)))
+        best = _least(topology, collective, candidates)
+        balanced = not topology.unbalanced(range(topology.ranks, topology.size))
+        halves = gathered.capacity / len(gathered.side.intersection(collective.ranks)) / 2
+        # Half of every link for an allgather and half for a reduce-scatter is an allreduce.
+        if balanced and certified_rate(topology, collective, best) == halves * len(collective.ranks):
+            return best
+    if _is_priced(topology, collective):
+        candidates.extend(_priced(topology, collective))
+    return _least(topology, collective, candidates)
+
+
+def _allreduce_cut(topology: Topology, collective: Collective) -> Cut:
+    """The least bandwidth that leaves some ranks towards others."""
+    first, *others = collective.ranks
+    away = tightest_cut(topology, {first: 1}, others).cut
+    back = tightest_cut(topology.reversed(), {first: 1}, others).cut
+    towards = cut_out_of(topology, frozenset(range(topology.size)) - back.side)
+    return away if away.capacity <= towards.capacity else towards
+
+
+def _of_alltoall(topology: Topology, collective: Collective) -> Certificate:
+    """Lengths, or a cut that proves as much."""
+    everything = frozenset(range(topology.size))
+    supply = dict.fromkeys(collective.ranks, 1)
+    sides = [everything - {rank} for rank in collective.ranks]
+    sides.append(tightest_cut(topology, supply, collective.ranks).cut.side)
+    sides.append(everything - tightest_cut(topology.reversed(), supply, collective.ranks).cut.side)
+    sides.extend([everything - side for side in sides])
+    cuts = [cut_out_of(topology, side) for side in sides if share_leaving(collective, side)]
+    best = _least(topology, collective, cuts)
+    if certified_rate(topology, collective, best) == 0:
+        return best
+    return _least(topology, collective, [best, *routing_duals(topology, collective)])
+
+
+def _is_priced(topology: Topology, collective: Collective) -> bool:
+    """Whether lengths can be certified: beside relays they need Steiner trees, exponential in the ranks."""
+    return not collective.relays(topology) or len(collective.ranks) <= RANKS_BESIDE_RELAYS
+
+
+def _priced(topology: Topology, collective: Collective) -> list[Dual]:
+    """The prices of bandwidth in the linear program, as a certificate."""
+    lengths = program_of(topology, collective).solve().lengths
+    return [dual_of(topology, collective, lengths)] if any(lengths) else []
+
+
+def _least(topology: Topology, collective: Collective, certificates: Iterable[Certificate]) -> Certificate:
+    """The certificate of the lowest rate; the first of equals."""
+    rates: list[tuple[Fraction, int, Certificate]] = [
+        (certified_rate(topology, collective, certificate), position, certificate)
+        for position, certificate in enumerate(certificates)
+    ]
+    return min(rates, key=lambda entry: entry[:2])[2]

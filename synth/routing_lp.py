@@ -1,0 +1,85 @@
+"""The limit of an alltoall by link lengths: no block travels less than a shortest way.
+
+A linear program over the flows of each source finds the best lengths in floating point (its prices); they
+are rounded to small denominators and the rate that the rounded lengths prove is computed exactly. It is a
+valid bound whatever was lost in rounding, and usually nothing is: prices are small fractions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synth.certificate import Dual
+from synth.certification import dual_of
+from synth.collective import Collective
+from synth.linear_program import LinearProgram
+from synth.topology import Topology
+
+LARGEST_PROGRAM = 50_000
+"""Flow columns (sources times links) up to which the linear program is solved: seconds."""
+
+_DENOMINATORS = range(1, 241)
+_CLOSE = 1e-7  # how near floating lengths, the largest 1, must be to fractions to be taken for them
+
+
+def routing_duals(topology: Topology, collective: Collective) -> list[Dual]:
+    """Link lengths that limit an alltoall, good ones first where they are affordable.
+
+    Args:
+        topology: connected for the ranks that take part; all vertices forward.
+        collective: an alltoall.
+    """
+    candidates = [
+        tuple(Fraction(1) for _ in topology.links),
+        tuple(1 / link.bandwidth for link in topology.links),
+    ]
+    if len(collective.ranks) * len(topology.links) <= LARGEST_PROGRAM:
+        lengths = _best_lengths(topology, collective)
+        candidates = [_near_fractions(lengths), *candidates]
+    return [dual_of(topology, collective, lengths) for lengths in candidates]
+
+
+def _best_lengths(topology: Topology, collective: Collective) -> NDArray[np.float64]:
+    """The prices of the links in the program that sends one rate from every rank to every other."""
+    links, sources = topology.links, collective.ranks
+    out: dict[int, list[int]] = defaultdict(list)
+    into: dict[int, list[int]] = defaultdict(list)
+    for i, link in enumerate(links):
+        out[link.src].append(i)
+        into[link.dst].append(i)
+    # Column 0 is the rate; then come the flows of each source in the order of the links.
+    program = LinearProgram((1, *[0] * (len(sources) * len(links))), scale=max(topology.capacities))
+    rows = [
+        program.add_row(
+            [1 + s * len(links) + i for s in range(len(sources))], [1] * len(sources), upper=capacity
+        )
+        for i, capacity in enumerate(topology.capacities)
+    ]
+    receivers = set(sources)
+    for s, source in enumerate(sources):
+        first = 1 + s * len(links)
+        for vertex in range(topology.size):
+            if vertex != source:
+                arriving = [first + i for i in into[vertex]]
+                leaving = [first + i for i in out[vertex]]
+                coefficients = [1] * len(arriving) + [-1] * len(leaving)
+                kept = vertex in receivers
+                program.add_row(arriving + leaving + [0] * kept, coefficients + [-1] * kept, lower=0, upper=0)
+    program.solve()
+    prices: NDArray[np.float64] = np.abs(program.prices()[rows])
+    prices /= prices.max()
+    return prices
+
+
+def _near_fractions(lengths: NDArray[np.float64]) -> tuple[Fraction, ...]:
+    """The fractions of smallest common denominator that are close; the nearest of many parts otherwise."""
+    for denominator in _DENOMINATORS:
+        whole = np.round(lengths * denominator)
+        if np.abs(lengths - whole / denominator).max() < _CLOSE:
+            return tuple(Fraction(int(value), denominator) for value in whole)
+    parts = 2**30
+    return tuple(Fraction(round(float(length) * parts), parts) for length in lengths)
