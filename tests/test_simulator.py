@@ -213,7 +213,8 @@ def replay_slowly(schedule: Schedule, size: int, pieces: int) -> dict[tuple[int,
             for other, reader in enumerate(transfers)
             if reader.chunk == transfer.chunk and reader.src == transfer.src and reader.step <= last
         ]
-        return None if None in causes else max([Fraction(1), *causes])
+        known = [cause for cause in causes if cause is not None]
+        return max([Fraction(1), *known]) if len(known) == len(causes) else None
 
     # The clock starts at 1, so that no time is falsy.
     free = dict.fromkeys(rate, Fraction(1))

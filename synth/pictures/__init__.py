@@ -1,0 +1,12 @@
+"""Pictures of topologies, trees, times over sizes and link timelines, as SVG or PNG by the file's suffix.
+
+Needs matplotlib (the extra `viz`), which is imported when something is drawn and not before. Nothing here
+decides anything: a picture shows what a `Topology`, a `Schedule` or the simulator says.
+"""
+
+from synth.pictures.curves import draw_sweep
+from synth.pictures.fabric import draw_topology
+from synth.pictures.timelines import draw_timeline
+from synth.pictures.trees import draw_trees
+
+__all__ = ["draw_sweep", "draw_timeline", "draw_topology", "draw_trees"]

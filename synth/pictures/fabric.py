@@ -1,0 +1,196 @@
+"""The picture of a topology: ranks as discs, switches as squares, links as lines as wide as they are fast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from synth.pictures.canvas import FAINT, INK, QUIET, headline, picture
+from synth.pictures.placement import Placement, Point, place
+from synth.topology import Topology, Vertex
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+_SLOW_TO_FAST = ("#9ecae1", "#4292c6", "#08519c", "#08306b")
+_RANK = "#ffffff"
+_SWITCH = "#fde0b6"
+_INCH = 0.75  # per unit of the placement
+_WIDEST_INCHES = 14.0
+
+
+def draw_topology(topology: Topology, path: Path | str) -> None:
+    """Draw ranks, switches and links to an SVG or PNG file.
+
+    A line without arrow heads is a link each way of the same bandwidth; its width and colour say which.
+
+    Raises:
+        InputError: an unknown suffix, no matplotlib, or a file that cannot be written.
+    """
+    placement = place(topology)
+    xs, ys = zip(*placement.points.values(), strict=True)
+    width, height = max(xs) - min(xs) + 2, max(ys) - min(ys) + 2
+    scale = min(_INCH, _WIDEST_INCHES / max(width, height))
+    rates = sorted({link.bandwidth for link in topology.links})
+    size = (max(width * scale, 3.6) + 1.6, max(height * scale, 2.5) + 0.4)
+    with picture(path, *size) as (figure, (axes,)):
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        axes.set_xlim(min(xs) - 1, max(xs) + 1)
+        axes.set_ylim(min(ys) - 1, max(ys) + 1)
+        _draw_groups(axes, placement)
+        _draw_links(axes, topology, placement, rates, scale)
+        _draw_vertices(axes, topology, placement, scale)
+        _draw_legend(figure, topology, rates)
+        headline(figure, f"{topology.name}: {_count(topology.ranks, 'rank')}, {_describe_links(topology)}")
+
+
+def _draw_groups(axes: Axes, placement: Placement) -> None:
+    from matplotlib.patches import Circle
+
+    for group in placement.groups:
+        points = [placement.points[vertex] for vertex in group]
+        centre = (sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points))
+        radius = max(math.dist(point, centre) for point in points) + 0.5
+        axes.add_patch(Circle(centre, radius, facecolor="#f5f5f5", edgecolor=FAINT, zorder=0))
+
+
+def _draw_links(
+    axes: Axes, topology: Topology, placement: Placement, rates: Sequence[Fraction], scale: float
+) -> None:
+    from matplotlib.patches import FancyArrowPatch
+
+    crowded = min(1.0, scale / _INCH)
+    for link in topology.links:
+        twin = topology.bandwidth.get((link.dst, link.src))
+        if twin == link.bandwidth and link.src > link.dst:
+            continue
+        axes.add_patch(
+            FancyArrowPatch(
+                placement.points[link.src],
+                placement.points[link.dst],
+                connectionstyle=f"arc3,rad={_bow(link.src, link.dst, placement, twin, link.bandwidth)}",
+                arrowstyle="-" if twin == link.bandwidth else "-|>",
+                mutation_scale=8 * crowded,
+                shrinkA=0,
+                shrinkB=0 if twin == link.bandwidth else 10 * crowded,
+                linewidth=_line_width(link.bandwidth, rates) * max(0.4, crowded),
+                color=_colour(link.bandwidth, rates),
+                zorder=1,
+            )
+        )
+
+
+def _bow(src: Vertex, dst: Vertex, placement: Placement, twin: Fraction | None, bandwidth: Fraction) -> float:
+    """How far a line bows: opposite links that differ bow apart, long ways of a grid bow round the others."""
+    start, end = placement.points[src], placement.points[dst]
+    if placement.is_grid and math.dist(start, end) > 2 * 1.6 - 0.1:
+        return 0.18 if _points_away(start, end) else -0.18
+    return 0.0 if twin is None or twin == bandwidth else 0.12
+
+
+def _points_away(start: Point, end: Point) -> bool:
+    """Whether a bow to the right of the way from start to end leads away from the middle."""
+    (x, y), (dx, dy) = (
+        ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2),
+        (end[0] - start[0], end[1] - start[1]),
+    )
+    return x * dy - y * dx >= 0
+
+
+def _line_width(bandwidth: Fraction, rates: Sequence[Fraction]) -> float:
+    return 1.2 + 3.2 * math.sqrt(bandwidth / rates[-1]) if len(rates) > 1 else 2.0
+
+
+def _colour(bandwidth: Fraction, rates: Sequence[Fraction]) -> str:
+    if len(rates) == 1:
+        return _SLOW_TO_FAST[1]
+    position = rates.index(bandwidth) / (len(rates) - 1)
+    return _SLOW_TO_FAST[round(position * (len(_SLOW_TO_FAST) - 1 if len(rates) > 2 else 2))]
+
+
+def _draw_vertices(axes: Axes, topology: Topology, placement: Placement, scale: float) -> None:
+    size = (26 * min(1.0, scale / _INCH)) ** 2 * 0.6
+    font = max(3.0, 9 * min(1.0, scale / _INCH))
+    for vertex, (x, y) in placement.points.items():
+        is_switch = topology.is_switch(vertex)
+        axes.scatter(
+            [x],
+            [y],
+            s=size,
+            marker="s" if is_switch else "o",
+            facecolor=_SWITCH if is_switch else _RANK,
+            edgecolor=QUIET if is_switch else INK,
+            linewidth=1.0 * min(1.0, scale / _INCH),
+            zorder=2,
+        )
+        if is_switch:
+            axes.annotate(
+                str(topology.label(vertex)),
+                (x, y),
+                xytext=(0, -math.sqrt(size) / 2 - 2),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize=0.8 * font,
+                color=INK,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.75},
+                zorder=3,
+            )
+        else:
+            axes.text(x, y, str(vertex), ha="center", va="center", fontsize=font, zorder=3)
+
+
+def _draw_legend(figure: Figure, topology: Topology, rates: Sequence[Fraction]) -> None:
+    from matplotlib.lines import Line2D
+
+    shown = rates if len(rates) <= 8 else [rates[0], rates[len(rates) // 2], rates[-1]]
+    each_way = " each way" if topology.is_symmetric else ""
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=_colour(rate, rates),
+            linewidth=_line_width(rate, rates),
+            label=_rate(rate) + each_way,
+        )
+        for rate in reversed(shown)
+    ]
+    handles.append(_marker("o", _RANK, INK, "rank"))
+    if topology.switches:
+        handles.append(_marker("s", _SWITCH, QUIET, "switch"))
+    figure.legend(handles=handles, loc="outside right center", fontsize=8, handlelength=1.8)
+
+
+def _marker(marker: str, face: str, edge: str, label: str) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    return Line2D(
+        [],
+        [],
+        linestyle="none",
+        marker=marker,
+        markersize=9,
+        markerfacecolor=face,
+        markeredgecolor=edge,
+        label=label,
+    )
+
+
+def _rate(rate: Fraction) -> str:
+    return f"{float(rate):.4g} GB/s"
+
+
+def _count(number: int, thing: str) -> str:
+    plural = f"{thing}es" if thing.endswith("ch") else f"{thing}s"
+    return f"{number} {thing if number == 1 else plural}"
+
+
+def _describe_links(topology: Topology) -> str:
+    links = f"{_count(len(topology.links), 'directed link')}"
+    return f"{_count(len(topology.switches), 'switch')}, {links}" if topology.switches else links
