@@ -59,7 +59,14 @@ def define(
 
 
 def sample_values(
-    rank: int, count: int, *, dtype: str, reduction: Reduction | None, ranks: int, seed: int = 0
+    rank: int,
+    count: int,
+    *,
+    dtype: str,
+    reduction: Reduction | None,
+    ranks: int,
+    seed: int = 0,
+    start: int = 0,
 ) -> Array:
     """Integers that depend on rank and index, small enough that every result is exact in `dtype`.
 
@@ -73,8 +80,9 @@ def sample_values(
         reduction: what they are for, None where they are only moved.
         ranks: how many contributions are combined.
         seed: another seed gives other data.
+        start: index of the first.
     """
-    index = np.arange(count, dtype=np.uint64)
+    index = np.arange(start, start + count, dtype=np.uint64)
     # SplitMix64's finalizer, whose output bits all depend on all input bits.
     mixed = index + np.uint64((rank + 1) * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03 & 2**64 - 1)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -1,0 +1,63 @@
+"""What a run on local processes is asked to do, and what each of its processes answers.
+
+Plain values that go through pickle between `backends.launch` and `backends.worker`; torch is not imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.layout import has_blocks
+from backends.reduction import Reduction
+from synth.schedule import Schedule
+
+ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "int64": 8}
+"""The types that runs support, with the size of an element."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One schedule on some buffer sizes.
+
+    Attributes:
+        schedule: what to run, on as many processes as its topology has ranks.
+        counts: elements of the whole buffer of each run.
+        dtype: one of `ITEM_BYTES`.
+        reduction: ignored by collectives that only move data.
+        iterations: timed runs of each size.
+        warmup: runs before those.
+        seed: of the data.
+        pieces: into how many each chunk is cut; by size where None.
+        piece_bytes: see `Executor`.
+    """
+
+    schedule: Schedule
+    counts: tuple[int, ...]
+    dtype: str = "float32"
+    reduction: Reduction = Reduction.SUM
+    iterations: int = 5
+    warmup: int = 1
+    seed: int = 0
+    pieces: int | None = None
+    piece_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one rank found for one size.
+
+    Attributes:
+        times_s: of each timed run.
+        wrong: elements that differ from the reference, in all runs together, warm-up included.
+        reference: where the right elements came from: `torch` or `definition`.
+    """
+
+    times_s: tuple[float, ...]
+    wrong: int
+    reference: str
+
+
+def count_for(schedule: Schedule, size_bytes: int, dtype: str) -> int:
+    """The largest number of elements that fit and that each rank's block divides."""
+    blocks = len(schedule.collective.ranks) if has_blocks(schedule.collective.kind) else 1
+    return size_bytes // (ITEM_BYTES[dtype] * blocks) * blocks

@@ -1,0 +1,119 @@
+"""One schedule on one buffer size, on one rank: fill, run, time, compare.
+
+The data depends on rank and index; what a run must write holds, before it, what no right answer has.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from backends.job import Answer, Job
+from backends.layout import lay_out
+from backends.reference import sample_values
+from backends.torch_p2p import Executor
+from backends.torch_reference import OPS, by_definition, by_torch, torch_defines
+from synth.collective import Kind
+
+_BLOCK = 1 << 18  # values are made in int64, so many at a time
+
+
+class Trial:
+    """One size of one job on this rank; all ranks of the topology make and run it together.
+
+    Args:
+        job: what to run.
+        count: elements of the whole buffer.
+        executor: of the job's schedule.
+        everyone: the ranks of the topology.
+        members: the ranks of the collective.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        count: int,
+        executor: Executor,
+        everyone: dist.ProcessGroup,
+        members: dist.ProcessGroup,
+    ) -> None:
+        self._job = job
+        self._count = count
+        self._executor = executor
+        self._everyone = everyone
+        self._members = members
+        self._rank = executor.rank
+        self._dtype: torch.dtype = getattr(torch, job.dtype)
+        self._collective = job.schedule.collective
+        self._takes_part = self._rank in self._collective.ranks
+        self._layout = lay_out(job.schedule, count)
+        self._in_place = self._layout.in_place(self._rank)
+        self._output = torch.empty(self._layout.output_elements(self._rank), dtype=self._dtype)
+        self._pattern = self._own_data()
+        self._given = self._pattern.clone()
+
+    def run(self) -> Answer:
+        """Warm up, run, and compare every element of every run."""
+        job = self._job
+        by_gloo = torch_defines(self._collective.kind, job.reduction, self._dtype)
+        expected = self._expected(by_gloo) if self._takes_part else None
+        seconds, wrong = [], 0
+        for _ in range(job.warmup + job.iterations):
+            self._reset()
+            dist.barrier(self._everyone)
+            start = time.perf_counter()
+            self._call()
+            seconds.append(time.perf_counter() - start)
+            wrong += self._wrong(expected)
+        return Answer(tuple(seconds[job.warmup :]), wrong, "torch" if by_gloo else "definition")
+
+    def _own_data(self) -> Tensor:
+        """What this rank gives; empty where it gives nothing."""
+        kind = self._collective.kind
+        gives = self._takes_part
+        if kind in {Kind.BROADCAST, Kind.SCATTER}:
+            gives = self._rank == self._collective.root
+        elements = len(self._output) if self._in_place else self._layout.input_elements(self._rank)
+        data = torch.empty(elements if gives else 0, dtype=self._dtype)
+        for start in range(0, len(data), _BLOCK):
+            values = sample_values(
+                self._rank,
+                min(_BLOCK, len(data) - start),
+                dtype=self._job.dtype,
+                reduction=self._job.reduction if kind.reduces else None,
+                ranks=len(self._collective.ranks),
+                seed=self._job.seed,
+                start=start,
+            )
+            data[start : start + _BLOCK] = torch.from_numpy(values).to(self._dtype)
+        return data
+
+    def _expected(self, by_gloo: bool) -> Tensor | None:
+        if not by_gloo:
+            return by_definition(self._job, self._rank, len(self._pattern), self._dtype)
+        op = OPS[self._job.reduction]
+        return by_torch(self._collective, self._members, self._pattern, len(self._output), op)
+
+    def _reset(self) -> None:
+        self._output.fill_(float("nan") if self._dtype.is_floating_point else torch.iinfo(self._dtype).min)
+        if self._in_place and len(self._pattern):
+            self._output.copy_(self._pattern)
+
+    def _call(self) -> None:
+        gets = self._layout.output_elements(self._rank) or self._in_place
+        gives = self._layout.input_elements(self._rank)
+        self._executor.run(
+            self._count,
+            self._dtype,
+            given=self._given if gives else None,
+            output=self._output if gets else None,
+            op=OPS[self._job.reduction],
+        )
+
+    def _wrong(self, expected: Tensor | None) -> int:
+        """Elements that are not right, and those of the input that have changed."""
+        wrong = int(torch.ne(self._given, self._pattern).sum())
+        return wrong + (0 if expected is None else int(torch.ne(self._output, expected).sum()))
