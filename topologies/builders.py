@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from synth.errors import TopologyError
-from synth.topology import Link, Vertex
+from synth.topology import Link, Topology, Vertex
 
 MAX_VERTICES = 1 << 16
 MAX_LINKS = 1 << 21
@@ -78,3 +79,27 @@ def side_by_side(*blocks: Iterable[int]) -> tuple[Vertex, ...]:
 def without_identity(symmetries: Iterable[tuple[Vertex, ...]]) -> tuple[tuple[Vertex, ...], ...]:
     """Those that move a vertex: a rotation among one box says nothing."""
     return tuple(images for images in symmetries if list(images) != list(range(len(images))))
+
+
+def with_obvious_symmetries(topology: Topology) -> Topology:
+    """The topology with those rotations and bit flips of its ranks declared that are symmetries of it.
+
+    For readers of files that say nothing of symmetries; switches keep their place. At most one candidate
+    per bit of the number of ranks is tried, each in O(links).
+    """
+    ranks, switches = topology.ranks, range(len(topology.switches))
+    turns = [rotation(ranks)] if ranks > 1 else []
+    if ranks & (ranks - 1) == 0:
+        bits = range(ranks.bit_length() - 1)
+        turns += [tuple(rank ^ 1 << bit for rank in range(ranks)) for bit in bits]
+    found: list[tuple[Vertex, ...]] = []
+    for turn in turns:
+        images = side_by_side(turn, switches)
+        try:
+            replace(topology, symmetries=(images,))
+        except TopologyError:
+            continue
+        found.append(images)
+        if turn is turns[0]:  # the rotation moves every rank everywhere; flips would add nothing
+            break
+    return replace(topology, symmetries=tuple(found))

@@ -14,7 +14,7 @@ from topologies.rates import Rates
 
 MAX_TOPOLOGY_BYTES = 16 << 20
 
-_MATRIX_HEADER = re.compile(r"^\W*(?:\x1b\[[0-9;]*m)*\s*GPU\d+\b", re.MULTILINE)
+_MATRIX_HEADER = re.compile(r"^(?:[ \t]|\x1b\[[0-9;]*[A-Za-z])*GPU[0-9]+\s", re.MULTILINE)
 
 
 def load_file(
