@@ -98,7 +98,7 @@ class _Posts:
             messages = [operations[i].time for i in operation.after if i not in local]
             early = max(operation.time - lookahead, 0) if operation.time else -1
             # A message of an earlier time may be waited for; one of this time only where the program does.
-            allowed = max(early, 1 + max(messages, default=-1))
+            allowed = max(early, 1 + max(messages, default=-2))
             last = max(local, default=None)
             if allowed > operation.time:
                 self._in_place.add(index)
