@@ -201,12 +201,12 @@ class Routes:
         children: dict[int, list[int]] = {}
         for child, parent in enumerate(self.parents.tolist()):
             children.setdefault(parent, []).append(child)
+        heads, starts = self.graph.heads[self.links].tolist(), self.starts.tolist()
         edges: list[TreeEdge] = []
         wave = [root]
         for parent in wave:  # grows while it is walked: breadth first
             for child in children.get(parent, ()):
-                via = tuple(self.graph.heads[self.edge(child)[:-1]].tolist())
-                edges.append(TreeEdge(parent, child, via))
+                edges.append(TreeEdge(parent, child, tuple(heads[starts[child] : starts[child + 1] - 1])))
                 wave.append(child)
         return Tree(root, weight, tuple(edges))
 

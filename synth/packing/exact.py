@@ -8,7 +8,6 @@ arXiv 2402.06787): the cheapest arborescence under lengths that count the pooled
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synth.arborescence import FORBIDDEN, LogicalGraph, Routes
-from synth.errors import CollectiveError, TimedOutError, TopologyError
+from synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from synth.flow import checked_int64
 from synth.packing.overuse import fitting_tree
 from synth.packing.tight_cuts import TightCuts
@@ -32,15 +31,18 @@ log = logging.getLogger(__name__)
 
 IntArray: TypeAlias = NDArray[np.int64]
 
-SCARCEST = 1 << 12
+SCARCEST = 1 << 10
 """Price of the link with the least left, where the others cost in proportion; a pooled cut costs more than
 any tree pays in such prices."""
 SMALL = 64
 """Up to this many ranks several settings are tried, because it is cheap."""
 LARGEST_BATCH = 32
+"""Trees that are tested against the cuts together: that is most of the work on large graphs."""
 PATIENCE = 12
 """Tries in a row that overuse a link before the unit is halved."""
 LARGEST_PRESSURE = 12
+LINKS_PER_EDGE = 8
+"""More links than the edges of a cheap tree pass on average; sizes the guard against overflow."""
 LARGEST_IDLENESS = 10_000
 
 
@@ -59,7 +61,7 @@ def pack_exactly(
     demands: Mapping[int, Fraction],
     *,
     seed: int = 0,
-    hop_weight: float = 0.25,
+    hop_weight: float = 0.1,
     attempts: int | None = None,
     deadline_s: float | None = None,
 ) -> Packing:
@@ -71,8 +73,9 @@ def pack_exactly(
         seed: settles which edges keep a link that too many of a tree's edges want.
         hop_weight: what one more hop from the root costs a tree, in prices of the scarcest link: more
             gives shallower and often more trees.
-        attempts: how many settings to try, the given one first; the one with the least common denominator
-            wins, then the one with the fewest trees and levels together. Default: 6 up to 64 ranks, else 1.
+        attempts: how many settings to try, the given one first, then other hop weights and seeds; the
+            packing whose weights have the largest common unit wins, then the one with the fewest trees
+            and levels together. Default: 4 up to 64 ranks, 1 above.
         deadline_s: seconds from now.
 
     Returns:
@@ -83,14 +86,19 @@ def pack_exactly(
         OverloadedCutError: the demands are more than some cut carries; names the cut.
         TopologyError: a switch sends more than it receives or less, or the numbers do not fit int64.
         CollectiveError: a demand is negative or for a rank that there is not.
+        InputError: `hop_weight` is not in 0..16 or `attempts` is less than 1.
         TimedOutError: the deadline passed.
     """
     _check(topology, demands)
+    if not 0 <= hop_weight <= 16:
+        raise InputError(f"hop weight: must be in 0..16, got {hop_weight}")
+    if attempts is not None and attempts < 1:
+        raise InputError(f"attempts: must be at least 1, got {attempts}")
     end = None if deadline_s is None else time.monotonic() + deadline_s
     if topology.ranks == 1:
         return _single_rank(topology, demands)
     if attempts is None:
-        attempts = 6 if topology.ranks <= SMALL else 1
+        attempts = 4 if topology.ranks <= SMALL else 1
     found = [
         _Packer(topology, demands, seed=number, hop_weight=weight, end=end).run()
         for number, weight in _settings(seed, hop_weight, attempts)
@@ -100,15 +108,15 @@ def pack_exactly(
 
 def _settings(seed: int, hop_weight: float, attempts: int) -> Iterator[tuple[int, float]]:
     """The given setting, then other hop weights, then other seeds."""
-    weights = dict.fromkeys((hop_weight, 0.0, 1.0))
+    weights = dict.fromkeys((hop_weight, 0.0, 0.3, 1.0))
     for attempt in range(attempts):
         yield seed + attempt // len(weights), list(weights)[attempt % len(weights)]
 
 
-def _cost(packing: Packing) -> tuple[int, int]:
-    """What makes a packing worse: its common denominator first, then trees and levels."""
-    denominator = math.lcm(*(tree.weight.denominator for tree in packing.trees))
-    return denominator, len(packing.trees) + max((tree.height for tree in packing.trees), default=0)
+def _cost(packing: Packing) -> tuple[Fraction, int]:
+    """What makes a packing worse: a finer common unit of the weights first, then trees and levels."""
+    unit = reduce(gcd_of_fractions, (tree.weight for tree in packing.trees), Fraction(0))
+    return -unit, len(packing.trees) + max((tree.height for tree in packing.trees), default=0)
 
 
 def _check(topology: Topology, demands: Mapping[int, Fraction]) -> None:
@@ -227,10 +235,15 @@ class _Packer:
         left = np.maximum(remaining >> shift, 1)
         scarcity = np.where(usable, (1 << (20 + self.pressure)) // left, 0)
         price = 1 + scarcity * SCARCEST // max(1, int(scarcity.max()))
+        dearest = int(self.cuts.crossings.max()) * self.cut_price + SCARCEST
+        if dearest * self.graph.topology.size * LINKS_PER_EDGE >= FORBIDDEN:
+            raise OverflowError(f"exact trees on {self.graph.topology.name}: prices exceed int64")
         return np.where(usable, self.cuts.crossings * self.cut_price + price, FORBIDDEN)
 
     def _relent(self, overused: IntArray) -> None:
         """No tree fits as the links are priced: make the overused ones dearer, at last halve the unit."""
+        # While the invariant holds, the links that are left connect every root that still has demand.
+        assert overused.size, "the cuts allow a tree but the links do not connect the ranks"
         self.overuses += 1
         self.pressure[overused] = np.minimum(self.pressure[overused] + 1, LARGEST_PRESSURE)
         if self.overuses > PATIENCE:
@@ -245,13 +258,14 @@ class _Packer:
 
     def _packing(self) -> Packing:
         """The trees in the order of their roots; those that came up twice are one."""
-        weights: dict[Tree, int] = {}
-        for taken in self.taken:
-            tree = taken.routes.tree(Fraction(1))
-            weights[tree] = weights.get(tree, 0) + taken.times
+        merged: dict[tuple[bytes, bytes], _Taken] = {}
+        for tree in self.taken:
+            key = (tree.routes.parents.tobytes(), tree.routes.links.tobytes())
+            twin = merged.get(key)
+            merged[key] = tree if twin is None else replace(twin, times=twin.times + tree.times)
         trees = tuple(
-            replace(tree, weight=times * self.unit)
-            for tree, times in sorted(weights.items(), key=lambda item: item[0].root)
+            tree.routes.tree(tree.times * self.unit)
+            for tree in sorted(merged.values(), key=lambda tree: tree.root)
         )
         return Packing(
             trees,

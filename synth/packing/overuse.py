@@ -35,7 +35,8 @@ def fitting_tree(
         random: breaks ties between the edges that compete for a link.
 
     Returns:
-        The tree and the links that were overused on the way to it; no tree where the repairs failed.
+        The tree and the links that were overused on the way to it; no tree where the repairs failed, or
+        where the links with anything left do not connect the root to all ranks (then none is overused).
     """
     pinned: dict[tuple[int, int], tuple[IntArray, int]] = {}  # (parent, child): links, cost
     closed = np.zeros(len(remaining), dtype=np.bool_)
