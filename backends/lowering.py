@@ -275,6 +275,7 @@ class _Writer:
     def _writes(self, into: Slice) -> set[int]:
         """Note that the next operation writes the slice; what it must come after."""
         use = self._uses[into.buffer, into.start]
-        after = {*use.read} if use.written is None else {use.written, *use.read}
+        # Whoever has read it came after whoever wrote it.
+        after = {*use.read} if use.read or use.written is None else {use.written}
         use.written, use.read = len(self.operations), []
         return after

@@ -85,15 +85,15 @@ def test_receives_are_posted_ahead(lookahead: int) -> None:
 
 def test_an_exchange_as_drawn() -> None:
     acts = plan(lower_rank(recursive_doubling(), 1, 6, window=1))
-    # Operations: 0 receive, 1 send, 2 reduce; then the same with the other partner into the same scratch.
+    # Operations: 0 receive, 1 send, 2 reduce, 3 send, 4 receive into the same scratch, 5 reduce.
     assert [(i.act.name, i.operation) for i in acts] == [
         ("POST", 0),
         ("SEND", 1),
         ("WAIT", 0),
         ("WAIT", 1),
         ("REDUCE", 2),
-        ("POST", 3),
-        ("SEND", 4),
+        ("POST", 4),
+        ("SEND", 3),
         ("WAIT", 3),
         ("WAIT", 4),
         ("REDUCE", 5),
