@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 MAX_PANELS = 12
 
-_DOWN, _UP = PALETTE[0], PALETTE[1]
-_LEVEL = 1.15  # height of a level in widths of a leaf
+_DOWN, _UP, _SWITCH = PALETTE[0], PALETTE[1], PALETTE[4]
 _INCH = 0.42  # per width of a leaf
 _WIDEST_PANEL = 6.0
+_NARROWEST_PANEL = 2.4  # a title fits
 _WIDEST_FIGURE = 12.0
 
 
@@ -42,7 +42,7 @@ class _Tree:
 
     @cached_property
     def points(self) -> dict[int, tuple[float, float]]:
-        """Leaves side by side, every parent above the middle of its children."""
+        """Leaves side by side, every parent one above its children and over their middle."""
         points: dict[int, tuple[float, float]] = {}
         leaves = 0
         todo = [(self.root, 0, False)]
@@ -50,11 +50,11 @@ class _Tree:
             rank, depth, children_are_placed = todo.pop()
             children = self.children.get(rank, ())
             if not children:
-                points[rank] = (float(leaves), -_LEVEL * depth)
+                points[rank] = (float(leaves), -float(depth))
                 leaves += 1
             elif children_are_placed:
                 x = (points[children[0]][0] + points[children[-1]][0]) / 2
-                points[rank] = (x, -_LEVEL * depth)
+                points[rank] = (x, -float(depth))
             else:
                 todo.append((rank, depth, True))
                 todo += [(child, depth + 1, False) for child in reversed(children)]
@@ -66,8 +66,8 @@ class _Tree:
         return 1 + max(x for x, _ in self.points.values())
 
     @property
-    def depth(self) -> float:
-        """Of the lowest rank."""
+    def height(self) -> float:
+        """Levels below the root."""
         return -min(y for _, y in self.points.values())
 
 
@@ -91,22 +91,16 @@ def draw_trees(schedule: Schedule, path: Path | str, *, max_panels: int = MAX_PA
     shown = {chunk: _trees(chunk, moved[chunk]) for chunk in order[:max_panels]}
     if not shown:
         raise InputError(f"picture {path}: the schedule has no transfers to draw")
-    width = max(sum(tree.width for tree in trees) + len(trees) - 1 for trees in shown.values()) + 0.4
-    depth = max(tree.depth for trees in shown.values() for tree in trees) + 0.9
-    scale = min(_INCH, _WIDEST_PANEL / width)
-    panel = max(width * scale, 1.9)
-    columns = max(1, min(len(shown), 4, int(_WIDEST_FIGURE / panel)))
+    measure = _Measure.of(list(shown.values()))
+    columns = max(1, min(len(shown), 4, int(_WIDEST_FIGURE / measure.panel[0])))
     rows = -(-len(shown) // columns)
-    size = (columns * panel + 0.3, rows * (depth * scale + 0.5) + 0.75)
+    size = (columns * measure.panel[0] + 0.3, rows * measure.panel[1] + 0.75)
     with picture(path, *size, rows, columns) as (figure, axes):
-        for panel_axes, (chunk, trees) in zip(axes, shown.items(), strict=False):
-            _draw_panel(panel_axes, trees, scale)
-            panel_axes.set_title(_weight(schedule, chunk), fontsize=8)
         for panel_axes in axes:
-            panel_axes.set_axis_off()
-            panel_axes.set_aspect("equal")
-            panel_axes.set_xlim(-0.7, panel / scale - 0.7)
-            panel_axes.set_ylim(-depth + 0.45, 0.45)
+            measure.set_up(panel_axes)
+        for panel_axes, (chunk, trees) in zip(axes, shown.items(), strict=False):
+            _draw_panel(panel_axes, trees, measure)
+            panel_axes.set_title(_weight(schedule, chunk), fontsize=8)
         more = f" (the {len(shown)} with the largest shares)" if len(order) > len(shown) else ""
         count = f"{len(order)} tree{'s' if len(order) > 1 else ''}"
         headline(
@@ -117,9 +111,59 @@ def draw_trees(schedule: Schedule, path: Path | str, *, max_panels: int = MAX_PA
         )
 
 
+@dataclass(frozen=True)
+class _Measure:
+    """How large things are, the same in all panels.
+
+    Attributes:
+        width: of a panel in widths of a leaf.
+        height: of a panel in the same.
+        level: from one level to the next in the same; more where trees are wide, so that flat edges
+            pass above the siblings.
+        scale: inches for the width of a leaf.
+    """
+
+    width: float
+    height: float
+    level: float
+    scale: float
+
+    @classmethod
+    def of(cls, panels: Sequence[Sequence[_Tree]]) -> _Measure:
+        """What makes all panels fit."""
+        width = max(sum(tree.width for tree in trees) + len(trees) - 1 for trees in panels) + 0.4
+        level = min(1.0 + 0.09 * max(tree.width for trees in panels for tree in trees), 4.0)
+        height = level * max(tree.height for trees in panels for tree in trees) + 0.9
+        scale = min(_INCH, _WIDEST_PANEL / width)
+        return cls(max(width, _NARROWEST_PANEL / scale), height, level, scale)
+
+    @property
+    def panel(self) -> tuple[float, float]:
+        """Inches of a panel, with its title."""
+        return self.width * self.scale, self.height * self.scale + 0.5
+
+    @property
+    def zoom(self) -> float:
+        """By how much lines and letters shrink."""
+        return self.scale / _INCH
+
+    @property
+    def disc_points(self) -> float:
+        """Diameter of a rank's disc, in typographic points."""
+        return 0.6 * self.scale * 72
+
+    def set_up(self, axes: Axes) -> None:
+        """Give a panel its limits, with the root's disc just inside."""
+        axes.set_axis_off()
+        axes.set_aspect("equal")
+        axes.set_xlim(-0.7, self.width - 0.7)
+        axes.set_ylim(0.45 - self.height, 0.45)
+
+
 def _weight(schedule: Schedule, chunk: int) -> str:
     share = schedule.chunks[chunk].share
-    return f"{share} of the buffer, {float(share * schedule.rate):.4g} GB/s"
+    part = str(share) if share.denominator < 1000 else f"{100 * float(share):.3g} %"
+    return f"{part} of the buffer, {float(share * schedule.rate):.3g} GB/s"
 
 
 def _trees(chunk: int, transfers: Sequence[Transfer]) -> list[_Tree]:
@@ -157,59 +201,62 @@ def _tree(
     return tree
 
 
-def _draw_panel(axes: Axes, trees: Sequence[_Tree], scale: float) -> None:
+def _draw_panel(axes: Axes, trees: Sequence[_Tree], measure: _Measure) -> None:
     left = 0.0
     for tree in trees:
+        places = {rank: (left + x, measure.level * y) for rank, (x, y) in tree.points.items()}
         for child in {**tree.up, **tree.down}:
-            _draw_edge(axes, tree, child, left, scale)
-        for rank, (x, y) in tree.points.items():
+            _draw_edge(axes, tree, child, places, measure)
+        for rank, (x, y) in places.items():
             is_root = rank == tree.root
             axes.scatter(
-                [left + x],
+                [x],
                 [y],
-                s=(0.6 * scale * 72) ** 2,
+                s=measure.disc_points**2,
                 facecolor=INK if is_root else "white",
                 edgecolor=INK,
-                linewidth=0.8 * scale / _INCH,
+                linewidth=0.8 * measure.zoom,
                 zorder=3,
             )
             axes.text(
-                left + x,
+                x,
                 y - 0.02,
                 str(rank),
                 ha="center",
                 va="center",
-                fontsize=8 * scale / _INCH * (1 if rank < 100 else 0.75),
+                fontsize=8 * measure.zoom * (1 if rank < 100 else 0.75),
                 color="white" if is_root else INK,
                 zorder=4,
             )
         left += tree.width + 1
 
 
-def _draw_edge(axes: Axes, tree: _Tree, child: int, left: float, scale: float) -> None:
+def _draw_edge(
+    axes: Axes, tree: _Tree, child: int, places: Mapping[int, tuple[float, float]], measure: _Measure
+) -> None:
     """An arrow the way the data goes; a small square where it passes switches."""
     from matplotlib.patches import FancyArrowPatch
 
-    (x, y) = tree.points[child]
-    (parent_x, parent_y) = tree.points[(tree.down or tree.up)[child].src if tree.down else tree.up[child].dst]
-    radius = 0.6 * scale * 72 / 2 + 1
-    goes_up, goes_down = child in tree.up, child in tree.down
+    up, down = tree.up.get(child), tree.down.get(child)
+    transfer = up or down
+    assert transfer is not None
+    start, end = places[transfer.dst if transfer.src == child else transfer.src], places[child]
     axes.add_patch(
         FancyArrowPatch(
-            (left + parent_x, parent_y),
-            (left + x, y),
-            arrowstyle="<|-|>" if goes_up and goes_down else "-|>" if goes_down else "<|-",
-            mutation_scale=7 * scale / _INCH,
-            shrinkA=radius,
-            shrinkB=radius,
-            linewidth=1.1 * scale / _INCH,
-            color=INK if goes_up and goes_down else _DOWN if goes_down else _UP,
+            start,
+            end,
+            arrowstyle="<|-|>" if up and down else "-|>" if down else "<|-",
+            mutation_scale=7 * measure.zoom,
+            shrinkA=measure.disc_points / 2 + 1,
+            shrinkB=measure.disc_points / 2 + 1,
+            linewidth=1.1 * measure.zoom,
+            color=INK if up and down else _DOWN if down else _UP,
             zorder=1,
         )
     )
-    if {**tree.up, **tree.down}[child].via:
-        middle = ((left + parent_x + left + x) / 2, (parent_y + y) / 2)
-        axes.scatter(*middle, s=(0.16 * scale * 72) ** 2, marker="s", color="#e69f00", zorder=2)
+    if (up and up.via) or (down and down.via):
+        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+        axes.scatter(*middle, s=(0.16 * measure.scale * 72) ** 2, marker="s", color=_SWITCH, zorder=2)
 
 
 def _explain(trees: Sequence[_Tree]) -> str:
