@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from synth.capacity_program import CapacityProgram, Growth
@@ -55,10 +55,11 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
     """
     if collective.relays(topology):
         raise CollectiveError(f"{collective.kind}: bandwidth is split among ranks and switches, not relays")
+    program = program_of(topology, collective)
     balanced = not topology.unbalanced(range(topology.ranks, topology.size))
     if collective.kind is not Kind.ALLREDUCE and balanced:
         return _whole(topology, collective)
-    solution = program_of(topology, collective).solve()
+    solution = program.solve()
     if solution.rate == 0:
         raise InfeasibleError(f"{collective.kind}: some rank cannot be reached, the rate is 0")
     if not solution.is_feasible():

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from synth.arborescence import FORBIDDEN, UNREACHABLE, LogicalGraph, cheapest_arborescence
 from synth.certificate import Certificate, Cut, Dual, Partition, Scope
 from synth.collective import Collective, Kind
+from synth.compiled import kernel
 from synth.cuts import cut_out_of
 from synth.errors import InfeasibleError, InputError
 from synth.flow import Ints
@@ -163,11 +164,14 @@ def _distance(topology: Topology, collective: Collective, lengths: Ints) -> Frac
     """How far a unit of the buffer must travel at least, under whole lengths."""
     count = len(collective.ranks)
     if collective.kind in {Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL}:
-        far = _shortest_ways(topology, lengths)
-        pairs = list(collective.blocks())
-        if any(far[pair] >= FORBIDDEN for pair in pairs):
+        everyone = np.array(collective.ranks)
+        root = np.array([collective.root])
+        owners = root if collective.kind is Kind.SCATTER else everyone
+        targets = root if collective.kind is Kind.GATHER else everyone
+        far = _shortest_ways(topology, lengths)[np.ix_(owners, targets)]
+        if (far >= FORBIDDEN).any():
             raise InputError(f"dual for {collective.kind}: some rank cannot be reached, a cut shows that")
-        return Fraction(sum(int(far[pair]) for pair in pairs), count)
+        return Fraction(int(far.astype(object).sum()), count)
     matrix = LogicalGraph(topology).distances(lengths).matrix
     if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER}:
         matrix = matrix.T
@@ -248,13 +252,20 @@ def _shortest_ways(topology: Topology, lengths: Ints) -> Matrix:
     return _closure(ways)
 
 
+@kernel
 def _closure(ways: Matrix) -> Matrix:
-    """Floyd and Warshall; sums of two unreachable distances still fit int64."""
-    ways = ways.copy()
-    np.fill_diagonal(ways, 0)
-    for between in range(len(ways)):
-        np.minimum(ways, ways[:, between, None] + ways[None, between, :], out=ways)
-    return ways
+    """All shortest distances from those of single links (Floyd 1962, Warshall 1962)."""
+    closed = ways.copy()
+    size = len(closed)
+    for vertex in range(size):
+        closed[vertex, vertex] = 0
+    for between in range(size):
+        for start in range(size):
+            first = closed[start, between]
+            if first < FORBIDDEN:
+                for end in range(size):
+                    closed[start, end] = min(closed[start, end], first + closed[between, end])
+    return closed
 
 
 def _integers(topology: Topology, lengths: tuple[Fraction, ...]) -> tuple[Ints, int]:
