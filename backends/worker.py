@@ -28,30 +28,52 @@ JOBS_FILE = "jobs.pickle"
 FAILURE_FILE = "failure.txt"
 
 
-def main(folder: Path, *, poll_s: float = 0.02) -> int:
-    """Run the jobs of a folder; 0 when every rank has answered."""
+def main(folder: Path, *, poll_s: float = 0.02, grace_s: float = 0.2) -> int:
+    """Run the jobs of a folder; 0 when every rank has answered.
+
+    Looks after the ranks every `poll_s` seconds, and `grace_s` after the first has failed, so that the one
+    that the others lost can be named.
+    """
     # Read before the fork: a broken file is then one error, not one per rank.
     jobs, timeout_s = pickle.loads((folder / JOBS_FILE).read_bytes())
     launcher = os.getppid()
     world = max(job.schedule.topology.ranks for job in jobs)
-    running = {_fork(folder, jobs, rank, world, timeout_s) for rank in range(world)}
+    running = {_fork(folder, jobs, rank, world, timeout_s): rank for rank in range(world)}
     try:
-        while running:
+        while running and os.getppid() == launcher:
             child, status = os.waitpid(-1, os.WNOHANG)
-            if child:
-                running.discard(child)
-                if status:
-                    _note_failure(folder, f"a rank ended with {_ending(status)}")
-                    return 1
-            elif os.getppid() != launcher:
+            if not child:
+                time.sleep(poll_s)
+            elif status:
+                time.sleep(grace_s)
+                _name_the_killed(folder, {child: status} | _ended(), running)
                 return 1
             else:
-                time.sleep(poll_s)
-        return 0
+                del running[child]
+        return 1 if running else 0
     finally:
         for child in running:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def _ended() -> dict[int, int]:
+    """Children that have ended unnoticed, with their status."""
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while (pair := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[pair[0]] = pair[1]
+    return ended
+
+
+def _name_the_killed(folder: Path, ended: dict[int, int], rank_of: dict[int, int]) -> None:
+    """A rank that was killed could not say so; the others only report that they lost it."""
+    for child, status in ended.items():
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            reason = f"rank {rank_of[child]} was ended by signal {signal.Signals(-code).name}"
+            (folder / FAILURE_FILE).write_text(reason, encoding="utf-8")
 
 
 def _fork(folder: Path, jobs: Sequence[Job], rank: int, world: int, timeout_s: float) -> int:
@@ -76,11 +98,6 @@ def _note_failure(folder: Path, reason: str) -> None:
     """Keep the first reason only: later ones are mostly its consequences."""
     with contextlib.suppress(FileExistsError), (folder / FAILURE_FILE).open("x", encoding="utf-8") as file:
         file.write(reason)
-
-
-def _ending(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
 def _run_rank(
