@@ -66,7 +66,12 @@ def read_topology(shape: Mapping[str, Any], place: str, prefix: str) -> Topology
         Switch(entry) if isinstance(entry, str) else Switch(entry["name"], entry.get("reduces", False))
         for entry in shape.get("switches", [])
     ]
-    vertex = _vertex_reader(ranks, [switch.name for switch in switches])
+    first: dict[str, int] = {}
+    for index, switch in enumerate(switches):
+        if first.setdefault(switch.name, index) != index:
+            place_of = f"{place}: {prefix}switches[{index}]"
+            raise InputError(f"{place_of}: names must be unique, got {shorten(switch.name)} twice")
+    vertex = _vertex_reader(ranks, list(first))
     links: list[Link] = []
     for index, entry in enumerate(shape["links"]):
         links.extend(_links(entry, vertex, f"{place}: {prefix}links[{index}]"))

@@ -175,9 +175,9 @@ def _method(shape: Mapping[str, Any]) -> Method:
     settings = {key: value for key, value in shape.items() if key not in {"name", "seed"}}
     for key, value in settings.items():
         if value is not None and not isinstance(value, str | int):
-            raise InputError(
-                f"method.{shorten(key)}: must be text, a whole number or null, got {shorten(value)}"
-            )
+            name = key if key.isidentifier() else shorten(key)
+            rule = "must be text, a whole number or null"
+            raise InputError(f"method.{name}: {rule}, got {shorten(value)}")
     return Method(shape["name"], shape.get("seed", 0), tuple(settings.items()))
 
 
