@@ -10,18 +10,22 @@ Source: Wang et al., BLINK (MLSys 2020), section 4; Candes, Wakin, Boyd (2008) f
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, product
 from typing import Any, Generic
 
 import numpy as np
+from numpy.typing import NDArray
 
 from synth.arborescence import FORBIDDEN, LogicalGraph, cheapest_arborescence
+from synth.capacity_lp import most_central
 from synth.errors import InfeasibleError, InputError
-from synth.packing.carrier import AnyCarrier, Pair, Pairing, merge
+from synth.packing.carrier import AnyCarrier, Carrier, Pair, Pairing, merge, shape, with_weight
 from synth.packing.mwu import weigh_pairs, weigh_trees
 from synth.packing.tree import Packing, Tree
 from synth.packing.weights import Choice, Floats
@@ -29,11 +33,13 @@ from synth.topology import Topology
 
 DEFAULT_TOLERANCE = Fraction(1, 20)
 
-_CANDIDATE_EPSILON = Fraction(1, 10)  # a coarse run yields a few hundred different trees
-_CANDIDATES = 400  # per group; the heaviest are kept
-_SEARCH_LIMIT = 5_000  # branch-and-bound vertices: unlike a time limit, the same on any machine
+_CANDIDATE_EPSILON = Fraction(1, 20)  # a coarse run yields a few hundred different trees
+_CANDIDATES = 400  # in all, besides the known ones; the heaviest of each group are kept
+_SEARCH_LIMIT = 1_000  # branch-and-bound vertices: unlike a time limit, the same on any machine
 _REWEIGHTINGS = 8
+_ATTEMPTS = 3  # at thinning out, from different prices
 _USED = 1e-7  # of the rate: a smaller weight is none
+_GAIN = 1e-3  # relative: what an exchange must bring, so that exchanges come to an end
 _SLACK = 1e-9  # relative: what the floating solver may be short of a rate
 
 Settings = tuple[tuple[str, str | int | None], ...]
@@ -71,14 +77,19 @@ def fewest_trees(
         InputError: a tolerance or a number of trees out of its range.
     """
     _check(tolerance, max_trees)
+    end = None if deadline_s is None else time.monotonic() + deadline_s
     wide = [tree for root in roots for tree in _widest_trees(topology, root)]
-    woven = weigh_trees(
-        topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, stop_at=optimum * 9 / 10
-    ).trees
+    woven = weigh_trees(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).trees
+    known = merge(known)
     groups = tuple(
-        _shortlist(tree for tree in (*known, *wide, *woven) if tree.root == root) for root in roots
+        _candidates(
+            [tree for tree in known if tree.root == root],
+            [tree for tree in (*wide, *woven) if tree.root == root],
+            _CANDIDATES // len(roots) + 1,
+        )
+        for root in roots
     )
-    search = _Search(Choice(topology, groups), optimum, seed, deadline_s)
+    search = _Search(Choice(topology, groups), frozenset(map(shape, known)), optimum, seed, end)
     carriers, settings = search.run(tolerance, max_trees)
     return Packing(carriers, settings)
 
@@ -95,12 +106,12 @@ def fewest_pairs(
 ) -> Pairing:
     """Few pairs for an allreduce: `fewest_trees`, where a tree is now a pair and all pairs count together."""
     _check(tolerance, max_trees)
-    wide: list[Pair] = []
-    if topology.is_symmetric:
-        wide = [Pair(tree, tree) for tree in _widest_trees(topology, 0)]
-    woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, stop_at=optimum * 9 / 10).pairs
-    group = _shortlist((*known, *wide, *woven))
-    search = _Search(Choice(topology, (group,)), optimum, seed, deadline_s)
+    end = None if deadline_s is None else time.monotonic() + deadline_s
+    wide = _wide_pairs(topology)
+    woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).pairs
+    known = merge(known)
+    group = _candidates(known, (*wide, *woven), _CANDIDATES)
+    search = _Search(Choice(topology, (group,)), frozenset(map(shape, known)), optimum, seed, end)
     carriers, settings = search.run(tolerance, max_trees)
     return Pairing(carriers, settings)
 
@@ -113,21 +124,59 @@ def _check(tolerance: Fraction, max_trees: int | None) -> None:
 
 
 def _widest_trees(topology: Topology, root: int) -> Iterator[Tree]:
-    """Trees that use only links from some bandwidth on: without switches, the widest single tree is here."""
+    """Trees that use only links from some bandwidth on, the cheapest and the shallowest.
+
+    Without switches the widest single tree is among them.
+    """
     graph = LogicalGraph(topology)
     capacities = np.array(topology.capacities, dtype=np.int64)
     for narrowest in sorted(set(topology.capacities), reverse=True)[:_CANDIDATES]:
         distances = graph.distances(np.where(capacities >= narrowest, 1, FORBIDDEN).astype(np.int64))
         try:
-            parents = cheapest_arborescence(distances.matrix, root)
+            cheapest = cheapest_arborescence(distances.matrix, root)
         except InfeasibleError:
             continue
-        yield distances.routes(parents).tree(Fraction(narrowest) * topology.bandwidth_unit)
+        for parents in (cheapest, _shallow(distances.matrix < FORBIDDEN, root)):
+            yield distances.routes(parents).tree(Fraction(narrowest) * topology.bandwidth_unit)
 
 
-def _shortlist(carriers: Iterable[AnyCarrier]) -> tuple[AnyCarrier, ...]:
-    """Different shapes only, the first of each weight order; later ones are worth less."""
-    return tuple(sorted(merge(carriers), key=lambda carrier: -carrier.weight)[:_CANDIDATES])
+def _shallow(reaches: NDArray[np.bool_], root: int) -> NDArray[np.int64]:
+    """Parents with the fewest edges between the root and each rank; `reaches[parent, child]`."""
+    parents = np.full(len(reaches), -1, dtype=np.int64)
+    missing = np.arange(len(reaches)) != root
+    wave = [root]
+    for parent in wave:
+        children = np.flatnonzero(reaches[parent] & missing)
+        parents[children] = parent
+        missing[children] = False
+        wave += children.tolist()
+    return parents
+
+
+def _wide_pairs(topology: Topology) -> list[Pair]:
+    """Pairs of the widest trees; on symmetric links one root stands for all."""
+    if topology.is_symmetric:
+        root = most_central(topology, range(topology.ranks))
+        return [Pair(tree, tree) for tree in _widest_trees(topology, root)]
+    back = topology.reversed()
+    return [
+        Pair(out, with_weight(into, out.weight))
+        for root in range(topology.ranks)
+        for out, into in product(_widest_trees(topology, root), _widest_trees(back, root))
+        if out.weight == into.weight
+    ]
+
+
+def _candidates(
+    known: Iterable[AnyCarrier], others: Iterable[AnyCarrier], most: int
+) -> tuple[AnyCarrier, ...]:
+    """The known carriers and the heaviest of the others, each shape once."""
+    heaviest = sorted(merge(others), key=_descending_weight)[:most]
+    return merge(chain(known, heaviest))
+
+
+def _descending_weight(carrier: Carrier) -> Fraction:
+    return -carrier.weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +184,10 @@ class _Search(Generic[AnyCarrier]):
     """The choice among candidates; rates inside are floats in units of capacity."""
 
     choice: Choice[AnyCarrier]
+    known: frozenset[tuple[object, ...]]  # shapes that together reach the optimum, or nearly so
     optimum: Fraction
     seed: int
-    deadline_s: float | None
+    end: float | None  # of time.monotonic()
 
     def run(self, tolerance: Fraction, max_trees: int | None) -> tuple[tuple[AnyCarrier, ...], Settings]:
         """The chosen carriers with exact weights, and what was proved."""
@@ -156,32 +206,35 @@ class _Search(Generic[AnyCarrier]):
 
     def _fewest(self, rate: float) -> tuple[list[int], str]:
         """The fewest carriers that reach a rate."""
-        started = time.monotonic()
-        kept = self._dropped(self._sparse(rate), rate)
+        starts = [self._known(), *(self._sparse(rate, attempt) for attempt in range(_ATTEMPTS))]
+        kept = min((self._dropped(start, rate) for start in starts if self._reaches(start, rate)), key=len)
         groups = len(self.choice.groups)
         if len(kept) == groups:
             return kept, "no fewer trees are possible"
         if groups > 1:
             return kept, "none of the trees can be left out"
-        model, binary = self._integer_program(started)
+        model, binary = self._integer_program()
         model.changeColBounds(len(self.choice.carriers), rate * (1 - _SLACK), rate)
         for column in binary:
             model.changeColCost(column, 1.0)
         chosen, closed = self._solve(model, kept)
-        if chosen and len(chosen) < len(kept):
+        if len(chosen) <= len(kept) and self._reaches(chosen, rate):
             kept = chosen
+        elif len(chosen) < len(kept):
+            closed = False  # the integer program took a rounding error for a carrier's share
         return kept, "fewest among the candidates" if closed else "none: the search was cut short"
 
     def _best_of(self, max_trees: int, most: float) -> tuple[list[int], str]:
         """At most so many carriers per group, at the largest rate."""
-        started = time.monotonic()
+        if max_trees == len(self.choice.groups) == 1:
+            return [self._best_single()], "best among the candidates"
         kept = self._best_sparse(max_trees, most)
         rate = self.choice.only(kept).best().rate
-        if rate >= most * (1 - _SLACK) and self._reaches_optimum(most):
+        if self._is_optimum(rate):
             return kept, "optimal"
         if len(self.choice.groups) > 1:
             return kept, "none: heuristic choice per root"
-        model, binary = self._integer_program(started)
+        model, binary = self._integer_program()
         columns = np.array(binary, dtype=np.int32)
         model.addRow(0.0, float(max_trees), len(columns), columns, np.ones(len(columns)))
         model.changeColCost(len(self.choice.carriers), -1.0)
@@ -190,14 +243,36 @@ class _Search(Generic[AnyCarrier]):
             kept = chosen
         return kept, "best among the candidates" if closed else "none: the search was cut short"
 
-    def _reaches_optimum(self, rate: float) -> bool:
+    def _best_single(self) -> int:
+        """The carrier that carries most alone, the lowest of equals."""
+        heights = [carrier.height for carrier in self.choice.carriers]
+        return min(range(len(heights)), key=lambda index: (-self.choice.most[index], heights[index]))
+
+    def _is_optimum(self, rate: float) -> bool:
         return rate >= float(self.optimum / self.choice.topology.bandwidth_unit) * (1 - _SLACK)
 
-    def _sparse(self, rate: float) -> list[int]:
-        """Carriers that reach a rate, after making those dear that carry little, again and again."""
+    def _known(self) -> list[int]:
+        return [index for index, carrier in enumerate(self.choice.carriers) if shape(carrier) in self.known]
+
+    def _reaches(self, kept: Sequence[int], rate: float) -> bool:
+        """Whether these carriers alone reach a rate."""
+        some = self.choice.only(kept)
+        return all(some.groups) and some.best().rate >= rate * (1 - _SLACK)
+
+    def _is_late(self) -> bool:
+        return self.end is not None and time.monotonic() > self.end
+
+    def _sparse(self, rate: float, attempt: int = 0) -> list[int]:
+        """Carriers that reach a rate, after making those dear that carry little, again and again.
+
+        The first attempt starts from equal prices, further ones from random prices.
+        """
         best: list[int] = list(range(len(self.choice.carriers)))
-        prices = np.ones(len(best))
+        noise = random.Random(self.seed * _ATTEMPTS + attempt)
+        prices = np.array([1 + (noise.random() if attempt else 0) for _ in best])
         for _ in range(_REWEIGHTINGS):
+            if self._is_late():
+                break
             weights = self.choice.cheapest(prices, rate * (1 - _SLACK))
             if weights is None:
                 break
@@ -212,8 +287,9 @@ class _Search(Generic[AnyCarrier]):
         weights = self.choice.only(kept).best().weights
         for index in [kept[position] for position in np.argsort(weights, kind="stable")]:
             fewer = [other for other in kept if other != index]
-            smaller = self.choice.only(fewer)
-            if all(smaller.groups) and smaller.best().rate >= rate * (1 - _SLACK):
+            if self._is_late():
+                break
+            if self._reaches(fewer, rate):
                 kept = fewer
         return kept
 
@@ -223,16 +299,34 @@ class _Search(Generic[AnyCarrier]):
         best_rate = -1.0
         for tenths in range(10, 0, -1):
             rate = most * tenths / 10
-            if rate <= best_rate:
+            if rate <= best_rate or (best and self._is_late()):
                 break
-            weights = np.zeros(len(self.choice.carriers))
-            sparse = self._sparse(rate)
-            weights[sparse] = self.choice.only(sparse).best().weights
-            kept = self._heaviest(weights, max_trees)
-            reached = self.choice.only(kept).best().rate
-            if reached > best_rate * (1 + _SLACK):
-                best, best_rate = kept, reached
-        return best
+            thinned = self._sparse(rate)
+            for start in (thinned, self._known()) if self._reaches(self._known(), rate) else (thinned,):
+                kept, reached = self._with_heaviest(start, max_trees)
+                if reached > best_rate * (1 + _SLACK):
+                    best, best_rate = kept, reached
+        return self._exchanged(best, best_rate, max_trees) if len(self.choice.groups) > 1 else best
+
+    def _exchanged(self, kept: list[int], rate: float, max_trees: int) -> list[int]:
+        """A choice in which no single root gains by choosing again among all its candidates."""
+        group_of = self.choice.group_of
+        waiting = list(range(len(self.choice.groups)))
+        while waiting and not self._is_late():
+            group = waiting.pop(0)
+            pool = [index for index in range(len(group_of)) if group_of[index] == group or index in kept]
+            other, reached = self._with_heaviest(pool, max_trees)
+            if reached > rate * (1 + _GAIN):
+                kept, rate = other, reached
+                waiting = [root for root in range(len(self.choice.groups)) if root != group]
+        return kept
+
+    def _with_heaviest(self, some: Sequence[int], max_trees: int) -> tuple[list[int], float]:
+        """The heaviest of each group at the best weights of some carriers, and the rate they reach."""
+        weights = np.zeros(len(self.choice.carriers))
+        weights[sorted(some)] = self.choice.only(some).best().weights
+        kept = self._heaviest(weights, max_trees)
+        return kept, self.choice.only(kept).best().rate
 
     def _heaviest(self, weights: Floats, max_trees: int) -> list[int]:
         taken: Counter[int] = Counter()
@@ -248,11 +342,11 @@ class _Search(Generic[AnyCarrier]):
     def _used(weights: Floats, rate: float) -> list[int]:
         return [int(index) for index in np.flatnonzero(weights > _USED * rate)]
 
-    def _integer_program(self, started: float) -> tuple[Any, list[int]]:
+    def _integer_program(self) -> tuple[Any, list[int]]:
         """The linear program plus a 0-1 column per carrier without which it carries nothing."""
         import highspy
 
-        left = None if self.deadline_s is None else self.deadline_s - (time.monotonic() - started)
+        left = None if self.end is None else self.end - time.monotonic()
         model = self.choice.program(seed=self.seed, deadline_s=left)
         model.setOptionValue("mip_max_nodes", _SEARCH_LIMIT)
         binary = []

@@ -1,0 +1,299 @@
+"""The entry of the tree methods: a topology and a collective in, a schedule out.
+
+Relays become switches, a reduction is turned round, an allreduce gets its links split between gathering
+and spreading; then trees are packed, perhaps thinned out to a few, and lifted into a schedule.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal, TypeAlias
+
+from synth.bounds import bound
+from synth.capacity_lp import Split, split_bandwidth
+from synth.certificate import Bound
+from synth.collective import Collective, Kind
+from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from synth.packing.carrier import Carrier, Pairing, centred, merge, mirrored, pair_up
+from synth.packing.exact import pack_exactly
+from synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
+from synth.packing.lift import TREE_KINDS, lift
+from synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
+from synth.packing.tree import Packing
+from synth.relays import relays_as_switches
+from synth.schedule import Method, Schedule
+from synth.topology import Topology, Vertex
+
+TreeMethod: TypeAlias = Literal["trees", "mwu"]
+Settings: TypeAlias = tuple[tuple[str, str | int | None], ...]
+
+_FREE_ROOTS_UP_TO = 64  # ranks; above, roots stay equal where that reaches the bound
+_SPREADING = {
+    Kind.BROADCAST: Kind.BROADCAST,
+    Kind.REDUCE: Kind.BROADCAST,
+    Kind.ALLGATHER: Kind.ALLGATHER,
+    Kind.REDUCE_SCATTER: Kind.ALLGATHER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is asked, after relays became switches; for a reduction the topology is turned round."""
+
+    topology: Topology
+    collective: Collective
+    limit: Bound
+    method: TreeMethod
+    max_trees: int | None
+    tolerance: Fraction | None
+    epsilon: Fraction
+    seed: int
+    end: float | None
+
+    @property
+    def wants_few(self) -> bool:
+        """Whether the packing is to be thinned out."""
+        return self.max_trees is not None or self.tolerance is not None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the deadline; a hundredth where it has passed."""
+        return None if self.end is None else max(self.end - time.monotonic(), 0.01)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.end is not None and time.monotonic() > self.end
+
+
+def solve_by_trees(
+    topology: Topology,
+    collective: Collective,
+    *,
+    method: TreeMethod = "trees",
+    max_trees: int | None = None,
+    tolerance: Fraction | None = None,
+    seed: int = 0,
+    deadline_s: float | None = None,
+    epsilon: Fraction | float = DEFAULT_EPSILON,
+) -> Schedule:
+    """A schedule of a broadcast, reduce, allgather, reduce-scatter or allreduce along trees.
+
+    Args:
+        topology: the fabric; ranks that take no part come after those that do and forward.
+        collective: what is to be done.
+        method: "trees" for an exact packing, "mwu" for multiplicative weights.
+        max_trees: at most so many trees per root (of an allreduce: in all), at the best rate.
+        tolerance: the part of the optimum that may be given up for fewer trees; None for no thinning out.
+            With `max_trees`: tried first, and kept where it needs no more trees than that.
+        seed: breaks ties; the same seed gives the same schedule on any machine.
+        deadline_s: seconds from now.
+        epsilon: the part of the optimum that "mwu" may miss.
+
+    Returns:
+        The schedule; its rate is below its bound where the method, the number of trees or relays that
+        cannot pass on all they receive keep it there.
+
+    Raises:
+        CollectiveError: a kind that trees cannot do, or relays with lower numbers than the ranks.
+        InputError: a number out of its range.
+        InfeasibleError: some ranks are cut off; carries the bound that proves it.
+        TimedOutError: the deadline passed; carries the best schedule found, if any.
+    """
+    end = None if deadline_s is None else time.monotonic() + deadline_s
+    if collective.kind not in TREE_KINDS:
+        kinds = ", ".join(kind.value for kind in TREE_KINDS)
+        raise CollectiveError(f"{collective.kind}: trees serve {kinds} only")
+    if method not in {"trees", "mwu"}:
+        raise InputError(f"method {method}: of the tree methods there are trees and mwu")
+    if max_trees is not None and max_trees < 1:
+        raise InputError(f"max-trees: must be at least 1, got {max_trees}")
+    limit = bound(topology, collective)
+    if limit.rate == 0:
+        raise InfeasibleError(_cut_off(topology, collective), limit)
+    flat, among = relays_as_switches(topology, collective)
+    if collective.kind in _SPREADING:
+        flat = flat.reversed() if collective.kind.reduces else flat
+        among = replace(among, kind=_SPREADING[collective.kind])
+    share = Fraction(str(epsilon)) if isinstance(epsilon, float) else epsilon
+    task = _Task(flat, among, limit, method, max_trees, tolerance, share, seed, end)
+    carriers, settings = _pairs(task) if collective.kind is Kind.ALLREDUCE else _trees(task)
+    schedule = lift(topology, collective, Method(method, seed, settings), limit, carriers)
+    if task.is_late:
+        raise TimedOutError(f"{collective.kind}: the deadline of {deadline_s} s passed", schedule)
+    return schedule
+
+
+def _trees(task: _Task) -> tuple[Sequence[Carrier], Settings]:
+    """Out-trees for a broadcast or an allgather."""
+    roots = task.collective.ranks if task.collective.root is None else (task.collective.root,)
+    if task.method == "mwu":
+        enough = task.limit.rate * (1 - task.epsilon) / len(roots)
+        packing = weigh_trees(
+            task.topology,
+            roots,
+            epsilon=task.epsilon,
+            seed=task.seed,
+            stop_at=enough,
+            deadline_s=task.left_s,
+        )
+        each = task.limit.rate / len(roots)
+    else:
+        split = split_bandwidth(task.topology, task.collective)
+        packing = pack_exactly(split.out, split.roots, seed=task.seed, deadline_s=task.left_s)
+        each = split.rate / len(roots)
+    if task.wants_few and not task.is_late:
+        few = _few_trees(task, roots, each, packing)
+        return few.trees, (*packing.settings, *few.settings)
+    return packing.trees, packing.settings
+
+
+def _few_trees(task: _Task, roots: Sequence[int], optimum: Fraction, packing: Packing) -> Packing:
+    for tolerance, most in _requests(task):
+        few = fewest_trees(
+            task.topology,
+            roots,
+            optimum,
+            packing.trees,
+            tolerance=tolerance,
+            max_trees=most,
+            seed=task.seed,
+            deadline_s=task.left_s,
+        )
+        if task.max_trees is None or all(
+            sum(tree.root == root for tree in few.trees) <= task.max_trees for root in roots
+        ):
+            break
+    return few
+
+
+def _pairs(task: _Task) -> tuple[Sequence[Carrier], Settings]:
+    """Pairs of trees for an allreduce."""
+    if task.method == "mwu":
+        pairing = weigh_pairs(
+            task.topology,
+            epsilon=task.epsilon,
+            seed=task.seed,
+            stop_at=task.limit.rate * (1 - task.epsilon),
+            deadline_s=task.left_s,
+        )
+        optimum = task.limit.rate
+    else:
+        pairing, optimum = _exact_pairs(task)
+    if task.wants_few and not task.is_late:
+        few = _few_pairs(task, optimum, pairing)
+        return few.pairs, (*pairing.settings, *few.settings)
+    return pairing.pairs, pairing.settings
+
+
+def _few_pairs(task: _Task, optimum: Fraction, pairing: Pairing) -> Pairing:
+    for tolerance, most in _requests(task):
+        few = fewest_pairs(
+            task.topology,
+            optimum,
+            pairing.pairs,
+            tolerance=tolerance,
+            max_trees=most,
+            seed=task.seed,
+            deadline_s=task.left_s,
+        )
+        if task.max_trees is None or len(few.pairs) <= task.max_trees:
+            break
+    return few
+
+
+def _requests(task: _Task) -> Iterator[tuple[Fraction, int | None]]:
+    """What to ask of the choice of few trees, until an answer fits: (tolerance, most trees)."""
+    if task.tolerance is not None:
+        yield task.tolerance, None
+    if task.max_trees is not None:
+        yield DEFAULT_TOLERANCE, task.max_trees
+
+
+def _exact_pairs(task: _Task) -> tuple[Pairing, Fraction]:
+    """The packing with the fewest pairs and levels among the splits that reach the best rate."""
+    splits = _splits(task)
+    rate = max(split.rate for split in splits)
+    packed = [_pack_split(task, split) for split in splits if split.rate == rate]
+    return min(packed, key=lambda pairing: len(pairing.pairs) + _height(pairing)), rate
+
+
+def _splits(task: _Task) -> list[Split]:
+    """Free roots, and equal roots: a reduce-scatter and an allgather on half of each link.
+
+    Equal roots reach the same rate on regular graphs, often with lower trees.
+    """
+    equal = _equal_roots(task.topology, task.collective)
+    if equal and equal.rate == task.limit.rate and task.topology.ranks > _FREE_ROOTS_UP_TO:
+        return [equal]
+    free = split_bandwidth(task.topology, task.collective)
+    return [free, equal] if equal else [free]
+
+
+def _equal_roots(topology: Topology, collective: Collective) -> Split | None:
+    """The split in halves; None where a switch could not pass on all it receives."""
+    if topology.unbalanced(range(topology.ranks, topology.size)):
+        return None
+    halves = replace(
+        topology,
+        links=tuple(replace(link, bandwidth=link.bandwidth / 2) for link in topology.links),
+        symmetries=(),
+    )
+    gathered = replace(collective, kind=Kind.ALLGATHER)
+    out = split_bandwidth(halves, gathered)
+    if topology.is_symmetric:
+        return out
+    into = split_bandwidth(halves.reversed(), gathered)
+    least = min(out, into, key=lambda split: split.rate)
+    return Split(least.rate, least.roots, halves, halves)
+
+
+def _pack_split(task: _Task, split: Split) -> Pairing:
+    outs = pack_exactly(split.out, split.roots, seed=task.seed, deadline_s=task.left_s)
+    if split.into is None:
+        pairs = mirrored(outs.trees)
+    else:
+        ins = pack_exactly(split.into.reversed(), split.roots, seed=task.seed, deadline_s=task.left_s)
+        pairs = pair_up(outs.trees, ins.trees)
+    are_equal = len(split.roots) == task.topology.ranks and len(set(split.roots.values())) == 1
+    roots: Settings = (("roots", "equal" if are_equal else "free"),)
+    return Pairing(merge(centred(pair) for pair in pairs), (*outs.settings, *roots))
+
+
+def _height(pairing: Pairing) -> int:
+    return max(pair.height for pair in pairing.pairs)
+
+
+def _cut_off(topology: Topology, collective: Collective) -> str:
+    """Which ranks cannot take part, by walking the links."""
+    start = collective.ranks[0] if collective.root is None else collective.root
+    downstream = _reached(topology, start)
+    upstream = _reached(topology.reversed(), start)
+    match collective.kind:
+        case Kind.BROADCAST:
+            lost = [rank for rank in collective.ranks if rank not in downstream]
+            way = f"nothing leads there from rank {start}"
+        case Kind.REDUCE:
+            lost = [rank for rank in collective.ranks if rank not in upstream]
+            way = f"nothing leads from there to rank {start}"
+        case _:
+            lost = [rank for rank in collective.ranks if rank not in downstream & upstream]
+            way = f"there is no way from rank {start} and back"
+    noun = "rank" if len(lost) == 1 else "ranks"
+    return f"{collective.kind}: {noun} {', '.join(map(str, lost))} cut off: {way}"
+
+
+def _reached(topology: Topology, start: Vertex) -> set[Vertex]:
+    neighbours: dict[Vertex, list[Vertex]] = {}
+    for link in topology.links:
+        neighbours.setdefault(link.src, []).append(link.dst)
+    reached, frontier = {start}, [start]
+    for vertex in frontier:
+        for after in neighbours.get(vertex, ()):
+            if after not in reached:
+                reached.add(after)
+                frontier.append(after)
+    return reached
