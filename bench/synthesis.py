@@ -1,0 +1,298 @@
+"""How long does synthesis take? Bounds and exact trees for an allgather, in seconds and megabytes.
+
+Every computation runs in a child process of its own, after a warm-up, so that the kernels are compiled and
+the peak memory is its own. `--forestcoll PATH` runs the public ForestColl from a checkout in turns with
+ours. Results go to `bench/results/synthesis.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+HOME = Path(__file__).resolve().parent.parent
+RESULTS = HOME / "bench" / "results" / "synthesis.json"
+CHILD_LIMIT_S = 1800
+START_UP = ("bound", "dgx1", "allreduce")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A topology and what is asked of it; `quick` ones are done well within 10 s."""
+
+    title: str
+    spec: str
+    method: str  # "bound" or "trees"
+    runs: int = 5
+    quick: bool = True
+
+
+SPECS = [
+    ("DGX-1", "dgx1"),
+    ("torus 4x4", "torus:4x4"),
+    ("torus 8x8", "torus:8x8"),
+    ("2x8 A100", "dgx-a100:boxes=2"),
+    ("2x16 MI250", "mi250:boxes=2"),
+    ("8x16 MI250", "mi250:boxes=8"),
+]
+CASES = [
+    *(Case(title, spec, method) for title, spec in SPECS for method in ("bound", "trees")),
+    Case("128x8 A100", "dgx-a100:boxes=128", "bound"),
+    Case("128x8 A100", "dgx-a100:boxes=128", "trees", runs=3, quick=False),
+    Case("torus 32x32", "torus:32x32", "trees", runs=3, quick=False),
+]
+FORESTCOLL = {"2x8 A100": ("a100_topology", 2), "2x16 MI250": ("mi250_topology", 2)}
+FORESTCOLL_ROUNDS = 3
+
+
+@dataclass
+class Stopwatch:
+    """Seconds of the laps so far, by the clock and of this process alone."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin a lap."""
+        self._begun = time.perf_counter(), time.process_time()
+
+    def lap(self) -> None:
+        """End the lap."""
+        self.seconds.append(time.perf_counter() - self._begun[0])
+        self.cpu_seconds.append(time.process_time() - self._begun[1])
+
+
+def main() -> None:
+    """Measure what the command line asks for, print the table, write the results."""
+    arguments = _arguments()
+    if arguments.child:
+        print(json.dumps(CHILDREN[arguments.child[0]](*arguments.child[1:])))
+        return
+    rows = [_row(case) for case in CASES if case.quick or not arguments.quick]
+    rows.append(_start_up_row())
+    if arguments.forestcoll:
+        rows += _beside_forestcoll(arguments.forestcoll)
+    _print(rows)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(_document(rows), indent=1) + "\n")
+    print(f"\nwritten: {arguments.output}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="leave out what takes over 10 s")
+    parser.add_argument("--forestcoll", type=Path, metavar="PATH", help="a checkout of ForestColl")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _row(case: Case) -> dict[str, Any]:
+    print(f"{case.title}, {case.method} ...", file=sys.stderr)
+    found = _in_child("ours", case.spec, case.method, str(case.runs))
+    return _summary(case.title, case.spec, case.method, found)
+
+
+def _summary(title: str, spec: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
+    seconds, cpu_seconds = found.pop("seconds"), found.pop("cpu_seconds")
+    return {
+        "topology": spec,
+        "title": title,
+        "collective": "allgather",
+        "method": method,
+        "bytes": None,
+        "seconds": statistics.median(seconds),
+        "cpu_seconds": statistics.median(cpu_seconds),
+        "time_us": statistics.median(seconds) * 1e6,
+        "spread": (max(seconds) - min(seconds)) * 1e6,
+        "runs": len(seconds),
+        **found,
+    }
+
+
+def _in_child(*child: str) -> dict[str, Any]:
+    """What a child of this script answers; its standard error is shown when it fails."""
+    environment = os.environ | {"PYTHONPATH": str(HOME), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", *child]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
+    """In the child: a bound or trees, again and again, after a warm-up on the same code paths."""
+    import topologies
+    from synth.bounds import bound
+    from synth.collective import Collective
+    from synth.packing.exact import pack_exactly
+    from synth.packing.tree import Packing
+    from synth.topology import Topology
+
+    def trees(topology: Topology) -> Packing:
+        rate = bound(topology, Collective.on(topology, "allgather")).rate / topology.ranks
+        return pack_exactly(topology, dict.fromkeys(range(topology.ranks), rate))
+
+    trees(topologies.load("dgx-a100:boxes=2"))
+    topology = topologies.load(spec)
+    found: dict[str, Any] = {"ranks": topology.ranks, "trees": None, "height": None}
+    watch = Stopwatch()
+    for _ in range(int(runs)):
+        topology = topologies.load(spec)  # afresh, because it caches what it has derived
+        watch.start()
+        if method == "bound":
+            rate = bound(topology, Collective.on(topology, "allgather")).rate
+            watch.lap()
+        else:
+            packing = trees(topology)
+            watch.lap()
+            rate = sum((tree.weight for tree in packing.trees), 0 * packing.trees[0].weight)
+            found["trees"] = len(packing.trees)
+            found["height"] = max(tree.height for tree in packing.trees)
+            del packing
+    return found | {**asdict(watch), "algbw": str(rate), "peak_MB": _peak_megabytes()}
+
+
+def _forestcoll(path: str, builder: str, boxes: str) -> dict[str, Any]:
+    """In the child: one run of the public ForestColl, which has nothing to warm up but its imports."""
+    sys.path.insert(0, path)
+    packer = import_module("pipeline_allgather")
+    graph, ranks = getattr(import_module("topologies"), builder)(int(boxes))
+    watch = Stopwatch()
+    watch.start()
+    (_, units), (trees, _) = packer.optimal_pipeline_spanning_trees(graph, compute_nodes=ranks)
+    watch.lap()
+    return {
+        **asdict(watch),
+        "ranks": len(ranks),
+        "trees": len(trees),
+        "height": None,
+        "units": units,
+        "peak_MB": _peak_megabytes(),
+    }
+
+
+CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {"ours": _ours, "forestcoll": _forestcoll}
+
+
+def _beside_forestcoll(path: Path) -> list[dict[str, Any]]:
+    """Rows of both, measured in turns so that a busy machine slows both down."""
+    if not (path / "pipeline_allgather.py").is_file():
+        raise SystemExit(f"--forestcoll {path}: must be a checkout of ForestColl with pipeline_allgather.py")
+    rows = []
+    specs = dict(SPECS)
+    for title, (builder, boxes) in FORESTCOLL.items():
+        theirs, ours = [], []
+        for turn in range(FORESTCOLL_ROUNDS):
+            print(f"{title}, ForestColl and ours, turn {turn + 1} ...", file=sys.stderr)
+            theirs.append(_in_child("forestcoll", str(path.resolve()), builder, str(boxes)))
+            ours.append(_in_child("ours", specs[title], "trees", "1"))
+        for method, found in (("ForestColl", theirs), ("trees, in turns", ours)):
+            times = {key: [run[key][0] for run in found] for key in ("seconds", "cpu_seconds")}
+            rows.append(_summary(title, specs[title], method, {**found[-1], **times}))
+        ratio = rows[-2]["seconds"] / rows[-1]["seconds"]
+        rows[-1]["times_faster_than_forestcoll"] = ratio
+        print(f"{title}: ours is {ratio:.0f} times faster than ForestColl", file=sys.stderr)
+    return rows
+
+
+def _start_up_row() -> dict[str, Any]:
+    """The whole process `synth bound dgx1 allreduce`, start-up included, once everything is cached."""
+    command = [sys.executable, "-c", "from synth.cli import main; main()", *START_UP]
+    environment = os.environ | {"PYTHONPATH": str(HOME)}
+    seconds, cpu_seconds, peak = [], [], 0
+    for turn in range(6):
+        start = time.perf_counter()
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"synth {' '.join(START_UP)}: exit status {process.returncode}")
+        if turn:  # the first one compiles
+            seconds.append(time.perf_counter() - start)
+            cpu_seconds.append(usage.ru_utime + usage.ru_stime)
+            peak = max(peak, usage.ru_maxrss)
+    found = {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_MB": peak / 1e3}
+    found |= {"ranks": 8, "trees": None, "height": None}
+    row = _summary("synth bound dgx1 allreduce", "dgx1", "whole process", found)
+    return row | {"collective": "allreduce"}
+
+
+def _peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3  # Linux counts in kB
+
+
+def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "question": "How long does synthesis take?",
+        "command": " ".join(["python", "bench/synthesis.py", *sys.argv[1:]]),
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "load_at_the_end": os.getloadavg()[0],
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **_versions("arborcast", "numpy", "numba", "highspy"),
+        },
+        "units": {
+            "seconds": "median",
+            "cpu_seconds": "median, this process alone",
+            "spread": "largest minus smallest, us",
+            "peak_MB": "of the process",
+        },
+        "cases": [asdict(case) for case in CASES],
+        "rows": rows,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _versions(*packages: str) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    titles = ("topology", "method", "ranks", "trees", "height", "seconds", "CPU s", "spread", "peak MB")
+    print(("{:28} {:16}" + "{:>7}" * 3 + "{:>10}" * 4).format(*titles))
+    for row in rows:
+        cells = [row["title"], row["method"], *("" if row[key] is None else row[key] for key in titles[2:5])]
+        timing = (row["seconds"], row["cpu_seconds"], row["spread"] / 1e6)
+        print(
+            ("{:28} {:16}" + "{:>7}" * 3 + "{:10.3f}" * 3 + "{:10.0f}").format(
+                *cells, *timing, row["peak_MB"]
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()
