@@ -277,16 +277,19 @@ def _unit(schedule: Schedule) -> Fraction:
 
 
 def _check_bound(schedule: Schedule, rate: Fraction, errors: _Errors) -> None:
-    from synth.bounds import certified_rate  # compiled kernels come with it
+    from synth.bounds import certified_rate, certified_scope  # compiled kernels come with them
 
     bound = schedule.bound
     try:
         proved = certified_rate(schedule.topology, schedule.collective, bound.certificate)
+        scope = certified_scope(schedule.topology, schedule.collective, bound.certificate)
     except InputError as wrong:
         errors.add(f"bound: {wrong}")
         return
     if proved != bound.rate:
         errors.add(f"bound: {bound.rate} GB/s declared, its certificate proves {proved} GB/s")
+    elif bound.scope is Scope.EVERY_SCHEDULE and scope is not bound.scope:
+        errors.add(f"bound: declared for {bound.scope}, its certificate speaks of {scope}")
     elif rate > bound.rate and bound.scope is Scope.EVERY_SCHEDULE:
         errors.add(f"bound: {bound.rate} GB/s declared for every schedule, this one reaches {rate} GB/s")
 

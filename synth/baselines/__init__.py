@@ -1,0 +1,87 @@
+"""The patterns that libraries use whatever the graph is: rings, double trees, halving-doubling.
+
+They are what the synthesized schedules are compared with, in the same format and under the same verifier
+and simulator. Each module makes one pattern; this is the entry that knows them by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from synth.baselines.clock import Clock
+from synth.certificate import Bound
+from synth.collective import Collective, Kind
+from synth.errors import CollectiveError, InfeasibleError, InputError
+from synth.schedule import Schedule
+from synth.topology import Topology
+
+RING_KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
+SUPPORTED: Mapping[str, tuple[Kind, ...]] = {
+    "ring": RING_KINDS,
+    "multiring": RING_KINDS,
+    "binary-tree": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
+    "halving-doubling": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
+}
+BASELINES = tuple(SUPPORTED)
+
+
+def solve_baseline(
+    topology: Topology,
+    collective: Collective,
+    method: str,
+    *,
+    seed: int = 0,
+    bound: Bound | None = None,
+    deadline_s: float | None = None,
+) -> Schedule:
+    """The schedule of a collective by one of the classical patterns.
+
+    Ranks outside the collective are not used: patterns join ranks by a link or through switches only.
+
+    Args:
+        topology: the fabric.
+        collective: what to do on it.
+        method: one of `BASELINES`.
+        seed: of the searches for rings; the same seed gives the same schedule on any machine.
+        bound: the proven limit where the caller has it already; worked out here where None.
+        deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
+
+    Raises:
+        InputError: an unknown method.
+        CollectiveError: the pattern does not exist for this kind.
+        InfeasibleError: the pattern does not fit this graph.
+        TimedOutError: the deadline passed.
+    """
+    clock = Clock(deadline_s)
+    if method not in SUPPORTED:
+        raise InputError(f"method {method}: must be one of {', '.join(BASELINES)}")
+    if collective.kind not in SUPPORTED[method]:
+        supported = ", ".join(SUPPORTED[method])
+        raise CollectiveError(f"{collective.kind}: method {method} makes only {supported}")
+    collective.check(topology)
+    if bound is None:
+        from synth import bounds  # compiled kernels come with it
+
+        bound = bounds.bound(topology, collective)
+    if bound.rate == Fraction(0):
+        raise InfeasibleError(
+            f"{method}: {collective.kind} on {topology.name} cannot be done, some rank is cut off", bound
+        )
+    match method:
+        case "ring":
+            from synth.baselines.ring import solve_ring
+
+            return solve_ring(topology, collective, bound, seed, clock)
+        case "multiring":
+            from synth.baselines.multiring import solve_multiring
+
+            return solve_multiring(topology, collective, bound, seed, clock)
+        case "binary-tree":
+            from synth.baselines.binary_tree import solve_binary_tree
+
+            return solve_binary_tree(topology, collective, bound, clock)
+        case _:
+            from synth.baselines.halving_doubling import solve_halving_doubling
+
+            return solve_halving_doubling(topology, collective, bound, clock)

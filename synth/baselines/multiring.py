@@ -1,0 +1,183 @@
+"""The largest set of link-disjoint rings: what a library of rings can get out of a graph at most.
+
+Bandwidth is counted in units of the greatest common divisor; a ring uses one unit of each link that it
+passes, once per passing. Rings are collected greedily, or all of them are listed on small graphs, and an
+integer program picks how often to use each (HiGHS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from random import Random
+from typing import Any
+
+from synth.baselines.clock import Budget, BudgetError, Clock
+from synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
+from synth.baselines.paths import Hop, switch_paths
+from synth.baselines.rings import no_ring, ring_schedule
+from synth.certificate import Bound
+from synth.collective import Collective
+from synth.errors import InfeasibleError, TimedOutError
+from synth.schedule import Method, Schedule
+from synth.topology import Topology
+
+GREEDY_TRIES = 6
+PATIENT_RANKS = 16
+"""Up to so many ranks, a last ring that hides is worth an integer program and several tries."""
+LISTED_RINGS = 20_000
+LISTING_STEPS = 1_000_000
+FLOW_RANKS = 64
+
+
+def solve_multiring(
+    topology: Topology, collective: Collective, bound: Bound, seed: int, clock: Clock
+) -> Schedule:
+    """The schedule over the largest set of link-disjoint rings.
+
+    `Method.settings` holds `rings` (how many, in units), `rings_at_most` (what the cuts allow) and
+    `proved_largest`: "yes" where the cuts are met or all rings of a graph without switches were listed,
+    "no" where the set is only the largest that was found.
+
+    Raises:
+        InfeasibleError: there is no ring, or none was found within the budget.
+        TimedOutError: the deadline passed.
+    """
+    fabric = Fabric(
+        collective.ranks,
+        switch_paths(topology, collective.ranks),
+        dict(zip(topology.bandwidth, topology.capacities, strict=True)),
+    )
+    at_most = _rings_at_most(topology, fabric)
+    chosen, proved = _largest_set(fabric, at_most, seed, clock, listable=not topology.switches)
+    if not chosen:
+        if proved:
+            raise no_ring("multiring", topology, collective)
+        raise InfeasibleError(
+            f"multiring: no ring found through the {len(collective.ranks)} ranks of {topology.name} within "
+            "the budget of the search; method trees needs none"
+        )
+    settings = (
+        ("rings", sum(times for _, times in chosen)),
+        ("rings_at_most", at_most),
+        ("proved_largest", "yes" if proved else "no"),
+    )
+    return ring_schedule(topology, collective, Method("multiring", seed, settings), bound, chosen)
+
+
+def _largest_set(
+    fabric: Fabric, at_most: int, seed: int, clock: Clock, *, listable: bool
+) -> tuple[list[tuple[Ring, int]], bool]:
+    """Rings with their multiplicities, and whether no other set is larger."""
+    found: dict[tuple[Hop, ...], Ring] = {}
+    best: list[tuple[Ring, int]] = []
+    none_exists = False
+    for attempt in range(GREEDY_TRIES if len(fabric.ranks) <= PATIENT_RANKS else 1):
+        rings, exhausted = _greedy(fabric, Random(f"{seed} {attempt}"), clock)
+        found.update((_key(ring), ring) for ring, _ in rings)
+        best = max(best, rings, key=_size)
+        none_exists |= exhausted and not rings
+        if _size(best) >= at_most or none_exists:
+            return best, True
+    complete = False
+    if listable:
+        try:
+            found |= {_key(ring): ring for ring in _all_rings(fabric, seed, clock)}
+            complete = True
+        except BudgetError:
+            pass
+    best = max(best, _pick(fabric, list(found.values()), clock), key=_size)
+    return best, complete or _size(best) >= at_most
+
+
+def _size(rings: Iterable[tuple[Ring, int]]) -> int:
+    return sum(times for _, times in rings)
+
+
+def _key(ring: Ring) -> tuple[Hop, ...]:
+    return tuple(sorted(links_of(ring).elements()))
+
+
+def _greedy(fabric: Fabric, rng: Random, clock: Clock) -> tuple[list[tuple[Ring, int]], bool]:
+    """Rings one after the other, each as often as it fits; and whether none is left for certain."""
+    left = dict(fabric.capacity)
+    rings: list[tuple[Ring, int]] = []
+    first = rng.randrange(len(fabric.ranks))
+    while True:
+        patient = not rings or len(fabric.ranks) <= PATIENT_RANKS
+        # Another start for each ring: a search tends to close where it began, over the same scarce links.
+        start = fabric.ranks[(first + len(rings)) % len(fabric.ranks)]
+        try:
+            ring = find_ring(fabric.restricted(left), start=start, rng=rng, clock=clock, program=patient)
+        except BudgetError:
+            return rings, False
+        if ring is None:
+            return rings, True
+        links = links_of(ring)
+        times = min(left[hop] // passes for hop, passes in links.items())
+        for hop, passes in links.items():
+            left[hop] -= passes * times
+        rings.append((ring, times))
+
+
+def _all_rings(fabric: Fabric, seed: int, clock: Clock) -> Iterator[Ring]:
+    budget = Budget(LISTING_STEPS, clock)
+    rings = rings_of(fabric, start=fabric.ranks[0], budget=budget, rng=Random(seed))
+    for count, ring in enumerate(rings):
+        if count == LISTED_RINGS:
+            raise BudgetError
+        yield ring
+
+
+def _pick(fabric: Fabric, rings: Sequence[Ring], clock: Clock) -> list[tuple[Ring, int]]:
+    """How often to use each ring so that there are as many as possible."""
+    import highspy
+
+    model: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    model.silent()
+    model.setOptionValue("threads", 1)  # the same way through the tree of cases on every machine
+    if clock.left_s is not None:
+        model.setOptionValue("time_limit", max(clock.left_s, 0.001))
+    through: dict[Hop, list[tuple[int, int]]] = {}
+    for column, ring in enumerate(rings):
+        links = links_of(ring)
+        model.addVar(0.0, float(min(fabric.capacity[hop] // passes for hop, passes in links.items())))
+        model.changeColCost(column, -1.0)
+        model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+        for hop, passes in links.items():
+            through.setdefault(hop, []).append((column, passes))
+    for hop, entries in through.items():
+        columns = [column for column, _ in entries]
+        passes_of = [float(passes) for _, passes in entries]
+        model.addRow(0.0, float(fabric.capacity[hop]), len(entries), columns, passes_of)
+    model.run()
+    status = model.modelStatusToString(model.getModelStatus())
+    if status == "Time limit reached":
+        raise TimedOutError("the choice of link-disjoint rings did not end within its deadline")
+    assert status in {"Optimal", "Empty"}, f"a bounded integer program ended as {status}"
+    values = model.getSolution().col_value
+    picked = [(ring, round(value)) for ring, value in zip(rings, values, strict=True)]
+    return [(ring, times) for ring, times in picked if times]
+
+
+def _rings_at_most(topology: Topology, fabric: Fabric) -> int:
+    """Every ring leaves and enters each rank, and crosses every cut between two ranks both ways."""
+    taking_part = {*fabric.ranks, *range(topology.ranks, topology.size)}
+    units = {hop: room for hop, room in fabric.capacity.items() if taking_part.issuperset(hop)}
+    leaving = dict.fromkeys(taking_part, 0)
+    entering = dict.fromkeys(taking_part, 0)
+    for (src, dst), room in units.items():
+        leaving[src] += room
+        entering[dst] += room
+    limit = min(min(leaving[rank], entering[rank]) for rank in fabric.ranks)
+    if len(fabric.ranks) > FLOW_RANKS:
+        return limit
+    import networkx
+
+    graph: networkx.DiGraph[int] = networkx.DiGraph()
+    graph.add_nodes_from(taking_part)
+    graph.add_edges_from((src, dst, {"capacity": room}) for (src, dst), room in units.items())
+    first, *others = fabric.ranks
+    for rank in others:
+        for ends in ((first, rank), (rank, first)):
+            limit = min(limit, int(networkx.maximum_flow_value(graph, *ends)))
+    return limit

@@ -1,0 +1,144 @@
+"""A pattern of transfers among positions, and how it is laid over the ranks of a graph.
+
+Trees and hypercubes are written down once for positions 0..n-1. Laying one over a graph gives each position
+a rank and each edge its ways through switches; where a pair has several equally wide ways (parallel planes of
+switches), every chunk is cut into as many lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+from synth.baselines.clock import Clock
+from synth.baselines.embedding import embeddings
+from synth.baselines.paths import Hop, Pair, Path, Paths, switch_paths
+from synth.certificate import Bound
+from synth.collective import Collective
+from synth.errors import InfeasibleError
+from synth.schedule import Chunk, Method, Schedule, Transfer
+from synth.topology import Topology
+
+EMBEDDINGS_COMPARED = 64
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Chunks and transfers whose ranks are positions.
+
+    Attributes:
+        name: of the method.
+        positions: how many.
+        pinned: the position of the root, None without one.
+        chunks: with positions as owners.
+        transfers: with positions as ends.
+    """
+
+    name: str
+    positions: int
+    pinned: int | None
+    chunks: tuple[Chunk, ...]
+    transfers: tuple[Transfer, ...]
+
+    @cached_property
+    def loads(self) -> dict[Pair, Fraction]:
+        """The share of the buffer that each pair of positions exchanges."""
+        loads: dict[Pair, Fraction] = {}
+        for transfer in self.transfers:
+            pair = (transfer.src, transfer.dst)
+            loads[pair] = loads.get(pair, Fraction(0)) + self.chunks[transfer.chunk].share
+        return loads
+
+
+def lay(topology: Topology, collective: Collective, bound: Bound, pattern: Pattern, clock: Clock) -> Schedule:
+    """The schedule of a pattern: ranks in their own order where that fits, else the best embedding found.
+
+    `Method.settings` holds the `order` used: the rank of each position.
+
+    Raises:
+        InfeasibleError: the pattern does not fit the graph, or no embedding was found within the budget.
+        TimedOutError: the deadline passed.
+    """
+    paths = {pair: _widest(ways) for pair, ways in switch_paths(topology, collective.ranks).items()}
+    natural = _natural_order(collective)
+    if all((natural[src], natural[dst]) in paths for src, dst in pattern.loads):
+        order = natural
+    else:
+        order = _best_embedding(topology, collective, pattern, paths, clock)
+    method = Method(pattern.name, settings=(("order", ",".join(map(str, order))),))
+    chunks, transfers = _lanes(pattern, order, paths)
+    return Schedule.build(topology, collective, method, bound, chunks, transfers)
+
+
+def _widest(ways: Sequence[Path]) -> tuple[Path, ...]:
+    return tuple(way for way in ways if way.width == ways[0].width and len(way.via) == len(ways[0].via))
+
+
+def _natural_order(collective: Collective) -> tuple[int, ...]:
+    """The ranks in the order of the collective, a root first."""
+    if collective.root is None:
+        return collective.ranks
+    return (collective.root, *(rank for rank in collective.ranks if rank != collective.root))
+
+
+def _best_embedding(
+    topology: Topology, collective: Collective, pattern: Pattern, paths: Paths, clock: Clock
+) -> tuple[int, ...]:
+    pinned = {} if pattern.pinned is None else {pattern.pinned: _natural_order(collective)[0]}
+    best: tuple[int, ...] | None = None
+    least = Fraction(0)
+    complete = True
+    for order in embeddings(pattern.loads, paths, collective.ranks, pinned, EMBEDDINGS_COMPARED, clock):
+        if order is None:
+            complete = False
+            break
+        busiest = _busiest(topology, pattern, order, paths)
+        if best is None or busiest < least:
+            best, least = order, busiest
+    if best is None:
+        found = "does not fit" if complete else "was not found within the budget of the search in"
+        raise InfeasibleError(
+            f"{pattern.name}: its pattern {found} the links between the {len(collective.ranks)} ranks of "
+            f"{topology.name}; methods trees and multiring fit their patterns to the links"
+        )
+    return best
+
+
+def _busiest(topology: Topology, pattern: Pattern, order: Sequence[int], paths: Paths) -> Fraction:
+    """The longest time that a link is busy, per GB of buffer."""
+    loads: dict[Hop, Fraction] = {}
+    for (src, dst), share in pattern.loads.items():
+        ways = paths[order[src], order[dst]]
+        for way in ways:
+            for hop in way.hops:
+                loads[hop] = loads.get(hop, Fraction(0)) + share / len(ways)
+    return max(load / topology.bandwidth[hop] for hop, load in loads.items())
+
+
+def _lanes(
+    pattern: Pattern, order: Sequence[int], paths: Mapping[Pair, Sequence[Path]]
+) -> tuple[list[Chunk], list[Transfer]]:
+    lanes = max(len(paths[order[src], order[dst]]) for src, dst in pattern.loads)
+    chunks = [
+        replace(chunk, share=chunk.share / lanes, owner=order[chunk.owner])
+        for _ in range(lanes)
+        for chunk in pattern.chunks
+    ]
+    return chunks, [t for lane in range(lanes) for t in _lane(pattern, order, paths, lane)]
+
+
+def _lane(
+    pattern: Pattern, order: Sequence[int], paths: Mapping[Pair, Sequence[Path]], lane: int
+) -> Iterator[Transfer]:
+    for transfer in pattern.transfers:
+        src, dst = order[transfer.src], order[transfer.dst]
+        ways = paths[src, dst]
+        yield replace(
+            transfer,
+            chunk=transfer.chunk + lane * len(pattern.chunks),
+            src=src,
+            dst=dst,
+            via=ways[lane % len(ways)].via,
+        )
