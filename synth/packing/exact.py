@@ -79,7 +79,7 @@ def pack_exactly(
         deadline_s: seconds from now.
 
     Returns:
-        The packing; its `settings` name the seed and the hop weight that won, the `unit` in GB/s of which
+        The packing; its `settings` name the seed of the ties and the hop weight that won, the `unit` in GB/s of which
         all weights are multiples, and how many cuts guided it.
 
     Raises:
@@ -270,7 +270,7 @@ class _Packer:
         return Packing(
             trees,
             (
-                ("seed", self.seed),
+                ("tie_seed", self.seed),
                 ("hop_weight", str(self.hop_weight)),
                 ("unit", str(self.unit)),
                 ("tight_cuts", self.cuts.size),
