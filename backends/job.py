@@ -14,6 +14,9 @@ from synth.schedule import Schedule
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "int64": 8}
 """The types that runs support, with the size of an element."""
 
+LOOPBACK_PIECE_BYTES = 1 << 20
+"""On loopback the processor is what limits, and every message costs it; see `backends.torch_p2p`."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -39,7 +42,7 @@ class Job:
     warmup: int = 1
     seed: int = 0
     pieces: int | None = None
-    piece_bytes: int = 1 << 20
+    piece_bytes: int = LOOPBACK_PIECE_BYTES
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,10 @@ def run_schedule(
         warmup: runs of each size before those; checked as well.
         timeout_s: for everything together, start-up included.
         seed: of the data.
-        pieces: into how many pieces each chunk is cut; by size where None.
+        pieces: into how many pieces each chunk is cut; where None as many as leave 1 MiB or more, up to 32.
 
     Raises:
-        InputError: an unknown type or operator, a negative size, or torch is not installed.
+        InputError: an unknown type or operator, a negative size or number of runs, or torch is not installed.
         RunError: a rank failed.
         TimedOutError: the time ran out.
     """
@@ -104,6 +104,8 @@ def run_schedule(
         raise InputError(f"type {dtype}: must be one of {', '.join(ITEM_BYTES)}")
     if iterations < 1 or warmup < 0:
         raise InputError(f"iterations must be at least 1 and warmup 0, got {iterations} and {warmup}")
+    if pieces is not None and pieces < 1:
+        raise InputError(f"pieces: must be at least 1, got {pieces}")
     for size in size_bytes:
         if size < 0:
             raise InputError(f"size: must be at least 0 bytes, got {size}")

@@ -217,7 +217,7 @@ class Executor:
     def _check_call(self, kind: Kind) -> None:
         collective = self.schedule.collective
         if collective.kind is not kind:
-            raise InputError(f"executor: its schedule is a {collective.kind}, not a {kind}")
+            raise InputError(f"executor: its schedule is for {collective.kind}, not for {kind}")
         if self.rank not in collective.ranks:
             raise InputError(f"rank {self.rank}: takes no part in the {kind}; call run(count, dtype) on it")
 
@@ -303,10 +303,13 @@ class Executor:
                     combine(views[into], views[source])
                 else:
                     views[into].copy_(views[source])
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+        except BaseException as error:
+            # Messages are left half done, so that no later call could know its own from these.
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             self._failure = f"rank {self.rank}: {operation}: {reason}"
-            raise ExecutionError(self._failure) from error
+            if isinstance(error, RuntimeError):
+                raise ExecutionError(self._failure) from error
+            raise
 
     def _wait(self, work: dist.Work) -> None:
         if self._timeout is None:

@@ -46,16 +46,18 @@ def main(folder: Path, *, poll_s: float = 0.02, grace_s: float = 0.2) -> int:
                 time.sleep(poll_s)
             elif status:
                 time.sleep(grace_s)
-                _name_the_killed(folder, {child: status} | _ended(), running)
+                ended = {child: status} | _ended()
+                _name_the_killed(folder, ended, running)
+                for child in ended:
+                    del running[child]
                 return 1
             else:
                 del running[child]
         return 1 if running else 0
     finally:
         for child in running:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def _ended() -> dict[int, int]:

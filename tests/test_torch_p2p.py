@@ -226,7 +226,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     executor = unconnected(ring_allreduce(2))
     with pytest.raises(InputError, match=r"contiguous, got shape \(2, 3\) with strides \(1, 2\)"):
         executor.allreduce(torch.zeros(3, 2).T)
-    with pytest.raises(InputError, match="its schedule is a allreduce, not a broadcast"):
+    with pytest.raises(InputError, match="its schedule is for allreduce, not for broadcast"):
         executor.broadcast(torch.zeros(3))
     with pytest.raises(InputError, match=r"output must have 4 elements on this rank, got 3"):
         executor.run(4, torch.float32, output=torch.zeros(3))
