@@ -23,7 +23,7 @@ from synth.errors import InfeasibleError, InputError
 from synth.flow import Ints
 from synth.topology import Topology, Vertex
 
-RANKS_BESIDE_RELAYS = 12
+RANKS_BESIDE_RELAYS = 16
 """With relays a dual needs Steiner trees: exponential in the ranks, hence only up to so many."""
 
 Matrix: TypeAlias = NDArray[Any]
@@ -225,23 +225,36 @@ def _steiner_costs(matrix: Matrix, collective: Collective) -> Matrix:
             f"dual for {collective.kind}: with relays at most {RANKS_BESIDE_RELAYS} ranks may take part, "
             f"got {len(terminals)}"
         )
-    ways = _closure(np.minimum(matrix, FORBIDDEN))
-    costs = np.full((1 << len(terminals), len(ways)), FORBIDDEN, dtype=np.int64)
-    for bit, rank in enumerate(terminals):
-        costs[1 << bit] = ways[:, rank]
-    for group in range(1, 1 << len(terminals)):  # a part of a group has a lower number: it is done before
+    ways = _closure(np.ascontiguousarray(np.minimum(matrix, FORBIDDEN)))
+    costs: Matrix = _fork(ways, np.array(terminals))[-1]
+    return costs
+
+
+@kernel
+def _fork(ways: Matrix, terminals: Ints) -> Matrix:
+    """Row `group` holds the costs from each vertex to the terminals whose bits are set in `group`."""
+    size, count = ways.shape[0], terminals.shape[0]
+    costs = np.full((1 << count, size), FORBIDDEN)
+    for bit in range(count):
+        costs[1 << bit] = ways[:, terminals[bit]]
+    forked = np.empty(size, dtype=np.int64)
+    for group in range(1, 1 << count):  # its parts have lower numbers and are done before
         lowest = group & -group
         rest = group ^ lowest
         if rest == 0:
             continue
-        forked = np.full(len(ways), FORBIDDEN, dtype=np.int64)
+        forked[:] = FORBIDDEN
         part = rest
         while part:
             part = (part - 1) & rest
-            forked = np.minimum(forked, costs[part | lowest] + costs[group ^ part ^ lowest])
-        costs[group] = np.minimum(FORBIDDEN, (ways + forked[None, :]).min(axis=1))
-    cheapest: Matrix = costs[-1]
-    return cheapest
+            for vertex in range(size):
+                forked[vertex] = min(
+                    forked[vertex], costs[part | lowest, vertex] + costs[group ^ part ^ lowest, vertex]
+                )
+        for start in range(size):
+            for vertex in range(size):
+                costs[group, start] = min(costs[group, start], ways[start, vertex] + forked[vertex])
+    return costs
 
 
 def _shortest_ways(topology: Topology, lengths: Ints) -> Matrix:
