@@ -275,7 +275,9 @@ def simulate(
 @app.command()
 def run(
     file: File,
-    size: Annotated[str, typer.Option("--size", help="one size or a range that doubles")] = "16MiB",
+    size: Annotated[
+        str, typer.Option("--size", help="one size (0 for an empty tensor) or a range")
+    ] = "16MiB",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
     op: Annotated[str, typer.Option(help="sum, avg, min, max or product")] = "sum",
     iterations: Annotated[int, typer.Option("-n", "--iterations", help="timed runs of each size")] = 5,
@@ -286,25 +288,23 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a schedule on local processes through torch.distributed and check every element."""
+    from backends import launch
     from synth.sizes import size_range
 
-    try:
-        from backends import launch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError("synth run needs torch; install it with: pip install 'arborcast[torch]'") from error
     schedule = _read_correct(file)
     with progress(f"running {file} on {schedule.topology.ranks} processes", quiet=as_json):
-        rows = launch.run_schedule(
-            schedule,
-            size_bytes=size_range(size),
-            dtype=dtype,
-            op=op,
-            iterations=iterations,
-            warmup=warmup,
-            timeout_s=deadline,
-        )
+        try:
+            rows = launch.run_schedule(
+                schedule,
+                size_bytes=(0,) if size == "0" else size_range(size),
+                dtype=dtype,
+                op=op,
+                iterations=iterations,
+                warmup=warmup,
+                timeout_s=deadline,
+            )
+        except launch.RunError as error:
+            raise _NotCorrectError(f"{file}: {error}") from error
     correct = all(row.correct for row in rows)
     if as_json:
         print_json({"correct": correct, "rows": [row.to_document() for row in rows], "backend": "gloo"})
