@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from synth.arborescence import LogicalGraph
 from synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
+from synth.packing import exact
 from synth.packing.exact import pack_exactly
+from synth.packing.overuse import fitting_tree
 from synth.packing.tight_cuts import OverloadedCutError
 from synth.topology import Link, Topology
 
@@ -241,7 +245,7 @@ def test_same_seed_same_trees():
 def test_settings_say_how_it_was_found():
     packing = pack_exactly(a100(2), equal(a100(2), F(65, 3)), seed=2, hop_weight=0.3, attempts=1)
     assert dict(packing.settings) | {"tight_cuts": 0} == {
-        "seed": 2, "hop_weight": "0.3", "unit": "5/3", "tight_cuts": 0,
+        "tie_seed": 2, "hop_weight": "0.3", "unit": "5/3", "tight_cuts": 0,
     }  # fmt: skip
 
 
@@ -272,3 +276,36 @@ def test_a_switch_out_of_balance_is_named():
 def test_wrong_input_is_named(demands, knobs, error, message):
     with pytest.raises(error, match=message):
         pack_exactly(dgx1(), demands, **knobs)
+
+
+def test_halves_the_unit_when_no_whole_tree_fits(monkeypatch):
+    """The search is made to fail as often as it takes: the trees are exact all the same, in half units."""
+    failures = iter(range(exact.PATIENCE + 1))
+
+    def stubborn(distances, parent_cost, root, remaining, random):
+        if next(failures, None) is not None:
+            return None, np.array([0])
+        return fitting_tree(distances, parent_cost, root, remaining, random)
+
+    monkeypatch.setattr(exact, "fitting_tree", stubborn)
+    packing = pack_exactly(a100(2), equal(a100(2), F(65, 3)), attempts=1)
+    assert_packs(packing, a100(2), equal(a100(2), F(65, 3)))
+    assert dict(packing.settings)["unit"] == "5/6"
+
+
+def test_a_link_is_kept_by_as_many_edges_as_it_has_room_for():
+    """Rank 0 reaches 1, 2, 3 over one link to the hub; two of the three edges may stay on it.
+
+    Straight ways cost 9, over the hub 2: the cheapest tree that fits is two edges over the hub, one straight.
+    """
+    links = [Link(0, 4, F(2)), *(Link(4, rank, F(1)) for rank in (1, 2, 3))]
+    links += [Link(0, rank, F(1)) for rank in (1, 2, 3)]
+    graph = LogicalGraph(Topology.build("hub", 4, links, ["hub"]))
+    lengths = np.array([1 if 4 in (link.src, link.dst) else 9 for link in graph.topology.links])
+    room = np.array(graph.topology.capacities)
+    free = np.zeros(4, dtype=np.int64)
+    routes, overused = fitting_tree(graph.distances(lengths), free, 0, room, Random(0))
+    assert [graph.topology.links[index].dst for index in overused] == [4]
+    assert routes.parents.tolist() == [-1, 0, 0, 0]
+    assert sorted(len(routes.edge(rank)) for rank in (1, 2, 3)) == [1, 2, 2]
+    assert (routes.uses() <= room).all()
