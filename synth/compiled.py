@@ -6,6 +6,7 @@ return int64 and float64 arrays only.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,21 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "arborcast"
 
 
-os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
+def _sources() -> str:
+    """A name for the present state of all kernels.
+
+    numba compiles a kernel anew when its own file changes, but not when a kernel it calls from another
+    file does; machine code of two versions in one process gives wrong answers or errors.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        source = path.read_bytes()
+        if b"kernel" in source:
+            digest.update(source)
+    return digest.hexdigest()[:16]
+
+
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba" / _sources()))
 
 import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when it is imported)
 
