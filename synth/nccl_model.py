@@ -1,0 +1,311 @@
+"""NCCL's own planning model of its ring and tree: formulas, not measurements, and every row says so.
+
+NCCL chooses algorithm and protocol by these latencies and bandwidths (`src/graph/tuning.cc` and `topo.h`
+of NCCL 2.30). They tell what NCCL expects of a machine, which is the fair thing to hold a schedule on the
+same link rates against. NVLS and CollNet, which reduce inside switches, are not modelled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import TypeAlias
+
+from synth.collective import Collective, Kind, busbw_factor
+from synth.errors import CollectiveError, InputError
+from synth.topology import Topology
+
+ByHosts: TypeAlias = tuple[Fraction, Fraction, Fraction]
+RING, TREE = "nccl-ring-model", "nccl-tree-model"
+MODELLED = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
+
+
+class Protocol(StrEnum):
+    """How NCCL synchronises: by flags in every 8 bytes, in every 128 bytes, or per chunk."""
+
+    LL = "LL"
+    LL128 = "LL128"
+    SIMPLE = "Simple"
+
+
+class Medium(StrEnum):
+    """What joins two GPUs."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Limits that NCCL assumes for a GPU generation; each for 1, for 2, and for more hosts.
+
+    Attributes:
+        name: of the architecture.
+        ring_ll: most GB/s of a ring in protocol LL, over all channels.
+        ring_ll128: the same in LL128, per channel.
+        tree_ll128: most GB/s of a tree in LL128, per channel.
+        tree_simple: the same in Simple.
+    """
+
+    name: str
+    ring_ll: ByHosts
+    ring_ll128: ByHosts
+    tree_ll128: ByHosts
+    tree_simple: ByHosts
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The inputs of the model.
+
+    Attributes:
+        channels: rings (or trees) that NCCL runs side by side.
+        channel_rate: GB/s of each, one way.
+        hosts: over how many hosts the ranks are spread evenly.
+        medium: what joins the GPUs of one host.
+        generation: whose limits apply; None for no limits beyond the links.
+        source: where channels and rate come from, for the reader of a row.
+
+    Raises:
+        InputError: a number that is not positive.
+    """
+
+    channels: int
+    channel_rate: Fraction
+    hosts: int = 1
+    medium: Medium = Medium.NVLINK
+    generation: Generation | None = None
+    source: str = "given"
+
+    def __post_init__(self) -> None:
+        """Raise InputError unless there is at least one channel, with a rate, on at least one host."""
+        for name, value in (
+            ("channels", self.channels),
+            ("channel rate", self.channel_rate),
+            ("hosts", self.hosts),
+        ):
+            if value <= 0:
+                raise InputError(f"plan: {name} must be positive, got {value}")
+
+    @property
+    def bandwidth(self) -> Fraction:
+        """GB/s of all channels together."""
+        return self.channels * self.channel_rate
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTime:
+    """One row of the model.
+
+    Attributes:
+        method: `RING` or `TREE`.
+        protocol: the one that the row is about.
+        bytes: size of the whole buffer.
+        time_us: latency_us + bytes / rate.
+        latency_us: of the first byte.
+        rate: algbw in GB/s that large messages approach.
+        algbw: bytes / time, GB/s.
+        busbw: algbw times nccl-tests' factor.
+        plan: what it was computed from.
+    """
+
+    method: str
+    protocol: Protocol
+    bytes: int
+    time_us: float
+    latency_us: float
+    rate: Fraction
+    algbw: float
+    busbw: float
+    plan: Plan
+
+
+def _gbps(*rates: str) -> ByHosts:
+    one, two, more = map(Fraction, rates)
+    return one, two, more
+
+
+VOLTA = Generation(
+    "Volta",
+    ring_ll=_gbps("39", "39", "20.4"),
+    ring_ll128=_gbps("20", "20", "20"),
+    tree_ll128=_gbps("20", "20", "20"),
+    tree_simple=_gbps("26.5", "18.5", "10"),
+)
+AMPERE = Generation(
+    "Ampere",
+    ring_ll=_gbps("87.7", "22.5", "19"),
+    ring_ll128=_gbps("20", "20", "20"),
+    tree_ll128=_gbps("20", "20", "20"),
+    tree_simple=_gbps("24", "23.6", "17.8"),
+)
+HOPPER = Generation(
+    "Hopper",
+    ring_ll=_gbps("141", "45", "35"),
+    ring_ll128=_gbps("36.7", "36.7", "36.7"),
+    tree_ll128=_gbps("36.7", "36.7", "29"),
+    tree_simple=_gbps("38.7", "41.4", "36"),
+)
+
+KNOWN_PLANS: Mapping[str, Plan] = {
+    "dgx1": Plan(6, Fraction(20), generation=VOLTA, source="NCCL's search on DGX-1 (V100)"),
+    "dgx-a100": Plan(12, Fraction(20), generation=AMPERE, source="NCCL's search on DGX A100"),
+    "dgx-h100": Plan(12, Fraction(30), generation=HOPPER, source="NCCL's search on DGX H100"),
+}
+"""What NCCL finds on one whole box of 8 GPUs, by the name in the catalog."""
+
+BASE_US: Mapping[str, Mapping[Protocol, float]] = {
+    RING: {Protocol.LL: 6.6, Protocol.LL128: 14.0, Protocol.SIMPLE: 8.4},
+    TREE: {Protocol.LL: 6.8, Protocol.LL128: 14.0, Protocol.SIMPLE: 8.4},
+}
+HOP_US: Mapping[tuple[str, Medium], Mapping[Protocol, float]] = {
+    (RING, Medium.NVLINK): {Protocol.LL: 0.6, Protocol.LL128: 1.9, Protocol.SIMPLE: 3.4},
+    (RING, Medium.PCIE): {Protocol.LL: 1.0, Protocol.LL128: 2.5, Protocol.SIMPLE: 5.7},
+    (RING, Medium.NETWORK): {Protocol.LL: 2.7, Protocol.LL128: 4.0, Protocol.SIMPLE: 14.0},
+    (TREE, Medium.NVLINK): {Protocol.LL: 0.6, Protocol.LL128: 1.25, Protocol.SIMPLE: 4.0},
+    (TREE, Medium.PCIE): {Protocol.LL: 1.0, Protocol.LL128: 1.9, Protocol.SIMPLE: 4.0},
+    (TREE, Medium.NETWORK): {Protocol.LL: 5.0, Protocol.LL128: 8.5, Protocol.SIMPLE: 14.0},
+}
+FLAGS_OF_128 = Fraction(92, 100)  # 120 of 128 bytes are data, and a little is lost besides
+TREE_SHARE = Fraction(92, 100)
+TREE_PATTERN = Fraction(85, 100)
+TREE_LL = Fraction(10, 38)
+TREE_LL128_ON_ONE_HOST = Fraction(7, 9)
+TREE_LL128_ACROSS_HOSTS = Fraction(120, 128)
+
+
+def nccl_times(
+    topology: Topology,
+    collective: Collective,
+    sizes: Sequence[int],
+    *,
+    plan: Plan | None = None,
+    protocol: Protocol | None = None,
+    seed: int = 0,
+) -> tuple[ModelTime, ...]:
+    """What NCCL's planning model says for each size: its ring, and for an allreduce its tree as well.
+
+    Args:
+        topology: the fabric.
+        collective: allreduce, allgather or reduce-scatter.
+        sizes: bytes of the whole buffer.
+        plan: channels and their rate; where None, `nccl_plan` works them out.
+        protocol: one for all rows; where None, each row takes the fastest for its size, as NCCL does.
+        seed: of the search for rings.
+
+    Raises:
+        CollectiveError: NCCL's model of this kind is not here.
+        InfeasibleError: no plan is given and the graph has no ring.
+        InputError: ranks that the plan's hosts do not divide, or a negative size.
+    """
+    if collective.kind not in MODELLED:
+        raise CollectiveError(f"{collective.kind}: the NCCL model covers only {', '.join(MODELLED)}")
+    if plan is None:
+        plan = nccl_plan(topology, collective, seed=seed)
+    count = len(collective.ranks)
+    if count % plan.hosts:
+        raise InputError(f"plan: hosts must divide the {count} ranks evenly, got {plan.hosts}")
+    methods = (RING, TREE) if collective.kind is Kind.ALLREDUCE else (RING,)
+    return tuple(
+        min(
+            (
+                _row(method, each, collective.kind, count, size, plan)
+                for each in ((protocol,) if protocol else Protocol)
+            ),
+            key=lambda row: row.time_us,
+        )
+        for method in methods
+        for size in sizes
+    )
+
+
+def nccl_plan(topology: Topology, collective: Collective, *, seed: int = 0) -> Plan:
+    """NCCL's channels: known for a whole box of the catalog, else the link-disjoint rings of the graph.
+
+    Derived rates are those of the topology, so build it with NCCL's planning constants (20 GB/s for an
+    NVLink of 25) to get what NCCL would plan with; one host and NVLink are assumed.
+
+    Raises:
+        InfeasibleError: the graph has no ring. NCCL then goes over PCIe, which `nccl_times` can be told
+            by a plan.
+    """
+    known = KNOWN_PLANS.get(topology.name)
+    if known is not None and len(collective.ranks) == topology.ranks == 8:
+        return known
+    from synth.baselines import solve_baseline
+
+    schedule = solve_baseline(topology, Collective(Kind.ALLREDUCE, collective.ranks), "multiring", seed=seed)
+    rings = int(dict(schedule.method.settings)["rings"] or 0)
+    return Plan(rings, topology.bandwidth_unit, source=f"{rings} link-disjoint rings of {topology.name}")
+
+
+def _row(method: str, protocol: Protocol, kind: Kind, count: int, size: int, plan: Plan) -> ModelTime:
+    if size < 0:
+        raise InputError(f"size must not be negative, got {size} bytes")
+    rate = (_ring_rate if method == RING else _tree_rate)(protocol, kind, count, plan)
+    latency_us = (_ring_latency_us if method == RING else _tree_latency_us)(protocol, kind, count, plan)
+    time_us = latency_us + size / (1000 * float(rate))
+    algbw = size / (1000 * time_us)
+    busbw = algbw * float(busbw_factor(kind, count))
+    return ModelTime(method, protocol, size, time_us, latency_us, rate, algbw, busbw, plan)
+
+
+def _steps(kind: Kind, count: int) -> int:
+    return (2 if kind is Kind.ALLREDUCE else 1) * (count - 1)
+
+
+def _ring_rate(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> Fraction:
+    bandwidth = plan.bandwidth
+    match protocol:
+        case Protocol.LL:
+            bandwidth = _limited(bandwidth / 2, plan, lambda generation: generation.ring_ll)
+        case Protocol.LL128:
+            bandwidth *= FLAGS_OF_128
+            bandwidth = _limited(bandwidth, plan, lambda generation: generation.ring_ll128, plan.channels)
+        case Protocol.SIMPLE:
+            pass
+    return bandwidth * count / _steps(kind, count)
+
+
+def _ring_latency_us(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> float:
+    across = _steps(kind, plan.hosts)
+    inside = _steps(kind, count) - across
+    inside_us = HOP_US[RING, plan.medium][protocol]
+    return BASE_US[RING][protocol] + inside * inside_us + across * HOP_US[RING, Medium.NETWORK][protocol]
+
+
+def _tree_rate(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> Fraction:
+    """Half of the bandwidth: data goes up the tree and down again."""
+    assert kind is Kind.ALLREDUCE and count > 1, "NCCL uses its tree for allreduce only"
+    bandwidth = plan.bandwidth * TREE_SHARE
+    bandwidth = _limited(bandwidth, plan, lambda generation: generation.tree_simple, plan.channels)
+    match protocol:
+        case Protocol.LL:
+            bandwidth *= TREE_LL
+        case Protocol.LL128:
+            bandwidth *= TREE_LL128_ON_ONE_HOST if plan.hosts == 1 else TREE_LL128_ACROSS_HOSTS
+            bandwidth = _limited(bandwidth, plan, lambda generation: generation.tree_ll128, plan.channels)
+        case Protocol.SIMPLE:
+            pass
+    return bandwidth * TREE_PATTERN / 2
+
+
+def _tree_latency_us(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> float:
+    """A chain inside each host, a double binary tree across hosts."""
+    assert kind is Kind.ALLREDUCE, "NCCL uses its tree for allreduce only"
+    inside_us = (count // plan.hosts - 1) * HOP_US[TREE, plan.medium][protocol]
+    across_us = math.floor(math.log2(plan.hosts)) * HOP_US[TREE, Medium.NETWORK][protocol]
+    return BASE_US[TREE][protocol] + 2 * (inside_us + across_us)
+
+
+def _limited(
+    bandwidth: Fraction, plan: Plan, limits_of: Callable[[Generation], ByHosts], channels: int = 1
+) -> Fraction:
+    """At most what the generation carries; its limits are for 1, for 2 and for more hosts."""
+    if plan.generation is None:
+        return bandwidth
+    return min(bandwidth, limits_of(plan.generation)[min(plan.hosts, 3) - 1] * channels)
