@@ -16,9 +16,9 @@ from functools import cached_property
 
 import numpy as np
 
-from synth.flow import LARGEST_TOTAL, Ints, dinic, members, reachable, residual_graph
+from synth.flow import LARGEST_TOTAL, Ints, Mask, dinic, reachable, residual_graph
 from synth.linear_program import ExactVertex, LinearProgram
-from synth.topology import Topology, Vertex
+from synth.topology import Topology
 
 _FLOAT_UNITS = 2**40  # floating values are separated in this many parts of the largest bandwidth
 _SLACK = 1e-7  # relative violation below which a floating solution counts as feasible
@@ -41,10 +41,11 @@ class Growth:
             np.concatenate([self.heads, np.array(sources, dtype=np.int64)]),
         )
 
-    def leaving(self, side: frozenset[Vertex]) -> list[int]:
+    def leaving(self, side: Mask) -> list[int]:
         """Columns of the links that leave a set."""
-        ends = zip(self.tails.tolist(), self.heads.tolist(), strict=True)
-        return [self.first + i for i, (tail, head) in enumerate(ends) if tail in side and head not in side]
+        links = np.flatnonzero(side[self.tails] & ~side[self.heads])
+        columns: list[int] = (self.first + links).tolist()
+        return columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,18 +97,17 @@ class CapacityProgram:
                 out = (growth.first + np.flatnonzero(growth.tails == switch)).tolist()
                 into = (growth.first + np.flatnonzero(growth.heads == switch)).tolist()
                 program.add_row(out + into, [1] * len(out) + [-1] * len(into), lower=0, upper=0)
-            everything = frozenset(range(topology.size))
+            alone = np.eye(topology.size, dtype=np.bool_)
             for sink in self.sinks:
-                self._add_cut(program, growth, everything - {sink})
+                self._add_cut(program, growth, ~alone[sink])
             for root in self.supply:
-                if any(sink != root for sink in self.sinks):
-                    self._add_cut(program, growth, frozenset({root}))
+                self._add_cut(program, growth, alone[root])
         return program
 
-    def _add_cut(self, program: LinearProgram, growth: Growth, side: frozenset[Vertex]) -> None:
+    def _add_cut(self, program: LinearProgram, growth: Growth, side: Mask) -> None:
         needed: dict[int, int] = {}
         for root, column in self.supply.items():
-            if root in side:
+            if side[root]:
                 needed[column] = needed.get(column, 0) + 1
         if needed:
             leaving = growth.leaving(side)
@@ -118,12 +118,13 @@ class CapacityProgram:
         """Add the cuts that whole values violate by more than a relative slack; returns how many."""
         count = 0
         for growth in self.growths:
-            for side in set(self._violated(growth, values, slack)):
+            sides = {side.tobytes(): side for side in self._violated(growth, values, slack)}
+            for side in sides.values():
                 self._add_cut(program, growth, side)
-                count += 1
+            count += len(sides)
         return count
 
-    def _violated(self, growth: Growth, values: Ints, slack: float) -> Iterator[frozenset[Vertex]]:
+    def _violated(self, growth: Growth, values: Ints, slack: float) -> Iterator[Mask]:
         """Minimum cuts between the roots and each sink, where they carry too little."""
         sources = sorted(self.supply)
         graph = growth.graph(sources)
@@ -134,7 +135,7 @@ class CapacityProgram:
         for sink in self.sinks:
             residual = full.copy()
             if dinic(*graph, residual, growth.size, sink, total) < total - int(total * slack):
-                yield members(reachable(*graph, residual, growth.size)[:-1])
+                yield reachable(*graph, residual, growth.size)[:-1]
 
 
 @dataclass(frozen=True, eq=False)

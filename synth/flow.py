@@ -189,7 +189,7 @@ def link_arrays(topology: Topology) -> tuple[Ints, Ints]:
 
 def members(mask: npt.NDArray[Any]) -> frozenset[Vertex]:
     """The vertices that a mask marks."""
-    return frozenset(int(vertex) for vertex in np.flatnonzero(mask))
+    return frozenset(np.flatnonzero(mask).tolist())
 
 
 def max_flow(topology: Topology, source: Vertex, sink: Vertex) -> tuple[Fraction, frozenset[Vertex]]:
