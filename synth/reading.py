@@ -6,6 +6,7 @@ Every reader of files (schedules, topologies, saved command output) starts here.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
@@ -72,9 +73,8 @@ def parse_json(text: str, place: str) -> object:
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for index, key in enumerate(keys) if key in keys[:index])
-        raise ValueError(f"key {shorten(repeated)} must stand once in its object, got it twice")
+        repeated, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"key {shorten(repeated)} must stand once in its object, got it more often")
     return mapping
 
 

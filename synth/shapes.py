@@ -274,6 +274,7 @@ def _path(location: tuple[int | str, ...], document: object, missing: bool) -> s
 def _rule(detail: ErrorDetails) -> str:
     context = detail.get("ctx", {})
     value = shorten(detail["input"])
+    length = f"got {context.get('actual_length')}"
     rules = {
         "missing": "is missing",
         "extra_forbidden": "is no key known here",
@@ -286,8 +287,8 @@ def _rule(detail: ErrorDetails) -> str:
         "model_attributes_type": f"must be a mapping, got {value}",
         "greater_than_equal": f"must be at least {context.get('ge')}, got {value}",
         "less_than_equal": f"must be at most {context.get('le')}, got {value}",
-        "too_short": f"must have {context.get('min_length')} entries, got {context.get('actual_length')}",
-        "too_long": f"must have {context.get('max_length')} entries, got {context.get('actual_length')}",
+        "too_short": f"must have at least {context.get('min_length')} entries, {length}",
+        "too_long": f"must have at most {context.get('max_length')} entries, {length}",
         "union_tag_invalid": f"kind must be one of {context.get('expected_tags')}",
         "union_tag_not_found": "needs a kind",
         "rule": detail["msg"],

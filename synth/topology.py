@@ -90,6 +90,9 @@ class Topology:
         """Check every rule of the class docstring."""
         if self.ranks < 1:
             raise TopologyError(f"topology {self.name}: ranks must be at least 1, got {self.ranks}")
+        for name in (self.name, *(switch.name for switch in self.switches)):
+            if not name or not name.isprintable():
+                raise TopologyError(f"name {name!a}: must be printable text on one line")
         for name, count in Counter(switch.name for switch in self.switches).items():
             if count > 1:
                 raise TopologyError(f"switch {name}: names must be unique, got it {count} times")
@@ -174,7 +177,7 @@ class Topology:
             TopologyError: a rank is unknown or named twice.
         """
         self._check_ranks(ranks)
-        return self._restricted(ranks, f"{self.name}[{','.join(map(str, ranks))}]")
+        return self._restricted(ranks, f"{self.name}[{_listed(ranks)}]")
 
     def reordered(self, ranks: Sequence[int]) -> Topology:
         """The whole topology renumbered so that these ranks come first, in this order (for relays).
@@ -185,7 +188,7 @@ class Topology:
         self._check_ranks(ranks)
         chosen = set(ranks)
         rest = [rank for rank in range(self.ranks) if rank not in chosen]
-        return self._restricted([*ranks, *rest], f"{self.name}[{','.join(map(str, ranks))}+relays]")
+        return self._restricted([*ranks, *rest], f"{self.name}[{_listed(ranks)}+relays]")
 
     def _check_ranks(self, ranks: Sequence[int]) -> None:
         if not ranks:
@@ -269,6 +272,13 @@ def gcd_of_fractions(first: Fraction, second: Fraction) -> Fraction:
         math.gcd(first.numerator * second.denominator, second.numerator * first.denominator),
         first.denominator * second.denominator,
     )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """The ranks for a name, which stays short: 0,1,3 or 0,1,2,... of 874."""
+    if len(ranks) <= 16:
+        return ",".join(map(str, ranks))
+    return f"{','.join(map(str, ranks[:3]))},... of {len(ranks)}"
 
 
 def _merge(first: Link, second: Link) -> Link:

@@ -354,7 +354,7 @@ def _with(document: object, path: tuple[str | int, ...], value: object) -> Any:
         (b"\xff\xfe", "must be UTF-8 text, got byte 0xff at 0"),
         (b'{"a": "\0"}', "must be text, got a NUL byte at 7"),
         (b'{"format": 1,', "line 1, column 14: must be JSON"),
-        (b'{"a": 1, "a": 2}', "key 'a' must stand once in its object, got it twice"),
+        (b'{"a": 1, "a": 2}', "key 'a' must stand once in its object, got it more often"),
         (b'{"a": NaN}', "numbers must be finite, got NaN"),
         (b'{"a": 1e999999999}', "must have an exponent of at most 60"),
         (b'{"a": ' + b"9" * 5000 + b"}", "whole numbers must have fewer digits"),

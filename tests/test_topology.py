@@ -32,6 +32,7 @@ def test_parallel_links_add_up_and_keep_the_longest_latency() -> None:
         ({"links": [Link(0, 1, Fraction(1), Fraction(-1))]}, "latency must not be negative, got -1"),
         ({"links": [Link(0, 7, Fraction(1))]}, "link 0->7: vertex must be in 0..1, got 7"),
         ({"switches": ["sw", "sw"]}, "switch sw: names must be unique, got it 2 times"),
+        ({"switches": ["a\nb"]}, r"name 'a\\nb': must be printable text on one line"),
         ({"symmetries": [[0]]}, "must name each of the 2 vertices exactly once"),
         ({"symmetries": [[1, 0]]}, "maps link 0->1 of 1 GB/s to 1->0 of 0 GB/s"),
     ],
@@ -61,6 +62,8 @@ def test_subset_renumbers_in_the_order_given() -> None:
     fragment = chain(1, 2, 3).subset([2, 3, 1])
     assert fragment.bandwidth == {(0, 1): 3, (1, 0): 3, (0, 2): 2, (2, 0): 2}
     assert fragment.name == "chain[2,3,1]"
+    assert chain(*[1] * 20).subset(range(5, 21)).name == f"chain[{','.join(map(str, range(5, 21)))}]"
+    assert chain(*[1] * 20).subset(range(20, -1, -1)).name == "chain[20,19,18,... of 21]"
 
 
 def test_subset_drops_switches_that_lead_nowhere() -> None:

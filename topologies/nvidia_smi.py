@@ -191,13 +191,15 @@ def _switched_links(matrix: Matrix, domain: Sequence[int], gpu: Gpu, rates: Rate
 def _read(text: str) -> Matrix:
     lines = [(number, _ANSI.sub("", line).split()) for number, line in enumerate(text.splitlines(), 1)]
     columns: list[str] | None = None
+    known: set[str] = set()
     rows: dict[str, tuple[int, list[str]]] = {}
     for number, words in lines:
         if not words:
             continue
         if columns is None:
             columns = _columns(words)
-        elif words[0] in columns:
+            known = set(columns or ())
+        elif words[0] in known:
             if words[0] in rows:
                 raise TopologyError(f"line {number}: {words[0]} must have one row, got another")
             rows[words[0]] = (number, words[1:])

@@ -71,14 +71,14 @@ class _Reader:
 
     def take(self, event: yaml.Event) -> None:
         match event:
+            case yaml.ScalarEvent():
+                self.put(event, self.scalar(event))
             case yaml.DocumentStartEvent():
                 self.documents += 1
                 if self.documents > 1:
                     self.refuse(event, "must hold one document, got another")
             case yaml.AliasEvent():
                 self.refuse(event, f"must not use aliases, got *{shorten(event.anchor)}")
-            case yaml.ScalarEvent():
-                self.put(event, self.scalar(event))
             case yaml.SequenceStartEvent() | yaml.MappingStartEvent():
                 self.start(event)
             case yaml.SequenceEndEvent() | yaml.MappingEndEvent():
