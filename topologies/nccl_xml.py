@@ -129,8 +129,8 @@ def _gpus(root: Element) -> list[_Gpu]:
         sm = _whole(element, "sm", f"gpu at {busid}")
         rank = _whole(element, "rank", f"gpu at {busid}") if element.get("rank") is not None else None
         gpus.append(_Gpu(element, busid.lower(), dev, rank, gpu_of_capability(sm)))
-    if not gpus:
-        raise TopologyError("must hold at least one gpu, got none")
+    if len(gpus) < 2:
+        raise TopologyError(f"must hold at least 2 gpus, got {len(gpus)}")
     if len(gpus) > MAX_VERTICES // 4:
         raise TopologyError(f"must hold at most {MAX_VERTICES // 4} gpus, got {len(gpus)}")
     ranked = sorted(gpu.rank if gpu.rank is not None else -1 for gpu in gpus) == list(range(len(gpus)))

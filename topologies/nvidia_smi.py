@@ -70,6 +70,8 @@ def parse_nvidia_smi(
 
 def _topology(matrix: Matrix, place: str, gpu: str | None, pcie: bool, rates: Rates) -> Topology:
     count = len(matrix.gpus)
+    if count < 2:
+        raise TopologyError(f"must show at least 2 GPUs, got {count}")
     check_size("matrix", 2 * count, count * count)
     domains = _domains(matrix)
     known = None if gpu is None else gpu_named(gpu)

@@ -49,9 +49,12 @@ def load(
     entry = entry_named(name)
     if entry is not None:
         if gpu is not None or pcie:
-            raise TopologyError(
-                f"{shorten(spec)}: {'gpu' if gpu else 'pcie'} is for nvidia-smi text and NCCL XML only"
+            rule = (
+                "gpu is for nvidia-smi text"
+                if gpu is not None
+                else "pcie is for nvidia-smi text and NCCL XML"
             )
+            raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
         topology = entry.build(arguments, chosen)
     elif _is_path(spec):
         from topologies.files import load_file
