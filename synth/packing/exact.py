@@ -41,9 +41,11 @@ LARGEST_BATCH = 32
 PATIENCE = 12
 """Tries in a row that overuse a link before the unit is halved."""
 LARGEST_PRESSURE = 12
+"""Doublings of an overused link's price; more would leave no difference between the others."""
 LINKS_PER_EDGE = 8
 """More links than the edges of a cheap tree pass on average; sizes the guard against overflow."""
 LARGEST_IDLENESS = 10_000
+"""Tries without a tree that only a bug explains: each pools a cut or makes a link dearer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +78,18 @@ def pack_exactly(
         attempts: how many settings to try, the given one first, then other hop weights and seeds; the
             packing whose weights have the largest common unit wins, then the one with the fewest trees
             and levels together. Default: 4 up to 64 ranks, 1 above.
-        deadline_s: seconds from now.
+        deadline_s: seconds from now; settings that have been tried by then count.
 
     Returns:
-        The packing; its `settings` name the seed of the ties and the hop weight that won, the `unit` in GB/s of which
-        all weights are multiples, and how many cuts guided it.
+        The packing; its `settings` name the seed of the ties and the hop weight that won, the `unit` in
+        GB/s of which all weights are multiples, and how many cuts guided it.
 
     Raises:
         OverloadedCutError: the demands are more than some cut carries; names the cut.
         TopologyError: a switch sends more than it receives or less, or the numbers do not fit int64.
         CollectiveError: a demand is negative or for a rank that there is not.
         InputError: `hop_weight` is not in 0..16 or `attempts` is less than 1.
-        TimedOutError: the deadline passed.
+        TimedOutError: the deadline passed before the first setting was done.
     """
     _check(topology, demands)
     if not 0 <= hop_weight <= 16:
@@ -99,10 +101,17 @@ def pack_exactly(
         return _single_rank(topology, demands)
     if attempts is None:
         attempts = 4 if topology.ranks <= SMALL else 1
-    found = [
-        _Packer(topology, demands, seed=number, hop_weight=weight, end=end).run()
-        for number, weight in _settings(seed, hop_weight, attempts)
-    ]
+    found: list[Packing] = []
+    for number, weight in _settings(seed, hop_weight, attempts):
+        try:
+            found.append(_Packer(topology, demands, seed=number, hop_weight=weight, end=end).run())
+        except TimedOutError:
+            if not found:
+                raise
+            log.warning(
+                "exact trees on %s: deadline after %d of %d settings", topology.name, len(found), attempts
+            )
+            break
     return min(found, key=_cost)
 
 
