@@ -47,7 +47,7 @@ _HOME = {
     "write_schedule": "formats",
 }
 
-__all__ = list(_HOME)  # noqa: PLE0605  (kept in step with _HOME by a test)
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
