@@ -9,6 +9,7 @@ Sources: Wang et al., BLINK (MLSys 2020), section 4; Garg and Koenemann (FOCS 19
 
 from __future__ import annotations
 
+import operator
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ DEFAULT_ITERATIONS = 200_000
 _GRAIN = 840  # whole amounts per unit of capacity: small shares of a link stay whole for 1 to 8 uses
 _FULL_LENGTH = 1 << 36  # the longest link of a phase as an integer; sums over a tree stay inside int64
 _COARSE_PHASES = 8  # before the growth is halved for the first time
+_PRICED_PHASES = 4  # with several commodities a limit costs calls of its own, so not every phase has one
 _SHORTEST = 1e-9  # relative to the longest; below that a link costs nothing anyway
 
 Lengths = NDArray[np.int64]
@@ -209,7 +211,7 @@ class _Run(Generic[AnyCarrier]):
         noise = random.Random(self.seed)
         self.lengths = np.array([1 + noise.random() / 100 for _ in self.room]) / self.room
         # In the limit of many phases a growth of 2 epsilon gives the guarantee (ln(1 + g) / g >= 1 - g / 2).
-        # Several commodities share lengths that grow while their turns pass, which costs as much again.
+        # Several commodities take turns under lengths that grow meanwhile, which costs as much again.
         self.least_growth = float(self.epsilon) * (2 if len(self.finders) == 1 else 1)
 
     @property
@@ -234,6 +236,8 @@ class _Run(Generic[AnyCarrier]):
         while not self.stopped:
             self._phase(amount, self._growth(phases))
             phases += 1
+            if len(self.finders) > 1 and phases % _PRICED_PHASES == 0:
+                self._price_all()
             # A hair more than asked, so that the exact rate is on the right side of the line as well.
             rate = phases * amount / _GRAIN / float((self.load / self.room).max()) * (1 - 1e-9)
             late = deadline_s is not None and time.monotonic() - started > deadline_s
@@ -256,17 +260,26 @@ class _Run(Generic[AnyCarrier]):
 
     def _phase(self, amount: int, growth: float) -> None:
         self.lengths = np.maximum(self.lengths / self.lengths.max(), _SHORTEST)
-        dearest = 0
         for commodity, find in enumerate(self.finders):
-            cost, left = 0, amount
+            left = amount
             while left:
-                found = find(self._whole_lengths())
+                lengths = self._whole_lengths()
+                found = find(lengths)
+                if len(self.finders) == 1:
+                    self._note_limit(lengths, found.cost)
                 left -= self._give(commodity, found, left, growth)
-                cost = max(cost, found.cost)
-            dearest += cost
-        # Lengths only grow within a phase, so the last ones make every carrier at least as dear as it was.
-        capacity = zip(self.topology.capacities, self._whole_lengths().tolist(), strict=True)
-        limit = Fraction(sum(units * length for units, length in capacity), dearest)
+
+    def _price_all(self) -> None:
+        """The limit that the lengths of this moment prove for several commodities."""
+        lengths = self._whole_lengths()
+        found = [find(lengths) for find in self.finders]
+        self.calls += sum(each.calls for each in found)
+        self._note_limit(lengths, sum(each.cost for each in found))
+
+    def _note_limit(self, lengths: Lengths, cost: int) -> None:
+        """Weak duality: what all links offer over what one unit for each commodity costs."""
+        offered = sum(map(operator.mul, self.topology.capacities, lengths.tolist()))
+        limit = Fraction(offered, cost)
         self.limit = limit if self.limit is None else min(self.limit, limit)
 
     def _whole_lengths(self) -> Lengths:
