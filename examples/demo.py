@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = [examine(fabric, kind, out) for kind in KINDS]
     draw(results, out)
     report = write_report(results, out)
-    say("report", str(report.resolve()))
+    print(f"{'report':<11}{report.resolve()}")  # never wrapped: something to click on
 
 
 def examine(fabric: synth.Topology, kind: str, out: Path) -> Result:
@@ -131,8 +132,8 @@ def draw(results: Sequence[Result], out: Path) -> None:
 
 
 def say(stage: str, what: str) -> None:
-    """One line of the printout, at once even when piped."""
-    print(f"{stage:<10} {what}", flush=True)
+    """One entry of the printout, at once even when piped."""
+    print(textwrap.fill(what, 100, initial_indent=f"{stage:<11}", subsequent_indent=" " * 11), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from synth.compiled import kernel
 
 Integers = NDArray[np.int64]
+Counts = NDArray[np.int32]
 
 
 class Layout(NamedTuple):
@@ -49,7 +50,7 @@ class Layout(NamedTuple):
 
 @kernel
 def play(layout: Layout, pieces: int, durations: Integers, latencies: Integers) -> Integers:
-    """The tick at which each piece (column) starts on each hop (row).
+    """The tick at which each piece (row) starts on each hop (column).
 
     Args:
         layout: the schedule.
@@ -57,8 +58,11 @@ def play(layout: Layout, pieces: int, durations: Integers, latencies: Integers) 
         durations: ticks, at least 1, that each hop keeps its link busy for one piece.
         latencies: ticks from the end of sending to the arrival, of each link.
     """
-    start = np.full((layout.link.size, pieces), -1, np.int64)
-    needed = np.repeat(layout.needed, pieces).reshape(-1, pieces)
+    # A row per piece: few pieces are on their way at a time, so that what is touched stays in the cache.
+    hops = layout.link.size
+    start = np.full((pieces, hops), -1, np.int64)
+    needed = np.empty((pieces, layout.needed.size), np.int32)
+    needed[:] = layout.needed
     idle = np.ones(latencies.size, np.bool_)
     # The empty comprehensions tell numba what the lists hold.
     waiting = [[0 for _ in range(0)] for _ in range(latencies.size)]  # per link, a heap of `_key`s
@@ -72,11 +76,11 @@ def play(layout: Layout, pieces: int, durations: Integers, latencies: Integers) 
         for link in touched:
             if idle[link] and len(waiting[link]) > 0:
                 hop, piece = _unkey(layout, heappop(waiting[link]))
-                start[hop, piece] = now
+                start[piece, hop] = now
                 idle[link] = False
                 sent = now + durations[hop]
-                heappush(events, (sent, 2 * (hop * pieces + piece)))
-                heappush(events, (sent + latencies[link], 2 * (hop * pieces + piece) + 1))
+                heappush(events, (sent, 2 * (piece * hops + hop)))
+                heappush(events, (sent + latencies[link], 2 * (piece * hops + hop) + 1))
         touched.clear()
         if len(events) == 0:
             return start
@@ -84,7 +88,7 @@ def play(layout: Layout, pieces: int, durations: Integers, latencies: Integers) 
         now = events[0][0]
         while len(events) > 0 and events[0][0] == now:
             code = heappop(events)[1]
-            hop, piece = code // 2 // pieces, code // 2 % pieces
+            hop, piece = code // 2 % hops, code // 2 // hops
             if code % 2 == 1:
                 _arrive(layout, hop, piece, needed, waiting, touched)
             else:
@@ -108,7 +112,7 @@ def _unkey(layout: Layout, key: int) -> tuple[int, int]:
 
 @kernel
 def _arrive(
-    layout: Layout, hop: int, piece: int, needed: Integers, waiting: list[list[int]], touched: list[int]
+    layout: Layout, hop: int, piece: int, needed: Counts, waiting: list[list[int]], touched: list[int]
 ) -> None:
     """A piece is at the far end of a hop: at a switch it queues up for the next one."""
     transfer = layout.transfer[hop]
@@ -121,7 +125,7 @@ def _arrive(
 
 @kernel
 def _leave(
-    layout: Layout, hop: int, piece: int, needed: Integers, waiting: list[list[int]], touched: list[int]
+    layout: Layout, hop: int, piece: int, needed: Counts, waiting: list[list[int]], touched: list[int]
 ) -> None:
     """A piece is sent: what replaces it at its rank waits for it no more."""
     transfer = layout.transfer[hop]
@@ -131,12 +135,12 @@ def _leave(
 
 @kernel
 def _settle(
-    layout: Layout, version: int, piece: int, needed: Integers, waiting: list[list[int]], touched: list[int]
+    layout: Layout, version: int, piece: int, needed: Counts, waiting: list[list[int]], touched: list[int]
 ) -> None:
     """One thing that a version needed has happened; where it was the last, its readers queue up."""
     while version >= 0:
-        needed[version, piece] -= 1
-        if needed[version, piece] > 0:
+        needed[piece, version] -= 1
+        if needed[piece, version] > 0:
             return
         for position in range(layout.first_reader[version], layout.first_reader[version + 1]):
             hop = layout.first_hop[layout.readers[position]]

@@ -28,7 +28,7 @@ class Outcome:
     """When each piece passed each hop, in ticks.
 
     Attributes:
-        start: one row per hop, one column per piece.
+        start: one row per piece, one column per hop.
         duration: how long a hop keeps its link busy with one piece.
         latency: from the end of sending to the arrival, of each hop.
         ticks_per_us: the clock.
@@ -44,7 +44,7 @@ class Outcome:
         """When the last piece arrived."""
         if not self.start.size:
             return 0.0
-        arrival = self.start.max(axis=1) + self.duration + self.latency
+        arrival = self.start.max(axis=0) + self.duration + self.latency
         return float(arrival.max()) / self.ticks_per_us
 
 

@@ -138,7 +138,7 @@ def timeline(
     }
     passages = [(transfer.chunk, hop) for transfer in schedule.transfers for hop in transfer.hops]
     for (chunk, hop), starts, duration in zip(
-        passages, outcome.start.tolist(), outcome.duration.tolist(), strict=True
+        passages, outcome.start.T.tolist(), outcome.duration.tolist(), strict=True
     ):
         found[hop] += [
             Occupation(start / clock, (start + duration) / clock, chunk, piece)
