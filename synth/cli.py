@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from synth.schedule import Schedule
     from synth.topology import Topology
 
+MOST_RANKS = 1 << 16
+"""As many as a topology file may have."""
+
 app = typer.Typer(
     name="synth",
     help="Synthesize collective-communication algorithms for a topology, with proof.",
@@ -40,6 +43,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _whole(text: str) -> int:
+    """An option's whole number; the message names the value, which typer's own leaves out."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"must be a whole number, got {text!r}") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise typer.BadParameter(f"must be a positive number of seconds, got {text!r}")
+    return value
+
 
 Spec = Annotated[str, typer.Argument(help="catalog name with arguments (see `synth topologies`) or a file")]
 File = Annotated[Path, typer.Argument(help="a schedule file, as `synth solve -o` writes it")]
@@ -52,15 +74,25 @@ CollectiveName = Annotated[
 ]
 Ranks = Annotated[str | None, typer.Option("--ranks", help="the fragment, such as 0,1,3 or 0-5")]
 Relays = Annotated[bool, typer.Option("--relays", help="ranks outside --ranks may forward, copy and reduce")]
-Root = Annotated[int, typer.Option("--root", help="the root, numbered within the fragment")]
+Root = Annotated[
+    int, typer.Option("--root", parser=_whole, metavar="RANK", help="the root, numbered within the fragment")
+]
 Gpu = Annotated[
     str | None, typer.Option("--gpu", help="v100, a100, h100, ...: link rates of nvidia-smi text")
 ]
 Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text as links")]
 Rates = Annotated[str, typer.Option("--rates", help="datasheet, or nccl for NCCL's planning constants")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
-Seed = Annotated[int, typer.Option("--seed", help="breaks ties; the same seed gives the same schedule")]
-Deadline = Annotated[float | None, typer.Option("--deadline", help="seconds after which to stop")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed", parser=_whole, metavar="N", help="breaks ties; the same seed gives the same schedule"
+    ),
+]
+Deadline = Annotated[
+    float | None,
+    typer.Option("--deadline", parser=_seconds, metavar="SECONDS", help="seconds after which to stop"),
+]
 
 
 @app.command()
@@ -147,7 +179,13 @@ def solve(
         str | None, typer.Option("--size", help="with auto: fastest at this size, such as 64KiB")
     ] = None,
     max_trees: Annotated[
-        int | None, typer.Option("--max-trees", help="at most so many trees (per root where all are roots)")
+        int | None,
+        typer.Option(
+            "--max-trees",
+            parser=_whole,
+            metavar="N",
+            help="at most so many trees (per root where all are roots)",
+        ),
     ] = None,
     tolerance: Annotated[
         str | None,
@@ -280,10 +318,17 @@ def run(
     ] = "16MiB",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
     op: Annotated[str, typer.Option(help="sum, avg, min, max or product")] = "sum",
-    iterations: Annotated[int, typer.Option("-n", "--iterations", help="timed runs of each size")] = 5,
-    warmup: Annotated[int, typer.Option("-w", "--warmup", help="runs before those")] = 1,
+    iterations: Annotated[
+        int, typer.Option("-n", "--iterations", parser=_whole, metavar="N", help="timed runs of each size")
+    ] = 5,
+    warmup: Annotated[
+        int, typer.Option("-w", "--warmup", parser=_whole, metavar="N", help="runs before those")
+    ] = 1,
     deadline: Annotated[
-        float, typer.Option("--deadline", help="seconds after which ranks are stopped")
+        float,
+        typer.Option(
+            "--deadline", parser=_seconds, metavar="SECONDS", help="seconds after which ranks are stopped"
+        ),
     ] = 300,
     as_json: AsJson = False,
 ) -> None:
@@ -336,6 +381,8 @@ def _rank_list(text: str) -> tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise InputError(f"--ranks {text}: must be numbers or ranges such as 0,1,3 or 0-5, got {part!r}")
+        if len(ranks) + int(last or first) - int(first) >= MOST_RANKS:
+            raise InputError(f"--ranks {part}: must name at most {MOST_RANKS} ranks in all")
         ranks.extend(range(int(first), int(last or first) + 1))
     return tuple(ranks)
 
@@ -385,10 +432,8 @@ def main() -> None:
 
 def _status() -> int:
     try:
-        app(standalone_mode=False)
+        status = app(standalone_mode=False) or 0  # commands return nothing; typer, what an Exit carries
         sys.stdout.flush()
-    except typer.Exit as done:
-        return done.exit_code
     except BrokenPipeError:
         # The reader has gone (synth ... | head); keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -399,17 +444,13 @@ def _status() -> int:
     except tuple(STATUS) as error:
         fail(_line(error))
         return next(status for kind, status in STATUS.items() if isinstance(error, kind))
-    return 0
+    if status == INTERRUPTED:
+        fail("interrupted")
+    return int(status)
 
 
 def _line(error: BaseException) -> str:
-    match error:
-        case typer.TyperException():
-            return error.format_message()
-        case KeyboardInterrupt() | typer.Abort():
-            return "interrupted"
-        case _:
-            return str(error)
+    return error.format_message() if isinstance(error, typer.TyperException) else str(error)
 
 
 STATUS: dict[type[BaseException], int] = {
@@ -418,10 +459,11 @@ STATUS: dict[type[BaseException], int] = {
     InfeasibleError: 1,
     _NotCorrectError: 1,
     TimedOutError: 3,
-    KeyboardInterrupt: 130,
-    typer.Abort: 130,
 }
 """Exit status of everything that a command may raise on purpose."""
+
+INTERRUPTED = 130
+"""What typer answers after Ctrl-C, as shells do (128 + SIGINT)."""
 
 
 if __name__ == "__main__":

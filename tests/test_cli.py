@@ -215,6 +215,8 @@ def test_out_of_time(synth: Any) -> None:
         (("bound", "dgx1", "broadcast", "--ranks", "0,0"), ("once", "0")),
         (("bound", "dgx1", "broadcast", "--ranks", "0,x"), ("--ranks", "'x'")),
         (("bound", "dgx1", "broadcast", "--ranks", "0"), ("at least 2 ranks", "1")),
+        (("bound", "dgx1", "broadcast", "--ranks", "0-99999999999"), ("--ranks", "65536")),
+        (("solve", "dgx1", "broadcast", "--deadline", "soon"), ("--deadline", "soon")),
         (("solve", "dgx1", "broadcast", "--method", "magic"), ("magic", "trees")),
         (("solve", "dgx1", "broadcast", "--deadline", "0"), ("deadline", "0")),
         (("solve", "dgx1", "broadcast", "--size", "12Q"), ("12Q",)),
@@ -272,9 +274,13 @@ def test_the_same_seed_gives_the_same_file(synth: Any, tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
     file = tmp_path / "never.json"
-    words = ["solve", "torus:16x16", "allgather", "-o", str(file)]
+    words = ["solve", "torus:32x32", "allgather", "-o", str(file)]
+    # A shell that starts the tests in the background has them ignore Ctrl-C; the child must not.
     process = subprocess.Popen(
-        [sys.executable, "-m", "synth.cli", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ["env", "--default-signal=INT", sys.executable, "-m", "synth.cli", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     time.sleep(4)
     process.send_signal(signal.SIGINT)
