@@ -87,7 +87,7 @@ def examine(fabric: synth.Topology, kind: str, out: Path) -> Result:
     comparison = compare(schedule, SIMULATED_SIZES)
     say("simulated", f"{format_size(SHOWN_SIZE)}: {times_in_words(comparison)}")
     if comparison.unavailable:
-        say("", f"not on these links: {', '.join(comparison.unavailable)}")
+        say("", f"none for {', '.join(comparison.unavailable)}; the report says why")
 
     rows = launch.run_schedule(schedule, size_bytes=RUN_SIZES, dtype="float32", iterations=3)
     if not all(row.correct for row in rows):

@@ -174,7 +174,7 @@ def _times(result: Result) -> str:
     missing = "".join(
         f"<li>{escape(name)}: {escape(why)}</li>" for name, why in result.comparison.unavailable.items()
     )
-    note = f'<p class="quiet">Not on these links:</p><ul class="quiet">{missing}</ul>' if missing else ""
+    note = f'<p class="quiet">Not compared:</p><ul class="quiet">{missing}</ul>' if missing else ""
     return _table(("buffer", *(f"{method} (us)" for method in methods)), rows) + note
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from synth.baselines import BASELINES, solve_baseline
 from synth.errors import CollectiveError, InfeasibleError
+from synth.nccl_model import KNOWN_PLANS, nccl_times
 from synth.schedule import Schedule
 from synth.simulator import Timing, sweep
 
@@ -58,4 +59,20 @@ def compare(schedule: Schedule, sizes: Sequence[int]) -> Comparison:
             unavailable[name] = str(error)
         else:
             by_method[name] = sweep(baseline, sizes)
+    try:
+        by_method |= _nccl_models(schedule, sizes)
+    except (InfeasibleError, CollectiveError) as error:
+        unavailable["nccl-model"] = str(error)
     return Comparison(by_method, unavailable)
+
+
+def _nccl_models(schedule: Schedule, sizes: Sequence[int]) -> dict[str, Sequence[Timing]]:
+    """What NCCL's formulas say, where they know the machine or its links between GPUs are all there is."""
+    topology = schedule.topology
+    if topology.switches and topology.name not in KNOWN_PLANS:
+        raise CollectiveError(f"NCCL's plan for {topology.name} with its switches is not known")
+    rows: dict[str, list[Timing]] = {}
+    for row in nccl_times(topology, schedule.collective, sizes):
+        timing = Timing(row.bytes, 0, row.time_us, row.algbw, row.busbw)  # a formula has no pieces
+        rows.setdefault(row.method, []).append(timing)
+    return dict(rows)
