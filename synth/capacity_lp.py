@@ -93,6 +93,7 @@ def one_way(topology: Topology, collective: Collective) -> CapacityProgram:
         dict.fromkeys(roots, 0),
         (1, *[0] * links),
         tuple(((1 + i,), i) for i in range(links)),
+        _scale(topology, collective),
     )
 
 
@@ -110,6 +111,7 @@ def two_way(topology: Topology, collective: Collective) -> CapacityProgram:
         {root: root for root in range(roots)},
         (*[1] * roots, *[0] * (2 * links)),
         tuple(((roots + i, roots + links + i), i) for i in range(links)),
+        _scale(topology, collective),
     )
 
 
@@ -130,7 +132,16 @@ def two_way_symmetric(topology: Topology, collective: Collective) -> CapacityPro
         {most_central(topology, collective.ranks): 0},
         (1, *[0] * len(topology.links)),
         tuple(((1 + i, 1 + j), i) for i, j in pairs),
+        _scale(topology, collective),
     )
+
+
+def _scale(topology: Topology, collective: Collective) -> int:
+    """The rate that cuts allow per root, in bandwidth units: the rate of trees is of that order."""
+    first = collective.ranks[0] if collective.root is None else collective.root
+    roots = collective.ranks if collective.kind is Kind.ALLGATHER else (first,)
+    rate = tightest_cut(topology, dict.fromkeys(roots, 1), collective.ranks).rate
+    return max(1, round(rate / topology.bandwidth_unit))
 
 
 def most_central(topology: Topology, ranks: Sequence[int]) -> int:

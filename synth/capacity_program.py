@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +19,8 @@ from synth.flow import LARGEST_TOTAL, Ints, Mask, dinic, reachable, residual_gra
 from synth.linear_program import ExactVertex, LinearProgram
 from synth.topology import Topology
 
-_FLOAT_UNITS = 2**40  # floating values are separated in this many parts of the largest bandwidth
+_PARTS = 2**30  # floating values are separated in whole parts of the program's scale
+_ENOUGH = 2**50  # more of these parts than trees can ever use on one link
 _SLACK = 1e-7  # relative violation below which a floating solution counts as feasible
 
 
@@ -59,6 +59,7 @@ class CapacityProgram:
         supply: for each root, the column that says what its trees weigh.
         objective: one entry per column; what the rate is the sum of.
         shared: for each row of bandwidth, the columns that share it and the link whose bandwidth it is.
+        scale: about the rate, in bandwidth units; what tolerances are relative to.
     """
 
     topology: Topology
@@ -67,29 +68,30 @@ class CapacityProgram:
     supply: Mapping[int, int]
     objective: tuple[int, ...]
     shared: tuple[tuple[tuple[int, ...], int], ...]
+    scale: int
 
     def solve(self) -> CapacitySolution:
-        """The optimum, as an exact vertex that no cut violates.
+        """The optimum, as an exact vertex.
 
         Raises:
-            ArithmeticError: HiGHS fails, or no exact vertex can be had from it.
+            ArithmeticError: HiGHS fails, or its basis is singular.
         """
         program = self._start()
+        known: set[tuple[int, bytes]] = set()
         while True:
-            values = program.solve()
-            unit = max(self.topology.capacities) / _FLOAT_UNITS
-            rounded = np.maximum(0, np.round(values / unit)).astype(np.int64)
-            if self._add_violated(program, rounded, _SLACK):
+            parts = np.round(program.solve() * (_PARTS / self.scale))
+            rounded = np.clip(parts, 0, _ENOUGH).astype(np.int64)
+            if self._add_violated(program, known, rounded, _SLACK):
                 continue
-            solution = CapacitySolution(self, program.exact())
-            whole = solution.whole_values
-            if whole is None or not self._add_violated(program, whole, 0.0):
-                return solution
+            vertex = program.exact()
+            whole = _in_whole_parts(vertex.values)
+            if whole is None or not self._add_violated(program, known, whole, 0.0):
+                return CapacitySolution(self, vertex)
 
     def _start(self) -> LinearProgram:
         """Bandwidths, conservation at switches, and the cuts round single ranks."""
         topology = self.topology
-        program = LinearProgram(self.objective, scale=max(topology.capacities))
+        program = LinearProgram(self.objective, scale=self.scale)
         for columns, link in self.shared:
             program.add_row(columns, [1] * len(columns), upper=topology.capacities[link])
         for growth in self.growths:
@@ -114,17 +116,19 @@ class CapacityProgram:
             coefficients = [1] * len(leaving) + [-count for count in needed.values()]
             program.add_row(leaving + list(needed), coefficients, lower=0)
 
-    def _add_violated(self, program: LinearProgram, values: Ints, slack: float) -> int:
-        """Add the cuts that whole values violate by more than a relative slack; returns how many."""
-        count = 0
+    def _add_violated(
+        self, program: LinearProgram, known: set[tuple[int, bytes]], values: Ints, slack: float
+    ) -> int:
+        """Add the new cuts that whole values violate by more than a relative slack; returns how many."""
+        before = len(known)
         for growth in self.growths:
-            sides = {side.tobytes(): side for side in self._violated(growth, values, slack)}
-            for side in sides.values():
-                self._add_cut(program, growth, side)
-            count += len(sides)
-        return count
+            for side in self.violated(growth, values, slack):
+                if (growth.first, side.tobytes()) not in known:
+                    known.add((growth.first, side.tobytes()))
+                    self._add_cut(program, growth, side)
+        return len(known) - before
 
-    def _violated(self, growth: Growth, values: Ints, slack: float) -> Iterator[Mask]:
+    def violated(self, growth: Growth, values: Ints, slack: float) -> Iterator[Mask]:
         """Minimum cuts between the roots and each sink, where they carry too little."""
         sources = sorted(self.supply)
         graph = growth.graph(sources)
@@ -165,15 +169,6 @@ class CapacitySolution:
         largest = max(lengths)
         return tuple(length / largest for length in lengths) if largest else tuple(lengths)
 
-    @cached_property
-    def whole_values(self) -> Ints | None:
-        """The values in whole multiples of their common denominator; None where they do not fit int64."""
-        common = math.lcm(*(value.denominator for value in self.vertex.values))
-        whole = [int(value * common) for value in self.vertex.values]
-        if 2 * sum(map(abs, whole)) > LARGEST_TOTAL:
-            return None
-        return np.maximum(0, np.array(whole, dtype=np.int64))
-
     @property
     def roots(self) -> dict[int, Fraction]:
         """The GB/s of the trees of each root that has any."""
@@ -191,16 +186,28 @@ class CapacitySolution:
         return replace(self.program.topology, links=tuple(links), symmetries=())
 
     def is_feasible(self) -> bool:
-        """Whether bandwidths and conservation hold exactly (cuts were checked when it was found)."""
-        values, topology = self.vertex.values, self.program.topology
+        """Whether bandwidths, conservation and all cuts hold exactly, in int64 arithmetic."""
+        values, program, topology = self.vertex.values, self.program, self.program.topology
         fits = all(
             sum(values[column] for column in columns) <= topology.capacities[link]
-            for columns, link in self.program.shared
+            for columns, link in program.shared
         )
         switches = range(topology.ranks, topology.size)
-        conserved = all(not self.topology(growth).unbalanced(switches) for growth in self.program.growths)
-        return min(values) >= 0 and fits and conserved and self.whole_values is not None
+        conserved = not any(self.topology(growth).unbalanced(switches) for growth in program.growths)
+        whole = _in_whole_parts(values)
+        if min(values) < 0 or not fits or not conserved or whole is None:
+            return False
+        return not any(True for growth in program.growths for _ in program.violated(growth, whole, 0.0))
 
     @property
     def _unit(self) -> Fraction:
         return self.program.topology.bandwidth_unit
+
+
+def _in_whole_parts(values: Sequence[Fraction]) -> Ints | None:
+    """The values in parts of their common denominator; None where those do not fit int64."""
+    common = math.lcm(*(value.denominator for value in values))
+    whole = [int(value * common) for value in values]
+    if 2 * sum(map(abs, whole)) > LARGEST_TOTAL:
+        return None
+    return np.maximum(0, np.array(whole, dtype=np.int64))

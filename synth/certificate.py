@@ -35,10 +35,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Disjoint sets that cover the ranks (Nash-Williams), for allreduce on symmetric links, no switches.
+    """Disjoint sets that cover all vertices, each with a rank that takes part (Nash-Williams).
 
-    `capacity` is the GB/s between different sets, each pair of opposite links counted once; the rate it
-    proves is capacity / (number of sets - 1).
+    It limits an allreduce, and on symmetric links without switches some partition does so exactly.
+    `capacity` is half the GB/s of the links between different sets (each pair of opposite links counted
+    once); the rate it proves is capacity / (number of sets - 1).
     """
 
     blocks: tuple[frozenset[Vertex], ...]

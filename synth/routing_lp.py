@@ -33,14 +33,11 @@ def routing_duals(topology: Topology, collective: Collective) -> list[Dual]:
         topology: connected for the ranks that take part; all vertices forward.
         collective: an alltoall.
     """
-    candidates = [
-        tuple(Fraction(1) for _ in topology.links),
-        tuple(1 / link.bandwidth for link in topology.links),
-    ]
+    slowness = 1 / np.array(topology.capacities, dtype=np.float64)
+    candidates = [np.ones(len(topology.links)), slowness / slowness.max()]
     if len(collective.ranks) * len(topology.links) <= LARGEST_PROGRAM:
-        lengths = _best_lengths(topology, collective)
-        candidates = [_near_fractions(lengths), *candidates]
-    return [dual_of(topology, collective, lengths) for lengths in candidates]
+        candidates.insert(0, _best_lengths(topology, collective))
+    return [dual_of(topology, collective, _near_fractions(lengths)) for lengths in candidates]
 
 
 def _best_lengths(topology: Topology, collective: Collective) -> NDArray[np.float64]:
