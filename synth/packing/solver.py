@@ -214,11 +214,12 @@ def _requests(task: _Task) -> Iterator[tuple[Fraction, int | None]]:
 
 
 def _exact_pairs(task: _Task) -> tuple[Pairing, Fraction]:
-    """The packing with the fewest pairs and levels among the splits that reach the best rate."""
+    """The packing with the fewest levels and pairs among the splits that reach the best rate."""
     splits = _splits(task)
     rate = max(split.rate for split in splits)
     packed = [_pack_split(task, split) for split in splits if split.rate == rate]
-    return min(packed, key=lambda pairing: len(pairing.pairs) + _height(pairing)), rate
+    # A level costs a latency on every way; a pair more only makes messages smaller.
+    return min(packed, key=lambda pairing: len(pairing.pairs) + 2 * _height(pairing)), rate
 
 
 def _splits(task: _Task) -> list[Split]:

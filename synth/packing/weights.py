@@ -17,6 +17,7 @@ from typing import Any, Generic
 import numpy as np
 from numpy.typing import NDArray
 
+from synth.exact_system import ExactSystem
 from synth.packing.carrier import AnyCarrier, congestion, hops, with_weight
 from synth.topology import Topology
 
@@ -153,30 +154,26 @@ class Choice(Generic[AnyCarrier]):
 
     def _solved(self, optimum: Optimum) -> list[Fraction]:
         """The vertex that the solver names, computed exactly; zeros where its basis is no solution."""
-        links = len(self.topology.links)
-        columns = {column: position for position, column in enumerate(optimum.basic)}
-        rate = len(self.carriers)
-        row_position = {row: position for position, row in enumerate(optimum.tight)}
-        matrix = [[Fraction(0)] * len(columns) for _ in row_position]
-        for column, position in columns.items():
-            entries = (
-                {links + group: -1 for group in range(len(self.groups))}
-                if column == rate
-                else {**self.uses[column], links + self.group_of[column]: 1}
-            )
-            for row, value in entries.items():
-                if row in row_position:
-                    matrix[row_position[row]][position] = Fraction(value)
-        right = [Fraction(self.topology.capacities[row] if row < links else 0) for row in optimum.tight]
-        solution = solve_equations(matrix, right)
-        none = [Fraction(0)] * rate
-        if solution is None or min(solution) < 0:
-            return none
-        parts = none
-        for column, position in columns.items():
+        links, rate = len(self.topology.links), len(self.carriers)
+        place = {row: position for position, row in enumerate(optimum.tight)}
+        matrix = np.zeros((len(optimum.tight), len(optimum.basic)), dtype=np.int64)
+        for position, column in enumerate(optimum.basic):
+            if column == rate:
+                entries = {links + group: -1 for group in range(len(self.groups))}
+            else:
+                entries = {**self.uses[column], links + self.group_of[column]: 1}
+            for row in entries.keys() & place.keys():
+                matrix[place[row], position] = entries[row]
+        right = [self.topology.capacities[row] if row < links else 0 for row in optimum.tight]
+        parts = [Fraction(0)] * rate
+        try:
+            solution = ExactSystem(matrix).solve(right)
+        except ArithmeticError:
+            return parts  # degenerate for the solver: `weighed` has fine parts to fall back on
+        for column, value in zip(optimum.basic, solution, strict=True):
             if column != rate:
-                parts[column] = solution[position]
-        return parts
+                parts[column] = value
+        return parts if min(parts) >= 0 else [Fraction(0)] * rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,29 +191,6 @@ class Optimum:
     weights: Floats
     basic: tuple[int, ...]
     tight: tuple[int, ...]
-
-
-def solve_equations(matrix: Sequence[Sequence[Fraction]], right: Sequence[Fraction]) -> list[Fraction] | None:
-    """The solution of a square system in exact arithmetic (Gauss-Jordan); None where it has not just one."""
-    size = len(right)
-    if any(len(row) != size for row in matrix):
-        return None
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for column in range(size):
-        pivot = next((index for index in range(column, size) if rows[index][column]), None)
-        if pivot is None:
-            return None
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        factor = rows[column][column]
-        rows[column] = [value / factor for value in rows[column]]
-        for index, row in enumerate(rows):
-            if index != column and row[column]:
-                scale = row[column]
-                rows[index] = [
-                    value - scale * of_pivot if of_pivot else value
-                    for value, of_pivot in zip(row, rows[column], strict=True)
-                ]
-    return [row[-1] for row in rows]
 
 
 def _model(seed: int, deadline_s: float | None) -> Any:
