@@ -56,7 +56,7 @@ def compare(schedule: Schedule, sizes: Sequence[int]) -> Comparison:
         try:
             baseline = solve_baseline(schedule.topology, schedule.collective, name, bound=schedule.bound)
         except (InfeasibleError, CollectiveError) as error:
-            unavailable[name] = str(error)
+            unavailable[name] = str(error).removeprefix(f"{name}: ")
         else:
             by_method[name] = sweep(baseline, sizes)
     try:
