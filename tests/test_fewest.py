@@ -110,7 +110,7 @@ def test_dgx1_broadcasts_at_full_rate_on_four_trees_and_not_on_three():
     assert sum(tree.weight for tree in packing.trees) == 150
     # Two of rank 0's neighbours hang on double links, two on single ones: 2 + 2 + 1 + 1.
     assert sorted(tree.weight for tree in packing.trees) == [25, 25, 50, 50]
-    three = fewest_trees(topology, [0], Fraction(150), max_trees=3)
+    three = fewest_trees(topology, [0], Fraction(150), known, max_trees=3)
     assert sum(tree.weight for tree in three.trees) == 125
 
 

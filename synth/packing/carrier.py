@@ -152,8 +152,12 @@ def centred(pair: Pair) -> Pair:
     if not pair.is_mirrored:
         return pair
     tree = pair.out
-    root = min(sorted(tree.depth), key=lambda rank: rerooted(tree, rank).height)
-    moved = rerooted(tree, root)
+    # The middle of a longest path is a centre, and walking away from anywhere ends at an end of one.
+    way = _longest_way(rerooted(tree, _longest_way(tree)[-1]))
+    middles = {way[(len(way) - 1) // 2], way[len(way) // 2]}
+    if tree.root in middles:
+        return pair
+    moved = rerooted(tree, min(middles))
     return Pair(moved, moved)
 
 
@@ -164,6 +168,16 @@ def rerooted(tree: Tree, root: int) -> Tree:
         neighbours[edge.parent].append(edge)
         neighbours[edge.child].append(TreeEdge(edge.child, edge.parent, edge.via[::-1]))
     return Tree(root, tree.weight, breadth_first(root, neighbours))
+
+
+def _longest_way(tree: Tree) -> list[int]:
+    """The ranks from the root to a deepest one."""
+    depth = tree.depth
+    above = {edge.child: edge.parent for edge in tree.edges}
+    way = [max(depth, key=lambda rank: (depth[rank], -rank))]
+    while way[-1] in above:
+        way.append(above[way[-1]])
+    return way[::-1]
 
 
 def breadth_first(root: int, leaving: Mapping[int, Sequence[TreeEdge]]) -> tuple[TreeEdge, ...]:

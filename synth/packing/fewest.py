@@ -35,7 +35,7 @@ DEFAULT_TOLERANCE = Fraction(1, 20)
 
 _CANDIDATE_EPSILON = Fraction(1, 20)  # a coarse run yields some hundred different trees
 _CANDIDATES = 200  # in all, besides the known ones; the heaviest of each group are kept
-_SEARCH_LIMIT = 1_000  # branch-and-bound vertices: unlike a time limit, the same on any machine
+_SEARCH_LIMIT = 300  # branch-and-bound vertices: unlike a time limit, the same on any machine
 _REWEIGHTINGS = 8
 _ATTEMPTS = 3  # at thinning out, from different prices
 _USED = 1e-7  # of the rate: a smaller weight is none
