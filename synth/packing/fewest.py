@@ -201,6 +201,7 @@ class _Search(Generic[AnyCarrier]):
         else:
             asked = ("max_trees", max_trees)
             kept, proved = self._best_of(max_trees, most)
+            kept = self._dropped(kept, self.choice.only(kept).best().rate)
         carriers = self.choice.only(kept).weighed()
         return carriers, (asked, ("candidates", len(self.choice.carriers)), ("proved", proved))
 
@@ -218,7 +219,7 @@ class _Search(Generic[AnyCarrier]):
         for column in binary:
             model.changeColCost(column, 1.0)
         chosen, closed = self._solve(model, kept)
-        if len(chosen) <= len(kept) and self._reaches(chosen, rate):
+        if len(chosen) < len(kept) and self._reaches(chosen, rate):
             kept = chosen
         elif len(chosen) < len(kept):
             closed = False  # the integer program took a rounding error for a carrier's share
@@ -349,6 +350,7 @@ class _Search(Generic[AnyCarrier]):
         left = None if self.end is None else self.end - time.monotonic()
         model = self.choice.program(seed=self.seed, deadline_s=left)
         model.setOptionValue("mip_max_nodes", _SEARCH_LIMIT)
+        model.setOptionValue("mip_rel_gap", 1e-6)  # "best" is to mean best
         binary = []
         for index, most in enumerate(self.choice.most):
             column = len(self.choice.carriers) + 1 + index
