@@ -7,17 +7,18 @@ serves as well as any mixture. `split_bandwidth` returns what the exact packers 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+
+import numpy as np
 
 from synth.capacity_program import CapacityProgram, Growth
 from synth.collective import Collective, Kind
 from synth.cuts import tightest_cut
 from synth.errors import CollectiveError, InfeasibleError
-from synth.flow import link_arrays
-from synth.topology import Topology, Vertex
+from synth.flow import distances_to, link_arrays, residual_capacity, residual_graph
+from synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +146,14 @@ def _scale(topology: Topology, collective: Collective) -> int:
 
 
 def most_central(topology: Topology, ranks: Sequence[int]) -> int:
-    """The rank from which the farthest other one is the fewest links away; the lowest of equals."""
-    neighbours: dict[Vertex, list[Vertex]] = {}
-    for link in topology.links:
-        neighbours.setdefault(link.src, []).append(link.dst)
+    """The rank that the farthest other one reaches over the fewest links; the lowest of equals."""
+    graph = residual_graph(topology.size, *link_arrays(topology))
+    capacity = residual_capacity([1] * len(topology.links))
+    members = np.array(ranks, dtype=np.int64)
 
     def eccentricity(rank: int) -> int:
-        steps, queue = {rank: 0}, deque([rank])
-        while queue:
-            vertex = queue.popleft()
-            for after in neighbours.get(vertex, ()):
-                if after not in steps:
-                    steps[after] = steps[vertex] + 1
-                    queue.append(after)
-        return max(steps.get(other, topology.size) for other in ranks)
+        away = distances_to(*graph, capacity, -1, rank)[members]
+        return topology.size if (away < 0).any() else int(away.max())
 
     return min(ranks, key=lambda rank: (eccentricity(rank), rank))
 

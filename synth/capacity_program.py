@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.flow import LARGEST_TOTAL, Ints, Mask, dinic, reachable, residual_graph
+from synth.flow import LARGEST_TOTAL, Ints, Mask, dinic, reachable, reaching, residual_graph
 from synth.linear_program import ExactVertex, LinearProgram
 from synth.topology import Topology
 
@@ -129,7 +129,10 @@ class CapacityProgram:
         return len(known) - before
 
     def violated(self, growth: Growth, values: Ints, slack: float) -> Iterator[Mask]:
-        """Minimum cuts between the roots and each sink, where they carry too little."""
+        """The largest and the smallest minimum cut between roots and sink, where they carry too little.
+
+        The smallest alone says the same about many sinks and little about each.
+        """
         sources = sorted(self.supply)
         graph = growth.graph(sources)
         supplied = np.array([values[self.supply[root]] for root in sources], dtype=np.int64)
@@ -139,6 +142,7 @@ class CapacityProgram:
         for sink in self.sinks:
             residual = full.copy()
             if dinic(*graph, residual, growth.size, sink, total) < total - int(total * slack):
+                yield ~reaching(*graph, residual, sink)[:-1]
                 yield reachable(*graph, residual, growth.size)[:-1]
 
 

@@ -76,7 +76,10 @@ def checked_int64(capacity: Sequence[int], factor: int = 1) -> Ints:
 
 @kernel
 def distances_to(start: Ints, arcs: Ints, head: Ints, capacity: Ints, source: int, sink: int) -> Ints:
-    """Fewest residual arcs from each vertex to the sink, -1 where unknown; the search ends at the source."""
+    """Fewest residual arcs from each vertex to the sink, -1 where unknown.
+
+    The search ends at the source; -1 stands for none and gives all distances.
+    """
     size = start.shape[0] - 1
     distance = np.full(size, -1, dtype=np.int64)
     queue = np.empty(size, dtype=np.int64)
@@ -174,6 +177,27 @@ def reachable(start: Ints, arcs: Ints, head: Ints, capacity: Ints, source: int) 
         for k in range(start[vertex], start[vertex + 1]):
             arc = arcs[k]
             if capacity[arc] > 0 and not found[head[arc]]:
+                found[head[arc]] = True
+                queue[count] = head[arc]
+                count += 1
+    return found
+
+
+@kernel
+def reaching(start: Ints, arcs: Ints, head: Ints, capacity: Ints, sink: int) -> Mask:
+    """The vertices from which residual arcs lead to the sink; the rest is the largest minimum cut's side."""
+    size = start.shape[0] - 1
+    found = np.zeros(size, dtype=np.bool_)
+    queue = np.empty(size, dtype=np.int64)
+    found[sink] = True
+    queue[0] = sink
+    done, count = 0, 1
+    while done < count:
+        vertex = queue[done]
+        done += 1
+        for k in range(start[vertex], start[vertex + 1]):
+            arc = arcs[k]
+            if capacity[arc ^ 1] > 0 and not found[head[arc]]:
                 found[head[arc]] = True
                 queue[count] = head[arc]
                 count += 1
