@@ -24,7 +24,7 @@ test: install
 	$(BIN)/python -m pytest -n 2
 
 test-all: install
-	$(BIN)/python -m pytest -n 2 -m ''
+	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile=explore
 
 lint: install
 	$(BIN)/ruff check .
