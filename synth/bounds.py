@@ -8,6 +8,7 @@ alltoall by lengths. Every rate is recomputed from its certificate before it is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from fractions import Fraction
 
@@ -35,6 +36,9 @@ _MIRRORED = {
     Kind.SCATTER: Kind.GATHER,
 }
 
+_FINEST = 2**30
+"""Lengths with a larger common denominator are rounded: distances are added up in int64."""
+
 
 def bound(topology: Topology, collective: Collective) -> Bound:
     """The proven limit of a collective's rate, algbw in GB/s of the whole buffer.
@@ -42,7 +46,8 @@ def bound(topology: Topology, collective: Collective) -> Bound:
     Exact (some schedule reaches it) without relays: for trees by Edmonds 1973 and Bang-Jensen, Frank,
     Jackson 1995, for an allreduce among schedules along trees, for gather and scatter always, for an
     alltoall unless its lengths had to be rounded or the fabric is too large for its linear program
-    (`synth.routing_lp`). With relays it is a limit that need not be reached: finding the best trees that
+    (`synth.routing_lp`). Prices of a linear program with a common denominator beyond 2**30 are rounded,
+    which loosens the limit by as little and keeps it valid. With relays it is a limit that need not be reached: finding the best trees that
     may leave vertices out is NP-hard.
 
     Args:
@@ -172,6 +177,8 @@ def _is_priced(topology: Topology, collective: Collective) -> bool:
 def _priced(topology: Topology, collective: Collective) -> list[Dual]:
     """The prices of bandwidth in the linear program, as a certificate."""
     lengths = program_of(topology, collective).solve().lengths
+    if math.lcm(*(length.denominator for length in lengths)) > _FINEST:
+        lengths = tuple(Fraction(round(length * _FINEST), _FINEST) for length in lengths)
     return [dual_of(topology, collective, lengths)] if any(lengths) else []
 
 
