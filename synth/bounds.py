@@ -47,8 +47,9 @@ def bound(topology: Topology, collective: Collective) -> Bound:
     Jackson 1995, for an allreduce among schedules along trees, for gather and scatter always, for an
     alltoall unless its lengths had to be rounded or the fabric is too large for its linear program
     (`synth.routing_lp`). Prices of a linear program with a common denominator beyond 2**30 are rounded,
-    which loosens the limit by as little and keeps it valid. With relays it is a limit that need not be reached: finding the best trees that
-    may leave vertices out is NP-hard.
+    which loosens the limit by as little and keeps it valid. With relays it is a limit that need not be
+    reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
+    than `RANKS_BESIDE_RELAYS` ranks has only its cut.
 
     Args:
         topology: the fabric; ranks outside the collective are relays that may forward, copy and reduce.
