@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synth.errors import TimedOutError
 from synth.exact_system import ExactSystem
 
 
@@ -77,6 +78,7 @@ class LinearProgram:
         self._basic = highspy.HighsBasisStatus.kBasic
         self._upper = highspy.HighsBasisStatus.kUpper
         self._optimal = highspy.HighsModelStatus.kOptimal
+        self._late = highspy.HighsModelStatus.kTimeLimit
         self._solver = solver
 
     def add_row(
@@ -98,14 +100,19 @@ class LinearProgram:
         )
         return len(self._rows) - 1
 
-    def solve(self) -> NDArray[np.float64]:
+    def solve(self, deadline_s: float | None = None) -> NDArray[np.float64]:
         """The values of the columns, in floating point.
 
         Raises:
+            TimedOutError: HiGHS did not end within so many seconds.
             ArithmeticError: HiGHS ended without an optimum.
         """
+        if deadline_s is not None:
+            self._solver.setOptionValue("time_limit", self._solver.getRunTime() + max(deadline_s, 0.001))
         self._solver.run()
         status = self._solver.getModelStatus()
+        if status == self._late:
+            raise TimedOutError(f"a linear program was not solved within {deadline_s:.3g} s")
         if status != self._optimal:
             raise ArithmeticError(f"HiGHS ended with {self._solver.modelStatusToString(status)}")
         return np.array(self._solver.getSolution().col_value, dtype=np.float64) * self.scale

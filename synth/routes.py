@@ -19,7 +19,9 @@ from typing import Any, TypeAlias
 from synth.bounds import bound
 from synth.certificate import Bound, Cut
 from synth.collective import Collective, Kind
-from synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from synth.errors import CollectiveError, InfeasibleError
+from synth.linear_program import LinearProgram
+from synth.routing_lp import ConcurrentFlow
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology, Vertex
 
@@ -27,6 +29,8 @@ Path: TypeAlias = tuple[Vertex, ...]
 Hop: TypeAlias = tuple[Vertex, Vertex]
 ROUTED_KINDS = frozenset({Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL})
 _SUPER_SOURCE = -1
+FLOW_PARTS = 10**6
+"""Into how many parts a floating flow is rounded before paths are taken out of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ def solve_by_routes(
     Raises:
         CollectiveError: another kind of collective.
         InfeasibleError: some rank cannot reach another one.
-        TimedOutError: the LP did not end in time.
+        TimedOutError: the linear programs were not solved in time.
     """
     if collective.kind not in ROUTED_KINDS:
         kinds = ", ".join(sorted(ROUTED_KINDS))
@@ -82,7 +86,7 @@ def _gather_routes(topology: Topology, collective: Collective, rate: Fraction) -
     share = rate / len(collective.ranks)
     senders = [rank for rank in collective.ranks if rank != collective.root]
     scale = math.lcm(share.denominator, *(link.bandwidth.denominator for link in topology.links))
-    graph = nx.DiGraph()
+    graph: Any = nx.DiGraph()
     for link in topology.links:
         graph.add_edge(link.src, link.dst, capacity=int(link.bandwidth * scale))
     for rank in senders:
@@ -165,57 +169,35 @@ def _concurrent_flow_paths(
     topology: Topology, collective: Collective, deadline_s: float | None
 ) -> list[Path]:
     """Candidate paths: those of an optimal flow aggregated by source (LP over links, not over paths)."""
-    ranks = collective.ranks
-    links = topology.links
-    count = len(links)
-    model = _model(deadline_s)
-    amount = model.addVariables(len(ranks) * count, lb=0.0)
-    rate = model.addVariable(lb=0.0)
-    for position, source in enumerate(ranks):
-        base = position * count
-        for vertex in range(topology.size):
-            if vertex == source:
-                continue
-            into = [amount[base + i] for i, link in enumerate(links) if link.dst == vertex]
-            out = [amount[base + i] for i, link in enumerate(links) if link.src == vertex]
-            kept = rate if vertex in ranks else 0.0
-            model.addConstr(model.qsum(into) - model.qsum(out) - kept == 0.0)
-    for i, capacity in enumerate(topology.capacities):
-        model.addConstr(model.qsum([amount[p * count + i] for p in range(len(ranks))]) <= capacity)
-    model.maximize(rate)
-    _require_optimal(model, deadline_s)
-    values = model.vals(amount)
-    unit = float(model.val(rate)) / 10**6
-    paths: list[Path] = []
-    for position, source in enumerate(ranks):
-        base = position * count
-        flow = {(link.src, link.dst): round(values[base + i] / unit) for i, link in enumerate(links)}
-        # Rounding leaves a few millionths unconnected: ask for slightly less than each target gets.
-        demands = {rank: 10**6 - 10**3 for rank in ranks if rank != source}
-        paths += [path for path, _ in _decompose(flow, source, demands)]
-    return sorted(set(paths))
+    flows = ConcurrentFlow(topology, collective).flows(deadline_s)
+    paths: set[Path] = set()
+    for source, sent in zip(collective.ranks, flows, strict=True):
+        flow = {
+            (link.src, link.dst): round(amount * FLOW_PARTS)
+            for link, amount in zip(topology.links, sent.tolist(), strict=True)
+        }
+        # Rounding leaves a few parts unconnected: ask for slightly less than each target gets.
+        demands = {rank: FLOW_PARTS - FLOW_PARTS // 1000 for rank in collective.ranks if rank != source}
+        paths.update(path for path, _ in _decompose(flow, source, demands))
+    return sorted(paths)
 
 
 def _best_weights(topology: Topology, paths: list[Path], deadline_s: float | None) -> list[float]:
     """Weights of the paths, adding up to 1 for each pair of ends, of least congestion (an LP vertex)."""
-    model = _model(deadline_s)
-    weight = model.addVariables(len(paths), lb=0.0)
-    congestion = model.addVariable(lb=0.0)
     users: dict[Hop, list[int]] = defaultdict(list)
-    pairs: dict[tuple[Vertex, Vertex], list[int]] = defaultdict(list)
-    for index, path in enumerate(paths):
-        pairs[path[0], path[-1]].append(index)
+    pairs: dict[Hop, list[int]] = defaultdict(list)
+    for column, path in enumerate(paths, start=1):
+        pairs[path[0], path[-1]].append(column)
         for hop in _hops(path):
-            users[hop].append(index)
-    for indices in pairs.values():
-        model.addConstr(model.qsum([weight[i] for i in indices]) == 1.0)
-    for (src, dst), capacity in zip(topology.bandwidth, topology.capacities, strict=True):
-        if (src, dst) in users:
-            used = model.qsum([weight[i] for i in users[src, dst]])
-            model.addConstr(used - capacity * congestion <= 0.0)
-    model.minimize(congestion)
-    _require_optimal(model, deadline_s)
-    return [float(value) for value in model.vals(weight)]
+            users[hop].append(column)
+    # Column 0 is the rate of every pair; then come the GB/s of each path.
+    program = LinearProgram((1, *[0] * len(paths)), scale=max(topology.capacities))
+    for columns in pairs.values():
+        program.add_row([0, *columns], [-1, *[1] * len(columns)], lower=0, upper=0)
+    for hop, capacity in zip(topology.bandwidth, topology.capacities, strict=True):
+        program.add_row(users[hop], [1] * len(users[hop]), upper=capacity)
+    rate, *amounts = program.solve(deadline_s).tolist()
+    return [amount / rate for amount in amounts]
 
 
 def _rounded(paths: list[Path], weights: list[float], denominator: int) -> Iterator[Route]:
@@ -258,25 +240,6 @@ def _lift(
             transfers.append(Transfer(len(chunks), route.path[start], route.path[end], step, via=via))
         chunks.append(Chunk(block * route.weight, owner, target))
     return Schedule.build(topology, collective, method, limit, chunks, transfers)
-
-
-def _model(deadline_s: float | None) -> Any:
-    import highspy
-
-    model = highspy.Highs()
-    model.silent()
-    model.setOptionValue("threads", 1)  # the same path through the simplex on every machine
-    model.setOptionValue("solver", "simplex")
-    if deadline_s is not None:
-        model.setOptionValue("time_limit", max(deadline_s, 0.001))
-    return model
-
-
-def _require_optimal(model: Any, deadline_s: float | None) -> None:
-    status = model.modelStatusToString(model.getModelStatus())
-    if status == "Time limit reached":
-        raise TimedOutError(f"the LP of the routes did not end within the deadline of {deadline_s} s")
-    assert status == "Optimal", f"a bounded feasible LP ended as {status}"
 
 
 def _cut_off(topology: Topology, collective: Collective, limit: Bound) -> str:

@@ -36,40 +36,59 @@ def routing_duals(topology: Topology, collective: Collective) -> list[Dual]:
     slowness = 1 / np.array(topology.capacities, dtype=np.float64)
     candidates = [np.ones(len(topology.links)), slowness / slowness.max()]
     if len(collective.ranks) * len(topology.links) <= LARGEST_PROGRAM:
-        candidates.insert(0, _best_lengths(topology, collective))
+        candidates.insert(0, ConcurrentFlow(topology, collective).lengths())
     return [dual_of(topology, collective, _near_fractions(lengths)) for lengths in candidates]
 
 
-def _best_lengths(topology: Topology, collective: Collective) -> NDArray[np.float64]:
-    """The prices of the links in the program that sends one rate from every rank to every other."""
-    links, sources = topology.links, collective.ranks
-    out: dict[int, list[int]] = defaultdict(list)
-    into: dict[int, list[int]] = defaultdict(list)
-    for i, link in enumerate(links):
-        out[link.src].append(i)
-        into[link.dst].append(i)
-    # Column 0 is the rate; then come the flows of each source in the order of the links.
-    program = LinearProgram((1, *[0] * (len(sources) * len(links))), scale=max(topology.capacities))
-    rows = [
-        program.add_row(
-            [1 + s * len(links) + i for s in range(len(sources))], [1] * len(sources), upper=capacity
-        )
-        for i, capacity in enumerate(topology.capacities)
-    ]
-    receivers = set(sources)
-    for s, source in enumerate(sources):
-        first = 1 + s * len(links)
-        for vertex in range(topology.size):
-            if vertex != source:
-                arriving = [first + i for i in into[vertex]]
-                leaving = [first + i for i in out[vertex]]
-                coefficients = [1] * len(arriving) + [-1] * len(leaving)
-                kept = vertex in receivers
-                program.add_row(arriving + leaving + [0] * kept, coefficients + [-1] * kept, lower=0, upper=0)
-    program.solve()
-    prices: NDArray[np.float64] = np.abs(program.prices()[rows])
-    prices /= prices.max()
-    return prices
+class ConcurrentFlow:
+    """The linear program that sends one rate from every rank to every other, the flows added by source."""
+
+    def __init__(self, topology: Topology, collective: Collective) -> None:
+        links, sources = topology.links, collective.ranks
+        out: dict[int, list[int]] = defaultdict(list)
+        into: dict[int, list[int]] = defaultdict(list)
+        for i, link in enumerate(links):
+            out[link.src].append(i)
+            into[link.dst].append(i)
+        # Column 0 is the rate; then come the flows of each source in the order of the links.
+        program = LinearProgram((1, *[0] * (len(sources) * len(links))), scale=max(topology.capacities))
+        self._rows = [
+            program.add_row(
+                [1 + s * len(links) + i for s in range(len(sources))], [1] * len(sources), upper=capacity
+            )
+            for i, capacity in enumerate(topology.capacities)
+        ]
+        receivers = set(sources)
+        for s, source in enumerate(sources):
+            first = 1 + s * len(links)
+            for vertex in range(topology.size):
+                if vertex != source:
+                    arriving = [first + i for i in into[vertex]]
+                    leaving = [first + i for i in out[vertex]]
+                    coefficients = [1] * len(arriving) + [-1] * len(leaving)
+                    kept = vertex in receivers
+                    program.add_row(
+                        arriving + leaving + [0] * kept, coefficients + [-1] * kept, lower=0, upper=0
+                    )
+        self._program = program
+        self._shape = (len(sources), len(links))
+
+    def lengths(self) -> NDArray[np.float64]:
+        """The prices of the links, the largest 1."""
+        self._program.solve()
+        prices: NDArray[np.float64] = np.abs(self._program.prices()[self._rows])
+        prices /= prices.max()
+        return prices
+
+    def flows(self, deadline_s: float | None = None) -> NDArray[np.float64]:
+        """What each source sends over each link, in multiples of what it sends to each rank.
+
+        Raises:
+            TimedOutError: the program was not solved in so many seconds.
+        """
+        values = self._program.solve(deadline_s)
+        flows: NDArray[np.float64] = values[1:].reshape(self._shape) / values[0]
+        return flows
 
 
 def _near_fractions(lengths: NDArray[np.float64]) -> tuple[Fraction, ...]:
