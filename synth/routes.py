@@ -17,10 +17,11 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from synth.bounds import bound
-from synth.certificate import Bound, Cut
+from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.errors import CollectiveError, InfeasibleError
 from synth.linear_program import LinearProgram
+from synth.reachability import who_is_cut_off
 from synth.routing_lp import ConcurrentFlow
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology, Vertex
@@ -67,7 +68,7 @@ def solve_by_routes(
         raise CollectiveError(f"{collective.kind}: routes serve {kinds}; use trees")
     limit = bound(topology, collective)
     if limit.rate == 0:
-        raise InfeasibleError(_cut_off(topology, collective, limit), limit)
+        raise InfeasibleError(who_is_cut_off(topology, collective), limit)
     match collective.kind:
         case Kind.GATHER:
             routes = _gather_routes(topology, collective, limit.rate)
@@ -240,18 +241,3 @@ def _lift(
             transfers.append(Transfer(len(chunks), route.path[start], route.path[end], step, via=via))
         chunks.append(Chunk(block * route.weight, owner, target))
     return Schedule.build(topology, collective, method, limit, chunks, transfers)
-
-
-def _cut_off(topology: Topology, collective: Collective, limit: Bound) -> str:
-    certificate = limit.certificate
-    assert isinstance(certificate, Cut), "a rate of zero is proved by an empty cut"
-    inside = [rank for rank in collective.ranks if rank in certificate.side]
-    outside = [rank for rank in collective.ranks if rank not in certificate.side]
-    return (
-        f"{collective.kind} on {topology.name}: no link leads from ranks {_listed(inside)} "
-        f"to ranks {_listed(outside)}"
-    )
-
-
-def _listed(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks))

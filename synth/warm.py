@@ -1,26 +1,30 @@
 """Compiles the kernels once, so that the first question a user asks is not the slow one.
 
-`make install` runs `python -m synth.warm`; a solve of one tiny topology reaches every kernel.
+`make install` runs `python -m synth.warm`; two tiny topologies reach every kernel.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
 
+from synth.collective import Kind
 from synth.methods import solve
 from synth.simulator import simulate
 from synth.topology import Link, Topology
 
 
 def warm() -> None:
-    """Run every compiled kernel on a triangle around a switch."""
-    spokes = ((rank, 3) for rank in range(3))
-    pairs = [(0, 1), (1, 2), *spokes]
-    links = [Link(*pair, Fraction(1)) for pair in pairs] + [Link(b, a, Fraction(1)) for a, b in pairs]
-    topology = Topology.build("warm", 3, links, ["switch"])
-    for kind in ("broadcast", "allgather", "allreduce", "gather", "alltoall"):
-        simulate(solve(topology, kind), 1 << 20)
-    solve(topology, "broadcast", method="mwu")
+    """Run every compiled kernel: on a triangle, whose links all lie between ranks, and around a switch."""
+    triangle = _both_ways([(0, 1), (1, 2), (2, 0)])
+    spokes = _both_ways([(0, 1), (0, 3), (1, 3), (2, 3)])
+    for topology in (Topology.build("triangle", 3, triangle), Topology.build("spokes", 3, spokes, ["hub"])):
+        for kind in Kind:
+            simulate(solve(topology, kind), 1 << 20)
+        solve(topology, "allreduce", method="mwu", max_trees=1)
+
+
+def _both_ways(pairs: list[tuple[int, int]]) -> list[Link]:
+    return [Link(src, dst, Fraction(1)) for a, b in pairs for src, dst in ((a, b), (b, a))]
 
 
 if __name__ == "__main__":

@@ -279,7 +279,7 @@ def test_a_pattern_without_a_place_says_what_to_do_instead() -> None:
 
 def test_a_graph_in_two_parts_carries_its_proof() -> None:
     fabric = Topology.build("pairs", 4, links("0-1 1", "2-3 1"))
-    with pytest.raises(InfeasibleError, match="some rank is cut off") as caught:
+    with pytest.raises(InfeasibleError, match="cut off") as caught:
         solved(fabric, "allreduce", "ring")
     assert caught.value.proof is not None
     assert caught.value.proof.rate == 0

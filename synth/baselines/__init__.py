@@ -13,6 +13,7 @@ from synth.baselines.clock import Clock
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.errors import CollectiveError, InfeasibleError, InputError
+from synth.reachability import who_is_cut_off
 from synth.schedule import Schedule
 from synth.topology import Topology
 
@@ -65,9 +66,7 @@ def solve_baseline(
 
         bound = bounds.bound(topology, collective)
     if bound.rate == Fraction(0):
-        raise InfeasibleError(
-            f"{method}: {collective.kind} on {topology.name} cannot be done, some rank is cut off", bound
-        )
+        raise InfeasibleError(who_is_cut_off(topology, collective), bound)
     match method:
         case "ring":
             from synth.baselines.ring import solve_ring

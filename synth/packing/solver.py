@@ -23,9 +23,10 @@ from synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
 from synth.packing.lift import TREE_KINDS, lift
 from synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
 from synth.packing.tree import Packing
+from synth.reachability import who_is_cut_off
 from synth.relays import relays_as_switches
 from synth.schedule import Method, Schedule
-from synth.topology import Topology, Vertex
+from synth.topology import Topology
 
 TreeMethod: TypeAlias = Literal["trees", "mwu"]
 Settings: TypeAlias = tuple[tuple[str, str | int | None], ...]
@@ -113,7 +114,7 @@ def solve_by_trees(
         raise InputError(f"max-trees: must be at least 1, got {max_trees}")
     limit = bound(topology, collective)
     if limit.rate == 0:
-        raise InfeasibleError(_cut_off(topology, collective), limit)
+        raise InfeasibleError(who_is_cut_off(topology, collective), limit)
     flat, among = relays_as_switches(topology, collective)
     if collective.kind in _SPREADING:
         flat = flat.reversed() if collective.kind.reduces else flat
@@ -266,35 +267,3 @@ def _pack_split(task: _Task, split: Split) -> Pairing:
 
 def _height(pairing: Pairing) -> int:
     return max(pair.height for pair in pairing.pairs)
-
-
-def _cut_off(topology: Topology, collective: Collective) -> str:
-    """Which ranks cannot take part, by walking the links."""
-    start = collective.ranks[0] if collective.root is None else collective.root
-    downstream = _reached(topology, start)
-    upstream = _reached(topology.reversed(), start)
-    match collective.kind:
-        case Kind.BROADCAST:
-            lost = [rank for rank in collective.ranks if rank not in downstream]
-            way = f"nothing leads there from rank {start}"
-        case Kind.REDUCE:
-            lost = [rank for rank in collective.ranks if rank not in upstream]
-            way = f"nothing leads from there to rank {start}"
-        case _:
-            lost = [rank for rank in collective.ranks if rank not in downstream & upstream]
-            way = f"there is no way from rank {start} and back"
-    noun = "rank" if len(lost) == 1 else "ranks"
-    return f"{collective.kind}: {noun} {', '.join(map(str, lost))} cut off: {way}"
-
-
-def _reached(topology: Topology, start: Vertex) -> set[Vertex]:
-    neighbours: dict[Vertex, list[Vertex]] = {}
-    for link in topology.links:
-        neighbours.setdefault(link.src, []).append(link.dst)
-    reached, frontier = {start}, [start]
-    for vertex in frontier:
-        for after in neighbours.get(vertex, ()):
-            if after not in reached:
-                reached.add(after)
-                frontier.append(after)
-    return reached
