@@ -99,6 +99,14 @@ def test_rings_across_two_a100_boxes_use_every_nic() -> None:
     assert schedule.rate == 8 * 25 * Fraction(16, 30)
 
 
+@pytest.mark.parametrize(("spec", "rings"), [("torus:4x4", 4), ("full:7", 6), ("full:8", 7), ("full:4", 2)])
+def test_symmetric_graphs_fall_apart_into_rings(spec: str, rings: int) -> None:
+    """Tillson 1980: full graphs but those of 4 and 6 ranks do; tori do (Foregger 1978)."""
+    schedule = solved(topologies.load(spec), "allreduce", "multiring")
+    assert setting(schedule, "rings") == rings
+    assert setting(schedule, "proved_largest") == "yes"
+
+
 @pytest.mark.parametrize(
     ("spec", "method", "rate"),
     [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from synth import verifier
 from synth.bounds import bound
-from synth.certificate import Bound, Cut
+from synth.certificate import Bound, Cut, Scope
 from synth.collective import Collective, Kind
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Link, Topology
@@ -403,6 +403,15 @@ def test_a_rate_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     broken(
         replace(VALID["broadcast both ways round"][0], bound=low),
         "bound: 1 GB/s declared for every schedule, this one reaches 2 GB/s",
+    )
+
+
+def test_a_bound_of_trees_that_claims_every_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synth.bounds.certified_scope", lambda *_: Scope.TREES)
+    broken(
+        VALID["broadcast"][0],
+        "bound: declared for every schedule, its certificate speaks of "
+        "schedules that reduce and broadcast along trees",
     )
 
 

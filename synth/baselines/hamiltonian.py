@@ -19,6 +19,8 @@ from synth.errors import TimedOutError
 Ring: TypeAlias = tuple[Path, ...]
 SEARCH_STEPS = 2_000
 SEARCHES = 6
+MANY_WAYS = 32
+PROGRAM_RANKS = 64
 PROGRAM_VARIABLES = 20_000
 PROGRAM_ROUNDS = 20
 PROGRAM_CASES = 50
@@ -60,6 +62,8 @@ def find_ring(fabric: Fabric, *, start: int, rng: Random, clock: Clock, program:
     Raises:
         BudgetError: neither the search nor the program came to an answer.
     """
+    if not _is_connected(fabric):
+        return None
     for _ in range(SEARCHES):
         budget = Budget(SEARCH_STEPS, clock)
         try:
@@ -71,6 +75,24 @@ def find_ring(fabric: Fabric, *, start: int, rng: Random, clock: Clock, program:
     return _ring_by_program(fabric, rng, clock)
 
 
+def _is_connected(fabric: Fabric) -> bool:
+    """Whether every rank reaches every other: what a ring needs first, and what is quickly seen."""
+    for end in (0, 1):
+        onward: dict[int, list[int]] = {rank: [] for rank in fabric.ranks}
+        for pair in fabric.paths:
+            onward[pair[end]].append(pair[1 - end])
+        reached = {fabric.ranks[0]}
+        waiting = [fabric.ranks[0]]
+        while waiting:
+            for rank in onward[waiting.pop()]:
+                if rank not in reached:
+                    reached.add(rank)
+                    waiting.append(rank)
+        if len(reached) < len(fabric.ranks):
+            return False
+    return True
+
+
 def rings_of(fabric: Fabric, *, start: int, budget: Budget, rng: Random) -> Iterator[Ring]:
     """Every ring once, by depth-first search with the widest ways and the hardest ranks first.
 
@@ -78,7 +100,8 @@ def rings_of(fabric: Fabric, *, start: int, budget: Budget, rng: Random) -> Iter
         BudgetError: the steps ran out before the search was complete.
     """
     left = dict(fabric.capacity)
-    choices = _choices(fabric, left, rng)
+    choices = _choices(fabric, left, start, rng)
+    dead_end = _dead_end_test(fabric, left, start)
     visited = {start}
     chosen: list[Path] = []
     open_ways = [iter(choices(start, visited))]
@@ -91,31 +114,42 @@ def rings_of(fabric: Fabric, *, start: int, budget: Budget, rng: Random) -> Iter
                 visited.discard(last.dst)
                 _count(left, last, 1)
             continue
-        budget.spend()
         if way.dst == start:
-            if len(visited) == len(fabric.ranks) and _fits(left, way):
+            if _fits(left, way):
                 yield (*chosen, way)
-        elif way.dst not in visited and _fits(left, way):
+        elif _fits(left, way):
+            budget.spend()
             _count(left, way, -1)
             visited.add(way.dst)
             chosen.append(way)
-            blocked = _is_dead_end(fabric, left, visited, start, way.dst)
+            blocked = dead_end(visited, way.dst)
             open_ways.append(iter(() if blocked else choices(way.dst, visited)))
 
 
-def _choices(fabric: Fabric, left: Mapping[Hop, int], rng: Random) -> Callable[[int, set[int]], list[Path]]:
+def _choices(
+    fabric: Fabric, left: Mapping[Hop, int], start: int, rng: Random
+) -> Callable[[int, set[int]], list[Path]]:
     onward: dict[int, list[Path]] = {rank: [] for rank in fabric.ranks}
     for (src, _), ways in fabric.paths.items():
         onward[src].extend(ways)
     luck = {way: rng.random() for ways in onward.values() for way in ways}
 
+    def exits(rank: int, visited: set[int]) -> int:
+        """Ways on; where there are many, some will be left, and counting them would take too long."""
+        ways = onward[rank]
+        return MANY_WAYS if len(ways) > MANY_WAYS else sum(1 for way in ways if way.dst not in visited)
+
     def choose(rank: int, visited: set[int]) -> list[Path]:
-        """Ways on, those with most room first, among them the rank with the fewest ways on (Warnsdorff)."""
-        exits = {
-            way.dst: sum(1 for after in onward[way.dst] if after.dst not in visited) for way in onward[rank]
-        }
-        room = {way: min(left[hop] for hop in way.hops) for way in onward[rank]}
-        return sorted(onward[rank], key=lambda way: (-room[way], exits[way.dst], luck[way]))
+        """Ways on, those with most room first, among them the rank with the fewest exits (Warnsdorff)."""
+        all_visited = len(visited) == len(fabric.ranks)
+        open_ways = [
+            way for way in onward[rank] if (way.dst == start if all_visited else way.dst not in visited)
+        ]
+        ranked = [
+            (-min(left[hop] for hop in way.hops), exits(way.dst, visited), luck[way], way)
+            for way in open_ways
+        ]
+        return [way for *_, way in sorted(ranked, key=lambda entry: entry[:3])]
 
     return choose
 
@@ -129,37 +163,43 @@ def _count(left: dict[Hop, int], way: Path, times: int) -> None:
         left[hop] += times
 
 
-def _is_dead_end(
-    fabric: Fabric, left: Mapping[Hop, int], visited: set[int], start: int, current: int
-) -> bool:
-    """Whether some rank that is still to come cannot be entered, or not be left."""
-    if len(fabric.ranks) > 64:  # looking at every pair would cost more than it saves
-        return False
-    unvisited = [rank for rank in fabric.ranks if rank not in visited]
-    targets = [*unvisited, start]
-    sources = [*unvisited, current]
+def _dead_end_test(fabric: Fabric, left: Mapping[Hop, int], start: int) -> Callable[[set[int], int], bool]:
+    out_of: dict[int, list[Path]] = {rank: [] for rank in fabric.ranks}
+    into: dict[int, list[Path]] = {rank: [] for rank in fabric.ranks}
+    for (src, dst), ways in fabric.paths.items():
+        out_of[src].extend(ways)
+        into[dst].extend(ways)
 
-    def joined(src: int, dst: int) -> bool:
-        return any(_fits(left, way) for way in fabric.paths.get((src, dst), ()))
+    def is_dead_end(visited: set[int], current: int) -> bool:
+        """Whether some rank that is still to come cannot be entered, or not be left, or the start."""
 
-    return any(
-        not any(joined(rank, target) for target in targets if target != rank)
-        or not any(joined(source, rank) for source in sources if source != rank)
-        for rank in unvisited
-    ) or not any(joined(source, start) for source in sources)
+        def may_enter(rank: int) -> bool:
+            return any(
+                (way.src == current or way.src not in visited) and _fits(left, way) for way in into[rank]
+            )
+
+        def may_leave(rank: int) -> bool:
+            return any(
+                (way.dst == start or way.dst not in visited) and _fits(left, way) for way in out_of[rank]
+            )
+
+        unvisited = [rank for rank in fabric.ranks if rank not in visited]
+        return not may_enter(start) or not all(may_enter(rank) and may_leave(rank) for rank in unvisited)
+
+    return is_dead_end
 
 
 def _ring_by_program(fabric: Fabric, rng: Random, clock: Clock) -> Ring | None:
     """One way in and one out of each rank; cuts against shorter cycles are added until none is left."""
     ways = [way for pair in sorted(fabric.paths) for way in fabric.paths[pair]]
-    if len(ways) > PROGRAM_VARIABLES:
+    if len(fabric.ranks) > PROGRAM_RANKS or len(ways) > PROGRAM_VARIABLES:
         raise BudgetError
     model = _model(fabric, ways, rng)
     for _ in range(PROGRAM_ROUNDS):
-        chosen = _optimum(model, ways, clock)
-        if chosen is None:
+        values = _optimum(model, clock)
+        if values is None:
             return None
-        cycles = _cycles(chosen)
+        cycles = _cycles([way for way, value in zip(ways, values, strict=True) if value])
         if len(cycles) == 1:
             return cycles[0]
         for cycle in cycles:
@@ -182,11 +222,11 @@ def _model(fabric: Fabric, ways: Sequence[Path], rng: Random) -> Any:
         model.addVar(0.0, 1.0)
         model.changeColCost(column, scarcity * (1.0 + 0.1 * rng.random()))
         model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-    for rank in fabric.ranks:
-        for columns in (
-            [i for i, way in enumerate(ways) if way.src == rank],
-            [i for i, way in enumerate(ways) if way.dst == rank],
-        ):
+    for end in ("src", "dst"):
+        columns_of: dict[int, list[int]] = {rank: [] for rank in fabric.ranks}
+        for column, way in enumerate(ways):
+            columns_of[getattr(way, end)].append(column)
+        for columns in columns_of.values():
             model.addRow(1.0, 1.0, len(columns), columns, [1.0] * len(columns))
     through: dict[Hop, list[int]] = {}
     for column, way in enumerate(ways):
@@ -199,7 +239,13 @@ def _model(fabric: Fabric, ways: Sequence[Path], rng: Random) -> Any:
     return model
 
 
-def _optimum(model: Any, ways: Sequence[Path], clock: Clock) -> list[Path] | None:
+def _optimum(model: Any, clock: Clock) -> list[int] | None:
+    """The best values, or None where there are none.
+
+    Raises:
+        BudgetError: the program ran out of the cases that it may look at.
+        TimedOutError: the deadline passed.
+    """
     if clock.left_s is not None:
         model.setOptionValue("time_limit", max(clock.left_s, 0.001))
     model.run()
@@ -210,8 +256,7 @@ def _optimum(model: Any, ways: Sequence[Path], clock: Clock) -> list[Path] | Non
         return None
     if status != "Optimal":  # out of cases
         raise BudgetError
-    values = model.getSolution().col_value
-    return [way for way, value in zip(ways, values, strict=True) if value > 0.5]
+    return [round(value) for value in model.getSolution().col_value]
 
 
 def _cycles(ways: Sequence[Path]) -> list[Ring]:

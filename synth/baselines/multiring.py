@@ -13,7 +13,7 @@ from typing import Any
 
 from synth.baselines.clock import Budget, BudgetError, Clock
 from synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
-from synth.baselines.paths import Hop, switch_paths
+from synth.baselines.paths import Hop, Path, switch_paths
 from synth.baselines.rings import no_ring, ring_schedule
 from synth.certificate import Bound
 from synth.collective import Collective
@@ -21,11 +21,14 @@ from synth.errors import InfeasibleError, TimedOutError
 from synth.schedule import Method, Schedule
 from synth.topology import Topology
 
-GREEDY_TRIES = 6
+GREEDY_TRIES = 16
+HASTY_TRIES = 3
 PATIENT_RANKS = 16
 """Up to so many ranks, a last ring that hides is worth an integer program and several tries."""
-LISTED_RINGS = 20_000
+LISTED_RANKS = 12
+LISTED_RINGS = 6_000
 LISTING_STEPS = 1_000_000
+PICKING_CASES = 200
 FLOW_RANKS = 64
 
 
@@ -48,7 +51,9 @@ def solve_multiring(
         dict(zip(topology.bandwidth, topology.capacities, strict=True)),
     )
     at_most = _rings_at_most(topology, fabric)
-    chosen, proved = _largest_set(fabric, at_most, seed, clock, listable=not topology.switches)
+    chosen, proved = _largest_set(
+        fabric, at_most, seed, clock, listable=not topology.switches and len(collective.ranks) <= LISTED_RANKS
+    )
     if not chosen:
         if proved:
             raise no_ring("multiring", topology, collective)
@@ -71,8 +76,10 @@ def _largest_set(
     found: dict[tuple[Hop, ...], Ring] = {}
     best: list[tuple[Ring, int]] = []
     none_exists = False
-    for attempt in range(GREEDY_TRIES if len(fabric.ranks) <= PATIENT_RANKS else 1):
-        rings, exhausted = _greedy(fabric, Random(f"{seed} {attempt}"), clock)
+    patient = len(fabric.ranks) <= PATIENT_RANKS
+    for attempt in range(GREEDY_TRIES if patient else HASTY_TRIES):
+        # Pairs of opposite rings are found in half of the time, but there may be room for an odd number.
+        rings, exhausted = _greedy(fabric, Random(seed + attempt), attempt, clock, both_ways=attempt % 2 == 0)
         found.update((_key(ring), ring) for ring, _ in rings)
         best = max(best, rings, key=_size)
         none_exists |= exhausted and not rings
@@ -85,7 +92,10 @@ def _largest_set(
             complete = True
         except BudgetError:
             pass
-    best = max(best, _pick(fabric, list(found.values()), clock), key=_size)
+    try:
+        best = max(best, _pick(fabric, list(found.values()), clock), key=_size)
+    except BudgetError:
+        complete = False
     return best, complete or _size(best) >= at_most
 
 
@@ -97,11 +107,12 @@ def _key(ring: Ring) -> tuple[Hop, ...]:
     return tuple(sorted(links_of(ring).elements()))
 
 
-def _greedy(fabric: Fabric, rng: Random, clock: Clock) -> tuple[list[tuple[Ring, int]], bool]:
+def _greedy(
+    fabric: Fabric, rng: Random, first: int, clock: Clock, *, both_ways: bool
+) -> tuple[list[tuple[Ring, int]], bool]:
     """Rings one after the other, each as often as it fits; and whether none is left for certain."""
     left = dict(fabric.capacity)
     rings: list[tuple[Ring, int]] = []
-    first = rng.randrange(len(fabric.ranks))
     while True:
         patient = not rings or len(fabric.ranks) <= PATIENT_RANKS
         # Another start for each ring: a search tends to close where it began, over the same scarce links.
@@ -112,11 +123,26 @@ def _greedy(fabric: Fabric, rng: Random, clock: Clock) -> tuple[list[tuple[Ring,
             return rings, False
         if ring is None:
             return rings, True
-        links = links_of(ring)
-        times = min(left[hop] // passes for hop, passes in links.items())
-        for hop, passes in links.items():
-            left[hop] -= passes * times
-        rings.append((ring, times))
+        for each in (ring, *(_reverse(fabric, ring) if both_ways else ())):
+            links = links_of(each)
+            times = min(left[hop] // passes for hop, passes in links.items())
+            if times:
+                rings.append((each, times))
+                for hop, passes in links.items():
+                    left[hop] -= passes * times
+
+
+def _reverse(fabric: Fabric, ring: Ring) -> list[Ring]:
+    """The ring the other way round, where each of its ways can be gone backwards."""
+    backwards: list[Path] = []
+    for way in reversed(ring):
+        twins = [
+            twin for twin in fabric.paths.get((way.dst, way.src), ()) if twin.via == tuple(reversed(way.via))
+        ]
+        if not twins:
+            return []
+        backwards.append(twins[0])
+    return [tuple(backwards)]
 
 
 def _all_rings(fabric: Fabric, seed: int, clock: Clock) -> Iterator[Ring]:
@@ -129,12 +155,18 @@ def _all_rings(fabric: Fabric, seed: int, clock: Clock) -> Iterator[Ring]:
 
 
 def _pick(fabric: Fabric, rings: Sequence[Ring], clock: Clock) -> list[tuple[Ring, int]]:
-    """How often to use each ring so that there are as many as possible."""
+    """How often to use each ring so that there are as many as possible.
+
+    Raises:
+        BudgetError: the program ran out of the cases that it may look at.
+        TimedOutError: the deadline passed.
+    """
     import highspy
 
     model: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     model.silent()
     model.setOptionValue("threads", 1)  # the same way through the tree of cases on every machine
+    model.setOptionValue("mip_max_nodes", PICKING_CASES)
     if clock.left_s is not None:
         model.setOptionValue("time_limit", max(clock.left_s, 0.001))
     through: dict[Hop, list[tuple[int, int]]] = {}
@@ -153,7 +185,8 @@ def _pick(fabric: Fabric, rings: Sequence[Ring], clock: Clock) -> list[tuple[Rin
     status = model.modelStatusToString(model.getModelStatus())
     if status == "Time limit reached":
         raise TimedOutError("the choice of link-disjoint rings did not end within its deadline")
-    assert status in {"Optimal", "Empty"}, f"a bounded integer program ended as {status}"
+    if status not in {"Optimal", "Empty"}:
+        raise BudgetError
     values = model.getSolution().col_value
     picked = [(ring, round(value)) for ring, value in zip(rings, values, strict=True)]
     return [(ring, times) for ring, times in picked if times]

@@ -21,9 +21,12 @@ Pair: TypeAlias = tuple[int, int]
 PATHS_PER_PAIR = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Path:
-    """From one rank to another through switches; `width` is its narrowest link, GB/s."""
+    """From one rank to another through switches; `width` is its narrowest link, GB/s.
+
+    Compared by identity: searches keep paths in sets, and each is made once.
+    """
 
     src: int
     dst: int
