@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from synth.atomic import write_atomically
 from synth.certificate import Bound, Cut, Dual, Partition
+from synth.formats.atomic import write_atomically
 from synth.schedule import Schedule
 from synth.sizes import format_size
 from synth.topology import Topology

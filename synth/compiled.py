@@ -7,6 +7,7 @@ return int64 and float64 arrays only.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import ParamSpec, TypeVar, cast
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
@@ -39,11 +42,23 @@ def _sources() -> str:
     return digest.hexdigest()[:16]
 
 
-os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba" / _sources()))
+def _prepared(folder: Path) -> bool:
+    """Whether machine code can be kept in the folder; where not, every process compiles for itself."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("kernels are compiled anew: %s (ARBORCAST_CACHE names another folder)", error)
+        return False
+    return os.access(folder, os.W_OK)
+
+
+_folder = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_folder() / "numba" / _sources())
+_keeps = _prepared(_folder)
+os.environ["NUMBA_CACHE_DIR"] = str(_folder)
 
 import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when it is imported)
 
 
 def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function on first use, and keep the machine code on disk for the next process."""
-    return cast(Callable[Parameters, Result], numba.njit(cache=True)(function))
+    return cast(Callable[Parameters, Result], numba.njit(cache=_keeps)(function))

@@ -96,6 +96,6 @@ def _summary(topology: Topology) -> list[str]:
         (topology.is_switch(vertex), out[vertex], into[vertex]) for vertex in range(topology.size)
     )
     return [
-        f"  {count} {'switches' if is_switch else 'ranks'} with {gigabytes(sent)} out, {gigabytes(received)} in"
-        for (is_switch, sent, received), count in kinds.items()
+        f"  {count} {noun} with {gigabytes(sent)} out, {gigabytes(received)} in"
+        for (noun, sent, received), count in kinds.items()
     ]

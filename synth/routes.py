@@ -17,12 +17,12 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from synth.bounds import bound
+from synth.bounds.linear_program import LinearProgram
+from synth.bounds.routing_lp import ConcurrentFlow
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.errors import CollectiveError, InfeasibleError
-from synth.linear_program import LinearProgram
 from synth.reachability import who_is_cut_off
-from synth.routing_lp import ConcurrentFlow
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology, Vertex
 

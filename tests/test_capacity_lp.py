@@ -13,7 +13,7 @@ from strategies import topologies as drawn_topologies
 
 import topologies
 from synth.bounds import bound
-from synth.capacity_lp import Split, most_central, split_bandwidth, two_way, two_way_symmetric
+from synth.bounds.capacity_lp import Split, most_central, split_bandwidth, two_way, two_way_symmetric
 from synth.collective import Collective, Kind
 from synth.errors import CollectiveError, InfeasibleError
 from synth.topology import Link, Topology

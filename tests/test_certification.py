@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import topologies
 
+from synth.bounds.certification import certified_rate, certified_scope, dual_of
 from synth.certificate import Cut, Dual, Partition, Scope
-from synth.certification import certified_rate, certified_scope, dual_of
 from synth.collective import Collective, Kind
 from synth.errors import InputError
 from synth.topology import Link, Topology

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from strategies import topologies as drawn_topologies
 
 import topologies
-from synth.cuts import cut_out_of, tightest_cut
+from synth.bounds.cuts import cut_out_of, tightest_cut
+from synth.bounds.orbits import orbit_lengths
 from synth.errors import TopologyError
-from synth.orbits import orbit_lengths
 from synth.topology import Link, Topology
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import topologies
 
 import topologies as catalog
-from synth.capacity_lp import split_bandwidth
+from synth.bounds.capacity_lp import split_bandwidth
 from synth.collective import Collective
 from synth.errors import InputError
 from synth.packing.carrier import Pair, congestion

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth.atomic import replacing, write_atomically
 from synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope
 from synth.collective import Collective, Kind
 from synth.errors import InputError, ScheduleError, TopologyError
@@ -28,8 +27,9 @@ from synth.formats import (
     topology_to_document,
     write_schedule,
 )
-from synth.numerals import parse_number, shorten
-from synth.reading import parse_json, read_text
+from synth.formats.atomic import replacing, write_atomically
+from synth.formats.numerals import parse_number, shorten
+from synth.formats.reading import parse_json, read_text
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Link, Switch, Topology
 from tests.strategies import collectives, topologies

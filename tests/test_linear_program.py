@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth.exact_system import ExactSystem
-from synth.linear_program import LinearProgram
+from synth.bounds.exact_system import ExactSystem
+from synth.bounds.linear_program import LinearProgram
 
 
 @st.composite

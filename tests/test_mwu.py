@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import topologies
 
 from synth.bounds import bound
-from synth.capacity_lp import split_bandwidth
+from synth.bounds.capacity_lp import split_bandwidth
 from synth.collective import Collective
 from synth.errors import InfeasibleError, InputError
 from synth.packing.carrier import congestion

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from synth.errors import TopologyError
-from synth.numerals import parse_number, shorten
+from synth.formats.numerals import parse_number, shorten
 from synth.topology import Topology
 from topologies import boxes, graphs, grids
 from topologies.builders import MAX_VERTICES

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from synth.documents import topology_from_document
 from synth.errors import InputError, TopologyError
-from synth.numerals import shorten
-from synth.reading import parse_json, read_text, shorten_path
+from synth.formats.documents import topology_from_document
+from synth.formats.numerals import shorten
+from synth.formats.reading import parse_json, read_text, shorten_path
 from synth.topology import Topology
 from topologies.rates import Rates
 

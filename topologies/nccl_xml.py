@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from synth.errors import InputError, TopologyError
-from synth.numerals import shorten
+from synth.formats.numerals import shorten
 from synth.topology import Link, Topology
 from topologies.builders import MAX_VERTICES, cable, with_obvious_symmetries
 from topologies.rates import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from synth.errors import InputError, TopologyError
-from synth.numerals import shorten
+from synth.formats.numerals import shorten
 from synth.topology import Link, Topology
 from topologies.builders import cable, check_size, with_obvious_symmetries
 from topologies.pcie_paths import LEVELS, pcie_tree

@@ -11,7 +11,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from synth.errors import TopologyError
-from synth.numerals import shorten
+from synth.formats.numerals import shorten
 
 
 class Rates(StrEnum):

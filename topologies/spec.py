@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synth.errors import TopologyError
-from synth.numerals import shorten
+from synth.formats.numerals import shorten
 from synth.topology import Topology
 from topologies.catalog import catalog, entry_named
 from topologies.rates import Rates

@@ -14,7 +14,7 @@ from typing import NoReturn
 import yaml
 
 from synth.errors import InputError
-from synth.numerals import parse_number, shorten
+from synth.formats.numerals import parse_number, shorten
 
 MAX_NESTING = 32
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synth.arborescence import FORBIDDEN, LogicalGraph, cheapest_arborescence
-from synth.capacity_lp import most_central
+from synth.bounds.capacity_lp import most_central
 from synth.errors import InfeasibleError, InputError
 from synth.packing.carrier import AnyCarrier, Carrier, Pair, Pairing, merge, shape, with_weight
 from synth.packing.mwu import weigh_pairs, weigh_trees

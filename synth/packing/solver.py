@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Literal, TypeAlias
 
 from synth.bounds import bound
-from synth.capacity_lp import Split, split_bandwidth
+from synth.bounds.capacity_lp import Split, split_bandwidth
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError

@@ -17,7 +17,7 @@ from typing import Any, Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.exact_system import ExactSystem
+from synth.bounds.exact_system import ExactSystem
 from synth.packing.carrier import AnyCarrier, congestion, hops, with_weight
 from synth.topology import Topology
 

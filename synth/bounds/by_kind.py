@@ -12,23 +12,21 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
-from synth.capacity_lp import program_of
-from synth.certificate import Bound, Certificate, Cut, Dual
-from synth.certification import (
+from synth.bounds.capacity_lp import program_of
+from synth.bounds.certification import (
     RANKS_BESIDE_RELAYS,
     certified_rate,
     certified_scope,
     dual_of,
     share_leaving,
 )
+from synth.bounds.cuts import cut_out_of, tightest_cut
+from synth.bounds.orbits import orbit_lengths
+from synth.bounds.routing_lp import routing_duals
+from synth.bounds.strength import strength
+from synth.certificate import Bound, Certificate, Cut, Dual
 from synth.collective import Collective, Kind
-from synth.cuts import cut_out_of, tightest_cut
-from synth.orbits import orbit_lengths
-from synth.routing_lp import routing_duals
-from synth.strength import strength
 from synth.topology import Topology
-
-__all__ = ["bound", "certified_rate", "certified_scope"]
 
 _MIRRORED = {
     Kind.REDUCE: Kind.BROADCAST,
@@ -46,9 +44,9 @@ def bound(topology: Topology, collective: Collective) -> Bound:
     Exact (some schedule reaches it) without relays: for trees by Edmonds 1973 and Bang-Jensen, Frank,
     Jackson 1995, for an allreduce among schedules along trees, for gather and scatter always, for an
     alltoall unless its lengths had to be rounded or the fabric is too large for its linear program
-    (`synth.routing_lp`). Prices of a linear program with a common denominator beyond 2**30 are rounded,
-    which loosens the limit by as little and keeps it valid. With relays it is a limit that need not be
-    reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
+    (`synth.bounds.routing_lp`). Prices of a linear program with a common denominator beyond 2**30 are
+    rounded, which loosens the limit by as little and keeps it valid. With relays it is a limit that need
+    not be reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
     than `RANKS_BESIDE_RELAYS` ranks has only its cut.
 
     Args:

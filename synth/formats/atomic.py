@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from synth.errors import InputError
-from synth.reading import shorten_path
+from synth.formats.reading import shorten_path
 
 
 def write_atomically(path: Path | str, content: str | bytes) -> None:

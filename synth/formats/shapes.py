@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
 from synth.errors import InputError
-from synth.numerals import parse_number, shorten
+from synth.formats.numerals import parse_number, shorten
 
 # Limits of what a fabric or a schedule can sensibly hold. They keep a typing error (ranks: 10e9) from
 # filling the memory, and whole numbers within what compiled kernels can count.

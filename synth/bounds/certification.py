@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synth.arborescence import FORBIDDEN, UNREACHABLE, LogicalGraph, cheapest_arborescence
+from synth.bounds.cuts import cut_out_of
 from synth.certificate import Certificate, Cut, Dual, Partition, Scope
 from synth.collective import Collective, Kind
 from synth.compiled import kernel
-from synth.cuts import cut_out_of
 from synth.errors import InfeasibleError, InputError
 from synth.flow import Ints
 from synth.topology import Topology, Vertex

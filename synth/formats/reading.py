@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from synth.errors import InputError
-from synth.numerals import parse_number, shorten
+from synth.formats.numerals import parse_number, shorten
 
 
 def read_text(path: Path | str, *, max_bytes: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope
 from synth.errors import InputError, ScheduleError, TopologyError
-from synth.numerals import shorten
+from synth.formats.numerals import shorten
 from synth.topology import Link, Switch, Topology, Vertex
 
 Document: TypeAlias = dict[str, Any]
@@ -51,7 +51,7 @@ def topology_from_document(document: object, place: str) -> Topology:
     Raises:
         TopologyError: the document has another shape, or breaks a rule of topologies.
     """
-    from synth.shapes import TopologyShape, check_shape
+    from synth.formats.shapes import TopologyShape, check_shape
 
     try:
         return read_topology(check_shape(TopologyShape, document, place), place, "")
@@ -155,7 +155,7 @@ def bound_from_document(document: object, topology: Topology, place: str) -> Bou
     Raises:
         ScheduleError: the document has another shape, or names what the topology has not.
     """
-    from synth.shapes import BoundShape, check_shape
+    from synth.formats.shapes import BoundShape, check_shape
 
     try:
         return read_bound(check_shape(BoundShape, document, place), topology, place, "")
@@ -193,7 +193,7 @@ def certificate_from_document(document: object, topology: Topology, place: str) 
     Raises:
         ScheduleError: the document has another shape, or names what the topology has not.
     """
-    from synth.shapes import CertificateShape, check_shape
+    from synth.formats.shapes import CertificateShape, check_shape
 
     try:
         return _certificate(check_shape(CertificateShape, document, place), topology, place, "")

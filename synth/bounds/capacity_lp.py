@@ -13,9 +13,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.capacity_program import CapacityProgram, Growth
+from synth.bounds.capacity_program import CapacityProgram, Growth
+from synth.bounds.cuts import tightest_cut
 from synth.collective import Collective, Kind
-from synth.cuts import tightest_cut
 from synth.errors import CollectiveError, InfeasibleError
 from synth.flow import distances_to, link_arrays, residual_capacity, residual_graph
 from synth.topology import Topology

@@ -13,10 +13,10 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from synth.bounds.certification import dual_of
+from synth.bounds.linear_program import LinearProgram
 from synth.certificate import Dual
-from synth.certification import dual_of
 from synth.collective import Collective
-from synth.linear_program import LinearProgram
 from synth.topology import Topology
 
 LARGEST_PROGRAM = 50_000

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synth.bounds.exact_system import ExactSystem
 from synth.errors import TimedOutError
-from synth.exact_system import ExactSystem
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Schedules to files and back, in the format `arborcast.schedule/1`; and the door to all other documents.
+"""Schedules to files and back, in the format `arborcast.schedule/1`.
 
 A schedule file holds its topology, so that it is complete and a stranger can replay it. Reading checks the
 form only: a schedule that is well-formed but wrong loads, for the verifier to reject.
@@ -11,40 +11,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from synth.atomic import replacing
 from synth.collective import Collective, Kind
-from synth.documents import (
+from synth.errors import InputError, ScheduleError
+from synth.formats.atomic import replacing
+from synth.formats.documents import (
     Document,
-    bound_from_document,
     bound_to_document,
-    certificate_from_document,
-    certificate_to_document,
     prefixed,
     read_bound,
     read_topology,
-    topology_from_document,
     topology_to_document,
 )
-from synth.errors import InputError, ScheduleError
-from synth.numerals import shorten
-from synth.reading import parse_json, read_text, shorten_path
+from synth.formats.numerals import shorten
+from synth.formats.reading import parse_json, read_text, shorten_path
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology
-
-__all__ = [
-    "MAX_SCHEDULE_BYTES",
-    "SCHEDULE_FORMAT",
-    "bound_from_document",
-    "bound_to_document",
-    "certificate_from_document",
-    "certificate_to_document",
-    "read_schedule",
-    "schedule_from_document",
-    "schedule_to_document",
-    "topology_from_document",
-    "topology_to_document",
-    "write_schedule",
-]
 
 SCHEDULE_FORMAT = "arborcast.schedule/1"
 MAX_SCHEDULE_BYTES = 1 << 30
@@ -77,7 +58,7 @@ def schedule_from_document(document: object, place: str) -> Schedule:
     Raises:
         ScheduleError: another format or version, another shape, an index or number out of range.
     """
-    from synth.shapes import ScheduleShape, check_shape
+    from synth.formats.shapes import ScheduleShape, check_shape
 
     try:
         _check_format(document, place)

@@ -1,0 +1,33 @@
+"""Topologies, bounds, certificates and schedules to files and back, with one line for every error."""
+
+from synth.formats.documents import (
+    bound_from_document,
+    bound_to_document,
+    certificate_from_document,
+    certificate_to_document,
+    topology_from_document,
+    topology_to_document,
+)
+from synth.formats.schedules import (
+    MAX_SCHEDULE_BYTES,
+    SCHEDULE_FORMAT,
+    read_schedule,
+    schedule_from_document,
+    schedule_to_document,
+    write_schedule,
+)
+
+__all__ = [
+    "MAX_SCHEDULE_BYTES",
+    "SCHEDULE_FORMAT",
+    "bound_from_document",
+    "bound_to_document",
+    "certificate_from_document",
+    "certificate_to_document",
+    "read_schedule",
+    "schedule_from_document",
+    "schedule_to_document",
+    "topology_from_document",
+    "topology_to_document",
+    "write_schedule",
+]
