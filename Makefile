@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Arborcast needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,viz,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --build-constraint constraints.txt -e '.[torch,viz,dev]'
 	$(BIN)/python -m synth.warm
 	@touch $@
 

@@ -158,7 +158,7 @@ def _by_weights(topology: Topology, collective: Collective, request: Request) ->
         tolerance=request.tolerance,
         seed=request.seed,
         deadline_s=request.deadline_s,
-        epsilon=float(request.epsilon),
+        epsilon=request.epsilon,
     )
 
 
