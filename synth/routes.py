@@ -8,7 +8,6 @@ the schedule is the exact one of those weights, whatever was lost in rounding.
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from synth.bounds.linear_program import LinearProgram
 from synth.bounds.routing_lp import ConcurrentFlow
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
+from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError
 from synth.reachability import who_is_cut_off
 from synth.schedule import Chunk, Method, Schedule, Transfer
@@ -150,10 +150,9 @@ def _alltoall_routes(
     topology: Topology, collective: Collective, limit: Fraction, deadline_s: float | None
 ) -> list[Route]:
     """Paths of a concurrent flow, then the exact weights that serve them best."""
-    started = time.monotonic()
-    paths = _concurrent_flow_paths(topology, collective, deadline_s)
-    left = None if deadline_s is None else deadline_s - (time.monotonic() - started)
-    weights = _best_weights(topology, paths, left)
+    deadline = Deadline.after(deadline_s)
+    paths = _concurrent_flow_paths(topology, collective, deadline.left_s)
+    weights = _best_weights(topology, paths, deadline.left_s)
     best: list[Route] = []
     best_rate = Fraction(0)
     for denominator in (*range(1, 129), 10**4, 10**6):

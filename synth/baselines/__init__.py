@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from synth.baselines.clock import Clock
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
+from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, InputError
 from synth.reachability import who_is_cut_off
 from synth.schedule import Schedule
@@ -54,7 +54,7 @@ def solve_baseline(
         InfeasibleError: the pattern does not fit this graph.
         TimedOutError: the deadline passed.
     """
-    clock = Clock(deadline_s)
+    deadline = Deadline.after(deadline_s)
     if method not in SUPPORTED:
         raise InputError(f"method {method}: must be one of {', '.join(BASELINES)}")
     if collective.kind not in SUPPORTED[method]:
@@ -71,16 +71,16 @@ def solve_baseline(
         case "ring":
             from synth.baselines.ring import solve_ring
 
-            return solve_ring(topology, collective, bound, seed, clock)
+            return solve_ring(topology, collective, bound, seed, deadline)
         case "multiring":
             from synth.baselines.multiring import solve_multiring
 
-            return solve_multiring(topology, collective, bound, seed, clock)
+            return solve_multiring(topology, collective, bound, seed, deadline)
         case "binary-tree":
             from synth.baselines.binary_tree import solve_binary_tree
 
-            return solve_binary_tree(topology, collective, bound, clock)
+            return solve_binary_tree(topology, collective, bound, deadline)
         case _:
             from synth.baselines.halving_doubling import solve_halving_doubling
 
-            return solve_halving_doubling(topology, collective, bound, clock)
+            return solve_halving_doubling(topology, collective, bound, deadline)

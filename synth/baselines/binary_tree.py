@@ -18,24 +18,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from synth.baselines.clock import Clock
 from synth.baselines.pattern import Pattern, lay
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
+from synth.deadline import Deadline
 from synth.schedule import Chunk, Schedule, Transfer
 from synth.topology import Topology
 
 ParentOf = Mapping[int, int | None]
 
 
-def solve_binary_tree(topology: Topology, collective: Collective, bound: Bound, clock: Clock) -> Schedule:
+def solve_binary_tree(
+    topology: Topology, collective: Collective, bound: Bound, deadline: Deadline
+) -> Schedule:
     """The schedule over a double binary tree; a root of the collective stands above both trees.
 
     Raises:
         InfeasibleError: the two trees do not fit the graph.
         TimedOutError: the deadline passed.
     """
-    return lay(topology, collective, bound, double_tree(collective.kind, len(collective.ranks)), clock)
+    return lay(topology, collective, bound, double_tree(collective.kind, len(collective.ranks)), deadline)
 
 
 def double_tree(kind: Kind, count: int) -> Pattern:

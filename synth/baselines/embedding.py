@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from synth.baselines.clock import Budget, BudgetError, Clock
+from synth.baselines.budget import Budget, BudgetError
 from synth.baselines.paths import Pair
+from synth.deadline import Deadline
 
 EMBEDDING_STEPS = 50_000
 
@@ -17,7 +18,7 @@ def embeddings(
     ranks: Sequence[int],
     pinned: Mapping[int, int],
     most: int,
-    clock: Clock,
+    deadline: Deadline,
 ) -> Iterator[tuple[int, ...] | None]:
     """Up to `most` ways to place positions 0..n-1 on n ranks with each edge on a joined pair.
 
@@ -27,7 +28,7 @@ def embeddings(
         ranks: those to place on.
         pinned: positions whose rank is given.
         most: after so many, stop.
-        clock: the deadline.
+        deadline: when to give up.
 
     Yields:
         The ranks of the positions in order; None at the end where the search ran out of its budget, so that
@@ -46,7 +47,7 @@ def embeddings(
     pattern.add_edges_from(sorted(edges))
     for position, rank in pinned.items():
         pattern.nodes[position]["pinned"] = graph.nodes[rank]["pinned"] = position
-    budget = Budget(EMBEDDING_STEPS, clock)
+    budget = Budget(EMBEDDING_STEPS, deadline)
 
     class Matcher(DiGraphMatcher):  # type: ignore[type-arg, unused-ignore]
         """VF2 that gives up after a number of tries, not of seconds."""

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from synth.baselines.clock import Clock
 from synth.baselines.pattern import Pattern, lay
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
+from synth.deadline import Deadline
 from synth.errors import InfeasibleError
 from synth.schedule import Chunk, Schedule, Transfer
 from synth.topology import Topology
 
 
 def solve_halving_doubling(
-    topology: Topology, collective: Collective, bound: Bound, clock: Clock
+    topology: Topology, collective: Collective, bound: Bound, deadline: Deadline
 ) -> Schedule:
     """The schedule by halving and doubling.
 
@@ -35,7 +35,7 @@ def solve_halving_doubling(
             f"halving-doubling: {collective.kind} needs a power of two of ranks, got {count}; "
             "methods trees and ring take any number"
         )
-    return lay(topology, collective, bound, hypercube(collective.kind, count), clock)
+    return lay(topology, collective, bound, hypercube(collective.kind, count), deadline)
 
 
 def hypercube(kind: Kind, count: int) -> Pattern:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
-from synth.baselines.clock import Budget, BudgetError, Clock
+from synth.baselines.budget import Budget, BudgetError
 from synth.baselines.paths import Hop, Path, Paths
+from synth.deadline import Deadline
 from synth.errors import TimedOutError
 
 Ring: TypeAlias = tuple[Path, ...]
@@ -49,14 +50,16 @@ def links_of(ring: Ring) -> Counter[Hop]:
     return Counter(hop for path in ring for hop in path.hops)
 
 
-def find_ring(fabric: Fabric, *, start: int, rng: Random, clock: Clock, program: bool = True) -> Ring | None:
+def find_ring(
+    fabric: Fabric, *, start: int, rng: Random, deadline: Deadline, program: bool = True
+) -> Ring | None:
     """A ring that the capacities allow, or None where there is none.
 
     Args:
         fabric: what to make it of.
         start: where the search begins; different starts find different rings.
         rng: breaks ties.
-        clock: the deadline.
+        deadline: when to give up.
         program: whether to go on with an integer program where the search gives up.
 
     Raises:
@@ -65,14 +68,14 @@ def find_ring(fabric: Fabric, *, start: int, rng: Random, clock: Clock, program:
     if not _is_connected(fabric):
         return None
     for _ in range(SEARCHES):
-        budget = Budget(SEARCH_STEPS, clock)
+        budget = Budget(SEARCH_STEPS, deadline)
         try:
             return next(rings_of(fabric, start=start, budget=budget, rng=rng), None)
         except BudgetError:  # an unlucky turn early on costs all steps; other luck may find it at once
             start = rng.choice(fabric.ranks)
     if not program:
         raise BudgetError
-    return _ring_by_program(fabric, rng, clock)
+    return _ring_by_program(fabric, rng, deadline)
 
 
 def _is_connected(fabric: Fabric) -> bool:
@@ -189,14 +192,14 @@ def _dead_end_test(fabric: Fabric, left: Mapping[Hop, int], start: int) -> Calla
     return is_dead_end
 
 
-def _ring_by_program(fabric: Fabric, rng: Random, clock: Clock) -> Ring | None:
+def _ring_by_program(fabric: Fabric, rng: Random, deadline: Deadline) -> Ring | None:
     """One way in and one out of each rank; cuts against shorter cycles are added until none is left."""
     ways = [way for pair in sorted(fabric.paths) for way in fabric.paths[pair]]
     if len(fabric.ranks) > PROGRAM_RANKS or len(ways) > PROGRAM_VARIABLES:
         raise BudgetError
     model = _model(fabric, ways, rng)
     for _ in range(PROGRAM_ROUNDS):
-        values = _optimum(model, clock)
+        values = _optimum(model, deadline)
         if values is None:
             return None
         cycles = _cycles([way for way, value in zip(ways, values, strict=True) if value])
@@ -239,15 +242,15 @@ def _model(fabric: Fabric, ways: Sequence[Path], rng: Random) -> Any:
     return model
 
 
-def _optimum(model: Any, clock: Clock) -> list[int] | None:
+def _optimum(model: Any, deadline: Deadline) -> list[int] | None:
     """The best values, or None where there are none.
 
     Raises:
         BudgetError: the program ran out of the cases that it may look at.
         TimedOutError: the deadline passed.
     """
-    if clock.left_s is not None:
-        model.setOptionValue("time_limit", max(clock.left_s, 0.001))
+    if deadline.left_s is not None:
+        model.setOptionValue("time_limit", max(deadline.left_s, 0.001))
     model.run()
     status = model.modelStatusToString(model.getModelStatus())
     if status == "Time limit reached":

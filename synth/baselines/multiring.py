@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import Any
 
-from synth.baselines.clock import Budget, BudgetError, Clock
+from synth.baselines.budget import Budget, BudgetError
 from synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
 from synth.baselines.paths import Hop, Path, switch_paths
 from synth.baselines.rings import no_ring, ring_schedule
 from synth.certificate import Bound
 from synth.collective import Collective
+from synth.deadline import Deadline
 from synth.errors import InfeasibleError, TimedOutError
 from synth.schedule import Method, Schedule
 from synth.topology import Topology
@@ -33,7 +34,7 @@ FLOW_RANKS = 64
 
 
 def solve_multiring(
-    topology: Topology, collective: Collective, bound: Bound, seed: int, clock: Clock
+    topology: Topology, collective: Collective, bound: Bound, seed: int, deadline: Deadline
 ) -> Schedule:
     """The schedule over the largest set of link-disjoint rings.
 
@@ -52,7 +53,11 @@ def solve_multiring(
     )
     at_most = _rings_at_most(topology, fabric)
     chosen, proved = _largest_set(
-        fabric, at_most, seed, clock, listable=not topology.switches and len(collective.ranks) <= LISTED_RANKS
+        fabric,
+        at_most,
+        seed,
+        deadline,
+        listable=not topology.switches and len(collective.ranks) <= LISTED_RANKS,
     )
     if not chosen:
         if proved:
@@ -70,7 +75,7 @@ def solve_multiring(
 
 
 def _largest_set(
-    fabric: Fabric, at_most: int, seed: int, clock: Clock, *, listable: bool
+    fabric: Fabric, at_most: int, seed: int, deadline: Deadline, *, listable: bool
 ) -> tuple[list[tuple[Ring, int]], bool]:
     """Rings with their multiplicities, and whether no other set is larger."""
     found: dict[tuple[Hop, ...], Ring] = {}
@@ -79,7 +84,9 @@ def _largest_set(
     patient = len(fabric.ranks) <= PATIENT_RANKS
     for attempt in range(GREEDY_TRIES if patient else HASTY_TRIES):
         # Pairs of opposite rings are found in half of the time, but there may be room for an odd number.
-        rings, exhausted = _greedy(fabric, Random(seed + attempt), attempt, clock, both_ways=attempt % 2 == 0)
+        rings, exhausted = _greedy(
+            fabric, Random(seed + attempt), attempt, deadline, both_ways=attempt % 2 == 0
+        )
         found.update((_key(ring), ring) for ring, _ in rings)
         best = max(best, rings, key=_size)
         none_exists |= exhausted and not rings
@@ -88,12 +95,12 @@ def _largest_set(
     complete = False
     if listable:
         try:
-            found |= {_key(ring): ring for ring in _all_rings(fabric, seed, clock)}
+            found |= {_key(ring): ring for ring in _all_rings(fabric, seed, deadline)}
             complete = True
         except BudgetError:
             pass
     try:
-        best = max(best, _pick(fabric, list(found.values()), clock), key=_size)
+        best = max(best, _pick(fabric, list(found.values()), deadline), key=_size)
     except BudgetError:
         complete = False
     return best, complete or _size(best) >= at_most
@@ -108,7 +115,7 @@ def _key(ring: Ring) -> tuple[Hop, ...]:
 
 
 def _greedy(
-    fabric: Fabric, rng: Random, first: int, clock: Clock, *, both_ways: bool
+    fabric: Fabric, rng: Random, first: int, deadline: Deadline, *, both_ways: bool
 ) -> tuple[list[tuple[Ring, int]], bool]:
     """Rings one after the other, each as often as it fits; and whether none is left for certain."""
     left = dict(fabric.capacity)
@@ -118,7 +125,9 @@ def _greedy(
         # Another start for each ring: a search tends to close where it began, over the same scarce links.
         start = fabric.ranks[(first + len(rings)) % len(fabric.ranks)]
         try:
-            ring = find_ring(fabric.restricted(left), start=start, rng=rng, clock=clock, program=patient)
+            ring = find_ring(
+                fabric.restricted(left), start=start, rng=rng, deadline=deadline, program=patient
+            )
         except BudgetError:
             return rings, False
         if ring is None:
@@ -145,8 +154,8 @@ def _reverse(fabric: Fabric, ring: Ring) -> list[Ring]:
     return [tuple(backwards)]
 
 
-def _all_rings(fabric: Fabric, seed: int, clock: Clock) -> Iterator[Ring]:
-    budget = Budget(LISTING_STEPS, clock)
+def _all_rings(fabric: Fabric, seed: int, deadline: Deadline) -> Iterator[Ring]:
+    budget = Budget(LISTING_STEPS, deadline)
     rings = rings_of(fabric, start=fabric.ranks[0], budget=budget, rng=Random(seed))
     for count, ring in enumerate(rings):
         if count == LISTED_RINGS:
@@ -154,7 +163,7 @@ def _all_rings(fabric: Fabric, seed: int, clock: Clock) -> Iterator[Ring]:
         yield ring
 
 
-def _pick(fabric: Fabric, rings: Sequence[Ring], clock: Clock) -> list[tuple[Ring, int]]:
+def _pick(fabric: Fabric, rings: Sequence[Ring], deadline: Deadline) -> list[tuple[Ring, int]]:
     """How often to use each ring so that there are as many as possible.
 
     Raises:
@@ -167,8 +176,8 @@ def _pick(fabric: Fabric, rings: Sequence[Ring], clock: Clock) -> list[tuple[Rin
     model.silent()
     model.setOptionValue("threads", 1)  # the same way through the tree of cases on every machine
     model.setOptionValue("mip_max_nodes", PICKING_CASES)
-    if clock.left_s is not None:
-        model.setOptionValue("time_limit", max(clock.left_s, 0.001))
+    if deadline.left_s is not None:
+        model.setOptionValue("time_limit", max(deadline.left_s, 0.001))
     through: dict[Hop, list[tuple[int, int]]] = {}
     for column, ring in enumerate(rings):
         links = links_of(ring)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from synth.baselines.clock import Clock
 from synth.baselines.embedding import embeddings
 from synth.baselines.paths import Hop, Pair, Path, Paths, switch_paths
 from synth.certificate import Bound
 from synth.collective import Collective
+from synth.deadline import Deadline
 from synth.errors import InfeasibleError
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology
@@ -52,7 +52,9 @@ class Pattern:
         return loads
 
 
-def lay(topology: Topology, collective: Collective, bound: Bound, pattern: Pattern, clock: Clock) -> Schedule:
+def lay(
+    topology: Topology, collective: Collective, bound: Bound, pattern: Pattern, deadline: Deadline
+) -> Schedule:
     """The schedule of a pattern: ranks in their own order where that fits, else the best embedding found.
 
     `Method.settings` holds the `order` used: the rank of each position.
@@ -66,7 +68,7 @@ def lay(topology: Topology, collective: Collective, bound: Bound, pattern: Patte
     if all((natural[src], natural[dst]) in paths for src, dst in pattern.loads):
         order = natural
     else:
-        order = _best_embedding(topology, collective, pattern, paths, clock)
+        order = _best_embedding(topology, collective, pattern, paths, deadline)
     method = Method(pattern.name, settings=(("order", ",".join(map(str, order))),))
     chunks, transfers = _lanes(pattern, order, paths)
     return Schedule.build(topology, collective, method, bound, chunks, transfers)
@@ -84,13 +86,13 @@ def _natural_order(collective: Collective) -> tuple[int, ...]:
 
 
 def _best_embedding(
-    topology: Topology, collective: Collective, pattern: Pattern, paths: Paths, clock: Clock
+    topology: Topology, collective: Collective, pattern: Pattern, paths: Paths, deadline: Deadline
 ) -> tuple[int, ...]:
     pinned = {} if pattern.pinned is None else {pattern.pinned: _natural_order(collective)[0]}
     best: tuple[int, ...] | None = None
     least = Fraction(0)
     complete = True
-    for order in embeddings(pattern.loads, paths, collective.ranks, pinned, EMBEDDINGS_COMPARED, clock):
+    for order in embeddings(pattern.loads, paths, collective.ranks, pinned, EMBEDDINGS_COMPARED, deadline):
         if order is None:
             complete = False
             break

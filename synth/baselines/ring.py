@@ -10,18 +10,21 @@ import math
 from fractions import Fraction
 from random import Random
 
-from synth.baselines.clock import BudgetError, Clock
+from synth.baselines.budget import BudgetError
 from synth.baselines.hamiltonian import Fabric, Ring, find_ring
 from synth.baselines.paths import Hop, Paths, switch_paths
 from synth.baselines.rings import no_ring, ring_schedule
 from synth.certificate import Bound
 from synth.collective import Collective
+from synth.deadline import Deadline
 from synth.errors import InfeasibleError
 from synth.schedule import Method, Schedule
 from synth.topology import Topology
 
 
-def solve_ring(topology: Topology, collective: Collective, bound: Bound, seed: int, clock: Clock) -> Schedule:
+def solve_ring(
+    topology: Topology, collective: Collective, bound: Bound, seed: int, deadline: Deadline
+) -> Schedule:
     """The schedule over the widest ring.
 
     `Method.settings` holds `proved_widest`: "yes" where no other ring (of direct links and of the ways
@@ -39,7 +42,7 @@ def solve_ring(topology: Topology, collective: Collective, bound: Bound, seed: i
     while low < high:
         middle = (low + high) // 2
         try:
-            ring = _ring_of_width(topology, collective, paths, widths[middle], seed, clock)
+            ring = _ring_of_width(topology, collective, paths, widths[middle], seed, deadline)
         except BudgetError:
             ring, unsure = None, True
         if ring is None:
@@ -58,11 +61,11 @@ def solve_ring(topology: Topology, collective: Collective, bound: Bound, seed: i
 
 
 def _ring_of_width(
-    topology: Topology, collective: Collective, paths: Paths, width: Fraction, seed: int, clock: Clock
+    topology: Topology, collective: Collective, paths: Paths, width: Fraction, seed: int, deadline: Deadline
 ) -> Ring | None:
     capacity = {hop: math.floor(bandwidth / width) for hop, bandwidth in topology.bandwidth.items()}
     fabric = Fabric(collective.ranks, paths, capacity).restricted(capacity)
-    return find_ring(fabric, start=collective.ranks[0], rng=Random(seed), clock=clock)
+    return find_ring(fabric, start=collective.ranks[0], rng=Random(seed), deadline=deadline)
 
 
 def _widths(topology: Topology, ranks: tuple[int, ...], paths: Paths) -> list[Fraction]:

@@ -8,7 +8,6 @@ arXiv 2402.06787): the cheapest arborescence under lengths that count the pooled
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synth.arborescence import FORBIDDEN, LogicalGraph, Routes
+from synth.deadline import Deadline
 from synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from synth.flow import checked_int64
 from synth.packing.overuse import fitting_tree
@@ -96,15 +96,15 @@ def pack_exactly(
         raise InputError(f"hop weight: must be in 0..16, got {hop_weight}")
     if attempts is not None and attempts < 1:
         raise InputError(f"attempts: must be at least 1, got {attempts}")
-    end = None if deadline_s is None else time.monotonic() + deadline_s
+    deadline = Deadline.after(deadline_s)
     if topology.ranks == 1:
-        return _single_rank(topology, demands)
+        return _single_rank(demands)
     if attempts is None:
         attempts = 4 if topology.ranks <= SMALL else 1
     found: list[Packing] = []
     for number, weight in _settings(seed, hop_weight, attempts):
         try:
-            found.append(_Packer(topology, demands, seed=number, hop_weight=weight, end=end).run())
+            found.append(_Packer(topology, demands, seed=number, hop_weight=weight, deadline=deadline).run())
         except TimedOutError:
             if not found:
                 raise
@@ -143,7 +143,7 @@ def _check(topology: Topology, demands: Mapping[int, Fraction]) -> None:
         )
 
 
-def _single_rank(topology: Topology, demands: Mapping[int, Fraction]) -> Packing:
+def _single_rank(demands: Mapping[int, Fraction]) -> Packing:
     return Packing(tuple(Tree(root, Fraction(demand), ()) for root, demand in demands.items() if demand))
 
 
@@ -157,7 +157,7 @@ class _Packer:
         *,
         seed: int,
         hop_weight: float,
-        end: float | None,
+        deadline: Deadline,
     ) -> None:
         amounts = [Fraction(demands.get(rank, 0)) for rank in range(topology.ranks)]
         rates = [link.bandwidth for link in topology.links]
@@ -167,7 +167,7 @@ class _Packer:
         self.graph = LogicalGraph(topology)
         self.cuts = TightCuts(self.graph)
         self.cuts.check(self.remaining, self.demand, self.unit)
-        self.seed, self.hop_weight, self.end = seed, hop_weight, end
+        self.seed, self.hop_weight, self.deadline = seed, hop_weight, deadline
         self.random = Random(seed)
         self.hop_price = round(hop_weight * SCARCEST)
         self.cut_price = (SCARCEST * (topology.size + 1) + self.hop_price * topology.ranks) * topology.ranks
@@ -193,7 +193,7 @@ class _Packer:
         remaining, demand, waiting = self.remaining.copy(), self.demand.copy(), list(self.waiting)
         proposed: list[_Taken] = []
         while waiting and len(proposed) < batch:
-            if self.end is not None and time.monotonic() > self.end:
+            if self.deadline.has_passed:
                 raise TimedOutError(
                     f"exact trees on {self.graph.topology.name}: out of time after {len(self.taken)} trees"
                 )

@@ -11,7 +11,6 @@ Source: Wang et al., BLINK (MLSys 2020), section 4; Candes, Wakin, Boyd (2008) f
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from synth.arborescence import FORBIDDEN, LogicalGraph, cheapest_arborescence
 from synth.bounds.capacity_lp import most_central
+from synth.deadline import Deadline
 from synth.errors import InfeasibleError, InputError
 from synth.packing.carrier import AnyCarrier, Carrier, Pair, Pairing, merge, shape, with_weight
 from synth.packing.mwu import weigh_pairs, weigh_trees
@@ -77,7 +77,7 @@ def fewest_trees(
         InputError: a tolerance or a number of trees out of its range.
     """
     _check(tolerance, max_trees)
-    end = None if deadline_s is None else time.monotonic() + deadline_s
+    deadline = Deadline.after(deadline_s)
     wide = [tree for root in roots for tree in _widest_trees(topology, root)]
     woven = weigh_trees(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).trees
     known = merge(known)
@@ -89,7 +89,7 @@ def fewest_trees(
         )
         for root in roots
     )
-    search = _Search(Choice(topology, groups), frozenset(map(shape, known)), optimum, seed, end)
+    search = _Search(Choice(topology, groups), frozenset(map(shape, known)), optimum, seed, deadline)
     carriers, settings = search.run(tolerance, max_trees)
     return Packing(carriers, settings)
 
@@ -106,12 +106,12 @@ def fewest_pairs(
 ) -> Pairing:
     """Few pairs for an allreduce: `fewest_trees`, where a tree is now a pair and all pairs count together."""
     _check(tolerance, max_trees)
-    end = None if deadline_s is None else time.monotonic() + deadline_s
+    deadline = Deadline.after(deadline_s)
     wide = _wide_pairs(topology)
     woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).pairs
     known = merge(known)
     group = _candidates(known, (*wide, *woven), _CANDIDATES)
-    search = _Search(Choice(topology, (group,)), frozenset(map(shape, known)), optimum, seed, end)
+    search = _Search(Choice(topology, (group,)), frozenset(map(shape, known)), optimum, seed, deadline)
     carriers, settings = search.run(tolerance, max_trees)
     return Pairing(carriers, settings)
 
@@ -187,7 +187,7 @@ class _Search(Generic[AnyCarrier]):
     known: frozenset[tuple[object, ...]]  # shapes that together reach the optimum, or nearly so
     optimum: Fraction
     seed: int
-    end: float | None  # of time.monotonic()
+    deadline: Deadline
 
     def run(self, tolerance: Fraction, max_trees: int | None) -> tuple[tuple[AnyCarrier, ...], Settings]:
         """The chosen carriers with exact weights, and what was proved."""
@@ -260,9 +260,6 @@ class _Search(Generic[AnyCarrier]):
         some = self.choice.only(kept)
         return all(some.groups) and some.best().rate >= rate * (1 - _SLACK)
 
-    def _is_late(self) -> bool:
-        return self.end is not None and time.monotonic() > self.end
-
     def _sparse(self, rate: float, attempt: int = 0) -> list[int]:
         """Carriers that reach a rate, after making those dear that carry little, again and again.
 
@@ -272,7 +269,7 @@ class _Search(Generic[AnyCarrier]):
         noise = random.Random(self.seed * _ATTEMPTS + attempt)
         prices = np.array([1 + (noise.random() if attempt else 0) for _ in best])
         for _ in range(_REWEIGHTINGS):
-            if self._is_late():
+            if self.deadline.has_passed:
                 break
             weights = self.choice.cheapest(prices, rate * (1 - _SLACK))
             if weights is None:
@@ -288,7 +285,7 @@ class _Search(Generic[AnyCarrier]):
         weights = self.choice.only(kept).best().weights
         for index in [kept[position] for position in np.argsort(weights, kind="stable")]:
             fewer = [other for other in kept if other != index]
-            if self._is_late():
+            if self.deadline.has_passed:
                 break
             if self._reaches(fewer, rate):
                 kept = fewer
@@ -300,7 +297,7 @@ class _Search(Generic[AnyCarrier]):
         best_rate = -1.0
         for tenths in range(10, 0, -1):
             rate = most * tenths / 10
-            if rate <= best_rate or (best and self._is_late()):
+            if rate <= best_rate or (best and self.deadline.has_passed):
                 break
             thinned = self._sparse(rate)
             for start in (thinned, self._known()) if self._reaches(self._known(), rate) else (thinned,):
@@ -313,7 +310,7 @@ class _Search(Generic[AnyCarrier]):
         """A choice in which no single root gains by choosing again among all its candidates."""
         group_of = self.choice.group_of
         waiting = list(range(len(self.choice.groups)))
-        while waiting and not self._is_late():
+        while waiting and not self.deadline.has_passed:
             group = waiting.pop(0)
             pool = [index for index in range(len(group_of)) if group_of[index] == group or index in kept]
             other, reached = self._with_heaviest(pool, max_trees)
@@ -347,8 +344,7 @@ class _Search(Generic[AnyCarrier]):
         """The linear program plus a 0-1 column per carrier without which it carries nothing."""
         import highspy
 
-        left = None if self.end is None else self.end - time.monotonic()
-        model = self.choice.program(seed=self.seed, deadline_s=left)
+        model = self.choice.program(seed=self.seed, deadline_s=self.deadline.left_s)
         model.setOptionValue("mip_max_nodes", _SEARCH_LIMIT)
         model.setOptionValue("mip_rel_gap", 1e-6)  # "best" is to mean best
         binary = []

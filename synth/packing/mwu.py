@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import operator
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synth.arborescence import LogicalGraph, cheapest_arborescence
+from synth.deadline import Deadline
 from synth.errors import InputError
 from synth.packing.carrier import AnyCarrier, Pair, Pairing, congestion, with_weight
 from synth.packing.tree import Packing, Tree
@@ -90,7 +90,7 @@ def weigh_trees(
     """
     graph = LogicalGraph(topology)
     run = _Run(topology, [_tree_finder(graph, root) for root in roots], epsilon, iterations, seed)
-    carriers = run.until(_enough(topology, roots), stop_at, deadline_s)
+    carriers = run.until(_enough(topology, roots), stop_at, Deadline.after(deadline_s))
     return Packing(carriers, run.settings)
 
 
@@ -111,7 +111,7 @@ def weigh_pairs(
     """
     finder = _mirrored_finder(topology) if topology.is_symmetric else _pair_finder(topology)
     run = _Run(topology, [finder], epsilon, iterations, seed)
-    carriers = run.until(_enough(topology, ()), stop_at, deadline_s)
+    carriers = run.until(_enough(topology, ()), stop_at, Deadline.after(deadline_s))
     return Pairing(carriers, run.settings)
 
 
@@ -225,11 +225,8 @@ class _Run(Generic[AnyCarrier]):
             ("stopped", self.stopped),
         )
 
-    def until(
-        self, enough: Fraction, stop_at: Fraction | None, deadline_s: float | None
-    ) -> tuple[AnyCarrier, ...]:
+    def until(self, enough: Fraction, stop_at: Fraction | None, deadline: Deadline) -> tuple[AnyCarrier, ...]:
         """Phases, in each of which every commodity gets `enough`, until one of the reasons to stop."""
-        started = time.monotonic()
         amount = max(1, int(enough * _GRAIN))
         wanted = None if stop_at is None else float(stop_at / self.topology.bandwidth_unit)
         phases = 0
@@ -240,14 +237,13 @@ class _Run(Generic[AnyCarrier]):
                 self._price_all()
             # A hair more than asked, so that the exact rate is on the right side of the line as well.
             rate = phases * amount / _GRAIN / float((self.load / self.room).max()) * (1 - 1e-9)
-            late = deadline_s is not None and time.monotonic() - started > deadline_s
             if self.limit is not None and rate >= float((1 - self.epsilon) * self.limit):
                 self.stopped = "guarantee"
             elif wanted is not None and rate >= wanted:
                 self.stopped = "enough"
             elif self.calls >= self.iterations:
                 self.stopped = "iterations"
-            elif late:
+            elif deadline.has_passed:
                 self.stopped = "deadline"
         return self._filled()
 

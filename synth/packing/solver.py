@@ -6,7 +6,6 @@ and spreading; then trees are packed, perhaps thinned out to a few, and lifted i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,6 +15,7 @@ from synth.bounds import bound
 from synth.bounds.capacity_lp import Split, split_bandwidth
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
+from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from synth.packing.carrier import Carrier, Pairing, centred, merge, mirrored, pair_up
 from synth.packing.exact import pack_exactly
@@ -52,7 +52,7 @@ class _Task:
     tolerance: Fraction | None
     epsilon: Fraction
     seed: int
-    end: float | None
+    deadline: Deadline
 
     @property
     def wants_few(self) -> bool:
@@ -61,13 +61,9 @@ class _Task:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the deadline; a hundredth where it has passed."""
-        return None if self.end is None else max(self.end - time.monotonic(), 0.01)
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the deadline has passed."""
-        return self.end is not None and time.monotonic() > self.end
+        """Seconds until the deadline; a hundredth where it has passed: small graphs still get an answer."""
+        left = self.deadline.left_s
+        return None if left is None else max(left, 0.01)
 
 
 def solve_by_trees(
@@ -104,7 +100,7 @@ def solve_by_trees(
         InfeasibleError: some ranks are cut off; carries the bound that proves it.
         TimedOutError: the deadline passed; carries the best schedule found, if any.
     """
-    end = None if deadline_s is None else time.monotonic() + deadline_s
+    deadline = Deadline.after(deadline_s)
     if collective.kind not in TREE_KINDS:
         kinds = ", ".join(kind.value for kind in TREE_KINDS)
         raise CollectiveError(f"{collective.kind}: trees serve {kinds} only")
@@ -120,10 +116,10 @@ def solve_by_trees(
         flat = flat.reversed() if collective.kind.reduces else flat
         among = replace(among, kind=_SPREADING[collective.kind])
     share = Fraction(str(epsilon)) if isinstance(epsilon, float) else epsilon
-    task = _Task(flat, among, limit, method, max_trees, tolerance, share, seed, end)
+    task = _Task(flat, among, limit, method, max_trees, tolerance, share, seed, deadline)
     carriers, settings = _pairs(task) if collective.kind is Kind.ALLREDUCE else _trees(task)
     schedule = lift(topology, collective, Method(method, seed, settings), limit, carriers)
-    if task.is_late:
+    if task.deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: the deadline of {deadline_s} s passed", schedule)
     return schedule
 
@@ -146,7 +142,7 @@ def _trees(task: _Task) -> tuple[Sequence[Carrier], Settings]:
         split = split_bandwidth(task.topology, task.collective)
         packing = pack_exactly(split.out, split.roots, seed=task.seed, deadline_s=task.left_s)
         each = split.rate / len(roots)
-    if task.wants_few and not task.is_late:
+    if task.wants_few and not task.deadline.has_passed:
         few = _few_trees(task, roots, each, packing)
         return few.trees, (*packing.settings, *few.settings)
     return packing.trees, packing.settings
@@ -184,7 +180,7 @@ def _pairs(task: _Task) -> tuple[Sequence[Carrier], Settings]:
         optimum = task.limit.rate
     else:
         pairing, optimum = _exact_pairs(task)
-    if task.wants_few and not task.is_late:
+    if task.wants_few and not task.deadline.has_passed:
         few = _few_pairs(task, optimum, pairing)
         return few.pairs, (*pairing.settings, *few.settings)
     return pairing.pairs, pairing.settings
