@@ -272,17 +272,28 @@ def test_the_same_seed_gives_the_same_file(synth: Any, tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+INTERRUPTIBLE = """
+import sys
+import synth.cli, synth.packing.solver, synth.simulator, topologies  # Python loses a Ctrl-C that meets an import
+sys.argv[0] = "synth"
+print("ready", flush=True)
+synth.cli.main()
+"""
+
+
 def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
     file = tmp_path / "never.json"
-    words = ["solve", "torus:32x32", "allgather", "-o", str(file)]
     # A shell that starts the tests in the background has them ignore Ctrl-C; the child must not.
     process = subprocess.Popen(
-        ["env", "--default-signal=INT", sys.executable, "-m", "synth.cli", *words],
+        ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTIBLE]
+        + ["solve", "torus:32x32", "allgather", "-o", str(file)],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    time.sleep(4)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
