@@ -272,9 +272,10 @@ def test_the_same_seed_gives_the_same_file(synth: Any, tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+# Everything is imported first: Python loses a Ctrl-C that meets an import.
 INTERRUPTIBLE = """
 import sys
-import synth.cli, synth.packing.solver, synth.simulator, topologies  # Python loses a Ctrl-C that meets an import
+import synth.cli, synth.packing.solver, synth.simulator, topologies
 sys.argv[0] = "synth"
 print("ready", flush=True)
 synth.cli.main()
@@ -284,9 +285,9 @@ synth.cli.main()
 def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
     file = tmp_path / "never.json"
     # A shell that starts the tests in the background has them ignore Ctrl-C; the child must not.
+    words = ("solve", "torus:32x32", "allgather", "-o", str(file))
     process = subprocess.Popen(
-        ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTIBLE]
-        + ["solve", "torus:32x32", "allgather", "-o", str(file)],
+        ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTIBLE, *words],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
