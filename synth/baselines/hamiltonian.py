@@ -16,6 +16,7 @@ from synth.baselines.budget import Budget, BudgetError
 from synth.baselines.paths import Hop, Path, Paths
 from synth.deadline import Deadline
 from synth.errors import TimedOutError
+from synth.highs import limit_time, new_model
 
 Ring: TypeAlias = tuple[Path, ...]
 SEARCH_STEPS = 2_000
@@ -215,10 +216,7 @@ def _ring_by_program(fabric: Fabric, rng: Random, deadline: Deadline) -> Ring | 
 def _model(fabric: Fabric, ways: Sequence[Path], rng: Random) -> Any:
     import highspy
 
-    model = highspy.Highs()  # type: ignore[no-untyped-call]
-    model.silent()
-    model.setOptionValue("threads", 1)  # the same way through the tree of cases on every machine
-    model.setOptionValue("mip_max_nodes", PROGRAM_CASES)
+    model = new_model(mip_max_nodes=PROGRAM_CASES)
     for column, way in enumerate(ways):
         # Scarce links are dear; the random part keeps many like solutions from slowing the program down.
         scarcity = sum(1.0 / fabric.capacity[hop] for hop in way.hops)
@@ -249,8 +247,7 @@ def _optimum(model: Any, deadline: Deadline) -> list[int] | None:
         BudgetError: the program ran out of the cases that it may look at.
         TimedOutError: the deadline passed.
     """
-    if deadline.left_s is not None:
-        model.setOptionValue("time_limit", max(deadline.left_s, 0.001))
+    limit_time(model, deadline.left_s)
     model.run()
     status = model.modelStatusToString(model.getModelStatus())
     if status == "Time limit reached":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random
-from typing import Any
 
 from synth.baselines.budget import Budget, BudgetError
 from synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
@@ -19,6 +18,7 @@ from synth.certificate import Bound
 from synth.collective import Collective
 from synth.deadline import Deadline
 from synth.errors import InfeasibleError, TimedOutError
+from synth.highs import limit_time, new_model
 from synth.schedule import Method, Schedule
 from synth.topology import Topology
 
@@ -172,12 +172,8 @@ def _pick(fabric: Fabric, rings: Sequence[Ring], deadline: Deadline) -> list[tup
     """
     import highspy
 
-    model: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-    model.silent()
-    model.setOptionValue("threads", 1)  # the same way through the tree of cases on every machine
-    model.setOptionValue("mip_max_nodes", PICKING_CASES)
-    if deadline.left_s is not None:
-        model.setOptionValue("time_limit", max(deadline.left_s, 0.001))
+    model = new_model(mip_max_nodes=PICKING_CASES)
+    limit_time(model, deadline.left_s)
     through: dict[Hop, list[tuple[int, int]]] = {}
     for column, ring in enumerate(rings):
         links = links_of(ring)

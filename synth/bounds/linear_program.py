@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synth.bounds.exact_system import ExactSystem
 from synth.errors import TimedOutError
+from synth.highs import limit_time, new_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,14 @@ class LinearProgram:
 
     def __post_init__(self) -> None:
         """Hand the columns to HiGHS: one thread and the dual simplex, hence the same vertex every time."""
-        import highspy as untyped
+        import highspy
 
-        highspy: Any = untyped
-        solver = highspy.Highs()
-        for option, value in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("solver", "simplex"),
-            ("presolve", "off"),
-            ("random_seed", 0),
-            ("primal_feasibility_tolerance", 1e-9),
-            ("dual_feasibility_tolerance", 1e-9),
-        ):
-            solver.setOptionValue(option, value)
+        solver = new_model(
+            solver="simplex",
+            presolve="off",
+            primal_feasibility_tolerance=1e-9,
+            dual_feasibility_tolerance=1e-9,
+        )
         count = len(self.objective)
         solver.addVars(count, np.zeros(count), np.full(count, highspy.kHighsInf))
         solver.changeColsCost(
@@ -107,8 +101,7 @@ class LinearProgram:
             TimedOutError: HiGHS did not end within so many seconds.
             ArithmeticError: HiGHS ended without an optimum.
         """
-        if deadline_s is not None:
-            self._solver.setOptionValue("time_limit", self._solver.getRunTime() + max(deadline_s, 0.001))
+        limit_time(self._solver, deadline_s)
         self._solver.run()
         status = self._solver.getModelStatus()
         if status == self._late:

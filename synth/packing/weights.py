@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synth.bounds.exact_system import ExactSystem
+from synth.highs import limit_time, new_model
 from synth.packing.carrier import AnyCarrier, congestion, hops, with_weight
 from synth.topology import Topology
 
@@ -77,7 +78,8 @@ class Choice(Generic[AnyCarrier]):
 
         Columns 0 to n-1 are the weights in units of capacity and column n is the rate of every group.
         """
-        model = _model(seed, deadline_s)
+        model = new_model(seed=seed)
+        limit_time(model, deadline_s)
         _add_program(model, self.topology.capacities, self.group_of, self.uses)
         return model
 
@@ -191,19 +193,6 @@ class Optimum:
     weights: Floats
     basic: tuple[int, ...]
     tight: tuple[int, ...]
-
-
-def _model(seed: int, deadline_s: float | None) -> Any:
-    """A silent HiGHS model on one thread."""
-    import highspy
-
-    model = highspy.Highs()  # type: ignore[no-untyped-call]
-    model.setOptionValue("output_flag", False)
-    model.setOptionValue("threads", 1)
-    model.setOptionValue("random_seed", seed % (1 << 31))
-    if deadline_s is not None:
-        model.setOptionValue("time_limit", max(deadline_s, 0.01))
-    return model
 
 
 def _add_program(
