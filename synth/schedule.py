@@ -7,6 +7,7 @@ its form (indices, shares of the right type); whether it does what the collectiv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -153,11 +154,15 @@ class Schedule:
     @cached_property
     def load(self) -> dict[tuple[Vertex, Vertex], Fraction]:
         """Share of the buffer that passes each link."""
-        load: dict[tuple[Vertex, Vertex], Fraction] = {}
+        # Whole numbers of a common part: a million fractions would take as long as finding the schedule.
+        parts = math.lcm(*(chunk.share.denominator for chunk in self.chunks))
+        amounts = [int(chunk.share * parts) for chunk in self.chunks]
+        load: dict[tuple[Vertex, Vertex], int] = {}
         for transfer in self.transfers:
+            amount = amounts[transfer.chunk]
             for hop in transfer.hops:
-                load[hop] = load.get(hop, Fraction(0)) + self.chunks[transfer.chunk].share
-        return load
+                load[hop] = load.get(hop, 0) + amount
+        return {hop: Fraction(amount, parts) for hop, amount in load.items()}
 
     @property
     def is_optimal(self) -> bool:
