@@ -15,6 +15,8 @@ import topologies as catalog
 from synth.bounds import bound
 from synth.collective import Collective, Kind
 from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from synth.packing import solver
+from synth.packing.exact import pack_exactly
 from synth.packing.lift import TREE_KINDS
 from synth.packing.solver import solve_by_trees
 from synth.topology import Link, Topology
@@ -93,9 +95,7 @@ def test_no_more_trees_than_allowed(topology, data, most):
     collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
     schedule = solve_by_trees(topology, collective, max_trees=most)
     assert verify(schedule).errors == ()
-    owners = [chunk.owner for chunk in schedule.chunks]
-    per_root = collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}
-    assert (max(map(owners.count, owners)) if per_root else len(owners)) <= most
+    assert trees_that_count(schedule) <= most
 
 
 def test_few_trees_stay_within_the_tolerance():
@@ -157,6 +157,55 @@ def test_a_deadline_in_multiplicative_weights_leaves_the_best_so_far():
     with pytest.raises(TimedOutError, match="deadline") as caught:
         solved(topology, "allgather", method="mwu", epsilon=1e-4, deadline_s=1e-6)
     assert caught.value.best is None or verify(caught.value.best).correct
+
+
+@given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_deadline_before_the_first_packing_still_leaves_a_schedule(topology, data):
+    collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
+    most = data.draw(st.sampled_from([None, 1, 2]))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TimedOutError, match="deadline") as caught:
+        patch.setattr(solver, "pack_exactly", out_of_time)
+        solve_by_trees(topology, collective, max_trees=most, deadline_s=60)
+    best = caught.value.best
+    assert best is not None
+    assert verify(best).errors == ()
+    assert 0 < best.rate <= best.bound.rate
+    assert best.method.name == "mwu"
+    assert most is None or trees_that_count(best) <= most
+
+
+def test_a_packing_that_was_done_in_time_is_not_lost_with_the_next(monkeypatch):
+    topology = catalog.load("torus:4x4")  # free roots and equal roots reach the same rate
+    calls = []
+
+    def first_only(*arguments, **knobs):
+        calls.append(arguments)
+        return (pack_exactly if len(calls) == 1 else out_of_time)(*arguments, **knobs)
+
+    monkeypatch.setattr(solver, "pack_exactly", first_only)
+    schedule = solved(topology, "allreduce", deadline_s=60)
+    assert len(calls) == 2
+    assert schedule.is_optimal
+
+
+@pytest.mark.parametrize("kind", ["allgather", "allreduce"])
+def test_a_late_answer_has_no_more_trees_than_allowed(kind):
+    with pytest.raises(TimedOutError) as caught:
+        solved(catalog.load("torus:4x4"), kind, method="mwu", max_trees=1, deadline_s=1e-6)
+    assert trees_that_count(caught.value.best) == 1
+    assert verify(caught.value.best).correct
+
+
+def out_of_time(*_, **__):
+    raise TimedOutError("packing: out of time")
+
+
+def trees_that_count(schedule):
+    """Those of one root, or of all where roots are free: what `max_trees` limits."""
+    owners = [chunk.owner for chunk in schedule.chunks]
+    per_root = schedule.collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}
+    return max(map(owners.count, owners)) if per_root else len(owners)
 
 
 def test_kinds_that_are_no_trees_are_refused():

@@ -6,23 +6,33 @@ and spreading; then trees are packed, perhaps thinned out to a few, and lifted i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
 from synth.bounds import bound
-from synth.bounds.capacity_lp import Split, split_bandwidth
+from synth.bounds.capacity_lp import Split, most_central, split_bandwidth
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
-from synth.packing.carrier import Carrier, Pairing, centred, merge, mirrored, pair_up
+from synth.packing.carrier import (
+    AnyCarrier,
+    Carrier,
+    Pairing,
+    centred,
+    merge,
+    mirrored,
+    pair_up,
+    with_weight,
+)
 from synth.packing.exact import pack_exactly
 from synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
 from synth.packing.lift import TREE_KINDS, lift
 from synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
-from synth.packing.tree import Packing
+from synth.packing.tree import Packing, Tree
 from synth.reachability import who_is_cut_off
 from synth.relays import relays_as_switches
 from synth.schedule import Method, Schedule
@@ -65,6 +75,25 @@ class _Task:
         left = self.deadline.left_s
         return None if left is None else max(left, 0.01)
 
+    @property
+    def roots(self) -> Sequence[int]:
+        """Whose trees are wanted, where it is not an allreduce."""
+        return self.collective.ranks if self.collective.root is None else (self.collective.root,)
+
+    def heaviest(self, carriers: Sequence[AnyCarrier]) -> Sequence[AnyCarrier]:
+        """Not more carriers than allowed, for who has no time to choose well; each root keeps a part."""
+        if self.max_trees is None:
+            return carriers
+        per_root = self.collective.kind is not Kind.ALLREDUCE
+        taken: Counter[int] = Counter()
+        kept = []
+        for carrier in sorted(carriers, key=lambda carrier: -carrier.weight):
+            group = carrier.root if per_root else 0
+            if taken[group] < self.max_trees:
+                taken[group] += 1
+                kept.append(carrier)
+        return kept
+
 
 def solve_by_trees(
     topology: Topology,
@@ -98,7 +127,8 @@ def solve_by_trees(
         CollectiveError: a kind that trees cannot do, or relays with lower numbers than the ranks.
         InputError: a number out of its range.
         InfeasibleError: some ranks are cut off; carries the bound that proves it.
-        TimedOutError: the deadline passed; carries the best schedule found, if any.
+        TimedOutError: the deadline passed; carries the best schedule found: where no packing was done, one
+            round of multiplicative weights, which takes an arborescence per root beyond the deadline.
     """
     deadline = Deadline.after(deadline_s)
     if collective.kind not in TREE_KINDS:
@@ -117,16 +147,49 @@ def solve_by_trees(
         among = replace(among, kind=_SPREADING[collective.kind])
     share = Fraction(str(epsilon)) if isinstance(epsilon, float) else epsilon
     task = _Task(flat, among, limit, method, max_trees, tolerance, share, seed, deadline)
-    carriers, settings = _pairs(task) if collective.kind is Kind.ALLREDUCE else _trees(task)
+    late = f"{collective.kind}: the deadline of {deadline_s} s passed"
+    try:
+        carriers, settings = _pairs(task) if collective.kind is Kind.ALLREDUCE else _trees(task)
+    except TimedOutError as error:
+        carriers, settings = _one_round(task)
+        best = lift(topology, collective, Method("mwu", seed, settings), limit, carriers)
+        raise TimedOutError(late, best) from error
     schedule = lift(topology, collective, Method(method, seed, settings), limit, carriers)
     if task.deadline.has_passed:
-        raise TimedOutError(f"{collective.kind}: the deadline of {deadline_s} s passed", schedule)
+        raise TimedOutError(late, schedule)
     return schedule
+
+
+def _one_round(task: _Task) -> tuple[Sequence[Carrier], Settings]:
+    """What multiplicative weights find in one round: for whoever ran out of time with nothing in hand.
+
+    It costs about one arborescence per root, and a few for an allreduce.
+    """
+    topology, seed = task.topology, task.seed
+    if task.collective.kind is not Kind.ALLREDUCE:
+        packing = weigh_trees(topology, task.roots, seed=seed, iterations=1)
+        return task.heaviest(packing.trees), packing.settings
+    if topology.is_symmetric:
+        pairing = weigh_pairs(topology, seed=seed, iterations=1)
+        return task.heaviest(pairing.pairs), pairing.settings
+    # All roots would cost two arborescences each, at every turn.
+    root = most_central(topology, range(topology.ranks))
+    out, into = (
+        weigh_trees(side, [root], seed=seed, iterations=1) for side in (topology, topology.reversed())
+    )
+    ins = _scaled(into.trees, sum(tree.weight for tree in out.trees))
+    return task.heaviest(pair_up(out.trees, ins)), out.settings
+
+
+def _scaled(trees: Sequence[Tree], total: Fraction | int) -> list[Tree]:
+    """The trees with weights that add up to `total`."""
+    whole = sum((tree.weight for tree in trees), Fraction(0))
+    return [with_weight(tree, tree.weight * total / whole) for tree in trees]
 
 
 def _trees(task: _Task) -> tuple[Sequence[Carrier], Settings]:
     """Out-trees for a broadcast or an allgather."""
-    roots = task.collective.ranks if task.collective.root is None else (task.collective.root,)
+    roots = task.roots
     if task.method == "mwu":
         enough = task.limit.rate * (1 - task.epsilon) / len(roots)
         packing = weigh_trees(
@@ -145,7 +208,7 @@ def _trees(task: _Task) -> tuple[Sequence[Carrier], Settings]:
     if task.wants_few and not task.deadline.has_passed:
         few = _few_trees(task, roots, each, packing)
         return few.trees, (*packing.settings, *few.settings)
-    return packing.trees, packing.settings
+    return task.heaviest(packing.trees), packing.settings
 
 
 def _few_trees(task: _Task, roots: Sequence[int], optimum: Fraction, packing: Packing) -> Packing:
@@ -183,7 +246,7 @@ def _pairs(task: _Task) -> tuple[Sequence[Carrier], Settings]:
     if task.wants_few and not task.deadline.has_passed:
         few = _few_pairs(task, optimum, pairing)
         return few.pairs, (*pairing.settings, *few.settings)
-    return pairing.pairs, pairing.settings
+    return task.heaviest(pairing.pairs), pairing.settings
 
 
 def _few_pairs(task: _Task, optimum: Fraction, pairing: Pairing) -> Pairing:
@@ -214,7 +277,14 @@ def _exact_pairs(task: _Task) -> tuple[Pairing, Fraction]:
     """The packing with the fewest levels and pairs among the splits that reach the best rate."""
     splits = _splits(task)
     rate = max(split.rate for split in splits)
-    packed = [_pack_split(task, split) for split in splits if split.rate == rate]
+    packed: list[Pairing] = []
+    for split in splits:
+        if split.rate == rate:
+            try:
+                packed.append(_pack_split(task, split))
+            except TimedOutError:
+                if not packed:
+                    raise
     # A level costs a latency on every way; a pair more only makes messages smaller.
     return min(packed, key=lambda pairing: len(pairing.pairs) + 2 * _height(pairing)), rate
 
