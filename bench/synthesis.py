@@ -142,8 +142,8 @@ def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
     from synth.bounds import bound
     from synth.collective import Collective
     from synth.packing.exact import pack_exactly
-    from synth.packing.tree import Packing
     from synth.topology import Topology
+    from synth.tree import Packing
 
     def trees(topology: Topology) -> Packing:
         rate = bound(topology, Collective.on(topology, "allgather")).rate / topology.ranks

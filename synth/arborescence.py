@@ -10,19 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from synth.compiled import kernel
-from synth.edmonds import LOST, edmonds
+from synth.compiled import Flags, Ints, kernel
+from synth.edmonds import LOST, LengthArray, edmonds
 from synth.errors import InfeasibleError
-from synth.packing.tree import Tree, TreeEdge
+from synth.flow import by_vertex, link_arrays
 from synth.topology import Topology
-
-IntArray: TypeAlias = NDArray[np.int64]
-LengthArray: TypeAlias = NDArray[Any]  # int64 or float64
+from synth.tree import Tree, TreeEdge
 
 UNREACHABLE = 1 << 62
 """The int64 distance of what cannot be reached (float64: infinity)."""
@@ -31,7 +27,7 @@ FORBIDDEN = 1 << 60
 """int64 lengths and costs from here on mean "do not use" (float64: infinity)."""
 
 
-def cheapest_arborescence(cost: LengthArray, root: int) -> IntArray:
+def cheapest_arborescence(cost: LengthArray, root: int) -> Ints:
     """The parents of a minimum-cost spanning out-tree of a dense graph (Edmonds 1967), in O(n^2).
 
     Args:
@@ -54,7 +50,7 @@ def cheapest_arborescence(cost: LengthArray, root: int) -> IntArray:
     return arborescence_destroying(entering, root)
 
 
-def arborescence_destroying(entering: LengthArray, root: int) -> IntArray:
+def arborescence_destroying(entering: LengthArray, root: int) -> Ints:
     """`cheapest_arborescence` for hot loops: takes `entering[child, parent]` and overwrites it.
 
     The caller sees to it that n int64 costs add up to less than `FORBIDDEN`.
@@ -73,24 +69,24 @@ class LogicalGraph:
     topology: Topology
 
     @cached_property
-    def tails(self) -> IntArray:
+    def tails(self) -> Ints:
         """The source of each link, in the order of `topology.links`."""
-        return np.array([link.src for link in self.topology.links], dtype=np.int64)
+        return link_arrays(self.topology)[0]
 
     @cached_property
-    def heads(self) -> IntArray:
+    def heads(self) -> Ints:
         """The destination of each link, in the order of `topology.links`."""
-        return np.array([link.dst for link in self.topology.links], dtype=np.int64)
+        return link_arrays(self.topology)[1]
 
     @cached_property
-    def leaving(self) -> tuple[IntArray, IntArray]:
+    def leaving(self) -> tuple[Ints, Ints]:
         """Links by source: those of vertex v are `order[start[v]:start[v + 1]]`."""
-        return _by_vertex(self.tails, self.topology.size)
+        return by_vertex(self.tails, self.topology.size)
 
     @cached_property
-    def arriving(self) -> tuple[IntArray, IntArray]:
+    def arriving(self) -> tuple[Ints, Ints]:
         """Links by destination: those of vertex v are `order[start[v]:start[v + 1]]`."""
-        return _by_vertex(self.heads, self.topology.size)
+        return by_vertex(self.heads, self.topology.size)
 
     def distances(self, lengths: LengthArray) -> Distances:
         """Shortest ways from each rank to each other rank that pass switches only, never a third rank.
@@ -112,7 +108,7 @@ class LogicalGraph:
         _close_ranks(*self.arriving, self.tails, lengths, limit, toward, entering)
         return Distances(self, lengths, entering, toward, last_link)
 
-    def hops(self, usable: NDArray[np.bool_], root: int) -> IntArray:
+    def hops(self, usable: Flags, root: int) -> Ints:
         """Fewest tree edges between the root and each rank over usable links; `ranks` where there is no way.
 
         Args:
@@ -138,7 +134,7 @@ class Distances:
     lengths: LengthArray
     entering: LengthArray
     toward: LengthArray
-    last_link: IntArray
+    last_link: Ints
 
     @property
     def matrix(self) -> LengthArray:
@@ -155,7 +151,7 @@ class Distances:
         parents[dst] = src
         return tuple(int(link) for link in self.routes(parents).links)
 
-    def routes(self, parents: IntArray) -> Routes:
+    def routes(self, parents: Ints) -> Routes:
         """The links behind the tree edges `parents[child] -> child`; vertices with parent -1 have none.
 
         Raises:
@@ -183,15 +179,15 @@ class Routes:
     """A tree down to its links: the edge into `child` passes `links[starts[child]:starts[child + 1]]`."""
 
     graph: LogicalGraph
-    parents: IntArray
-    starts: IntArray
-    links: IntArray
+    parents: Ints
+    starts: Ints
+    links: Ints
 
-    def edge(self, child: int) -> IntArray:
+    def edge(self, child: int) -> Ints:
         """Link indices of the edge into a rank, from its parent on."""
         return self.links[self.starts[child] : self.starts[child + 1]]
 
-    def uses(self) -> IntArray:
+    def uses(self) -> Ints:
         """How many edges of the tree pass each link."""
         return np.bincount(self.links, minlength=len(self.graph.tails)).astype(np.int64)
 
@@ -219,23 +215,17 @@ def _limit(values: LengthArray) -> int | float:
     return np.inf if values.dtype == np.float64 else FORBIDDEN
 
 
-def _by_vertex(ends: IntArray, size: int) -> tuple[IntArray, IntArray]:
-    start = np.zeros(size + 1, dtype=np.int64)
-    np.cumsum(np.bincount(ends, minlength=size), out=start[1:])
-    return start, np.argsort(ends, kind="stable").astype(np.int64)
-
-
 @kernel
 def _close_switches(
     ranks: int,
-    start: IntArray,
-    order: IntArray,
-    tails: IntArray,
-    heads: IntArray,
+    start: Ints,
+    order: Ints,
+    tails: Ints,
+    heads: Ints,
     lengths: LengthArray,
     limit: float,
     toward: LengthArray,
-    last_link: IntArray,
+    last_link: Ints,
 ) -> None:
     """Fill the distances from ranks to switches: Bellman and Ford's algorithm, a row of ranks at a time."""
     switches = toward.shape[0]
@@ -269,7 +259,7 @@ def _close_switches(
 
 
 @kernel
-def _relax(here: LengthArray, length: float, there: LengthArray, link: int, last_link: IntArray) -> bool:
+def _relax(here: LengthArray, length: float, there: LengthArray, link: int, last_link: Ints) -> bool:
     shorter = False
     for rank in range(here.shape[0]):
         through = here[rank] + length
@@ -282,9 +272,9 @@ def _relax(here: LengthArray, length: float, there: LengthArray, link: int, last
 
 @kernel
 def _close_ranks(
-    start: IntArray,
-    order: IntArray,
-    tails: IntArray,
+    start: Ints,
+    order: Ints,
+    tails: Ints,
     lengths: LengthArray,
     limit: float,
     toward: LengthArray,
@@ -309,16 +299,16 @@ def _close_ranks(
 
 @kernel
 def _trace(
-    parents: IntArray,
-    start: IntArray,
-    order: IntArray,
-    tails: IntArray,
+    parents: Ints,
+    start: Ints,
+    order: Ints,
+    tails: Ints,
     lengths: LengthArray,
     limit: float,
     entering: LengthArray,
     toward: LengthArray,
-    last_link: IntArray,
-) -> tuple[IntArray, IntArray]:
+    last_link: Ints,
+) -> tuple[Ints, Ints]:
     """Links of every tree edge, child by child; `starts` ends in -(child + 1) where a child has no way in."""
     ranks = parents.shape[0]
     starts, links = np.zeros(ranks + 1, np.int64), np.empty(8 * ranks, np.int64)
@@ -353,9 +343,7 @@ def _trace(
 
 
 @kernel
-def _hops(
-    ranks: int, start: IntArray, order: IntArray, heads: IntArray, usable: NDArray[np.bool_], root: int
-) -> IntArray:
+def _hops(ranks: int, start: Ints, order: Ints, heads: Ints, usable: Flags, root: int) -> Ints:
     size = start.shape[0] - 1
     hops = np.full(size, ranks)
     hops[root] = 0

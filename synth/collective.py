@@ -42,11 +42,6 @@ class Kind(StrEnum):
         """Whether contributions of several ranks are combined."""
         return self in {Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.ALLREDUCE}
 
-    @property
-    def busbw_kind(self) -> str:
-        """The name that nccl-tests uses in its output."""
-        return self.value.replace("-", "_")
-
 
 @dataclass(frozen=True, slots=True)
 class Collective:

@@ -1,7 +1,7 @@
 """The one door to numba: typed, cached on disk, no global state at import besides the cache folder.
 
 `ARBORCAST_CACHE` names the folder of all caches; the default is the user's cache folder. Kernels take and
-return int64 and float64 arrays only.
+return arrays: `Ints`, `Flags`, and float64 where a length may be either.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeAlias, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 

@@ -12,17 +12,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.compiled import kernel
+from synth.compiled import Flags, Ints, kernel
 
-IntArray: TypeAlias = NDArray[np.int64]
-FlagArray: TypeAlias = NDArray[np.bool_]
 LengthArray: TypeAlias = NDArray[Any]  # int64 or float64
 
 LOST = -2  # in the answer: this vertex cannot be reached from the root
 
 
 @kernel
-def edmonds(entering: LengthArray, root: int, limit: float) -> IntArray:
+def edmonds(entering: LengthArray, root: int, limit: float) -> Ints:
     """Parents of a cheapest arborescence of `entering[head, tail]`, which is overwritten.
 
     Costs of `limit` and more forbid an edge. The root's parent is -1. Where there is no arborescence, the
@@ -90,7 +88,7 @@ def _position_of_minimum(row: LengthArray) -> int:
 
 
 @kernel
-def _lost(ring: IntArray, row: int) -> IntArray:
+def _lost(ring: Ints, row: int) -> Ints:
     parents = np.full(ring.shape[0], -1)
     vertex = row
     while parents[vertex] != LOST:
@@ -101,14 +99,14 @@ def _lost(ring: IntArray, row: int) -> IntArray:
 
 @kernel
 def _contract(
-    cycle: IntArray,
+    cycle: Ints,
     entering: LengthArray,
     limit: float,
     cheapest: LengthArray,
     origin: NDArray[np.int32],
-    contracted: FlagArray,
-    row_of: IntArray,
-    ring: IntArray,
+    contracted: Flags,
+    row_of: Ints,
+    ring: Ints,
 ) -> None:
     """Merge a cycle's rows into its first, at what entering there costs more than the edge it replaces."""
     size = entering.shape[0]
@@ -138,7 +136,7 @@ def _contract(
 
 
 @kernel
-def _expand(size: int, root: int, names: int, cycle_of: IntArray, tail: IntArray, head: IntArray) -> IntArray:
+def _expand(size: int, root: int, names: int, cycle_of: Ints, tail: Ints, head: Ints) -> Ints:
     """Open the contractions from the last one on: each drops the one edge of its cycle that is replaced."""
     parents = np.full(size, -1)
     entered = np.zeros(names, dtype=np.bool_)  # names whose entering edge is already decided from outside

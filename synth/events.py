@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.compiled import kernel
+from synth.compiled import Ints, kernel
 
-Integers = NDArray[np.int64]
 Counts = NDArray[np.int32]
 
 
@@ -35,21 +34,21 @@ class Layout(NamedTuple):
         readers: transfers in the order of the versions that they read.
     """
 
-    first_hop: Integers
-    link: Integers
-    transfer: Integers
-    step: Integers
-    reads: Integers
-    writes: Integers
-    inputs: Integers
-    follower: Integers
-    needed: Integers
-    first_reader: Integers
-    readers: Integers
+    first_hop: Ints
+    link: Ints
+    transfer: Ints
+    step: Ints
+    reads: Ints
+    writes: Ints
+    inputs: Ints
+    follower: Ints
+    needed: Ints
+    first_reader: Ints
+    readers: Ints
 
 
 @kernel
-def play(layout: Layout, pieces: int, durations: Integers, latencies: Integers) -> Integers:
+def play(layout: Layout, pieces: int, durations: Ints, latencies: Ints) -> Ints:
     """The tick at which each piece (row) starts on each hop (column).
 
     Args:

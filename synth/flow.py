@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from synth.compiled import kernel
+from synth.compiled import Flags, Ints, kernel
 from synth.errors import TopologyError
 from synth.topology import Topology, Vertex
-
-Ints: TypeAlias = npt.NDArray[np.int64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 LARGEST_TOTAL = 2**62
 """No sum of capacities may exceed this: a residual arc holds up to its own and its partner's capacity."""
@@ -42,9 +39,22 @@ def residual_graph(size: int, src: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
     head = np.empty(2 * count, dtype=np.int64)
     tail[0::2], tail[1::2] = src, dst
     head[0::2], head[1::2] = dst, src
+    return *by_vertex(tail, size), head
+
+
+def by_vertex(ends: Ints, size: int) -> tuple[Ints, Ints]:
+    """Edges or arcs by one of their ends: those of vertex v are `order[start[v]:start[v + 1]]`, ascending.
+
+    Args:
+        ends: that end of each edge.
+        size: number of vertices.
+
+    Returns:
+        `(start, order)`.
+    """
     start = np.zeros(size + 1, dtype=np.int64)
-    np.cumsum(np.bincount(tail, minlength=size), out=start[1:])
-    return start, np.argsort(tail, kind="stable").astype(np.int64), head
+    np.cumsum(np.bincount(ends, minlength=size), out=start[1:])
+    return start, np.argsort(ends, kind="stable").astype(np.int64)
 
 
 def residual_capacity(capacity: Iterable[int]) -> Ints:
@@ -163,41 +173,32 @@ def dinic(start: Ints, arcs: Ints, head: Ints, capacity: Ints, source: int, sink
 
 
 @kernel
-def reachable(start: Ints, arcs: Ints, head: Ints, capacity: Ints, source: int) -> Mask:
+def reachable(start: Ints, arcs: Ints, head: Ints, capacity: Ints, source: int) -> Flags:
     """The vertices that residual arcs lead to; after a maximum flow, the source side of a minimum cut."""
-    size = start.shape[0] - 1
-    found = np.zeros(size, dtype=np.bool_)
-    queue = np.empty(size, dtype=np.int64)
-    found[source] = True
-    queue[0] = source
-    done, count = 0, 1
-    while done < count:
-        vertex = queue[done]
-        done += 1
-        for k in range(start[vertex], start[vertex + 1]):
-            arc = arcs[k]
-            if capacity[arc] > 0 and not found[head[arc]]:
-                found[head[arc]] = True
-                queue[count] = head[arc]
-                count += 1
-    return found
+    return _closure(start, arcs, head, capacity, source, 0)
 
 
 @kernel
-def reaching(start: Ints, arcs: Ints, head: Ints, capacity: Ints, sink: int) -> Mask:
+def reaching(start: Ints, arcs: Ints, head: Ints, capacity: Ints, sink: int) -> Flags:
     """The vertices from which residual arcs lead to the sink; the rest is the largest minimum cut's side."""
+    return _closure(start, arcs, head, capacity, sink, 1)
+
+
+@kernel
+def _closure(start: Ints, arcs: Ints, head: Ints, capacity: Ints, origin: int, against: int) -> Flags:
+    """All that can be walked to along residual arcs, or with `against` = 1 against their direction."""
     size = start.shape[0] - 1
     found = np.zeros(size, dtype=np.bool_)
     queue = np.empty(size, dtype=np.int64)
-    found[sink] = True
-    queue[0] = sink
+    found[origin] = True
+    queue[0] = origin
     done, count = 0, 1
     while done < count:
         vertex = queue[done]
         done += 1
         for k in range(start[vertex], start[vertex + 1]):
             arc = arcs[k]
-            if capacity[arc ^ 1] > 0 and not found[head[arc]]:
+            if capacity[arc ^ against] > 0 and not found[head[arc]]:
                 found[head[arc]] = True
                 queue[count] = head[arc]
                 count += 1

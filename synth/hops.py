@@ -16,7 +16,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.events import Integers, Layout, play
+from synth.compiled import Ints
+from synth.events import Layout, play
 from synth.schedule import Schedule
 
 FINEST_TICKS_PER_US = 10**9
@@ -34,9 +35,9 @@ class Outcome:
         ticks_per_us: the clock.
     """
 
-    start: Integers
-    duration: Integers
-    latency: Integers
+    start: Ints
+    duration: Ints
+    latency: Ints
     ticks_per_us: float
 
     @property
@@ -61,7 +62,7 @@ class Hops:
 
     layout: Layout
     costs_us: tuple[Fraction, ...]
-    cost: Integers
+    cost: Ints
     latencies_us: tuple[Fraction, ...]
 
     @classmethod
@@ -104,7 +105,7 @@ class Hops:
         return ticks
 
 
-def _layout(schedule: Schedule, link: Integers) -> Layout:
+def _layout(schedule: Schedule, link: Ints) -> Layout:
     lengths = [len(transfer.via) + 1 for transfer in schedule.transfers]
     reads, writes, inputs, follower = _versions(schedule)
     needed = np.ones(len(follower), dtype=np.int64)  # the version before it, or the start
@@ -126,7 +127,7 @@ def _layout(schedule: Schedule, link: Integers) -> Layout:
     )
 
 
-def _versions(schedule: Schedule) -> tuple[Integers, Integers, Integers, Integers]:
+def _versions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
     """Number the versions: those that transfers read, those they make, the inputs, each one's follower."""
     deliveries: dict[tuple[int, int], set[int]] = {}  # steps that bring something, by rank and chunk
     for transfer in schedule.transfers:
@@ -152,9 +153,9 @@ def _versions(schedule: Schedule) -> tuple[Integers, Integers, Integers, Integer
     )
 
 
-def _array(values: Iterable[int]) -> Integers:
+def _array(values: Iterable[int]) -> Ints:
     return np.array(list(values), dtype=np.int64)
 
 
-def _offsets(lengths: Sequence[int]) -> Integers:
+def _offsets(lengths: Sequence[int]) -> Ints:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])

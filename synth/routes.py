@@ -24,10 +24,9 @@ from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError
 from synth.reachability import who_is_cut_off
 from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Topology, Vertex
+from synth.topology import Hop, Topology, Vertex
 
 Path: TypeAlias = tuple[Vertex, ...]
-Hop: TypeAlias = tuple[Vertex, Vertex]
 ROUTED_KINDS = frozenset({Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL})
 _SUPER_SOURCE = -1
 FLOW_PARTS = 10**6

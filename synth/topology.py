@@ -18,6 +18,7 @@ from typing import TypeAlias
 from synth.errors import TopologyError
 
 Vertex: TypeAlias = int
+Hop: TypeAlias = tuple[Vertex, Vertex]  # the ends of a link
 Permutation: TypeAlias = tuple[Vertex, ...]
 
 
@@ -73,7 +74,7 @@ class Topology:
 
         The latency of merged links is the largest among them.
         """
-        merged: dict[tuple[Vertex, Vertex], Link] = {}
+        merged: dict[Hop, Link] = {}
         for link in links:
             _check_link(link)
             twin = merged.get((link.src, link.dst))
@@ -115,12 +116,12 @@ class Topology:
         return self.ranks + len(self.switches)
 
     @cached_property
-    def bandwidth(self) -> dict[tuple[Vertex, Vertex], Fraction]:
+    def bandwidth(self) -> dict[Hop, Fraction]:
         """GB/s of the link of each ordered pair of vertices that has one."""
         return {(link.src, link.dst): link.bandwidth for link in self.links}
 
     @cached_property
-    def latency_us(self) -> dict[tuple[Vertex, Vertex], Fraction]:
+    def latency_us(self) -> dict[Hop, Fraction]:
         """Latency in microseconds of the link of each ordered pair of vertices that has one."""
         return {(link.src, link.dst): link.latency_us for link in self.links}
 

@@ -19,11 +19,10 @@ from synth.certificate import Scope
 from synth.collective import Collective, Kind
 from synth.errors import InputError
 from synth.schedule import Chunk, Schedule, Transfer
-from synth.topology import Vertex
+from synth.topology import Hop, Vertex
 
 Mask: TypeAlias = int
 """A set of contributors: bit i stands for rank i."""
-Hop: TypeAlias = tuple[Vertex, Vertex]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from synth.arborescence import FORBIDDEN, UNREACHABLE, LogicalGraph, cheapest_arborescence
 from synth.errors import InfeasibleError
-from synth.packing.tree import TreeEdge
 from synth.topology import Link, Topology
+from synth.tree import TreeEdge
 
 
 @st.composite

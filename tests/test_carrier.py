@@ -19,7 +19,7 @@ from synth.packing.carrier import (
     rerooted,
     with_weight,
 )
-from synth.packing.tree import Tree, TreeEdge
+from synth.tree import Tree, TreeEdge
 
 CHAIN = Tree(0, Fraction(2), (TreeEdge(0, 1), TreeEdge(1, 2, (9,)), TreeEdge(2, 3), TreeEdge(3, 4)))
 

@@ -17,8 +17,8 @@ from synth.errors import InputError
 from synth.packing.carrier import Pair, congestion
 from synth.packing.exact import pack_exactly
 from synth.packing.fewest import fewest_pairs, fewest_trees
-from synth.packing.tree import Tree, TreeEdge
 from synth.packing.weights import Choice
+from synth.tree import Tree, TreeEdge
 
 TWENTIETH = Fraction(1, 20)
 

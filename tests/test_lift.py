@@ -13,9 +13,9 @@ from synth.collective import Collective, Kind
 from synth.errors import CollectiveError
 from synth.packing.carrier import Pair, congestion
 from synth.packing.lift import lift_pairs, lift_trees, relayed
-from synth.packing.tree import Tree, TreeEdge
 from synth.schedule import Method, Transfer
 from synth.topology import Link, Topology
+from synth.tree import Tree, TreeEdge
 from synth.verifier import verify
 
 METHOD = Method("trees")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synth.packing.carrier import congestion
-from synth.packing.tree import Tree, TreeEdge
 from synth.packing.weights import Choice
 from synth.topology import Link, Topology
+from synth.tree import Tree, TreeEdge
 
 
 def path(*ranks):

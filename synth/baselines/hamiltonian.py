@@ -13,10 +13,11 @@ from random import Random
 from typing import Any, TypeAlias
 
 from synth.baselines.budget import Budget, BudgetError
-from synth.baselines.paths import Hop, Path, Paths
+from synth.baselines.paths import Path, Paths
 from synth.deadline import Deadline
 from synth.errors import TimedOutError
 from synth.highs import limit_time, new_model
+from synth.topology import Hop
 
 Ring: TypeAlias = tuple[Path, ...]
 SEARCH_STEPS = 2_000

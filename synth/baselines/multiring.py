@@ -12,7 +12,7 @@ from random import Random
 
 from synth.baselines.budget import Budget, BudgetError
 from synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
-from synth.baselines.paths import Hop, Path, switch_paths
+from synth.baselines.paths import Path, switch_paths
 from synth.baselines.rings import no_ring, ring_schedule
 from synth.certificate import Bound
 from synth.collective import Collective
@@ -20,7 +20,7 @@ from synth.deadline import Deadline
 from synth.errors import InfeasibleError, TimedOutError
 from synth.highs import limit_time, new_model
 from synth.schedule import Method, Schedule
-from synth.topology import Topology
+from synth.topology import Hop, Topology
 
 GREEDY_TRIES = 16
 HASTY_TRIES = 3

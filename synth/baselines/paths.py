@@ -14,9 +14,8 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeAlias
 
-from synth.topology import Topology, Vertex
+from synth.topology import Hop, Topology, Vertex
 
-Hop: TypeAlias = tuple[Vertex, Vertex]
 Pair: TypeAlias = tuple[int, int]
 PATHS_PER_PAIR = 8
 

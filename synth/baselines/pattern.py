@@ -13,13 +13,13 @@ from fractions import Fraction
 from functools import cached_property
 
 from synth.baselines.embedding import embeddings
-from synth.baselines.paths import Hop, Pair, Path, Paths, switch_paths
+from synth.baselines.paths import Pair, Path, Paths, switch_paths
 from synth.certificate import Bound
 from synth.collective import Collective
 from synth.deadline import Deadline
 from synth.errors import InfeasibleError
 from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Topology
+from synth.topology import Hop, Topology
 
 EMBEDDINGS_COMPARED = 64
 

@@ -12,14 +12,14 @@ from random import Random
 
 from synth.baselines.budget import BudgetError
 from synth.baselines.hamiltonian import Fabric, Ring, find_ring
-from synth.baselines.paths import Hop, Paths, switch_paths
+from synth.baselines.paths import Paths, switch_paths
 from synth.baselines.rings import no_ring, ring_schedule
 from synth.certificate import Bound
 from synth.collective import Collective
 from synth.deadline import Deadline
 from synth.errors import InfeasibleError
 from synth.schedule import Method, Schedule
-from synth.topology import Topology
+from synth.topology import Hop, Topology
 
 
 def solve_ring(

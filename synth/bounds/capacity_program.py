@@ -16,7 +16,8 @@ from fractions import Fraction
 import numpy as np
 
 from synth.bounds.linear_program import ExactVertex, LinearProgram
-from synth.flow import LARGEST_TOTAL, Ints, Mask, dinic, reachable, reaching, residual_graph
+from synth.compiled import Flags, Ints
+from synth.flow import LARGEST_TOTAL, dinic, reachable, reaching, residual_graph
 from synth.topology import Topology
 
 _PARTS = 2**30  # floating values are separated in whole parts of the program's scale
@@ -41,7 +42,7 @@ class Growth:
             np.concatenate([self.heads, np.array(sources, dtype=np.int64)]),
         )
 
-    def leaving(self, side: Mask) -> list[int]:
+    def leaving(self, side: Flags) -> list[int]:
         """Columns of the links that leave a set."""
         links = np.flatnonzero(side[self.tails] & ~side[self.heads])
         columns: list[int] = (self.first + links).tolist()
@@ -106,7 +107,7 @@ class CapacityProgram:
                 self._add_cut(program, growth, alone[root])
         return program
 
-    def _add_cut(self, program: LinearProgram, growth: Growth, side: Mask) -> None:
+    def _add_cut(self, program: LinearProgram, growth: Growth, side: Flags) -> None:
         needed: dict[int, int] = {}
         for root, column in self.supply.items():
             if side[root]:
@@ -128,7 +129,7 @@ class CapacityProgram:
                     self._add_cut(program, growth, side)
         return len(known) - before
 
-    def violated(self, growth: Growth, values: Ints, slack: float) -> Iterator[Mask]:
+    def violated(self, growth: Growth, values: Ints, slack: float) -> Iterator[Flags]:
         """The largest and the smallest minimum cut between roots and sink, where they carry too little.
 
         The smallest alone says the same about many sinks and little about each.

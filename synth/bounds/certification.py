@@ -18,9 +18,8 @@ from synth.arborescence import FORBIDDEN, UNREACHABLE, LogicalGraph, cheapest_ar
 from synth.bounds.cuts import cut_out_of
 from synth.certificate import Certificate, Cut, Dual, Partition, Scope
 from synth.collective import Collective, Kind
-from synth.compiled import kernel
+from synth.compiled import Ints, kernel
 from synth.errors import InfeasibleError, InputError
-from synth.flow import Ints
 from synth.topology import Topology, Vertex
 
 RANKS_BESIDE_RELAYS = 16

@@ -14,8 +14,8 @@ from fractions import Fraction
 import numpy as np
 
 from synth.certificate import Cut
-from synth.compiled import kernel
-from synth.flow import Ints, Mask, checked_int64, dinic, link_arrays, members, reachable, residual_graph
+from synth.compiled import Flags, Ints, kernel
+from synth.flow import checked_int64, dinic, link_arrays, members, reachable, residual_graph
 from synth.topology import Topology, Vertex
 
 
@@ -99,7 +99,7 @@ def _reset(capacity: Ints, units: Ints, above: int, below: int, residual: Ints) 
 
 
 @kernel
-def _ratio(head: Ints, capacity: Ints, units: Ints, side: Mask) -> tuple[int, int]:
+def _ratio(head: Ints, capacity: Ints, units: Ints, side: Flags) -> tuple[int, int]:
     """Capacity out of a set and supply inside it."""
     links = capacity.shape[0]
     leaving, supplied = 0, 0
@@ -122,7 +122,7 @@ def _tighten(
     sinks: Ints,
     above: int,
     below: int,
-    side: Mask,
+    side: Flags,
 ) -> None:
     """Lower the rate `above / below` until no cut is violated; `side` becomes the last violated cut."""
     source = start.shape[0] - 2

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.compiled import kernel
-from synth.flow import Ints
+from synth.compiled import Ints, kernel
 
 _PRIMES = (2147483647, 2147483629, 2147483587, 2147483579, 2147483563)  # the largest below 2**31
 

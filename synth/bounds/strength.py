@@ -13,8 +13,8 @@ from fractions import Fraction
 import numpy as np
 
 from synth.certificate import Partition
-from synth.compiled import kernel
-from synth.flow import Ints, Mask, checked_int64, dinic, link_arrays, reachable, residual_graph
+from synth.compiled import Flags, Ints, kernel
+from synth.flow import checked_int64, dinic, link_arrays, reachable, residual_graph
 from synth.topology import Topology, Vertex
 
 
@@ -123,7 +123,7 @@ def _restricted(
 
 
 @kernel
-def _cheapest_set(start: Ints, arcs: Ints, head: Ints, residual: Ints, newest: int) -> Mask:
+def _cheapest_set(start: Ints, arcs: Ints, head: Ints, residual: Ints, newest: int) -> Flags:
     """The smallest cheapest set that holds `newest`, which is made part of the source's side."""
     source = start.shape[0] - 3
     without_limit = 2**62

@@ -13,10 +13,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
-from synth.packing.tree import Tree, TreeEdge
-from synth.topology import Vertex
-
-Hop: TypeAlias = tuple[Vertex, Vertex]
+from synth.topology import Hop
+from synth.tree import Tree, TreeEdge
 
 
 @dataclass(frozen=True, slots=True)

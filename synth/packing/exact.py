@@ -13,23 +13,21 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
 from random import Random
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synth.arborescence import FORBIDDEN, LogicalGraph, Routes
+from synth.compiled import Ints
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from synth.flow import checked_int64
 from synth.packing.overuse import fitting_tree
 from synth.packing.tight_cuts import TightCuts
-from synth.packing.tree import Packing, Tree
 from synth.topology import Topology, gcd_of_fractions
+from synth.tree import Packing, Tree
 
 log = logging.getLogger(__name__)
 
-IntArray: TypeAlias = NDArray[np.int64]
 
 SCARCEST = 1 << 10
 """Price of the link with the least left, where the others cost in proportion; a pooled cut costs more than
@@ -55,7 +53,7 @@ class _Taken:
     root: int
     times: int
     routes: Routes
-    uses: IntArray
+    uses: Ints
 
 
 def pack_exactly(
@@ -237,7 +235,7 @@ class _Packer:
             self.overuses = 0
         return len(allowed)
 
-    def _lengths(self, remaining: IntArray) -> IntArray:
+    def _lengths(self, remaining: Ints) -> Ints:
         """What the links cost the next tree: the pooled cuts they leave, then how little they have left."""
         usable = remaining > 0
         shift = max(0, int(remaining.max()).bit_length() - 20)
@@ -249,7 +247,7 @@ class _Packer:
             raise OverflowError(f"exact trees on {self.graph.topology.name}: prices exceed int64")
         return np.where(usable, self.cuts.crossings * self.cut_price + price, FORBIDDEN)
 
-    def _relent(self, overused: IntArray) -> None:
+    def _relent(self, overused: Ints) -> None:
         """No tree fits as the links are priced: make the overused ones dearer, at last halve the unit."""
         # While the invariant holds, the links that are left connect every root that still has demand.
         assert overused.size, "the cuts allow a tree but the links do not connect the ranks"

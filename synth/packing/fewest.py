@@ -27,9 +27,9 @@ from synth.deadline import Deadline
 from synth.errors import InfeasibleError, InputError
 from synth.packing.carrier import AnyCarrier, Carrier, Pair, Pairing, merge, shape, with_weight
 from synth.packing.mwu import weigh_pairs, weigh_trees
-from synth.packing.tree import Packing, Tree
 from synth.packing.weights import Choice, Floats
 from synth.topology import Topology
+from synth.tree import Packing, Tree
 
 DEFAULT_TOLERANCE = Fraction(1, 20)
 

@@ -17,14 +17,14 @@ from fractions import Fraction
 from typing import Generic
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synth.arborescence import LogicalGraph, cheapest_arborescence
+from synth.compiled import Ints
 from synth.deadline import Deadline
 from synth.errors import InputError
 from synth.packing.carrier import AnyCarrier, Pair, Pairing, congestion, with_weight
-from synth.packing.tree import Packing, Tree
 from synth.topology import Topology
+from synth.tree import Packing, Tree
 
 DEFAULT_EPSILON = Fraction(1, 20)
 DEFAULT_ITERATIONS = 200_000
@@ -34,8 +34,6 @@ _FULL_LENGTH = 1 << 36  # the longest link of a phase as an integer; sums over a
 _COARSE_PHASES = 8  # before the growth is halved for the first time
 _PRICED_PHASES = 4  # with several commodities a limit costs calls of its own, so not every phase has one
 _SHORTEST = 1e-9  # relative to the longest; below that a link costs nothing anyway
-
-Lengths = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Found(Generic[AnyCarrier]):
     """
 
     key: bytes
-    uses: Lengths
+    uses: Ints
     cost: int
     calls: int
     make: Callable[[], AnyCarrier]
@@ -115,11 +113,11 @@ def weigh_pairs(
     return Pairing(carriers, run.settings)
 
 
-Finder = Callable[[Lengths], Found[AnyCarrier]]
+Finder = Callable[[Ints], Found[AnyCarrier]]
 
 
 def _tree_finder(graph: LogicalGraph, root: int) -> Finder[Tree]:
-    def find(lengths: Lengths) -> Found[Tree]:
+    def find(lengths: Ints) -> Found[Tree]:
         distances = graph.distances(lengths)
         parents = cheapest_arborescence(distances.matrix, root)
         routes = distances.routes(parents)
@@ -135,7 +133,7 @@ def _mirrored_finder(topology: Topology) -> Finder[Pair]:
     back = _positions(topology, [(link.dst, link.src) for link in topology.links])
     find_tree = _tree_finder(LogicalGraph(topology), 0)
 
-    def find(lengths: Lengths) -> Found[Pair]:
+    def find(lengths: Ints) -> Found[Pair]:
         tree = find_tree(lengths + lengths[back])
 
         def make() -> Pair:
@@ -153,7 +151,7 @@ def _pair_finder(topology: Topology) -> Finder[Pair]:
     outward, inward = LogicalGraph(topology), LogicalGraph(reverse)
     finders = [(_tree_finder(outward, root), _tree_finder(inward, root)) for root in range(topology.ranks)]
 
-    def find(lengths: Lengths) -> Found[Pair]:
+    def find(lengths: Ints) -> Found[Pair]:
         both = ((find_out(lengths), find_in(lengths[there])) for find_out, find_in in finders)
         out, into = min(both, key=lambda pair: pair[0].cost + pair[1].cost)
 
@@ -166,7 +164,7 @@ def _pair_finder(topology: Topology) -> Finder[Pair]:
     return find
 
 
-def _positions(topology: Topology, pairs: Sequence[tuple[int, int]]) -> Lengths:
+def _positions(topology: Topology, pairs: Sequence[tuple[int, int]]) -> Ints:
     """Where each (src, dst) stands among the links of a topology."""
     position = {(link.src, link.dst): index for index, link in enumerate(topology.links)}
     return np.array([position[pair] for pair in pairs], dtype=np.int64)
@@ -272,13 +270,13 @@ class _Run(Generic[AnyCarrier]):
         self.calls += sum(each.calls for each in found)
         self._note_limit(lengths, sum(each.cost for each in found))
 
-    def _note_limit(self, lengths: Lengths, cost: int) -> None:
+    def _note_limit(self, lengths: Ints, cost: int) -> None:
         """Weak duality: what all links offer over what one unit for each commodity costs."""
         offered = sum(map(operator.mul, self.topology.capacities, lengths.tolist()))
         limit = Fraction(offered, cost)
         self.limit = limit if self.limit is None else min(self.limit, limit)
 
-    def _whole_lengths(self) -> Lengths:
+    def _whole_lengths(self) -> Ints:
         return (self.lengths * _FULL_LENGTH).astype(np.int64) + 1
 
     def _give(self, commodity: int, found: Found[AnyCarrier], most: int, growth: float) -> int:

@@ -8,23 +8,20 @@ room for keep it, the link is closed to the others, and the search goes on.
 from __future__ import annotations
 
 from random import Random
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synth.arborescence import FORBIDDEN, Distances, Routes, arborescence_destroying
+from synth.compiled import Flags, Ints
 from synth.errors import InfeasibleError
-
-IntArray: TypeAlias = NDArray[np.int64]
 
 REPAIRS = 12
 """Repairs of one tree before its links are priced anew instead."""
 
 
 def fitting_tree(
-    distances: Distances, parent_cost: IntArray, root: int, remaining: IntArray, random: Random
-) -> tuple[Routes | None, IntArray]:
+    distances: Distances, parent_cost: Ints, root: int, remaining: Ints, random: Random
+) -> tuple[Routes | None, Ints]:
     """A cheap tree that passes no link more often than `remaining` allows.
 
     Args:
@@ -38,7 +35,7 @@ def fitting_tree(
         The tree and the links that were overused on the way to it; no tree where the repairs failed, or
         where the links with anything left do not connect the root to all ranks (then none is overused).
     """
-    pinned: dict[tuple[int, int], tuple[IntArray, int]] = {}  # (parent, child): links, cost
+    pinned: dict[tuple[int, int], tuple[Ints, int]] = {}  # (parent, child): links, cost
     closed = np.zeros(len(remaining), dtype=np.bool_)
     lengths = distances.lengths
     for _ in range(REPAIRS):
@@ -59,9 +56,7 @@ def fitting_tree(
     return None, np.flatnonzero(closed)
 
 
-def _routed(
-    distances: Distances, parents: IntArray, pinned: dict[tuple[int, int], tuple[IntArray, int]]
-) -> Routes:
+def _routed(distances: Distances, parents: Ints, pinned: dict[tuple[int, int], tuple[Ints, int]]) -> Routes:
     """The tree's links, those of pinned edges as they were pinned."""
     kept = {
         child: pinned[parent, child][0]
@@ -79,11 +74,11 @@ def _routed(
 
 
 def _pin(
-    pinned: dict[tuple[int, int], tuple[IntArray, int]],
+    pinned: dict[tuple[int, int], tuple[Ints, int]],
     routes: Routes,
     distances: Distances,
-    overused: NDArray[np.bool_],
-    remaining: IntArray,
+    overused: Flags,
+    remaining: Ints,
     random: Random,
 ) -> None:
     """Give each overused link to as many edges as it has units, large subtrees before small ones."""
@@ -103,7 +98,7 @@ def _pin(
             pinned.pop(edge, None)
 
 
-def _subtree_sizes(parents: IntArray) -> list[int]:
+def _subtree_sizes(parents: Ints) -> list[int]:
     sizes = [1] * len(parents)
     above = parents.tolist()
     waiting = [0] * len(above)

@@ -32,11 +32,11 @@ from synth.packing.exact import pack_exactly
 from synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
 from synth.packing.lift import TREE_KINDS, lift
 from synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
-from synth.packing.tree import Packing, Tree
 from synth.reachability import who_is_cut_off
 from synth.relays import relays_as_switches
 from synth.schedule import Method, Schedule
 from synth.topology import Topology
+from synth.tree import Packing, Tree
 
 TreeMethod: TypeAlias = Literal["trees", "mwu"]
 Settings: TypeAlias = tuple[tuple[str, str | int | None], ...]

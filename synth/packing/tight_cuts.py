@@ -9,19 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synth.arborescence import LogicalGraph
-from synth.compiled import kernel
+from synth.compiled import Flags, Ints, kernel
 from synth.errors import InfeasibleError
 from synth.flow import dinic, members, reachable, residual_graph
 from synth.topology import Vertex
-
-IntArray: TypeAlias = NDArray[np.int64]
-FlagArray: TypeAlias = NDArray[np.bool_]
 
 
 class OverloadedCutError(InfeasibleError):
@@ -63,7 +58,7 @@ class TightCuts:
         self.crossings = np.zeros(len(graph.tails), dtype=np.int64)
         self.size = 0
 
-    def check(self, remaining: IntArray, demand: IntArray, unit: Fraction) -> None:
+    def check(self, remaining: Ints, demand: Ints, unit: Fraction) -> None:
         """See that the invariant holds for integer capacities and demands in multiples of `unit` GB/s.
 
         Raises:
@@ -81,9 +76,9 @@ class TightCuts:
 
     def trim(
         self,
-        remaining: IntArray,
-        demand: IntArray,
-        uses: Sequence[IntArray],
+        remaining: Ints,
+        demand: Ints,
+        uses: Sequence[Ints],
         roots: Sequence[int],
         times: Sequence[int],
     ) -> list[int]:
@@ -112,8 +107,8 @@ class TightCuts:
         return [int(count) for count in allowed[:kept]]
 
     def _trimmed(
-        self, remaining: IntArray, demand: IntArray, uses: IntArray, roots: IntArray, times: IntArray
-    ) -> tuple[int, int, FlagArray]:
+        self, remaining: Ints, demand: Ints, uses: Ints, roots: Ints, times: Ints
+    ) -> tuple[int, int, Flags]:
         side = np.zeros(len(self._network[0]) - 1, dtype=np.bool_)
         kept, broken = _keep_feasible(
             *self._network, self._tails, self._heads, remaining, demand, uses, roots, times, self._sinks, side
@@ -123,18 +118,18 @@ class TightCuts:
 
 @kernel
 def _keep_feasible(
-    start: IntArray,
-    arcs: IntArray,
-    head: IntArray,
-    tails: IntArray,
-    heads: IntArray,
-    remaining: IntArray,
-    demand: IntArray,
-    uses: IntArray,
-    roots: IntArray,
-    times: IntArray,
-    sinks: IntArray,
-    side: FlagArray,
+    start: Ints,
+    arcs: Ints,
+    head: Ints,
+    tails: Ints,
+    heads: Ints,
+    remaining: Ints,
+    demand: Ints,
+    uses: Ints,
+    roots: Ints,
+    times: Ints,
+    sinks: Ints,
+    side: Flags,
 ) -> tuple[int, int]:
     """Cut down `times` until every sink can receive all demands that stay.
 
@@ -165,12 +160,12 @@ def _keep_feasible(
 
 @kernel
 def _fill(
-    capacity: IntArray,
-    remaining: IntArray,
-    demand: IntArray,
-    uses: IntArray,
-    roots: IntArray,
-    times: IntArray,
+    capacity: Ints,
+    remaining: Ints,
+    demand: Ints,
+    uses: Ints,
+    roots: Ints,
+    times: Ints,
     kept: int,
 ) -> int:
     """Residual capacities of the empty flow once the trees are taken out; returns the demand that stays."""
@@ -191,14 +186,14 @@ def _fill(
 
 @kernel
 def _give_back(
-    side: FlagArray,
-    tails: IntArray,
-    heads: IntArray,
-    remaining: IntArray,
-    demand: IntArray,
-    uses: IntArray,
-    roots: IntArray,
-    times: IntArray,
+    side: Flags,
+    tails: Ints,
+    heads: Ints,
+    remaining: Ints,
+    demand: Ints,
+    uses: Ints,
+    roots: Ints,
+    times: Ints,
     kept: int,
 ) -> int:
     """Cut down the first tree that overdraws the cut, forget those after it; returns how many stay."""

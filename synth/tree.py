@@ -1,4 +1,4 @@
-"""The values of this folder: spanning trees with weights.
+"""Spanning trees with weights: what the kernel finds, the packings weigh and a schedule is made of.
 
 A tree's edges join ranks; each edge passes the switches of `via`. `Tree` is always read as an out-tree
 (root to leaves); an in-tree is an out-tree of the reversed topology and is turned round by whoever lifts
