@@ -60,17 +60,24 @@ def share(part: Fraction, whole: Fraction) -> str:
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[None]:
-    """A moving line with the seconds passed while something long runs; nothing unless on a terminal."""
+    """A bar with the seconds passed while something long runs; nothing unless on a terminal."""
     if quiet or not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    from synth.progress import listening
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        bar.add_task(what, total=None)
-        yield
+        task = bar.add_task(what, total=None)
+
+        def show(part: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{what}: {part}", completed=done, total=total)
+
+        with listening(show):
+            yield
 
 
 class Stopwatch:

@@ -23,6 +23,7 @@ from synth.errors import CollectiveError, InputError, TimedOutError, TopologyErr
 from synth.flow import checked_int64
 from synth.packing.overuse import fitting_tree
 from synth.packing.tight_cuts import TightCuts
+from synth.progress import report
 from synth.topology import Topology, gcd_of_fractions
 from synth.tree import Packing, Tree
 
@@ -171,6 +172,7 @@ class _Packer:
         self.cut_price = (SCARCEST * (topology.size + 1) + self.hop_price * topology.ranks) * topology.ranks
         self.pressure = np.zeros(len(rates), dtype=np.int64)  # doublings of the price of overused links
         self.waiting = [rank for rank in range(topology.ranks) if self.demand[rank] > 0]
+        self.total = int(self.demand.sum())
         self.taken: list[_Taken] = []
         self.overuses = self.idle = 0  # tries in a row that failed for overused links, and for any reason
 
@@ -182,6 +184,7 @@ class _Packer:
             kept = self._commit(proposed)
             batch = min(2 * batch, LARGEST_BATCH) if kept == batch else max(1, kept)
             self.idle = 0 if kept else self.idle + 1
+            report("packing trees", self.total - int(self.demand.sum()), self.total)
             if self.idle > LARGEST_IDLENESS:
                 raise RuntimeError(f"packing of {self.graph.topology.name}: no tree in {self.idle} tries")
         return self._packing()
@@ -258,6 +261,7 @@ class _Packer:
             checked_int64([*self.remaining.tolist(), *self.demand.tolist()], factor=2)
             self.remaining *= 2
             self.demand *= 2
+            self.total *= 2
             self.unit /= 2
             self.taken = [replace(tree, times=2 * tree.times) for tree in self.taken]
             self.pressure[:] = 0
