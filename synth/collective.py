@@ -43,6 +43,10 @@ class Kind(StrEnum):
         return self in {Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.ALLREDUCE}
 
 
+TREE_KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
+"""The kinds of collective whose data is copied or combined on its way, which is what trees and rings do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective among some ranks of a topology.

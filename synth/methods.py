@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from synth.certificate import Bound
-from synth.collective import Collective, Kind
+from synth.collective import TREE_KINDS, Collective, Kind
 from synth.errors import InputError
 from synth.schedule import Schedule
 from synth.topology import Topology
 
-TREE_KINDS = frozenset({Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE})
+if TYPE_CHECKING:
+    from synth.packing.solver import TreeMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,36 +132,25 @@ def _automatic(topology: Topology, collective: Collective, request: Request) -> 
         from synth.selection import fastest
 
         return fastest(topology, collective, request)
-    return (_by_trees if collective.kind in TREE_KINDS else _by_routes)(topology, collective, request)
+    return METHODS["trees" if collective.kind in TREE_KINDS else "routes"](topology, collective, request)
 
 
-def _by_trees(topology: Topology, collective: Collective, request: Request) -> Schedule:
-    from synth.packing.solver import solve_by_trees
+def _by_trees(name: TreeMethod) -> Method:
+    def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
+        from synth.packing.solver import solve_by_trees
 
-    return solve_by_trees(
-        topology,
-        collective,
-        method="trees",
-        max_trees=request.max_trees,
-        tolerance=request.tolerance,
-        seed=request.seed,
-        deadline_s=request.deadline_s,
-    )
+        return solve_by_trees(
+            topology,
+            collective,
+            method=name,
+            max_trees=request.max_trees,
+            tolerance=request.tolerance,
+            seed=request.seed,
+            deadline_s=request.deadline_s,
+            epsilon=request.epsilon,
+        )
 
-
-def _by_weights(topology: Topology, collective: Collective, request: Request) -> Schedule:
-    from synth.packing.solver import solve_by_trees
-
-    return solve_by_trees(
-        topology,
-        collective,
-        method="mwu",
-        max_trees=request.max_trees,
-        tolerance=request.tolerance,
-        seed=request.seed,
-        deadline_s=request.deadline_s,
-        epsilon=request.epsilon,
-    )
+    return solve_it
 
 
 def _by_routes(topology: Topology, collective: Collective, request: Request) -> Schedule:
@@ -180,8 +171,8 @@ def _by_baseline(name: str) -> Method:
 Method = Callable[[Topology, Collective, Request], Schedule]
 
 METHODS: dict[str, Method] = {
-    "trees": _by_trees,
-    "mwu": _by_weights,
+    "trees": _by_trees("trees"),
+    "mwu": _by_trees("mwu"),
     "routes": _by_routes,
     **{name: _by_baseline(name) for name in ("ring", "multiring", "binary-tree", "halving-doubling")},
 }

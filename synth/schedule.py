@@ -20,7 +20,7 @@ from synth.collective import Collective
 from synth.errors import ScheduleError
 from synth.topology import Topology, Vertex
 
-Setting: TypeAlias = str | int | None
+Settings: TypeAlias = tuple[tuple[str, str | int | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Method:
 
     name: str
     seed: int = 0
-    settings: tuple[tuple[str, Setting], ...] = ()
+    settings: Settings = ()
 
 
 @dataclass(frozen=True, slots=True)

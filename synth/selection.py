@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from synth.collective import Collective
+from synth.collective import TREE_KINDS, Collective
 from synth.errors import CollectiveError, InfeasibleError
 from synth.schedule import Schedule
 from synth.topology import Topology
@@ -47,7 +47,7 @@ def candidates(topology: Topology, collective: Collective, request: Request) -> 
     Raises:
         InfeasibleError: the first one, which reaches the bound wherever anything can, does not exist.
     """
-    from synth.methods import METHODS, TREE_KINDS
+    from synth.methods import METHODS
 
     first = "trees" if collective.kind in TREE_KINDS else "routes"
     yield METHODS[first](topology, collective, request)

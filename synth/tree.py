@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from synth.schedule import Settings
 from synth.topology import Vertex
 
 
@@ -60,4 +61,4 @@ class Packing:
     """
 
     trees: tuple[Tree, ...]
-    settings: tuple[tuple[str, str | int | None], ...] = ()
+    settings: Settings = ()

@@ -12,8 +12,9 @@ import pytest
 
 import synth
 import topologies
+from synth.collective import TREE_KINDS
 from synth.errors import InputError
-from synth.methods import METHODS, TREE_KINDS
+from synth.methods import METHODS
 from synth.schedule import Schedule
 from synth.selection import candidates, fastest
 from synth.simulator import simulate

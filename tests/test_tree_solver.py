@@ -13,11 +13,10 @@ from test_lift import assert_correct
 
 import topologies as catalog
 from synth.bounds import bound
-from synth.collective import Collective, Kind
+from synth.collective import TREE_KINDS, Collective, Kind
 from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from synth.packing import solver
 from synth.packing.exact import pack_exactly
-from synth.packing.lift import TREE_KINDS
 from synth.packing.solver import solve_by_trees
 from synth.topology import Link, Topology
 from synth.verifier import verify
@@ -80,7 +79,7 @@ def test_relays_help_and_what_they_pass_on_is_correct(topology, data):
 @settings(max_examples=25, deadline=None)
 def test_multiplicative_weights_come_within_epsilon_of_the_bound(topology, data):
     collective = data.draw(collectives(topology, list(TREE_KINDS)))
-    schedule = solve_by_trees(topology, collective, method="mwu", epsilon=0.1)
+    schedule = solve_by_trees(topology, collective, method="mwu", epsilon=Fraction(1, 10))
     assert verify(schedule).errors == ()
     assert schedule.rate >= schedule.bound.rate * Fraction(9, 10)
     facts = dict(schedule.method.settings)
@@ -155,7 +154,7 @@ def test_the_same_seed_gives_the_same_schedule():
 def test_a_deadline_in_multiplicative_weights_leaves_the_best_so_far():
     topology = catalog.load("torus:4x4")
     with pytest.raises(TimedOutError, match="deadline") as caught:
-        solved(topology, "allgather", method="mwu", epsilon=1e-4, deadline_s=1e-6)
+        solved(topology, "allgather", method="mwu", epsilon=Fraction(1, 10_000), deadline_s=1e-6)
     assert caught.value.best is None or verify(caught.value.best).correct
 
 
@@ -218,7 +217,7 @@ def test_kinds_that_are_no_trees_are_refused():
     [
         ({"max_trees": 0}, "max-trees: must be at least 1, got 0"),
         ({"tolerance": Fraction(1)}, "tolerance: must be from 0 to below 1, got 1"),
-        ({"method": "mwu", "epsilon": 0.0}, "epsilon: must be above 0 and below 1, got 0"),
+        ({"method": "mwu", "epsilon": Fraction(0)}, "epsilon: must be above 0 and below 1, got 0"),
         ({"method": "rings"}, "method rings: of the tree methods there are trees and mwu"),
     ],
 )

@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from synth.certificate import Bound
-from synth.collective import Collective, Kind
+from synth.collective import TREE_KINDS, Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, InputError
 from synth.reachability import who_is_cut_off
 from synth.schedule import Schedule
 from synth.topology import Topology
 
-RING_KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 SUPPORTED: Mapping[str, tuple[Kind, ...]] = {
-    "ring": RING_KINDS,
-    "multiring": RING_KINDS,
+    "ring": TREE_KINDS,
+    "multiring": TREE_KINDS,
     "binary-tree": (Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE),
     "halving-doubling": (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE),
 }

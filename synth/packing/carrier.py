@@ -13,6 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
+from synth.schedule import Settings
 from synth.topology import Hop
 from synth.tree import Tree, TreeEdge
 
@@ -60,7 +61,7 @@ class Pairing:
     """
 
     pairs: tuple[Pair, ...]
-    settings: tuple[tuple[str, str | int | None], ...] = ()
+    settings: Settings = ()
 
 
 Carrier: TypeAlias = Tree | Pair

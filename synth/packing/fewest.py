@@ -28,6 +28,7 @@ from synth.errors import InfeasibleError, InputError
 from synth.packing.carrier import AnyCarrier, Carrier, Pair, Pairing, merge, shape, with_weight
 from synth.packing.mwu import weigh_pairs, weigh_trees
 from synth.packing.weights import Choice, Floats
+from synth.schedule import Settings
 from synth.topology import Topology
 from synth.tree import Packing, Tree
 
@@ -41,8 +42,6 @@ _ATTEMPTS = 3  # at thinning out, from different prices
 _USED = 1e-7  # of the rate: a smaller weight is none
 _GAIN = 1e-3  # relative: what an exchange must bring, so that exchanges come to an end
 _SLACK = 1e-9  # relative: what the floating solver may be short of a rate
-
-Settings = tuple[tuple[str, str | int | None], ...]
 
 
 def fewest_trees(

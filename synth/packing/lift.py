@@ -13,15 +13,12 @@ from fractions import Fraction
 from itertools import pairwise
 
 from synth.certificate import Bound
-from synth.collective import Collective, Kind
+from synth.collective import TREE_KINDS, Collective, Kind
 from synth.errors import CollectiveError
 from synth.packing.carrier import Carrier, Pair, breadth_first, centred, merge
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology
 from synth.tree import Tree, TreeEdge
-
-TREE_KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
-"""The kinds of collective that trees can do."""
 
 
 def lift_trees(

@@ -23,6 +23,7 @@ from synth.compiled import Ints
 from synth.deadline import Deadline
 from synth.errors import InputError
 from synth.packing.carrier import AnyCarrier, Pair, Pairing, congestion, with_weight
+from synth.schedule import Settings
 from synth.topology import Topology
 from synth.tree import Packing, Tree
 
@@ -213,7 +214,7 @@ class _Run(Generic[AnyCarrier]):
         self.least_growth = float(self.epsilon) * (2 if len(self.finders) == 1 else 1)
 
     @property
-    def settings(self) -> tuple[tuple[str, str | int | None], ...]:
+    def settings(self) -> Settings:
         """What `weigh_trees` documents."""
         limit = None if self.limit is None else str(self.limit * self.topology.bandwidth_unit)
         return (

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from synth.bounds import bound
 from synth.bounds.capacity_lp import Split, most_central, split_bandwidth
 from synth.certificate import Bound
-from synth.collective import Collective, Kind
+from synth.collective import TREE_KINDS, Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from synth.packing.carrier import (
@@ -30,16 +30,15 @@ from synth.packing.carrier import (
 )
 from synth.packing.exact import pack_exactly
 from synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
-from synth.packing.lift import TREE_KINDS, lift
+from synth.packing.lift import lift
 from synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
 from synth.reachability import who_is_cut_off
 from synth.relays import relays_as_switches
-from synth.schedule import Method, Schedule
+from synth.schedule import Method, Schedule, Settings
 from synth.topology import Topology
 from synth.tree import Packing, Tree
 
 TreeMethod: TypeAlias = Literal["trees", "mwu"]
-Settings: TypeAlias = tuple[tuple[str, str | int | None], ...]
 
 _FREE_ROOTS_UP_TO = 64  # ranks; above, roots stay equal where that reaches the bound
 _SPREADING = {
@@ -104,7 +103,7 @@ def solve_by_trees(
     tolerance: Fraction | None = None,
     seed: int = 0,
     deadline_s: float | None = None,
-    epsilon: Fraction | float = DEFAULT_EPSILON,
+    epsilon: Fraction = DEFAULT_EPSILON,
 ) -> Schedule:
     """A schedule of a broadcast, reduce, allgather, reduce-scatter or allreduce along trees.
 
@@ -145,8 +144,7 @@ def solve_by_trees(
     if collective.kind in _SPREADING:
         flat = flat.reversed() if collective.kind.reduces else flat
         among = replace(among, kind=_SPREADING[collective.kind])
-    share = Fraction(str(epsilon)) if isinstance(epsilon, float) else epsilon
-    task = _Task(flat, among, limit, method, max_trees, tolerance, share, seed, deadline)
+    task = _Task(flat, among, limit, method, max_trees, tolerance, epsilon, seed, deadline)
     late = f"{collective.kind}: the deadline of {deadline_s} s passed"
     try:
         carriers, settings = _pairs(task) if collective.kind is Kind.ALLREDUCE else _trees(task)
