@@ -18,7 +18,7 @@ from typing import TypeAlias
 from synth.certificate import Bound
 from synth.collective import Collective
 from synth.errors import ScheduleError
-from synth.topology import Topology, Vertex
+from synth.topology import Hop, Topology, Vertex
 
 Settings: TypeAlias = tuple[tuple[str, str | int | None], ...]
 
@@ -63,7 +63,7 @@ class Transfer:
     via: tuple[Vertex, ...] = ()
 
     @property
-    def hops(self) -> tuple[tuple[Vertex, Vertex], ...]:
+    def hops(self) -> tuple[Hop, ...]:
         """The links it passes, as pairs of vertices."""
         path = (self.src, *self.via, self.dst)
         return tuple(pairwise(path))
@@ -152,12 +152,12 @@ class Schedule:
         return max(reached.values(), default=0)
 
     @cached_property
-    def load(self) -> dict[tuple[Vertex, Vertex], Fraction]:
+    def load(self) -> dict[Hop, Fraction]:
         """Share of the buffer that passes each link."""
         # Whole numbers of a common part: a million fractions would take as long as finding the schedule.
         parts = math.lcm(*(chunk.share.denominator for chunk in self.chunks))
         amounts = [int(chunk.share * parts) for chunk in self.chunks]
-        load: dict[tuple[Vertex, Vertex], int] = {}
+        load: dict[Hop, int] = {}
         for transfer in self.transfers:
             amount = amounts[transfer.chunk]
             for hop in transfer.hops:

@@ -19,7 +19,7 @@ from synth.collective import busbw_factor
 from synth.errors import InputError
 from synth.schedule import Schedule
 from synth.sizes import LARGEST_SIZE, format_size
-from synth.topology import Vertex
+from synth.topology import Hop
 
 if TYPE_CHECKING:
     from synth.hops import Hops
@@ -115,7 +115,7 @@ def sweep(
 
 def timeline(
     schedule: Schedule, size_bytes: int, *, pieces: int | None = None
-) -> dict[tuple[Vertex, Vertex], tuple[Occupation, ...]]:
+) -> dict[Hop, tuple[Occupation, ...]]:
     """What passes each link of the topology and when, in order of time; an unused link has an empty tuple.
 
     Args:
@@ -133,9 +133,7 @@ def timeline(
     _check_positive("pieces", pieces)
     outcome = hops.play(size_bytes, pieces)
     clock = outcome.ticks_per_us
-    found: dict[tuple[Vertex, Vertex], list[Occupation]] = {
-        (link.src, link.dst): [] for link in schedule.topology.links
-    }
+    found: dict[Hop, list[Occupation]] = {(link.src, link.dst): [] for link in schedule.topology.links}
     passages = [(transfer.chunk, hop) for transfer in schedule.transfers for hop in transfer.hops]
     for (chunk, hop), starts, duration in zip(
         passages, outcome.start.T.tolist(), outcome.duration.tolist(), strict=True

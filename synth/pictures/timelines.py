@@ -10,7 +10,7 @@ from synth.pictures.canvas import PALETTE, QUIET, check_path, headline, picture
 from synth.schedule import Schedule
 from synth.simulator import Occupation, simulate, timeline
 from synth.sizes import format_size
-from synth.topology import Vertex
+from synth.topology import Hop
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,9 +82,7 @@ def _draw_row(
     axes.text(1.01 * end_us, row, share, va="center", fontsize=7, color=QUIET)
 
 
-def _label_rows(
-    axes: Axes, schedule: Schedule, links: Sequence[tuple[Vertex, Vertex]], end_us: float
-) -> None:
+def _label_rows(axes: Axes, schedule: Schedule, links: Sequence[Hop], end_us: float) -> None:
     label = schedule.topology.label
     axes.set_yticks(
         range(len(links)),
