@@ -7,8 +7,9 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import topologies
+from strategies import topologies as graphs
 
+import topologies as catalog
 from synth.bounds import bound
 from synth.bounds.capacity_lp import split_bandwidth
 from synth.collective import Collective
@@ -36,7 +37,7 @@ def assert_spanning(tree, topology):
         assert all(vertex >= topology.ranks for vertex in edge.via)
 
 
-@given(st.booleans().flatmap(lambda symmetric: topologies(max_ranks=5, symmetric=symmetric)), st.data())
+@given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=5, symmetric=symmetric)), st.data())
 @settings(max_examples=25, deadline=None)
 def test_a_broadcast_is_within_epsilon_and_below_its_limit(topology, data):
     root = data.draw(st.integers(0, topology.ranks - 1))
@@ -52,7 +53,7 @@ def test_a_broadcast_is_within_epsilon_and_below_its_limit(topology, data):
         assert_spanning(tree, topology)
 
 
-@given(st.booleans().flatmap(lambda symmetric: topologies(max_ranks=5, symmetric=symmetric)))
+@given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=5, symmetric=symmetric)))
 @settings(max_examples=20, deadline=None)
 def test_all_roots_get_the_same_rate_within_epsilon(topology):
     roots = list(range(topology.ranks))
@@ -64,7 +65,7 @@ def test_all_roots_get_the_same_rate_within_epsilon(topology):
     assert congestion(packing.trees, topology.bandwidth) == 1
 
 
-@given(st.booleans().flatmap(lambda symmetric: topologies(max_ranks=5, symmetric=symmetric)))
+@given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=5, symmetric=symmetric)))
 @settings(max_examples=20, deadline=None)
 def test_an_allreduce_is_within_epsilon_of_free_roots(topology):
     pairing = weigh_pairs(topology, epsilon=TENTH)
@@ -132,3 +133,12 @@ def test_a_rank_that_cannot_be_reached_is_an_answer():
     topology = Topology.build("pair", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
     with pytest.raises(InfeasibleError, match="2"):
         weigh_trees(topology, [0])
+
+
+def test_a_single_commodity_stops_at_the_deadline_inside_a_phase():
+    # One phase gives the root the 6 units that it can send: at least as many trees as links out of it.
+    topology = catalog.load("dgx1")
+    late = weigh_trees(topology, [0], deadline_s=0)
+    assert dict(late.settings)["stopped"] == "deadline"
+    assert dict(late.settings)["iterations"] == len(late.trees) == 1
+    assert congestion(late.trees, topology.bandwidth) == 1

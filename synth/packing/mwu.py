@@ -75,7 +75,8 @@ def weigh_trees(
         iterations: arborescences after which the run ends, guarantee or not; whole phases are finished.
         seed: breaks ties between links.
         stop_at: a rate per root in GB/s that is enough.
-        deadline_s: seconds after which the run ends, guarantee or not.
+        deadline_s: seconds after which the run ends, guarantee or not; with several roots once each has
+            got as much as the others.
 
     Returns:
         Trees with exact weights that fill the fullest link exactly. `settings` hold epsilon, the number
@@ -85,7 +86,6 @@ def weigh_trees(
     Raises:
         InputError: an epsilon or a number of iterations out of its range.
         InfeasibleError: a rank cannot be reached.
-        TimedOutError: the deadline passed before each root had a tree.
     """
     graph = LogicalGraph(topology)
     run = _Run(topology, [_tree_finder(graph, root) for root in roots], epsilon, iterations, seed)
@@ -230,7 +230,9 @@ class _Run(Generic[AnyCarrier]):
         wanted = None if stop_at is None else float(stop_at / self.topology.bandwidth_unit)
         phases = 0
         while not self.stopped:
-            self._phase(amount, self._growth(phases))
+            if not self._phase(amount, self._growth(phases), deadline):
+                self.stopped = "deadline"
+                break
             phases += 1
             if len(self.finders) > 1 and phases % _PRICED_PHASES == 0:
                 self._price_all()
@@ -253,7 +255,11 @@ class _Run(Generic[AnyCarrier]):
             growth, phases = growth / 2, phases // 4
         return min(growth, 0.5)
 
-    def _phase(self, amount: int, growth: float) -> None:
+    def _phase(self, amount: int, growth: float, deadline: Deadline) -> bool:
+        """Give every commodity the amount; whether the deadline left time for it.
+
+        A phase of several commodities is finished in any case, because all of them must get the same.
+        """
         self.lengths = np.maximum(self.lengths / self.lengths.max(), _SHORTEST)
         for commodity, find in enumerate(self.finders):
             left = amount
@@ -263,6 +269,9 @@ class _Run(Generic[AnyCarrier]):
                 if len(self.finders) == 1:
                     self._note_limit(lengths, found.cost)
                 left -= self._give(commodity, found, left, growth)
+                if left and len(self.finders) == 1 and deadline.has_passed:
+                    return False
+        return True
 
     def _price_all(self) -> None:
         """The limit that the lengths of this moment prove for several commodities."""
