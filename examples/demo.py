@@ -139,5 +139,5 @@ def say(stage: str, what: str) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (synth.InputError, launch.RunError) as error:
+    except (synth.InputError, launch.RunError, OSError) as error:
         sys.exit(f"demo: {error}")

@@ -139,7 +139,7 @@ def _collective(result: Result, out: Path) -> str:
         _figure(out, picture_name("trees", kind), f"The trees of the {kind}"),
         "<h3>Simulated times</h3>",
         "<p>Every piece on every link, store and forward, with the links' latencies. Baselines are simulated "
-        "in the same way; NCCL's models are its own formulas for rings on the same link rates.</p>",
+        "in the same way; NCCL's models are its own formulas for rings and trees on the same link rates.</p>",
         _times(result),
         _figure(out, picture_name("times", kind), f"Simulated time and bus bandwidth of the {kind}"),
         _figure(out, picture_name("links", kind), f"What each link carries during the {kind}"),

@@ -39,7 +39,6 @@ MOST_RANKS = 1 << 16
 app = typer.Typer(
     name="synth",
     help="Synthesize collective-communication algorithms for a topology, with proof.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -80,7 +79,7 @@ Root = Annotated[
 Gpu = Annotated[
     str | None, typer.Option("--gpu", help="v100, a100, h100, ...: link rates of nvidia-smi text")
 ]
-Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text as links")]
+Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text or NCCL XML as links")]
 Rates = Annotated[str, typer.Option("--rates", help="datasheet, or nccl for NCCL's planning constants")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 Seed = Annotated[
@@ -274,7 +273,9 @@ def verify(file: File, as_json: AsJson = False) -> None:
 def simulate(
     file: File,
     sizes: Annotated[str, typer.Option("--sizes", help="one size or a range that doubles")] = "64KiB:256MiB",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="draw busbw over size")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="draw time and busbw over size: .svg or .png")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a schedule over message sizes, beside the baselines on the same topology."""
@@ -287,7 +288,8 @@ def simulate(
     if output is not None:
         from synth.pictures import draw_sweep
 
-        draw_sweep(comparison.by_method, output, bound=schedule.bound)
+        title = f"{schedule.topology.name} {schedule.collective.kind}: simulated time and bus bandwidth"
+        draw_sweep(comparison.by_method, output, bound=schedule.bound, title=title)
     if as_json:
         print_json({**comparison.to_document(), "picture": _text(output)})
         return
@@ -381,6 +383,8 @@ def _rank_list(text: str) -> tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise InputError(f"--ranks {text}: must be numbers or ranges such as 0,1,3 or 0-5, got {part!r}")
+        if int(last or first) < int(first):
+            raise InputError(f"--ranks {text}: ranges must go up, got {part!r}")
         if len(ranks) + int(last or first) - int(first) >= MOST_RANKS:
             raise InputError(f"--ranks {part}: must name at most {MOST_RANKS} ranks in all")
         ranks.extend(range(int(first), int(last or first) + 1))
@@ -388,12 +392,14 @@ def _rank_list(text: str) -> tuple[int, ...]:
 
 
 def _fraction(option: str, text: str) -> Fraction:
+    from synth.formats.numerals import parse_number, shorten
+
     try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError) as error:
-        raise InputError(f"{option}: must be a number such as 1/20 or 0.05, got {text!r}") from error
+        value = parse_number(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from error
     if not 0 <= value < 1:
-        raise InputError(f"{option}: must be at least 0 and below 1, got {text}")
+        raise InputError(f"{option}: must be at least 0 and below 1, got {shorten(text)}")
     return value
 
 
@@ -427,19 +433,24 @@ def _text(path: Path | None) -> str | None:
 def main() -> None:
     """Run the command; turn what it raises into one line and an exit status."""
     show_warnings()
+    if sys.stdout is None:  # closed by the shell: `synth ... >&-`
+        fail("standard output: must be open, got a closed one")
+        sys.exit(2)
     sys.exit(_status())
 
 
 def _status() -> int:
     try:
-        status = app(standalone_mode=False) or 0  # commands return nothing; typer, what an Exit carries
+        # Commands return nothing; typer, what an Exit carries. Without words, `synth` says what it can do.
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone (synth ... | head); keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        fail(f"{error.filename or 'file'}: {error.strerror or error}")
+        place = f"{error.filename}: " if error.filename else ""  # none: standard output, a process
+        fail(f"{place}{error.strerror or error}")
         return 2
     except tuple(STATUS) as error:
         fail(_line(error))

@@ -71,10 +71,15 @@ def describe_bound(found: Bound, topology: Topology) -> list[str]:
 def describe_topology(topology: Topology) -> list[str]:
     """The matrix of bandwidths where it fits a screen, otherwise how many vertices have which bandwidth."""
     headline = (
-        f"{topology.name}: {topology.ranks} ranks, {len(topology.switches)} switches, "
-        f"{len(topology.links)} directed links"
+        f"{topology.name}: {_counted(topology.ranks, 'rank')}, "
+        f"{_counted(len(topology.switches), 'switch', 'switches')}, "
+        f"{_counted(len(topology.links), 'directed link')}"
     )
     return [headline, *(_matrix(topology) if topology.size <= 20 else _summary(topology))]
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _matrix(topology: Topology) -> list[str]:
@@ -95,7 +100,8 @@ def _summary(topology: Topology) -> list[str]:
     kinds = Counter(
         (topology.is_switch(vertex), out[vertex], into[vertex]) for vertex in range(topology.size)
     )
-    return [
-        f"  {count} {noun} with {gigabytes(sent)} out, {gigabytes(received)} in"
-        for (noun, sent, received), count in kinds.items()
-    ]
+    lines = []
+    for (is_switch, sent, received), count in kinds.items():
+        vertices = _counted(count, "switch", "switches") if is_switch else _counted(count, "rank")
+        lines.append(f"  {vertices} with {gigabytes(sent)} out, {gigabytes(received)} in")
+    return lines

@@ -261,6 +261,45 @@ def test_another_version_is_refused(synth: Any, schedule_document: dict[str, Any
     refused(synth("verify", str(file)), str(file), "arborcast.schedule/99", "arborcast.schedule/1")
 
 
+def test_show_sums_up_what_fits_no_screen(synth: Any) -> None:
+    assert synth("show", "dgx-a100:boxes=4").out.splitlines() == [
+        "dgx-a100:boxes=4: 32 ranks, 6 switches, 128 directed links",
+        "  32 ranks with 325 GB/s out, 325 GB/s in",
+        "  4 switches with 2400 GB/s out, 2400 GB/s in",
+        "  2 switches with 400 GB/s out, 400 GB/s in",
+    ]
+    assert synth("show", "dgx2").out.startswith("dgx2: 16 ranks, 1 switch, 32 directed links")
+
+
+def test_without_words_it_says_what_it_can_do(synth: Any) -> None:
+    ran = synth()
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out == synth("--help").out
+    assert "verify" in ran.out
+
+
+def test_a_fraction_of_endless_digits_is_refused_at_once(synth: Any) -> None:
+    # Fraction("1e-999999999") alone computes for minutes.
+    refused(synth("solve", "ring:3", "broadcast", "--tolerance", "1e-999999999"), "--tolerance", "at most 60")
+
+
+def test_a_range_of_ranks_that_goes_down_is_refused(synth: Any) -> None:
+    refused(synth("show", "dgx1", "--ranks", "0,5-2"), "--ranks 0,5-2", "must go up", "'5-2'")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "said"),
+    [
+        (">&-", "synth: standard output: must be open, got a closed one\n"),
+        (">/dev/full", "synth: No space left on device\n"),
+    ],
+)
+def test_an_answer_that_cannot_be_said_is_one_line(redirected: str, said: str) -> None:
+    command = f"{sys.executable} -m synth.cli topologies {redirected}"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (2, said)
+
+
 def test_an_output_that_cannot_be_written_is_one_line(synth: Any) -> None:
     refused(synth("solve", "ring:3", "broadcast", "-o", "/no/such/folder/x.json"), "/no/such/folder")
 

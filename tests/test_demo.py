@@ -76,3 +76,12 @@ def test_its_report_is_one_self_contained_page(demo: tuple[str, Path]) -> None:
 def test_it_leaves_nothing_half_written(demo: tuple[str, Path]) -> None:
     _, folder = demo
     assert {path.suffix for path in folder.iterdir()} == {".json", ".svg", ".html"}
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    command = [sys.executable, str(DEMO), "--out", str(tmp_path / "taken")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("demo: ")
+    assert done.stderr.count("\n") == 1

@@ -146,7 +146,7 @@ def test_pcie_is_a_tree_of_what_is_shared() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1, column 1: must be XML: no element found"),
+        ("", "line 1, column 1: must be XML: no element found$"),
         ("<system>", "must be XML: no element found"),
         ("<a/>", "must be NCCL's XML, whose root is system, got 'a'"),
         ("<system/>", "must hold at least 2 gpus, got 0"),
@@ -162,7 +162,7 @@ def test_pcie_is_a_tree_of_what_is_shared() -> None:
         ),
         (system([gpu(0, [(busid(1), 7, "")]), gpu(1, [])]), r"must have at most 6 NVLinks \(v100\), got 7"),
         (system([gpu(0, [(busid(1), 0, "")]), gpu(1, [])]), "nvlink count must be at least 1, got 0"),
-        (system([gpu(0, [(busid(0), 1, "")]), gpu(1, [])]), "link 0->0: must join two different vertices"),
+        (system([gpu(0, [(busid(0), 1, "")]), gpu(1, [])]), r"gpu 0 \(.*\): nvlink must lead elsewhere, got"),
         ("<!DOCTYPE system [<!ENTITY a 'b'>]><system>&a;</system>", "must not hold a DTD or entities"),
         ("<!DOCTYPE system SYSTEM 'file:///etc/passwd'><system/>", "must not hold a DTD or entities"),
         (

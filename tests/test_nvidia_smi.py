@@ -80,7 +80,9 @@ def test_the_kind_of_file_is_recognised(tmp_path: Path) -> None:
 def test_a_guessed_generation_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert parse_nvidia_smi(DGX1, "dgx.txt").links == load("dgx1").links
-    assert "dgx.txt: nvidia-smi does not say which GPUs these are; assuming v100" in caplog.text
+        parse_nvidia_smi(PCIE_ONLY, "cards.txt", pcie=True)
+    assert "dgx.txt: nvidia-smi does not say which GPUs these are; assuming v100 (25 GB/s" in caplog.text
+    assert "cards.txt: nvidia-smi does not say which GPUs these are; assuming the PCIe of a" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def test_unknown_specs_suggest_near_names(spec: str, near: str) -> None:
 def test_an_unknown_spec_with_nothing_near_lists_the_catalog() -> None:
     with pytest.raises(TopologyError, match="the catalog has dgx1, dgx1-p100"):
         load("qqqq")
+    with pytest.raises(TopologyError, match="topology '': is neither in the catalog nor a file"):
+        load("")
 
 
 def test_what_counts_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

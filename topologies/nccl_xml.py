@@ -97,7 +97,8 @@ def _parse(text: str) -> Element:
         root: Element = fromstring(text.strip(), forbid_dtd=True)
     except ParseError as error:
         line, column = error.position
-        raise TopologyError(f"line {line}, column {column + 1}: must be XML: {error.msg}") from error
+        rule = str(error).partition(": line ")[0]  # the rest repeats the place, with columns from 0
+        raise TopologyError(f"line {line}, column {column + 1}: must be XML: {rule}") from error
     except defusedxml.DefusedXmlException as error:
         raise TopologyError("must not hold a DTD or entities") from error
     except (ValueError, RecursionError) as error:
@@ -170,6 +171,8 @@ def _nvlinks(gpus: list[_Gpu], rates: Rates) -> tuple[list[Link], list[str]]:
                 continue
             else:
                 end = by_busid[target].vertex
+            if end == gpu.vertex:
+                raise TopologyError(f"{gpu.where}: nvlink must lead elsewhere, got {shorten(target)} itself")
             counts[gpu.vertex, end] = counts.get((gpu.vertex, end), 0) + count
         if total > gpu.kind.nvlinks:
             raise TopologyError(

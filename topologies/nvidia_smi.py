@@ -77,12 +77,15 @@ def _topology(matrix: Matrix, place: str, gpu: str | None, pcie: bool, rates: Ra
     known = None if gpu is None else gpu_named(gpu)
     if known is None and (domains or pcie):
         known = _guess(matrix, domains)
+        assumed = (
+            f"{known.name} ({float(known.rate(rates)):g} GB/s each way per NVLink) from the link counts"
+            if domains
+            else f"the PCIe of a {known.name} ({float(slot_rate(known, rates)):.4g} GB/s each way)"
+        )
         _log.warning(
-            "%s: nvidia-smi does not say which GPUs these are; assuming %s (%s GB/s each way per NVLink) "
-            "from the link counts; gpu= or --gpu says otherwise",
+            "%s: nvidia-smi does not say which GPUs these are; assuming %s; gpu= or --gpu says otherwise",
             place,
-            known.name,
-            float(known.rate(rates)),
+            assumed,
         )
     links: list[Link] = []
     switches: list[str] = []

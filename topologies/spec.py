@@ -71,6 +71,8 @@ def load(
 
 def _is_path(spec: str) -> bool:
     path = Path(spec)
+    if not spec:  # pathlib takes this for the folder it is in
+        return False
     if "/" in spec or "\\" in spec or path.suffix.lower() in _SUFFIXES:
         return True
     try:

@@ -87,7 +87,9 @@ def read_topology(shape: Mapping[str, Any], place: str, prefix: str) -> Topology
 def _links(entry: Mapping[str, Any], vertex: Callable[[object, str], Vertex], place: str) -> Iterator[Link]:
     ways = [key for key in ("between", "from", "to") if key in entry]
     if ways not in (["between"], ["from", "to"]):
-        raise InputError(f"{place}: must have either between, or from and to, got {ways or 'neither'}")
+        raise InputError(
+            f"{place}: must have either between, or from and to, got {' and '.join(ways) or 'neither'}"
+        )
     if "between" in entry:
         first, second = (
             vertex(label, f"{place}.between[{index}]") for index, label in enumerate(entry["between"])
