@@ -21,7 +21,7 @@ from synth.bounds.routing_lp import ConcurrentFlow
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError
+from synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from synth.reachability import who_is_cut_off
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Hop, Topology, Vertex
@@ -55,17 +55,19 @@ def solve_by_routes(
         topology: the fabric; ranks that take no part forward.
         collective: a gather, scatter or alltoall.
         seed: recorded in the schedule; nothing here is random.
-        deadline_s: seconds for the LP of an alltoall; the flows of the others take milliseconds.
+        deadline_s: seconds for the LPs of an alltoall, after which its bound may be looser; the flows of
+            the others take milliseconds.
 
     Raises:
         CollectiveError: another kind of collective.
         InfeasibleError: some rank cannot reach another one.
-        TimedOutError: the linear programs were not solved in time.
+        TimedOutError: the linear programs were not solved in time; carries the blocks on shortest ways.
     """
+    deadline = Deadline.after(deadline_s)
     if collective.kind not in ROUTED_KINDS:
         kinds = ", ".join(sorted(ROUTED_KINDS))
         raise CollectiveError(f"{collective.kind}: routes serve {kinds}; use trees")
-    limit = bound(topology, collective)
+    limit = bound(topology, collective, deadline_s=deadline.left_s)
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
     match collective.kind:
@@ -75,8 +77,28 @@ def solve_by_routes(
             mirrored = _gather_routes(topology.reversed(), collective, limit.rate)
             routes = [Route(route.path[::-1], route.weight) for route in mirrored]
         case _:
-            routes = _alltoall_routes(topology, collective, limit.rate, deadline_s)
+            try:
+                routes = _alltoall_routes(topology, collective, limit.rate, deadline)
+            except TimedOutError as error:
+                best = _lift(
+                    topology,
+                    collective,
+                    limit,
+                    _shortest_routes(topology, collective),
+                    Method("routes", seed),
+                )
+                message = f"{collective.kind}: the deadline of {deadline_s} s passed"
+                raise TimedOutError(message, best) from error
     return _lift(topology, collective, limit, routes, Method("routes", seed))
+
+
+def _shortest_routes(topology: Topology, collective: Collective) -> Iterator[Route]:
+    """Every block whole on a way of the fewest links, for who has no time to choose well."""
+    for source in collective.ranks:
+        paths = _shortest_ways(topology.bandwidth, source)
+        for target in collective.ranks:
+            if target != source:
+                yield Route(paths[target], Fraction(1))
 
 
 def _gather_routes(topology: Topology, collective: Collective, rate: Fraction) -> list[Route]:
@@ -117,7 +139,7 @@ def _decompose(
     for target, demand in demands.items():
         missing = demand
         while missing:
-            path = _shortest(flow, source, target)
+            path = _shortest_ways(flow, source)[target]
             amount = min(missing, *(flow[hop] for hop in _hops(path)))
             for hop in _hops(path):
                 flow[hop] -= amount
@@ -125,8 +147,8 @@ def _decompose(
             yield path, amount
 
 
-def _shortest(flow: Mapping[Hop, int], source: Vertex, target: Vertex) -> Path:
-    """The path of fewest links that still carry flow."""
+def _shortest_ways(flow: Mapping[Hop, int | Fraction], source: Vertex) -> dict[Vertex, Path]:
+    """The paths of fewest links that still carry flow, to wherever there is one."""
     following: dict[Vertex, list[Vertex]] = defaultdict(list)
     for (src, dst), amount in flow.items():
         if amount > 0:
@@ -138,7 +160,7 @@ def _shortest(flow: Mapping[Hop, int], source: Vertex, target: Vertex) -> Path:
             if after not in paths:
                 paths[after] = (*paths[vertex], after)
                 queue.append(after)
-    return paths[target]
+    return paths
 
 
 def _hops(path: Path) -> list[Hop]:
@@ -146,10 +168,10 @@ def _hops(path: Path) -> list[Hop]:
 
 
 def _alltoall_routes(
-    topology: Topology, collective: Collective, limit: Fraction, deadline_s: float | None
+    topology: Topology, collective: Collective, limit: Fraction, deadline: Deadline
 ) -> list[Route]:
     """Paths of a concurrent flow, then the exact weights that serve them best."""
-    deadline = Deadline.after(deadline_s)
+    deadline.check("the limit of the alltoall")
     paths = _concurrent_flow_paths(topology, collective, deadline.left_s)
     weights = _best_weights(topology, paths, deadline.left_s)
     best: list[Route] = []

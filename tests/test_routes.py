@@ -10,7 +10,7 @@ from strategies import topologies
 
 from synth.certificate import Cut
 from synth.collective import Collective
-from synth.errors import CollectiveError, InfeasibleError
+from synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from synth.routes import solve_by_routes
 from synth.topology import Link, Topology
 from synth.verifier import verify
@@ -84,3 +84,15 @@ def test_other_kinds_are_sent_to_trees() -> None:
     topology = chain(1)
     with pytest.raises(CollectiveError, match="broadcast: routes serve alltoall, gather, scatter; use trees"):
         solve_by_routes(topology, Collective.on(topology, "broadcast"))
+
+
+@given(topologies(max_ranks=5, switches=2, symmetric=False))
+@settings(max_examples=20, deadline=None)
+def test_an_alltoall_without_time_goes_the_shortest_ways(topology: Topology) -> None:
+    collective = Collective.on(topology, "alltoall")
+    with pytest.raises(TimedOutError, match="alltoall: the deadline of 1e-09 s passed") as caught:
+        solve_by_routes(topology, collective, deadline_s=1e-9)
+    best = caught.value.best
+    assert best is not None
+    assert verify(best).errors == ()
+    assert 0 < best.rate <= solve_by_routes(topology, collective).rate

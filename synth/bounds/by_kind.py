@@ -38,7 +38,7 @@ _FINEST = 2**30
 """Lengths with a larger common denominator are rounded: distances are added up in int64."""
 
 
-def bound(topology: Topology, collective: Collective) -> Bound:
+def bound(topology: Topology, collective: Collective, *, deadline_s: float | None = None) -> Bound:
     """The proven limit of a collective's rate, algbw in GB/s of the whole buffer.
 
     Exact (some schedule reaches it) without relays: for trees by Edmonds 1973 and Bang-Jensen, Frank,
@@ -52,6 +52,7 @@ def bound(topology: Topology, collective: Collective) -> Bound:
     Args:
         topology: the fabric; ranks outside the collective are relays that may forward, copy and reduce.
         collective: what is asked of it.
+        deadline_s: seconds for the linear program of an alltoall; without its answer the limit is looser.
 
     Returns:
         Rate zero with a cut that nothing leaves where the ranks are not connected.
@@ -67,17 +68,17 @@ def bound(topology: Topology, collective: Collective) -> Bound:
         mirrored = topology.reversed()
         found = _mirror(topology, mirrored, _certificate(mirrored, there))
     else:
-        found = _certificate(topology, collective)
+        found = _certificate(topology, collective, deadline_s)
     rate = certified_rate(topology, collective, found)
     return Bound(rate, found, certified_scope(topology, collective, found))
 
 
-def _certificate(topology: Topology, collective: Collective) -> Certificate:
+def _certificate(topology: Topology, collective: Collective, deadline_s: float | None = None) -> Certificate:
     match collective.kind:
         case Kind.GATHER:
             return _gather_cut(topology, collective)
         case Kind.ALLTOALL:
-            return _of_alltoall(topology, collective)
+            return _of_alltoall(topology, collective, deadline_s)
         case Kind.ALLREDUCE:
             return _of_allreduce(topology, collective)
         case _:
@@ -153,7 +154,7 @@ def _allreduce_cut(topology: Topology, collective: Collective) -> Cut:
     return away if away.capacity <= towards.capacity else towards
 
 
-def _of_alltoall(topology: Topology, collective: Collective) -> Certificate:
+def _of_alltoall(topology: Topology, collective: Collective, deadline_s: float | None) -> Certificate:
     """Lengths, or a cut that proves as much."""
     everything = frozenset(range(topology.size))
     supply = dict.fromkeys(collective.ranks, 1)
@@ -165,7 +166,7 @@ def _of_alltoall(topology: Topology, collective: Collective) -> Certificate:
     best = _least(topology, collective, cuts)
     if certified_rate(topology, collective, best) == 0:
         return best
-    return _least(topology, collective, [best, *routing_duals(topology, collective)])
+    return _least(topology, collective, [best, *routing_duals(topology, collective, deadline_s)])
 
 
 def _is_priced(topology: Topology, collective: Collective) -> bool:

@@ -7,6 +7,7 @@ valid bound whatever was lost in rounding, and usually nothing is: prices are sm
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from fractions import Fraction
 
@@ -17,7 +18,10 @@ from synth.bounds.certification import dual_of
 from synth.bounds.linear_program import LinearProgram
 from synth.certificate import Dual
 from synth.collective import Collective
+from synth.errors import TimedOutError
 from synth.topology import Topology
+
+log = logging.getLogger(__name__)
 
 LARGEST_PROGRAM = 50_000
 """Flow columns (sources times links) up to which the linear program is solved: seconds."""
@@ -26,17 +30,21 @@ _DENOMINATORS = range(1, 241)
 _CLOSE = 1e-7  # how near floating lengths, the largest 1, must be to fractions to be taken for them
 
 
-def routing_duals(topology: Topology, collective: Collective) -> list[Dual]:
+def routing_duals(topology: Topology, collective: Collective, deadline_s: float | None = None) -> list[Dual]:
     """Link lengths that limit an alltoall, good ones first where they are affordable.
 
     Args:
         topology: connected for the ranks that take part; all vertices forward.
         collective: an alltoall.
+        deadline_s: seconds for the linear program; without its answer simple lengths remain.
     """
     slowness = 1 / np.array(topology.capacities, dtype=np.float64)
     candidates = [np.ones(len(topology.links)), slowness / slowness.max()]
     if len(collective.ranks) * len(topology.links) <= LARGEST_PROGRAM:
-        candidates.insert(0, ConcurrentFlow(topology, collective).lengths())
+        try:
+            candidates.insert(0, ConcurrentFlow(topology, collective).lengths(deadline_s))
+        except TimedOutError:
+            log.info("alltoall on %s: no time for the best lengths", topology.name)
     return [dual_of(topology, collective, _near_fractions(lengths)) for lengths in candidates]
 
 
@@ -73,9 +81,13 @@ class ConcurrentFlow:
         self._program = program
         self._shape = (len(sources), len(links))
 
-    def lengths(self) -> NDArray[np.float64]:
-        """The prices of the links, the largest 1."""
-        self._program.solve()
+    def lengths(self, deadline_s: float | None = None) -> NDArray[np.float64]:
+        """The prices of the links, the largest 1.
+
+        Raises:
+            TimedOutError: the program was not solved in so many seconds.
+        """
+        self._program.solve(deadline_s)
         prices: NDArray[np.float64] = np.abs(self._program.prices()[self._rows])
         prices /= prices.max()
         return prices
