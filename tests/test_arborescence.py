@@ -59,7 +59,6 @@ def reference(topology, lengths, source):
     return nx.single_source_dijkstra_path_length(graph, source)
 
 
-@settings(deadline=None)  # the first call compiles
 @given(costs(), st.sampled_from([np.int64, np.float64]), st.data())
 def test_costs_as_little_as_networkx(cost, kind, data):
     root = data.draw(st.integers(0, len(cost) - 1))
@@ -108,7 +107,7 @@ def test_costs_that_do_not_fit_are_refused():
 
 
 @given(switched_graphs(), st.sampled_from([np.int64, np.float64]))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_distances_are_dijkstras(drawn, kind):
     topology, lengths = drawn
     found = LogicalGraph(topology).distances(lengths.astype(kind))

@@ -212,7 +212,7 @@ def brute_force_rings(fabric: Topology) -> int:
     return most(0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(strategies.topologies(max_ranks=5, switches=0, symmetric=False, min_ranks=3, max_bandwidth=3))
 def test_rings_equal_brute_force(fabric: Topology) -> None:
     width = brute_force_ring(fabric)
@@ -226,7 +226,7 @@ def test_rings_equal_brute_force(fabric: Topology) -> None:
             assert schedule.rate == rings * Fraction(fabric.ranks, fabric.ranks - 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(strategies.topologies(max_ranks=7, switches=3), st.sampled_from(BASELINES), st.data())
 def test_what_is_found_is_correct(fabric: Topology, method: str, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(SUPPORTED[method]))
@@ -236,7 +236,7 @@ def test_what_is_found_is_correct(fabric: Topology, method: str, data: st.DataOb
         assert str(none).startswith(method)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(strategies.topologies(max_ranks=6, switches=3, symmetric=False))
 def test_ways_are_real_and_the_first_is_the_widest(fabric: Topology) -> None:
     ways_of = switch_paths(fabric, range(fabric.ranks))

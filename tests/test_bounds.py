@@ -81,7 +81,7 @@ def crossing(topology: Topology, blocks: list[list[int]]) -> Fraction:
     return sum(link.bandwidth for link in topology.links if of[link.src] < of[link.dst])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_bound_is_the_least_cut_on_symmetric_links(data):
     topology = data.draw(drawn_topologies(max_ranks=7, switches=3, connected=data.draw(st.booleans())))
@@ -89,7 +89,7 @@ def test_bound_is_the_least_cut_on_symmetric_links(data):
     assert bound(topology, collective).rate == least_cut(topology, collective)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_bound_is_the_least_cut_with_relays(data):
     topology = data.draw(drawn_topologies(max_ranks=7, switches=2, min_ranks=3))
@@ -97,7 +97,7 @@ def test_bound_is_the_least_cut_with_relays(data):
     assert bound(topology, collective).rate == least_cut(topology, collective)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_bound_is_the_least_cut_without_switches(data):
     topology = data.draw(drawn_topologies(max_ranks=7, switches=0, symmetric=False, connected=False))
@@ -105,7 +105,7 @@ def test_bound_is_the_least_cut_without_switches(data):
     assert bound(topology, collective).rate == least_cut(topology, collective)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(drawn_topologies(max_ranks=6, switches=0, connected=False))
 def test_allreduce_is_the_strength(topology):
     found = bound(topology, Collective.on(topology, "allreduce"))
@@ -117,7 +117,7 @@ def test_allreduce_is_the_strength(topology):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_every_bound_is_below_every_cut_and_proved_by_its_certificate(data):
     topology = data.draw(
@@ -132,7 +132,7 @@ def test_every_bound_is_below_every_cut_and_proved_by_its_certificate(data):
     assert (found.rate == 0) == (least_cut(topology, collective) == 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(drawn_topologies(max_ranks=5, switches=2, symmetric=False))
 def test_broadcast_bound_is_no_larger_than_networkx_flows(topology):
     graph = nx.DiGraph()
@@ -227,7 +227,7 @@ def test_relay_that_reduces_beats_a_switch():
     assert found.rate == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_relays_do_not_lower_the_bound(data):
     topology = data.draw(drawn_topologies(max_ranks=6, switches=1, min_ranks=3))
@@ -253,7 +253,7 @@ def test_bound_of_many_ranks_holds():
 
 
 @given(drawn_topologies(max_ranks=5, switches=1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_bounds_scale_with_bandwidth(topology):
     faster = replace(
         topology, links=tuple(replace(link, bandwidth=link.bandwidth * 7 / 3) for link in topology.links)

@@ -46,7 +46,7 @@ def assert_right(topology: Topology, split: Split, *, shared: bool) -> None:
         assert_supports(split.into.reversed(), dict(split.roots))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_split_reaches_the_bound(data):
     """A feasible split of the rate of a proven limit: both are the optimum."""
@@ -66,7 +66,7 @@ def test_split_reaches_the_bound(data):
     assert split.rate == sum(split.roots.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(drawn_topologies(max_ranks=6, switches=2))
 def test_one_root_is_as_good_as_any_mixture_on_symmetric_links(topology):
     collective = Collective.on(topology, "allreduce")
@@ -74,7 +74,7 @@ def test_one_root_is_as_good_as_any_mixture_on_symmetric_links(topology):
     assert one.solve().rate == any_mixture.solve().rate
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(drawn_topologies(max_ranks=8, switches=0, max_bandwidth=5))
 def test_without_switches_the_split_is_as_coarse_as_the_rate(topology):
     """Frank's orientation theorem: in units in which the rate is whole, all bandwidths are."""
@@ -138,7 +138,7 @@ def test_other_kinds_and_relays_are_refused():
         split_bandwidth(topology, Collective.on(topology, "broadcast", ranks=[0, 1]))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(drawn_topologies(max_ranks=6, switches=2, symmetric=False))
 def test_the_same_split_every_time(topology):
     collective = Collective.on(topology, "allreduce")

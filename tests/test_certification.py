@@ -122,7 +122,7 @@ def cheapest_tree(ways: dict[tuple[int, int], int], root: int, members: tuple[in
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_distances_of_duals_by_brute_force(data):
     topology = data.draw(topologies(max_ranks=4, switches=2, symmetric=False, min_ranks=3))
@@ -147,7 +147,7 @@ def test_distances_of_duals_by_brute_force(data):
         assert dual_of(topology, collective, tuple(map(Fraction, lengths))).distance == distance
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_routed_distances_by_networkx(data):
     topology = data.draw(topologies(max_ranks=6, switches=2, symmetric=False))

@@ -17,7 +17,7 @@ from synth.errors import TopologyError
 from synth.topology import Link, Topology
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_tightest_cut_by_brute_force(data):
     topology = data.draw(drawn_topologies(max_ranks=5, switches=2, symmetric=False, connected=False))

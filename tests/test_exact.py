@@ -163,7 +163,7 @@ def digraphs(draw):
 
 
 @given(symmetric_topologies(), st.integers(0, 3))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_equal_roots_reach_the_cut_bound(topology, seed):
     best = most(topology, equal(topology, 1))
     packing = pack_exactly(topology, equal(topology, best), seed=seed)
@@ -175,7 +175,7 @@ def test_equal_roots_reach_the_cut_bound(topology, seed):
     st.lists(st.integers(0, 5), min_size=10, max_size=10),
     st.sampled_from([0.0, 0.1, 5.0]),
 )
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 def test_any_demands_are_met_up_to_the_cut_and_refused_beyond(topology, weights, hop_weight):
     weights = dict(zip(range(topology.ranks), weights, strict=False))
     assume(any(weights.values()))

@@ -56,7 +56,7 @@ small = topologies(max_ranks=4, switches=0, symmetric=False, max_bandwidth=3, mi
 
 
 @given(small, st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_choice_of_so_many_trees_is_better(topology, most):
     every = list(spanning_trees(topology, 0))
     packing = fewest_trees(topology, [0], optimum(topology, "broadcast"), every, max_trees=most)
@@ -68,7 +68,7 @@ def test_no_choice_of_so_many_trees_is_better(topology, most):
 
 
 @given(small, st.sampled_from([Fraction(0), TWENTIETH, Fraction(1, 3)]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_smaller_choice_reaches_the_tolerance(topology, tolerance):
     every = list(spanning_trees(topology, 0))
     best = optimum(topology, "broadcast")
@@ -79,7 +79,7 @@ def test_no_smaller_choice_reaches_the_tolerance(topology, tolerance):
 
 
 @given(topologies(max_ranks=4, switches=0, max_bandwidth=3), st.integers(1, 2))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_choice_of_so_many_pairs_is_better(topology, most):
     # On symmetric links mirrored pairs are enough for the optimum, so the search is among those.
     every = [Pair(tree, tree) for tree in spanning_trees(topology, 0)][:20]
@@ -90,7 +90,7 @@ def test_no_choice_of_so_many_pairs_is_better(topology, most):
 
 
 @given(topologies(max_ranks=5, switches=1), st.sampled_from([Fraction(0), TWENTIETH]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_with_all_roots_the_tolerance_is_kept_with_no_more_trees_than_before(topology, tolerance):
     roots = list(range(topology.ranks))
     best = optimum(topology, "allgather") / topology.ranks

@@ -42,7 +42,7 @@ def test_the_file_of_the_design(tmp_path: Path) -> None:
 
 
 @given(topologies(max_ranks=5, symmetric=False, connected=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_yaml_and_json_hold_the_same(tmp_path_factory: pytest.TempPathFactory, topology: Topology) -> None:
     folder = tmp_path_factory.mktemp("topologies")
     document = topology_to_document(topology)
@@ -162,7 +162,7 @@ fragments = st.sampled_from(
 
 
 @given(st.lists(fragments | st.text(max_size=3), max_size=30).map("".join))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_any_text_is_a_topology_or_one_line(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     try:
         content = text.encode()
@@ -178,7 +178,7 @@ def test_any_text_is_a_topology_or_one_line(tmp_path_factory: pytest.TempPathFac
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_are_a_topology_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
@@ -190,7 +190,7 @@ def test_any_bytes_are_a_topology_or_one_line(
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_mutilated_yaml_is_a_topology_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -7,7 +7,7 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from strategies import topologies
 
 from synth.errors import TopologyError
@@ -23,7 +23,6 @@ def as_graph(topology: Topology) -> nx.DiGraph:
     return graph
 
 
-@settings(deadline=None)
 @given(topologies(max_ranks=9, switches=2, symmetric=False, connected=False, max_bandwidth=9))
 def test_flow_equals_networkx_and_its_cut(topology):
     value, side = max_flow(topology, 0, 1)
@@ -35,7 +34,6 @@ def test_flow_equals_networkx_and_its_cut(topology):
     )
 
 
-@settings(deadline=None)
 @given(topologies(max_ranks=7, switches=2, symmetric=False, connected=False, max_bandwidth=9))
 def test_what_is_left_is_a_flow(topology):
     """Residual arcs add up to the capacities, and what passes a vertex is conserved."""

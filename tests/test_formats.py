@@ -150,7 +150,7 @@ def test_the_file_is_as_the_design_says(tmp_path: Path) -> None:
 
 
 @given(schedules())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_schedules_survive_a_file(tmp_path_factory: pytest.TempPathFactory, schedule: Schedule) -> None:
     path = tmp_path_factory.mktemp("schedules") / "s.json"
     write_schedule(schedule, path)
@@ -418,7 +418,7 @@ def _paths(document: object, here: tuple[str | int, ...] = ()) -> list[tuple[str
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_tampered_schedules_load_or_are_refused_in_one_line(data: st.DataObject) -> None:
     changed: Any = DOCUMENT
     for _ in range(data.draw(st.integers(1, 3))):

@@ -103,7 +103,7 @@ def test_drawn_schedules(name: str, freedom: Freedom) -> None:
     st.integers(0, 2**16),
     st.integers(1, 3),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_random_schedules(
     schedule: Schedule, size: int, pieces: int, freedom: Freedom, seed: int, window: int
 ) -> None:
@@ -111,7 +111,7 @@ def test_random_schedules(
 
 
 @given(schedules([kind for kind in Kind if kind.reduces]), st.sampled_from(Reduction), st.integers(0, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_reduction_on_every_type(schedule: Schedule, reduction: Reduction, size: int) -> None:
     for dtype in ("float32", "float64", "int64"):
         check(schedule, size, 2, Freedom.BLOCKING, reduction=reduction, dtype=dtype)

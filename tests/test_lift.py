@@ -210,7 +210,7 @@ def lifted(draw):
 
 
 @given(lifted())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_lifted_schedule_is_correct(case):
     _, schedule = case
     assert_correct(schedule)
@@ -220,7 +220,7 @@ def test_every_lifted_schedule_is_correct(case):
 
 
 @given(lifted())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_lifting_never_adds_load(case):
     carriers, schedule = case
     flat = {hop: Fraction(1) for hop in schedule.topology.bandwidth}

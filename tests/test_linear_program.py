@@ -33,7 +33,7 @@ def determinant(matrix: np.ndarray) -> int:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(systems())
 def test_solutions_satisfy_their_systems(drawn):
     matrix, right = drawn

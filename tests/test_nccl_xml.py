@@ -214,7 +214,7 @@ pieces = st.sampled_from(
 
 
 @given(st.lists(pieces | st.text(max_size=3), max_size=20).map("".join), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_is_a_topology_or_one_line(text: str, pcie: bool) -> None:
     for whole in (text, f"<system>{text}</system>"):
         try:
@@ -224,7 +224,7 @@ def test_any_text_is_a_topology_or_one_line(text: str, pcie: bool) -> None:
 
 
 @given(st.data(), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_mutilated_xml_is_a_topology_or_one_line(data: st.DataObject, pcie: bool) -> None:
     text = data.draw(st.sampled_from([dgx1(), hgx(2)]))
     words = ["".join(part) for _, part in itertools.groupby(text, key=lambda char: char in '"<>')]

@@ -210,7 +210,7 @@ tokens = st.sampled_from(
 
 
 @given(st.lists(tokens, max_size=40).map(" ".join), st.booleans(), st.sampled_from([None, "v100", "h100"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_is_a_topology_or_one_line(text: str, pcie: bool, gpu: str | None) -> None:
     try:
         parse_nvidia_smi(text, "f", pcie=pcie, gpu=gpu)
@@ -219,7 +219,7 @@ def test_any_text_is_a_topology_or_one_line(text: str, pcie: bool, gpu: str | No
 
 
 @given(st.integers(1, 6), st.data(), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_matrix_is_a_topology_or_one_line(count: int, data: st.DataObject, pcie: bool) -> None:
     cell = st.sampled_from(["NV1", "NV2", "NV6", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS"])
     drawn = {(a, b): data.draw(cell) for b in range(count) for a in range(b)}

@@ -19,7 +19,7 @@ from synth.schedule import Schedule
 @given(
     schedules(), st.integers(0, 20), st.integers(1, 4), st.integers(1, 3), st.sampled_from([0, 1, 2, 4, 100])
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_plans_are_complete_and_finish(
     schedule: Schedule, size: int, pieces: int, window: int, lookahead: int
 ) -> None:

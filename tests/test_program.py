@@ -114,7 +114,7 @@ def test_inputs_are_never_written() -> None:
 
 
 @given(schedules(), st.integers(0, 30), st.integers(1, 4), st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_programs_never_deadlock(schedule: Schedule, size: int, pieces: int, window: int) -> None:
     layout = lay_out(schedule, 0)
     programs = lower(schedule, size * layout.blocks, pieces=pieces, window=window)

@@ -14,7 +14,7 @@ from synth.errors import CollectiveError
 from synth.relays import relays_as_switches
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_nothing_is_lost_for_out_trees_on_balanced_relays(data):
     topology = data.draw(drawn_topologies(max_ranks=7, switches=2, min_ranks=3))
@@ -27,7 +27,7 @@ def test_nothing_is_lost_for_out_trees_on_balanced_relays(data):
         assert bound(flat, there).rate == bound(topology, collective).rate
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_an_allreduce_through_switches_is_no_faster_than_through_relays(data):
     topology = data.draw(

@@ -44,7 +44,7 @@ def test_alltoall_on_a_chain() -> None:
 
 
 @given(topologies(max_ranks=6, switches=2, symmetric=True))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_gather_and_scatter_reach_the_bound(topology: Topology) -> None:
     for kind in ("gather", "scatter"):
         collective = Collective.on(topology, kind, root=topology.ranks - 1)
@@ -61,7 +61,7 @@ def test_gather_and_scatter_reach_the_bound(topology: Topology) -> None:
 
 
 @given(topologies(max_ranks=5, switches=1, symmetric=True))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_alltoall_is_correct_and_within_a_millionth_of_its_bound(topology: Topology) -> None:
     try:
         schedule = solve_by_routes(topology, Collective.on(topology, "alltoall"))

@@ -242,7 +242,7 @@ def replay_slowly(schedule: Schedule, size: int, pieces: int) -> dict[tuple[int,
     return {key: at - 1 for key, at in start.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tree_schedules(max_ranks=5, max_trees=3), st.integers(1, 3))
 def test_agrees_with_a_slow_replay_in_fractions(schedule: Schedule, pieces: int) -> None:
     # Shares have denominators up to 9, rates up to 4: every time is a whole number of microseconds.
@@ -259,14 +259,14 @@ def test_agrees_with_a_slow_replay_in_fractions(schedule: Schedule, pieces: int)
     } == slow
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tree_schedules(), st.integers(1, 1 << 30), st.integers(1, 20))
 def test_never_faster_than_the_rate(schedule: Schedule, size: int, pieces: int) -> None:
     timing = simulate(schedule, size, pieces=pieces)
     assert timing.time_us >= float(size / (1000 * schedule.rate)) * (1 - 1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tree_schedules(), st.integers(1, 1 << 30), st.integers(1, 8))
 def test_links_are_busy_for_what_they_carry_and_never_twice(
     schedule: Schedule, size: int, pieces: int
@@ -281,7 +281,7 @@ def test_links_are_busy_for_what_they_carry_and_never_twice(
         assert all(first.end_us <= second.start_us * (1 + 1e-12) for first, second in pairwise(passing))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tree_schedules(max_trees=1), st.integers(1, 1 << 24), st.integers(1, 1 << 24), st.integers(1, 8))
 def test_a_larger_message_takes_longer_along_one_tree(
     schedule: Schedule, size: int, more: int, pieces: int
@@ -291,14 +291,14 @@ def test_a_larger_message_takes_longer_along_one_tree(
     assert first.time_us <= second.time_us
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tree_schedules(latencies=(0,)), st.integers(1, 1 << 20), st.integers(1, 8))
 def test_without_latency_time_is_proportional_to_size(schedule: Schedule, size: int, pieces: int) -> None:
     small, large = sweep(schedule, [size * 27720, size * 27720 * 8], pieces=pieces)
     assert large.time_us == pytest.approx(8 * small.time_us, rel=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tree_schedules())
 def test_a_byte_takes_the_longest_chain_of_latencies(schedule: Schedule) -> None:
     longest: dict[tuple[int, int], Fraction] = {}  # until the chunk is complete so far at the rank
@@ -313,7 +313,7 @@ def test_a_byte_takes_the_longest_chain_of_latencies(schedule: Schedule) -> None
     assert simulate(schedule, 1).time_us == pytest.approx(float(max(longest.values())), abs=0.05)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(tree_schedules())
 def test_many_pieces_of_a_large_message_approach_the_rate(schedule: Schedule) -> None:
     timing = simulate(schedule, 1 << 40, pieces=1000)

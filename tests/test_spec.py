@@ -92,7 +92,7 @@ arguments = st.text("013x,=/.-+e:", max_size=4) | st.sampled_from(["boxes=2", "3
 
 
 @given(st.builds("{}:{}".format, names, arguments) | st.text(max_size=12).filter(lambda text: text != "."))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_spec_is_a_topology_or_one_line(spec: str) -> None:
     try:
         load(spec)

@@ -55,7 +55,7 @@ def test_the_optimum_is_reached(spec, ranks, broadcast, per_root, allreduce):
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_exact_trees_reach_the_bound_on_any_graph(topology, data):
     collective = data.draw(collectives(topology, list(TREE_KINDS)))
     schedule = solve_by_trees(topology, collective)
@@ -66,7 +66,7 @@ def test_exact_trees_reach_the_bound_on_any_graph(topology, data):
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_relays_help_and_what_they_pass_on_is_correct(topology, data):
     collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
     schedule = solve_by_trees(topology, collective)
@@ -76,7 +76,7 @@ def test_relays_help_and_what_they_pass_on_is_correct(topology, data):
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=5, symmetric=symmetric)), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_multiplicative_weights_come_within_epsilon_of_the_bound(topology, data):
     collective = data.draw(collectives(topology, list(TREE_KINDS)))
     schedule = solve_by_trees(topology, collective, method="mwu", epsilon=Fraction(1, 10))
@@ -89,7 +89,7 @@ def test_multiplicative_weights_come_within_epsilon_of_the_bound(topology, data)
 
 
 @given(graphs(max_ranks=5, switches=1), st.data(), st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_more_trees_than_allowed(topology, data, most):
     collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
     schedule = solve_by_trees(topology, collective, max_trees=most)
@@ -159,7 +159,7 @@ def test_a_deadline_in_multiplicative_weights_leaves_the_best_so_far():
 
 
 @given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_deadline_before_the_first_packing_still_leaves_a_schedule(topology, data):
     collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
     most = data.draw(st.sampled_from([None, 1, 2]))

@@ -427,7 +427,7 @@ def test_many_errors_are_counted() -> None:
 # --- broken on purpose, everywhere ----------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(VALID)), st.data())
 def test_no_transfer_can_be_dropped(name: str, data: st.DataObject) -> None:
     """No drawn schedule moves more than it must, so each transfer counts."""
@@ -437,7 +437,7 @@ def test_no_transfer_can_be_dropped(name: str, data: st.DataObject) -> None:
     assert any("before it holds" in line or "must end with" in line for line in verdict.errors)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(VALID)), st.data())
 def test_no_reduction_can_be_repeated(name: str, data: st.DataObject) -> None:
     schedule = VALID[name][0]
@@ -449,7 +449,7 @@ def test_no_reduction_can_be_repeated(name: str, data: st.DataObject) -> None:
     assert any("contribution twice in step" in line for line in verify(again).errors)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(VALID)), st.data())
 def test_no_share_can_change(name: str, data: st.DataObject) -> None:
     schedule = VALID[name][0]
@@ -460,7 +460,7 @@ def test_no_share_can_change(name: str, data: st.DataObject) -> None:
     assert any("must add up to" in line for line in verify(replace(schedule, chunks=tuple(chunks))).errors)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(VALID)), st.data())
 def test_no_other_owner_will_do(name: str, data: st.DataObject) -> None:
     schedule = VALID[name][0]
@@ -477,7 +477,7 @@ def test_no_other_owner_will_do(name: str, data: st.DataObject) -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(VALID)), st.fractions(Fraction(1, 8), 8).filter(lambda f: f != 1))
 def test_no_other_rate_can_be_declared(name: str, factor: Fraction) -> None:
     schedule = VALID[name][0]
@@ -487,7 +487,7 @@ def test_no_other_rate_can_be_declared(name: str, factor: Fraction) -> None:
     assert verdict.rate == schedule.rate
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(sorted(VALID)), st.data())
 def test_any_mutation_is_judged_as_slow_sets_judge_it(name: str, data: st.DataObject) -> None:
     """Steps, ends and the reduce flag changed at will: agree with a replay written with plain sets."""

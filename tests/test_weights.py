@@ -52,7 +52,7 @@ def test_a_large_denominator_is_solved_for():
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_two_trees_get_what_a_search_of_all_corners_finds(data):
     rate = st.integers(1, 6)
     links = [(0, 1), (0, 2), (0, 3), (1, 2), (2, 3), (1, 3), (3, 1), (2, 1)]
