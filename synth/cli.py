@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,15 +25,37 @@ from synth.console import (
     show_warnings,
     table,
 )
-from synth.description import describe_bound, describe_solution, describe_topology, solution_document
+from synth.description import (
+    describe_bound,
+    describe_comparison,
+    describe_solution,
+    describe_topology,
+    solution_document,
+)
 from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.options import (
+    AsJson,
+    CollectiveName,
+    Deadline,
+    File,
+    Gpu,
+    Pcie,
+    Ranks,
+    Rates,
+    Relays,
+    Root,
+    Seed,
+    Spec,
+    part_of_one,
+    rank_list,
+    seconds,
+    whole,
+    writable,
+)
 
 if TYPE_CHECKING:
     from synth.schedule import Schedule
     from synth.topology import Topology
-
-MOST_RANKS = 1 << 16
-"""As many as a topology file may have."""
 
 app = typer.Typer(
     name="synth",
@@ -44,54 +65,21 @@ app = typer.Typer(
 )
 
 
-def _whole(text: str) -> int:
-    """An option's whole number; the message names the value, which typer's own leaves out."""
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"must be a whole number, got {text!r}") from None
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print_lines([f"arborcast {version('arborcast')}"])
+        raise typer.Exit
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise typer.BadParameter(f"must be a positive number of seconds, got {text!r}")
-    return value
-
-
-Spec = Annotated[str, typer.Argument(help="catalog name with arguments (see `synth topologies`) or a file")]
-File = Annotated[Path, typer.Argument(help="a schedule file, as `synth solve -o` writes it")]
-CollectiveName = Annotated[
-    str,
-    typer.Argument(
-        metavar="COLLECTIVE",
-        help="broadcast, reduce, allgather, reduce-scatter, allreduce, gather, scatter or alltoall",
-    ),
-]
-Ranks = Annotated[str | None, typer.Option("--ranks", help="the fragment, such as 0,1,3 or 0-5")]
-Relays = Annotated[bool, typer.Option("--relays", help="ranks outside --ranks may forward, copy and reduce")]
-Root = Annotated[
-    int, typer.Option("--root", parser=_whole, metavar="RANK", help="the root, numbered within the fragment")
-]
-Gpu = Annotated[
-    str | None, typer.Option("--gpu", help="v100, a100, h100, ...: link rates of nvidia-smi text")
-]
-Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text or NCCL XML as links")]
-Rates = Annotated[str, typer.Option("--rates", help="datasheet, or nccl for NCCL's planning constants")]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
-Seed = Annotated[
-    int,
-    typer.Option(
-        "--seed", parser=_whole, metavar="N", help="breaks ties; the same seed gives the same schedule"
-    ),
-]
-Deadline = Annotated[
-    float | None,
-    typer.Option("--deadline", parser=_seconds, metavar="SECONDS", help="seconds after which to stop"),
-]
+@app.callback()
+def synth_(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Synthesize collective-communication algorithms for a topology, with proof."""
 
 
 @app.command()
@@ -140,7 +128,7 @@ def show(
 def bound(
     spec: Spec,
     collective: CollectiveName,
-    root: Root = 0,
+    root: Root = None,
     ranks: Ranks = None,
     relays: Relays = False,
     gpu: Gpu = None,
@@ -154,7 +142,7 @@ def bound(
 
     topology, taking_part = _load(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
     with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
-        found = methods.bound(topology, collective, root=root, ranks=taking_part)
+        found = methods.bound(topology, collective, root=_root(collective, root), ranks=taking_part)
     if as_json:
         document = {"topology": topology.name, "collective": collective, "ranks": len(taking_part)}
         print_json({**document, **bound_to_document(found, topology)})
@@ -171,7 +159,7 @@ def solve(
     method: Annotated[
         str, typer.Option(help="auto, trees, mwu, routes, ring, multiring, binary-tree or halving-doubling")
     ] = "auto",
-    root: Root = 0,
+    root: Root = None,
     ranks: Ranks = None,
     relays: Relays = False,
     size: Annotated[
@@ -181,7 +169,7 @@ def solve(
         int | None,
         typer.Option(
             "--max-trees",
-            parser=_whole,
+            parser=whole,
             metavar="N",
             help="at most so many trees (per root where all are roots)",
         ),
@@ -190,7 +178,9 @@ def solve(
         str | None,
         typer.Option("--tolerance", help="few trees: part of the optimum to give up, such as 1/20"),
     ] = None,
-    epsilon: Annotated[str, typer.Option("--epsilon", help="mwu: step of the weights")] = "1/20",
+    epsilon: Annotated[
+        str | None, typer.Option("--epsilon", help="mwu: the part of the optimum it may miss, such as 1/20")
+    ] = None,
     deadline: Deadline = None,
     seed: Seed = 0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write the schedule here")] = None,
@@ -203,6 +193,7 @@ def solve(
     from synth import methods
     from synth.sizes import parse_size
 
+    writable(output)
     topology, taking_part = _load(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
     stopwatch = Stopwatch()
     try:
@@ -211,11 +202,11 @@ def solve(
                 topology,
                 collective,
                 method=method,
-                root=root,
+                root=_root(collective, root),
                 ranks=taking_part,
                 max_trees=max_trees,
-                tolerance=None if tolerance is None else _fraction("--tolerance", tolerance),
-                epsilon=_fraction("--epsilon", epsilon),
+                tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
+                epsilon=None if epsilon is None else part_of_one("--epsilon", epsilon),
                 seed=seed,
                 deadline_s=deadline,
                 size_bytes=None if size is None else parse_size(size),
@@ -280,8 +271,9 @@ def simulate(
 ) -> None:
     """Simulate a schedule over message sizes, beside the baselines on the same topology."""
     from synth.comparison import compare
-    from synth.sizes import format_size, size_range
+    from synth.sizes import size_range
 
+    writable(output)
     schedule = _read_correct(file)
     with progress(f"simulating {file}", quiet=as_json):
         comparison = compare(schedule, size_range(sizes))
@@ -293,20 +285,7 @@ def simulate(
     if as_json:
         print_json({**comparison.to_document(), "picture": _text(output)})
         return
-    header = ("method", "size", "pieces", "time (us)", "algbw (GB/s)", "busbw (GB/s)")
-    rows = [
-        (
-            method,
-            format_size(timing.bytes),
-            timing.pieces or "-",
-            f"{timing.time_us:.1f}",
-            f"{timing.algbw:.2f}",
-            f"{timing.busbw:.2f}",
-        )
-        for method, timings in comparison.by_method.items()
-        for timing in timings
-    ]
-    print_lines(table(header, rows, left=1))
+    print_lines(describe_comparison(comparison))
     print_lines(f"{method}: {why}" for method, why in comparison.unavailable.items())
     if output is not None:
         print_lines([f"drawn {output}"])
@@ -321,15 +300,15 @@ def run(
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
     op: Annotated[str, typer.Option(help="sum, avg, min, max or product")] = "sum",
     iterations: Annotated[
-        int, typer.Option("-n", "--iterations", parser=_whole, metavar="N", help="timed runs of each size")
+        int, typer.Option("-n", "--iterations", parser=whole, metavar="N", help="timed runs of each size")
     ] = 5,
     warmup: Annotated[
-        int, typer.Option("-w", "--warmup", parser=_whole, metavar="N", help="runs before those")
+        int, typer.Option("-w", "--warmup", parser=whole, metavar="N", help="runs before those")
     ] = 1,
     deadline: Annotated[
         float,
         typer.Option(
-            "--deadline", parser=_seconds, metavar="SECONDS", help="seconds after which ranks are stopped"
+            "--deadline", parser=seconds, metavar="SECONDS", help="seconds after which ranks are stopped"
         ),
     ] = 300,
     as_json: AsJson = False,
@@ -366,41 +345,25 @@ class _NotCorrectError(Exception):
     """The answer is no: exit status 1 with this one line."""
 
 
+def _root(collective: str, asked: int | None) -> int:
+    """The root as asked for, 0 where it is not; a kind without a root refuses any but that."""
+    from synth.collective import Kind
+
+    rootless = [kind.value for kind in Kind if not kind.has_root]
+    if asked and collective in rootless:
+        raise InputError(f"--root {asked}: {collective} has no root")
+    return asked or 0
+
+
 def _load(
     spec: str, ranks: str | None, *, relays: bool, gpu: str | None, pcie: bool, rates: str
 ) -> tuple[Topology, tuple[int, ...]]:
     """The topology a command is about, and the ranks that take part in it."""
     from topologies import load
 
-    chosen = None if ranks is None else _rank_list(ranks)
+    chosen = None if ranks is None else rank_list(ranks)
     topology = load(spec, ranks=chosen, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
     return topology, tuple(range(topology.ranks if chosen is None else len(chosen)))
-
-
-def _rank_list(text: str) -> tuple[int, ...]:
-    ranks: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise InputError(f"--ranks {text}: must be numbers or ranges such as 0,1,3 or 0-5, got {part!r}")
-        if int(last or first) < int(first):
-            raise InputError(f"--ranks {text}: ranges must go up, got {part!r}")
-        if len(ranks) + int(last or first) - int(first) >= MOST_RANKS:
-            raise InputError(f"--ranks {part}: must name at most {MOST_RANKS} ranks in all")
-        ranks.extend(range(int(first), int(last or first) + 1))
-    return tuple(ranks)
-
-
-def _fraction(option: str, text: str) -> Fraction:
-    from synth.formats.numerals import parse_number, shorten
-
-    try:
-        value = parse_number(text)
-    except ValueError as error:
-        raise InputError(f"{option}: {error}") from error
-    if not 0 <= value < 1:
-        raise InputError(f"{option}: must be at least 0 and below 1, got {shorten(text)}")
-    return value
 
 
 def _read_correct(file: Path) -> Schedule:

@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from synth.certificate import Bound, Cut, Partition
 from synth.console import Json, gigabytes, share, table
 from synth.schedule import Schedule
+from synth.sizes import format_size
 from synth.topology import Topology
+
+if TYPE_CHECKING:
+    from synth.comparison import Comparison
+
+TOLD = (
+    "epsilon",
+    "iterations",
+    "tolerance",
+    "max_trees",
+    "proved",
+    "rings",
+    "proved_largest",
+    "proved_widest",
+)
+"""Settings that mean something to whoever asked; all of them stand in the JSON and in the file."""
 
 
 def solution_document(schedule: Schedule, seconds: float, file: Path | None) -> Json:
@@ -40,7 +57,7 @@ def describe_solution(schedule: Schedule, solution: Json) -> list[str]:
     else:
         quality = f"{share(rate, limit)} of the bound, {gigabytes(limit)}"
     what = f"{solution['trees']} trees" if solution["trees"] is not None else f"{solution['chunks']} chunks"
-    settings = "".join(f", {key} {value}" for key, value in schedule.method.settings)
+    settings = "".join(f", {key} {value}" for key, value in schedule.method.settings if key in TOLD)
     lines = [
         f"{schedule.topology.name} {schedule.collective.kind}",
         f"  method   {schedule.method.name}, seed {schedule.method.seed}{settings}",
@@ -66,6 +83,21 @@ def describe_bound(found: Bound, topology: Topology) -> list[str]:
                 f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
             )
     return [f"  proof    {proof}", f"  scope    {found.scope.value}"]
+
+
+def describe_comparison(comparison: Comparison) -> list[str]:
+    """Two tables over the sizes, a column per method: times, then bus bandwidths."""
+    methods = list(comparison.by_method)
+    sizes = [timing.bytes for timing in comparison.by_method[methods[0]]]
+    times = [
+        (format_size(size), *(f"{comparison.by_method[method][row].time_us:.1f}" for method in methods))
+        for row, size in enumerate(sizes)
+    ]
+    busbws = [
+        (format_size(size), *(f"{comparison.by_method[method][row].busbw:.2f}" for method in methods))
+        for row, size in enumerate(sizes)
+    ]
+    return [*table(("time (us)", *methods), times), "", *table(("busbw (GB/s)", *methods), busbws), ""]
 
 
 def describe_topology(topology: Topology) -> list[str]:

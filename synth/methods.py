@@ -29,7 +29,8 @@ class Request:
         max_trees: at most so many trees (per root for allgather and reduce-scatter); None for any number.
         tolerance: with few trees, the part of the optimum that may be given up for fewer of them; None
             for the default of `synth.packing.fewest`.
-        epsilon: step of the multiplicative weights.
+        epsilon: the part of the optimum that the multiplicative weights may miss; None for the default of
+            `synth.packing.mwu`.
         seed: breaks ties; the same seed gives the same schedule on any machine.
         deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
         size_bytes: with the method "auto", the message size for which the schedule should be fastest;
@@ -38,10 +39,19 @@ class Request:
 
     max_trees: int | None = None
     tolerance: Fraction | None = None
-    epsilon: Fraction = Fraction(1, 20)
+    epsilon: Fraction | None = None
     seed: int = 0
     deadline_s: float | None = None
     size_bytes: int | None = None
+
+
+SERVES: dict[str, frozenset[str]] = {
+    "max_trees": frozenset({"auto", "trees", "mwu"}),
+    "tolerance": frozenset({"auto", "trees", "mwu"}),
+    "epsilon": frozenset({"mwu"}),
+    "size_bytes": frozenset({"auto"}),
+}
+"""Which methods each knob of a `Request` means something to; the others refuse it."""
 
 
 def bound(
@@ -76,7 +86,7 @@ def solve(
     ranks: Sequence[int] | None = None,
     max_trees: int | None = None,
     tolerance: Fraction | None = None,
-    epsilon: Fraction = Fraction(1, 20),
+    epsilon: Fraction | None = None,
     seed: int = 0,
     deadline_s: float | None = None,
     size_bytes: int | None = None,
@@ -91,13 +101,13 @@ def solve(
         ranks: those that take part; the others may forward, copy and reduce on the way. None for all.
         max_trees: see `Request`, like all that follow.
         tolerance: with few trees, the part of the optimum that may be given up.
-        epsilon: step of the multiplicative weights.
+        epsilon: the part of the optimum that the multiplicative weights may miss.
         seed: breaks ties.
         deadline_s: limit in seconds.
         size_bytes: with "auto", the size for which the schedule should be fastest.
 
     Raises:
-        InputError: an unknown method, or a collective that does not fit.
+        InputError: an unknown method, a knob that it does not have, or a collective that does not fit.
         InfeasibleError: there is no such schedule; carries the proof.
         TimedOutError: the deadline passed; carries the best schedule so far.
     """
@@ -105,11 +115,13 @@ def solve(
     request = Request(max_trees, tolerance, epsilon, seed, deadline_s, size_bytes)
     if deadline_s is not None and deadline_s <= 0:
         raise InputError(f"deadline must be positive, got {deadline_s} s")
-    if method == "auto":
-        return _automatic(topology, asked, request)
-    if method not in METHODS:
+    if method != "auto" and method not in METHODS:
         raise InputError(f"method {method}: must be one of auto, {', '.join(METHODS)}")
-    return METHODS[method](topology, asked, request)
+    for knob, methods in SERVES.items():
+        if getattr(request, knob) is not None and method not in methods:
+            served = " and ".join(sorted(methods))
+            raise InputError(f"method {method}: takes no {knob}, which serves {served}")
+    return (_automatic if method == "auto" else METHODS[method])(topology, asked, request)
 
 
 def as_collective(
@@ -137,6 +149,7 @@ def _automatic(topology: Topology, collective: Collective, request: Request) -> 
 
 def _by_trees(name: TreeMethod) -> Method:
     def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
+        from synth.packing.mwu import DEFAULT_EPSILON
         from synth.packing.solver import solve_by_trees
 
         return solve_by_trees(
@@ -147,7 +160,7 @@ def _by_trees(name: TreeMethod) -> Method:
             tolerance=request.tolerance,
             seed=request.seed,
             deadline_s=request.deadline_s,
-            epsilon=request.epsilon,
+            epsilon=DEFAULT_EPSILON if request.epsilon is None else request.epsilon,
         )
 
     return solve_it

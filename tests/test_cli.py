@@ -220,6 +220,14 @@ def test_out_of_time(synth: Any) -> None:
         (("solve", "dgx1", "broadcast", "--method", "magic"), ("magic", "trees")),
         (("solve", "dgx1", "broadcast", "--deadline", "0"), ("deadline", "0")),
         (("solve", "dgx1", "broadcast", "--size", "12Q"), ("12Q",)),
+        (("solve", "dgx1", "allreduce", "--root", "3"), ("--root 3", "allreduce has no root")),
+        (("solve", "dgx1", "broadcast", "--method", "ring", "--max-trees", "1"), ("ring", "max_trees")),
+        (
+            ("solve", "dgx1", "broadcast", "--method", "ring", "--size", "1MiB"),
+            ("ring", "size_bytes", "auto"),
+        ),
+        (("solve", "dgx1", "broadcast", "--epsilon", "1/9"), ("auto", "epsilon", "mwu")),
+        (("simulate", "no.json", "-o", "/no/such/folder/x.svg"), ("/no/such/folder",)),
         (("solve", "dgx1", "broadcast", "--tolerance", "2"), ("--tolerance", "2")),
         (("solve", "dgx1", "broadcast", "--max-trees", "0"), ("0",)),
         (("solve", "dgx1", "alltoall", "--method", "trees"), ("alltoall",)),
@@ -302,6 +310,28 @@ def test_an_answer_that_cannot_be_said_is_one_line(redirected: str, said: str) -
 
 def test_an_output_that_cannot_be_written_is_one_line(synth: Any) -> None:
     refused(synth("solve", "ring:3", "broadcast", "-o", "/no/such/folder/x.json"), "/no/such/folder")
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(synth: Any) -> None:
+    # 1,024 ranks would take far longer than the test may.
+    refused(
+        synth("solve", "dgx-a100:boxes=128", "allgather", "-o", "/no/such/folder/x.json"), "does not exist"
+    )
+
+
+def test_the_version(synth: Any) -> None:
+    assert synth("--version").out.startswith("arborcast 0.")
+
+
+def test_simulate_prints_a_column_per_method(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "ring.json"
+    synth("solve", "dgx1", "allreduce", "--ranks", "0,3,4", "-o", str(file))
+    out = synth("simulate", str(file), "--sizes", "1MiB:2MiB").out
+    header, first, second, *_ = out.splitlines()
+    assert header.split()[:3] == ["time", "(us)", "trees"]
+    assert (first.split()[:2], second.split()[:2]) == (["1", "MiB"], ["2", "MiB"])
+    assert "busbw (GB/s)" in out
+    assert "ring: " in out  # there is none, and the line says why
 
 
 def test_the_same_seed_gives_the_same_file(synth: Any, tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""What the commands share of their options: types with help, and the readers of their texts."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synth.errors import InputError
+
+MOST_RANKS = 1 << 16
+"""As many as a topology file may have."""
+
+
+def whole(text: str) -> int:
+    """An option's whole number; the message names the value, which typer's own leaves out."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"must be a whole number, got {text!r}") from None
+
+
+def seconds(text: str) -> float:
+    """An option's positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise typer.BadParameter(f"must be a positive number of seconds, got {text!r}")
+    return value
+
+
+Spec = Annotated[str, typer.Argument(help="catalog name with arguments (see `synth topologies`) or a file")]
+File = Annotated[Path, typer.Argument(help="a schedule file, as `synth solve -o` writes it")]
+CollectiveName = Annotated[
+    str,
+    typer.Argument(
+        metavar="COLLECTIVE",
+        help="broadcast, reduce, allgather, reduce-scatter, allreduce, gather, scatter or alltoall",
+    ),
+]
+Ranks = Annotated[str | None, typer.Option("--ranks", help="the fragment, such as 0,1,3 or 0-5")]
+Relays = Annotated[bool, typer.Option("--relays", help="ranks outside --ranks may forward, copy and reduce")]
+Root = Annotated[
+    int | None,
+    typer.Option("--root", parser=whole, metavar="RANK", help="the root, numbered within the fragment; 0"),
+]
+Gpu = Annotated[
+    str | None, typer.Option("--gpu", help="v100, a100, h100, ...: link rates of nvidia-smi text")
+]
+Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text or NCCL XML as links")]
+Rates = Annotated[str, typer.Option("--rates", help="datasheet, or nccl for NCCL's planning constants")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed", parser=whole, metavar="N", help="breaks ties; the same seed gives the same schedule"
+    ),
+]
+Deadline = Annotated[
+    float | None,
+    typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="seconds after which to stop"),
+]
+
+
+def rank_list(text: str) -> tuple[int, ...]:
+    """The ranks that `--ranks` names.
+
+    Raises:
+        InputError: not numbers or ascending ranges, or more than a topology may have.
+    """
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(f"--ranks {text}: must be numbers or ranges such as 0,1,3 or 0-5, got {part!r}")
+        if int(last or first) < int(first):
+            raise InputError(f"--ranks {text}: ranges must go up, got {part!r}")
+        if len(ranks) + int(last or first) - int(first) >= MOST_RANKS:
+            raise InputError(f"--ranks {part}: must name at most {MOST_RANKS} ranks in all")
+        ranks.extend(range(int(first), int(last or first) + 1))
+    return tuple(ranks)
+
+
+def part_of_one(option: str, text: str) -> Fraction:
+    """An option's exact number, at least 0 and below 1.
+
+    Raises:
+        InputError: it is not.
+    """
+    from synth.formats.numerals import parse_number, shorten
+
+    try:
+        value = parse_number(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from error
+    if not 0 <= value < 1:
+        raise InputError(f"{option}: must be at least 0 and below 1, got {shorten(text)}")
+    return value
+
+
+def writable(output: Path | None) -> None:
+    """See that a file can be written, before any time is spent on what it shall hold.
+
+    Raises:
+        InputError: it is a folder, or its folder does not exist or admits no file.
+    """
+    if output is None:
+        return
+    if output.is_dir():
+        raise InputError(f"{output}: must be a file to write, got a folder")
+    if not output.parent.is_dir():
+        raise InputError(f"{output}: its folder {output.parent} does not exist")
+    if not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise InputError(f"{output}: must be writable, and is not")
