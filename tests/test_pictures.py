@@ -16,7 +16,7 @@ from synth.certificate import Bound, Cut
 from synth.collective import Collective
 from synth.errors import InputError
 from synth.pictures import draw_sweep, draw_timeline, draw_topology, draw_trees
-from synth.pictures.placement import place
+from synth.pictures.placement import Point, place
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.simulator import Timing, sweep
 from synth.topology import Link, Topology
@@ -207,6 +207,61 @@ def test_no_two_vertices_come_close(spec: str) -> None:
     assert sorted(placement.points) == list(range(topology.size))
     nearest = min(math.dist(*pair) for pair in combinations(placement.points.values(), 2))
     assert nearest > 0.75  # a disc is about 0.5 wide
+
+
+def test_switches_over_switches_stand_in_rows_over_what_hangs_below_them() -> None:
+    topology = topologies.load("fat-tree:2x2x4")
+    rows: dict[float, list[tuple[float, str]]] = {}
+    for vertex, (x, y) in place(topology).points.items():
+        rows.setdefault(round(y, 6), []).append((round(x, 6), str(topology.label(vertex))))
+    drawn = [" ".join(name for _, name in sorted(rows[y])) for y in sorted(rows, reverse=True)]
+    assert drawn == [
+        "core",
+        "pod0 pod1",
+        "leaf0 leaf1 leaf2 leaf3",
+        "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15",
+    ]
+    # 16 ranks 1 apart around 0: leaves over the middles of 4, pods over those of 8.
+    across = {name: x for row in rows.values() for x, name in row}
+    assert [across[f"leaf{index}"] for index in range(4)] == [-6, -2, 2, 6]
+    assert [across["pod0"], across["core"], across["pod1"]] == [-4, 0, 4]
+
+
+def two_spines() -> Topology:
+    """Ranks 0 to 5 in turn under 3 leaves, each of them under both spines."""
+    under = [
+        *((rank, 6 + rank % 3) for rank in range(6)),
+        *((6 + leaf, spine) for leaf in range(3) for spine in (9, 10)),
+    ]
+    links = [Link(*ends, Fraction(1)) for pair in under for ends in (pair, pair[::-1])]
+    return Topology.build("clos", 6, links, ["leaf0", "leaf1", "leaf2", "spine0", "spine1"])
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        two_spines(),
+        *map(topologies.load, ["fat-tree:2x2x4", "fat-tree:2x4x8", "fat-tree:3x40", "fat-tree:1x1x3"]),
+    ],
+    ids=lambda topology: topology.name,
+)
+def test_no_line_of_a_hierarchy_passes_behind_a_vertex(topology: Topology) -> None:
+    points = place(topology).points
+    nearest = min(
+        distance_to_segment(points[vertex], points[link.src], points[link.dst])
+        for link in topology.links
+        for vertex in points
+        if vertex not in {link.src, link.dst}
+    )
+    assert nearest > 0.35  # a disc reaches about 0.25, the corner of a square 0.35
+
+
+def distance_to_segment(point: Point, start: Point, end: Point) -> float:
+    (x, y), (from_x, from_y), (to_x, to_y) = point, start, end
+    along_x, along_y = to_x - from_x, to_y - from_y
+    part = ((x - from_x) * along_x + (y - from_y) * along_y) / (along_x**2 + along_y**2)
+    part = min(1.0, max(0.0, part))
+    return math.dist(point, (from_x + part * along_x, from_y + part * along_y))
 
 
 def test_boxes_are_groups_around_what_joins_them() -> None:

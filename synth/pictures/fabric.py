@@ -21,7 +21,7 @@ _SLOW_TO_FAST = ("#9ecae1", "#4292c6", "#08519c", "#08306b")
 _RANK = "#ffffff"
 _SWITCH = "#fde0b6"
 _INCH = 0.75  # per unit of the placement
-_WIDEST_INCHES = 14.0
+_SIDE_INCHES = 14.0  # of a square as large as the picture may be
 
 
 def draw_topology(topology: Topology, path: Path | str) -> None:
@@ -35,7 +35,8 @@ def draw_topology(topology: Topology, path: Path | str) -> None:
     placement = place(topology)
     xs, ys = zip(*placement.points.values(), strict=True)
     width, height = max(xs) - min(xs) + 2, max(ys) - min(ys) + 2
-    scale = min(_INCH, _WIDEST_INCHES / max(width, height))
+    # What is wide and low, as rows of ranks are, may be wider than what is as high as wide.
+    scale = min(_INCH, _SIDE_INCHES / math.sqrt(width * height), 2 * _SIDE_INCHES / max(width, height))
     rates = sorted({link.bandwidth for link in topology.links})
     size = (max(width * scale, 3.6) + 1.6, max(height * scale, 2.5) + 0.4)
     with picture(path, *size) as (figure, (axes,)):

@@ -1,8 +1,8 @@
 """Where the vertices of a topology go on paper, found from the graph alone.
 
-Grids and tori become grids. Without switches everything else is a circle. With switches the outermost
-ones go to the middle, and what falls apart without them becomes groups around it, each placed by the same
-rules.
+Grids and tori become grids. Without switches everything else is a circle. Switches over switches become
+rows (`synth.pictures.layers`). Of other switches the outermost go to the middle, and what falls apart
+without them becomes groups around it, each placed by the same rules.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from synth.pictures.layers import layered, levels_of
 from synth.topology import Topology, Vertex
 
 Point = tuple[float, float]
@@ -49,6 +50,10 @@ def place(topology: Topology) -> Placement:
     for link in topology.links:
         neighbours[link.src].add(link.dst)
         neighbours[link.dst].add(link.src)
+    rows = layered(neighbours, range(topology.ranks), SPACING)
+    if rows is not None:
+        points = _centred(rows)
+        return Placement(points, max(math.hypot(*point) for point in points.values()) + SPACING / 2)
     return _place(topology, neighbours, frozenset(neighbours), turned=False)
 
 
@@ -75,12 +80,7 @@ def _outermost(
 ) -> Group:
     """The switches farthest from the ranks; among those the slowest, then the ones with the most ranks."""
     ranks = {vertex for vertex in vertices if not topology.is_switch(vertex)}
-    distance = dict.fromkeys(sorted(ranks), 0)
-    frontier = list(distance)
-    while frontier:
-        reached = {other for vertex in frontier for other in neighbours[vertex]} - distance.keys()
-        frontier = sorted(reached & set(vertices))
-        distance |= dict.fromkeys(frontier, max(distance.values()) + 1)
+    distance = levels_of(neighbours, ranks, vertices)
     fastest = dict.fromkeys(switches, Fraction(0))
     for link in topology.links:
         for vertex in {link.src, link.dst} & fastest.keys():
