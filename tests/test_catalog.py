@@ -69,8 +69,39 @@ def test_sizes_and_bandwidths(spec: str, ranks: int, switches: int, cables: int,
     assert nx.is_strongly_connected(_graph(topology))
 
 
+# what is asked for, and the name: the spec with every argument that is not what counts anyway
+NAMES = {
+    "dgx1": "dgx1",
+    "dgx1-p100": "dgx1-p100",
+    "dgx2": "dgx2",
+    "dgx-a100:boxes=1": "dgx-a100",
+    "dgx-a100:boxes=1,rails=8": "dgx-a100",  # one box has no fabric
+    "dgx-a100:3,rails=8": "dgx-a100:boxes=3,rails=8",
+    "dgx-h100:rails=2,boxes=2": "dgx-h100:boxes=2",
+    "dgx-h100:boxes=2,rails=8": "dgx-h100:boxes=2,rails=8",
+    "mi250:2": "mi250:boxes=2",
+    "torus:04x4,latency=0.70": "torus:4x4,latency=0.7",
+    "mesh:3x4,bandwidth=25/2": "mesh:3x4,bandwidth=12.5",
+    "ring:3,bandwidth=1/3": "ring:3,bandwidth=1/3",
+    "ring:3,bandwidth=1,latency=0": "ring:3",
+    "hypercube:3,latency=1e-9": "hypercube:3,latency=1e-09",
+    "full:4,bandwidth=1e9": "full:4,bandwidth=1000000000",
+    "star:4,latency=7,bandwidth=2": "star:4,bandwidth=2,latency=7",
+    "fat-tree:2x4x8,oversubscription=2": "fat-tree:2x4x8,oversubscription=2",
+    "dragonfly:5x2x1,global=3,local=2": "dragonfly:5x2x1,local=2,global=3",
+}
+
+
+@pytest.mark.parametrize(("spec", "name"), NAMES.items())
+def test_the_name_is_the_spec_that_gives_the_same_again(spec: str, name: str) -> None:
+    topology = load(spec)
+    assert topology.name == name
+    assert load(name) == topology
+
+
 def test_every_entry_is_in_the_table() -> None:
-    assert {entry.name for entry in catalog()} == {spec.split(":")[0] for spec, *_ in SIZES}
+    entries = {entry.name for entry in catalog()}
+    assert entries == {spec.split(":")[0] for spec, *_ in SIZES} == {spec.split(":")[0] for spec in NAMES}
 
 
 @pytest.mark.parametrize(("spec", "orbits"), ORBITS.items())

@@ -35,7 +35,7 @@ MI250_LINKS = (
 MI250_MIRROR = (3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 15, 14, 13, 12)
 
 
-def dgx1(*, rates: Rates) -> Topology:
+def dgx1(*, name: str, rates: Rates) -> Topology:
     """DGX-1 with 8 V100: a hybrid cube mesh of NVLinks, some pairs joined by two.
 
     Rates: 25 GB/s each way per link (V100 data sheet: 300 GB/s over 6 links, both ways); 20 in NCCL's
@@ -49,10 +49,10 @@ def dgx1(*, rates: Rates) -> Topology:
         if count
         for link in cable(first, second, count * rate, NVLINK_LATENCY_US)
     ]
-    return Topology.build("dgx1", 8, links, symmetries=[_flip(1), _flip(4)])
+    return Topology.build(name, 8, links, symmetries=[_flip(1), _flip(4)])
 
 
-def dgx1_p100(*, rates: Rates) -> Topology:
+def dgx1_p100(*, name: str, rates: Rates) -> Topology:
     """DGX-1 with 8 P100: the same cube mesh with one link per pair, 20 GB/s each way; 18 in NCCL's model.
 
     Source: P100 data sheet, 160 GB/s over 4 links, both ways. All ranks are alike.
@@ -65,39 +65,39 @@ def dgx1_p100(*, rates: Rates) -> Topology:
         if count
         for link in cable(first, second, rate, NVLINK_LATENCY_US)
     ]
-    return Topology.build("dgx1-p100", 8, links, symmetries=[_flip(1), _flip(2), _flip(4)])
+    return Topology.build(name, 8, links, symmetries=[_flip(1), _flip(2), _flip(4)])
 
 
 def _flip(bit: int) -> tuple[int, ...]:
     return tuple(rank ^ bit for rank in range(8))
 
 
-def dgx2(*, rates: Rates) -> Topology:
+def dgx2(*, name: str, rates: Rates) -> Topology:
     """DGX-2: 16 V100 around NVSwitches, 150 GB/s each way per GPU (6 links of 25; 20 in NCCL's model).
 
     The 12 NVSwitch chips carry every pair of GPUs at full rate together and are one switch here.
     """
     rate = 6 * GPUS["v100"].rate(rates)
     links = [link for gpu in range(16) for link in cable(gpu, 16, rate, NVSWITCH_HOP_US)]
-    return Topology.build("dgx2", 16, links, ["nvswitch"], [side_by_side(rotation(16), [0])])
+    return Topology.build(name, 16, links, ["nvswitch"], [side_by_side(rotation(16), [0])])
 
 
-def dgx_a100(*, boxes: int, rails: int, rates: Rates) -> Topology:
+def dgx_a100(*, name: str, boxes: int, rails: int, rates: Rates) -> Topology:
     """DGX A100 boxes: 8 GPUs on an NVSwitch, and a NIC per GPU to the fabric where there are several boxes.
 
     Rates each way: GPU to NVSwitch 300 GB/s (12 links of 25, A100 data sheet; of 20 in NCCL's model), GPU
     to fabric 25 GB/s (200 Gb/s NIC; NCCL takes the speed the NIC reports, so the same).
     """
-    return _nvswitch_boxes("dgx-a100", boxes, rails, 12 * GPUS["a100"].rate(rates), Fraction(25))
+    return _nvswitch_boxes(name, boxes, rails, 12 * GPUS["a100"].rate(rates), Fraction(25))
 
 
-def dgx_h100(*, boxes: int, rails: int, rates: Rates) -> Topology:
+def dgx_h100(*, name: str, boxes: int, rails: int, rates: Rates) -> Topology:
     """DGX H100 boxes, joined as the A100 ones are.
 
     Rates each way: GPU to NVSwitch 450 GB/s (18 links of 25, H100 data sheet; of 20.6 in NCCL's model), GPU
     to fabric 50 GB/s (400 Gb/s NIC, in both). In-switch reduction (NVLS) is not modelled.
     """
-    return _nvswitch_boxes("dgx-h100", boxes, rails, 18 * GPUS["h100"].rate(rates), Fraction(50))
+    return _nvswitch_boxes(name, boxes, rails, 18 * GPUS["h100"].rate(rates), Fraction(50))
 
 
 def _nvswitch_boxes(name: str, boxes: int, rails: int, inside: Fraction, outside: Fraction) -> Topology:
@@ -120,12 +120,12 @@ def _nvswitch_boxes(name: str, boxes: int, rails: int, inside: Fraction, outside
     )
     nvswitches = ["nvswitch"] if boxes == 1 else [f"box{box}.nvswitch" for box in range(boxes)]
     switches = [*nvswitches, *(f"fabric{rail}" for rail in range(fabrics))]
-    return Topology.build(
-        name if boxes == 1 else f"{name}:boxes={boxes}", ranks, links, switches, without_identity(symmetries)
-    )
+    if boxes == 1:  # whatever the rails are: it is the plain machine
+        name = name.partition(":")[0]
+    return Topology.build(name, ranks, links, switches, without_identity(symmetries))
 
 
-def mi250(*, boxes: int, rates: Rates) -> Topology:
+def mi250(*, name: str, boxes: int, rates: Rates) -> Topology:
     """Boxes of 16 MI250 dies in Infinity Fabric, joined by a fabric switch where there are several.
 
     Rates each way: 50 GB/s per Infinity Fabric link (MI250 data sheet: 100 GB/s both ways; pairs have 1, 2
@@ -133,7 +133,7 @@ def mi250(*, boxes: int, rates: Rates) -> Topology:
     is public: that of NVLink is assumed.
     """
     ranks, fabrics = 16 * boxes, int(boxes > 1)
-    check_size("mi250", ranks + fabrics, 4 * len(MI250_LINKS) * boxes)
+    check_size(name, ranks + fabrics, 4 * len(MI250_LINKS) * boxes)
     links: list[Link] = []
     for box in range(boxes):
         for first, second, count in MI250_LINKS:
@@ -146,5 +146,4 @@ def mi250(*, boxes: int, rates: Rates) -> Topology:
         side_by_side(*(rotation(16, 8) for _ in range(boxes)), range(fabrics)),
         side_by_side(*(MI250_MIRROR for _ in range(boxes)), range(fabrics)),
     )
-    name = "mi250" if boxes == 1 else f"mi250:boxes={boxes}"
     return Topology.build(name, ranks, links, ["fabric"] * fabrics, without_identity(symmetries))

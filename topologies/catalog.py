@@ -47,7 +47,7 @@ class Entry:
     Attributes:
         name: as a spec begins.
         description: what it is, in one line.
-        builder: takes the parameters by keyword, and `rates` where there are rates to choose from.
+        builder: takes `name` and the parameters by keyword, and `rates` where there are rates to choose from.
         parameters: the first of them may be given without its key.
         sources: the rates to choose from, none for shapes that stand for no product.
     """
@@ -76,13 +76,24 @@ class Entry:
             TopologyError: an argument is unknown, missing or wrong, or there are no such rates.
         """
         values = self._read(arguments)
+        name = self._spec(values)
         if self.sources:
             if rates not in self.sources:
                 raise TopologyError(f"{self.name}: has no {rates.value} rates, only {self._known_rates()}")
             values["rates"] = rates
         elif rates is not Rates.DATASHEET:
             raise TopologyError(f"{self.name}: has no {rates.value} rates; give it bandwidth=")
-        return self.builder(**values)
+        return self.builder(name=name, **values)
+
+    def _spec(self, values: Mapping[str, Any]) -> str:
+        """The spec that gives these values: it names no argument that is what counts anyway."""
+        said = []
+        for index, parameter in enumerate(self.parameters):
+            value = values[parameter.keyword or parameter.key]
+            if parameter.required or value != parameter.default:
+                bare = index == 0 and parameter.required
+                said.append(_write(value) if bare else f"{parameter.key}={_write(value)}")
+        return f"{self.name}:{','.join(said)}" if said else self.name
 
     def _read(self, arguments: str) -> dict[str, Any]:
         given: dict[str, str] = {}
@@ -144,6 +155,16 @@ def _latency(text: str) -> Fraction:
         rule = "must not be negative" if number < 0 else "must be at most 1e9 us"
         raise ValueError(f"{rule}, got {shorten(text)}")
     return number
+
+
+def _write(value: object) -> str:
+    """The text of an argument, which its parameter reads as the same value: 4x4, 8, 0.7, 1/3."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    if isinstance(value, Fraction) and value.denominator > 1:
+        decimal = str(float(value))
+        return decimal if Fraction(decimal) == value else str(value)
+    return str(value)
 
 
 _BANDWIDTH = Parameter("bandwidth", "GB/s", _bandwidth, Fraction(1))

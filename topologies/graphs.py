@@ -15,16 +15,21 @@ from synth.topology import Link, Topology
 from topologies.builders import cable, check_size, grid_images, rotation, side_by_side, without_identity
 
 
-def star(*, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:
+def star(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:
     """Ranks around one switch. Symmetries: the rotation."""
-    check_size(f"star:{ranks}", ranks + 1, 2 * ranks)
+    check_size(name, ranks + 1, 2 * ranks)
     links = [link for rank in range(ranks) for link in cable(rank, ranks, bandwidth, latency)]
     symmetries = without_identity([side_by_side(rotation(ranks), [0])])
-    return Topology.build(f"star:{ranks}", ranks, links, ["switch"], symmetries)
+    return Topology.build(name, ranks, links, ["switch"], symmetries)
 
 
 def fat_tree(
-    *, extents: Sequence[int], oversubscription: Fraction, bandwidth: Fraction, latency: Fraction
+    *,
+    name: str,
+    extents: Sequence[int],
+    oversubscription: Fraction,
+    bandwidth: Fraction,
+    latency: Fraction,
 ) -> Topology:
     """A tree of switches whose links grow towards the top (Leiserson 1985).
 
@@ -33,7 +38,6 @@ def fat_tree(
     link upwards carries what all its links downwards carry, divided by `oversubscription` once per level.
     Symmetries: rotations among the children, at every level.
     """
-    name = f"fat-tree:{'x'.join(map(str, extents))}"
     if oversubscription < 1:
         raise TopologyError(f"{name}: oversubscription must be at least 1, got {oversubscription}")
     # counts[level]: vertices that far below the core, the ranks last.
@@ -72,6 +76,7 @@ def _switch_names(extents: Sequence[int], counts: Sequence[int]) -> list[str]:
 
 def dragonfly(
     *,
+    name: str,
     extents: Sequence[int],
     bandwidth: Fraction,
     local: Fraction | None,
@@ -86,7 +91,6 @@ def dragonfly(
     the number of such cables a router takes, so that the rotation of the groups is a symmetry; the other one
     declared is the rotation of the ranks at each router.
     """
-    name = f"dragonfly:{'x'.join(map(str, extents))}"
     if len(extents) != 3:
         raise TopologyError(f"{name}: must be groups x routers x ranks, such as dragonfly:4x2x2")
     groups, routers, hosts = extents

@@ -23,45 +23,40 @@ from topologies.builders import (
 )
 
 
-def torus(*, extents: Sequence[int], bandwidth: Fraction, latency: Fraction) -> Topology:
+def torus(*, name: str, extents: Sequence[int], bandwidth: Fraction, latency: Fraction) -> Topology:
     """A grid that wraps round in every dimension; along an extent of 2 the two ways round are one cable.
 
     Symmetries: the translations, so all ranks are alike.
     """
-    links = _grid(f"torus:{_times(extents)}", extents, bandwidth, latency, wraps=True)
+    links = _grid(name, extents, bandwidth, latency, wraps=True)
     symmetries = [
         grid_images(extents, dimension, rotation(extent).__getitem__)
         for dimension, extent in enumerate(extents)
     ]
-    return Topology.build(
-        f"torus:{_times(extents)}", math.prod(extents), links, symmetries=without_identity(symmetries)
-    )
+    return Topology.build(name, math.prod(extents), links, symmetries=without_identity(symmetries))
 
 
-def mesh(*, extents: Sequence[int], bandwidth: Fraction, latency: Fraction) -> Topology:
+def mesh(*, name: str, extents: Sequence[int], bandwidth: Fraction, latency: Fraction) -> Topology:
     """A grid that does not wrap round. Symmetries: the reflection of each dimension."""
-    links = _grid(f"mesh:{_times(extents)}", extents, bandwidth, latency, wraps=False)
+    links = _grid(name, extents, bandwidth, latency, wraps=False)
     symmetries = [
         grid_images(extents, dimension, range(extent)[::-1].__getitem__)
         for dimension, extent in enumerate(extents)
     ]
-    return Topology.build(
-        f"mesh:{_times(extents)}", math.prod(extents), links, symmetries=without_identity(symmetries)
-    )
+    return Topology.build(name, math.prod(extents), links, symmetries=without_identity(symmetries))
 
 
-def ring(*, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:
+def ring(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:
     """Ranks in a circle, linked both ways. Symmetries: the rotation."""
-    links = _grid(f"ring:{ranks}", [ranks], bandwidth, latency, wraps=True)
-    return Topology.build(f"ring:{ranks}", ranks, links, symmetries=without_identity([rotation(ranks)]))
+    links = _grid(name, [ranks], bandwidth, latency, wraps=True)
+    return Topology.build(name, ranks, links, symmetries=without_identity([rotation(ranks)]))
 
 
-def hypercube(*, dimension: int, bandwidth: Fraction, latency: Fraction) -> Topology:
+def hypercube(*, name: str, dimension: int, bandwidth: Fraction, latency: Fraction) -> Topology:
     """Two to the power of `dimension` ranks, linked where their numbers differ in one bit.
 
     Symmetries: flipping one bit.
     """
-    name = f"hypercube:{dimension}"
     if dimension > 16:
         raise TopologyError(f"{name}: dimension must be at most 16, got {dimension}")
     ranks = 1 << dimension
@@ -77,16 +72,16 @@ def hypercube(*, dimension: int, bandwidth: Fraction, latency: Fraction) -> Topo
     return Topology.build(name, ranks, links, symmetries=symmetries)
 
 
-def full(*, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:
+def full(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:
     """Every rank linked to every other. Symmetries: the rotation."""
-    check_size(f"full:{ranks}", ranks, ranks * (ranks - 1))
+    check_size(name, ranks, ranks * (ranks - 1))
     links = [
         link
         for second in range(ranks)
         for first in range(second)
         for link in cable(first, second, bandwidth, latency)
     ]
-    return Topology.build(f"full:{ranks}", ranks, links, symmetries=without_identity([rotation(ranks)]))
+    return Topology.build(name, ranks, links, symmetries=without_identity([rotation(ranks)]))
 
 
 def _grid(
@@ -104,7 +99,3 @@ def _grid(
             neighbour = (*place[:dimension], step % extent, *place[dimension + 1 :])
             links += cable(rank, number_of(neighbour, extents), bandwidth, latency)
     return links
-
-
-def _times(extents: Sequence[int]) -> str:
-    return "x".join(map(str, extents))
