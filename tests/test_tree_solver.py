@@ -224,3 +224,19 @@ def test_kinds_that_are_no_trees_are_refused():
 def test_numbers_out_of_range_are_refused(knobs, message):
     with pytest.raises(InputError, match=message):
         solved(catalog.load("ring:4"), "broadcast", **knobs)
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce-scatter"])
+def test_many_roots_out_of_time_share_one_tree(monkeypatch, kind):
+    monkeypatch.setattr(solver, "pack_exactly", out_of_time)
+    monkeypatch.setattr(solver, "_ROUNDS_UP_TO", 3)
+    with pytest.raises(TimedOutError, match="deadline") as caught:
+        solve_by_trees(
+            catalog.load("torus:3x3"), Collective.on(catalog.load("torus:3x3"), kind), deadline_s=60
+        )
+    best = caught.value.best
+    assert best is not None
+    assert verify(best).errors == ()
+    assert best.method.settings == (("shared", "one tree"),)
+    undirected = {frozenset((transfer.src, transfer.dst)) for transfer in best.transfers}
+    assert len(undirected) == 8  # the edges of one spanning tree of 9 ranks

@@ -26,6 +26,7 @@ from synth.packing.carrier import (
     merge,
     mirrored,
     pair_up,
+    rerooted,
     with_weight,
 )
 from synth.packing.exact import pack_exactly
@@ -41,6 +42,7 @@ from synth.tree import Packing, Tree
 TreeMethod: TypeAlias = Literal["trees", "mwu"]
 
 _FREE_ROOTS_UP_TO = 64  # ranks; above, roots stay equal where that reaches the bound
+_ROUNDS_UP_TO = 128  # roots; above, an arborescence for each would overrun a deadline by too much
 _SPREADING = {
     Kind.BROADCAST: Kind.BROADCAST,
     Kind.REDUCE: Kind.BROADCAST,
@@ -161,11 +163,19 @@ def solve_by_trees(
 def _one_round(task: _Task) -> tuple[Sequence[Carrier], Settings]:
     """What multiplicative weights find in one round: for whoever ran out of time with nothing in hand.
 
-    It costs about one arborescence per root. One root's round, or an allreduce's, takes at most a tenth of
-    the time that was given.
+    It costs about one arborescence per root, and for many roots on links that go both ways only one, which
+    all of them share. One root's round, or an allreduce's, takes at most a tenth of the time that was given.
     """
     topology, seed = task.topology, task.seed
     grace = None if task.deadline.allowed_s is None else task.deadline.allowed_s / 10
+    if (
+        len(task.roots) > _ROUNDS_UP_TO
+        and task.collective.kind is not Kind.ALLREDUCE
+        and topology.is_symmetric
+    ):
+        centre = most_central(topology, task.roots)
+        shared = weigh_trees(topology, [centre], seed=seed, iterations=1, deadline_s=grace)
+        return [rerooted(shared.trees[0], root) for root in task.roots], (("shared", "one tree"),)
     if task.collective.kind is not Kind.ALLREDUCE:
         packing = weigh_trees(topology, task.roots, seed=seed, iterations=1, deadline_s=grace)
         return task.heaviest(packing.trees), packing.settings
