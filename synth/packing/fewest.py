@@ -3,7 +3,8 @@
 Fewer trees mean larger messages and fewer of them. BLINK's integer program chooses among candidate trees
 (of the exact packing, of the multiplicative weights, and the widest single tree). With one root, or with
 an allreduce's pairs, HiGHS closes it; with all roots it does not, and weights that favour what is already
-used, followed by dropping what can be dropped, choose instead.
+used, followed by dropping what can be dropped, choose instead, beside trees that were woven around each
+other (`synth.packing.reweave`).
 
 Source: Wang et al., BLINK (MLSys 2020), section 4; Candes, Wakin, Boyd (2008) for the reweighting.
 """
@@ -27,6 +28,7 @@ from synth.deadline import Deadline
 from synth.errors import InfeasibleError, InputError
 from synth.packing.carrier import AnyCarrier, Carrier, Pair, Pairing, merge, shape, with_weight
 from synth.packing.mwu import weigh_pairs, weigh_trees
+from synth.packing.reweave import reweave
 from synth.packing.weights import Choice, Floats
 from synth.schedule import Settings
 from synth.topology import Topology
@@ -80,15 +82,21 @@ def fewest_trees(
     wide = [tree for root in roots for tree in _widest_trees(topology, root)]
     woven = weigh_trees(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).trees
     known = merge(known)
+    rewoven = [
+        merge(reweave(topology, roots, count, deadline=deadline))
+        for count in range(max(1, (max_trees or 0) - 1), (max_trees or 0) + 1)
+        if len(roots) > 1
+    ]
     groups = tuple(
         _candidates(
-            [tree for tree in known if tree.root == root],
+            [tree for tree in chain(known, *rewoven) if tree.root == root],
             [tree for tree in (*wide, *woven) if tree.root == root],
             _CANDIDATES // len(roots) + 1,
         )
         for root in roots
     )
-    search = _Search(Choice(topology, groups), frozenset(map(shape, known)), optimum, seed, deadline)
+    starts = tuple(frozenset(map(shape, trees)) for trees in rewoven)
+    search = _Search(Choice(topology, groups), frozenset(map(shape, known)), starts, optimum, seed, deadline)
     carriers, settings = search.run(tolerance, max_trees)
     return Packing(carriers, settings)
 
@@ -110,7 +118,7 @@ def fewest_pairs(
     woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).pairs
     known = merge(known)
     group = _candidates(known, (*wide, *woven), _CANDIDATES)
-    search = _Search(Choice(topology, (group,)), frozenset(map(shape, known)), optimum, seed, deadline)
+    search = _Search(Choice(topology, (group,)), frozenset(map(shape, known)), (), optimum, seed, deadline)
     carriers, settings = search.run(tolerance, max_trees)
     return Pairing(carriers, settings)
 
@@ -184,6 +192,7 @@ class _Search(Generic[AnyCarrier]):
 
     choice: Choice[AnyCarrier]
     known: frozenset[tuple[object, ...]]  # shapes that together reach the optimum, or nearly so
+    starts: tuple[frozenset[tuple[object, ...]], ...]  # shapes that are together a choice of few already
     optimum: Fraction
     seed: int
     deadline: Deadline
@@ -206,7 +215,7 @@ class _Search(Generic[AnyCarrier]):
 
     def _fewest(self, rate: float) -> tuple[list[int], str]:
         """The fewest carriers that reach a rate."""
-        starts = [self._known(), *(self._sparse(rate, attempt) for attempt in range(_ATTEMPTS))]
+        starts = [self._of(self.known), *(self._sparse(rate, attempt) for attempt in range(_ATTEMPTS))]
         kept = min((self._dropped(start, rate) for start in starts if self._reaches(start, rate)), key=len)
         groups = len(self.choice.groups)
         if len(kept) == groups:
@@ -251,8 +260,8 @@ class _Search(Generic[AnyCarrier]):
     def _is_optimum(self, rate: float) -> bool:
         return rate >= float(self.optimum / self.choice.topology.bandwidth_unit) * (1 - _SLACK)
 
-    def _known(self) -> list[int]:
-        return [index for index, carrier in enumerate(self.choice.carriers) if shape(carrier) in self.known]
+    def _of(self, shapes: frozenset[tuple[object, ...]]) -> list[int]:
+        return [index for index, carrier in enumerate(self.choice.carriers) if shape(carrier) in shapes]
 
     def _reaches(self, kept: Sequence[int], rate: float) -> bool:
         """Whether these carriers alone reach a rate."""
@@ -291,15 +300,20 @@ class _Search(Generic[AnyCarrier]):
         return kept
 
     def _best_sparse(self, max_trees: int, most: float) -> list[int]:
-        """A good choice of at most so many per group: thin out at several rates, keep the heaviest."""
+        """A good choice of at most so many per group: the starts, or thin out and keep the heaviest."""
         best: list[int] = []
         best_rate = -1.0
+        known = self._of(self.known)
+        for shapes in self.starts:
+            kept, reached = self._with_heaviest(self._of(shapes), max_trees)
+            if reached > best_rate * (1 + _SLACK):
+                best, best_rate = kept, reached
         for tenths in range(10, 0, -1):
             rate = most * tenths / 10
             if rate <= best_rate or (best and self.deadline.has_passed):
                 break
             thinned = self._sparse(rate)
-            for start in (thinned, self._known()) if self._reaches(self._known(), rate) else (thinned,):
+            for start in (thinned, known) if self._reaches(known, rate) else (thinned,):
                 kept, reached = self._with_heaviest(start, max_trees)
                 if reached > best_rate * (1 + _SLACK):
                     best, best_rate = kept, reached
