@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, product
+from itertools import chain
 from typing import Any, Generic
 
 import numpy as np
-from numpy.typing import NDArray
 
-from synth.arborescence import FORBIDDEN, LogicalGraph, cheapest_arborescence
-from synth.bounds.capacity_lp import most_central
 from synth.deadline import Deadline
-from synth.errors import InfeasibleError, InputError
-from synth.packing.carrier import AnyCarrier, Carrier, Pair, Pairing, merge, shape, with_weight
+from synth.errors import InputError
+from synth.packing.candidates import CANDIDATES, candidates, wide_pairs, widest_trees
+from synth.packing.carrier import AnyCarrier, Pair, Pairing, merge, shape
 from synth.packing.mwu import weigh_pairs, weigh_trees
 from synth.packing.reweave import reweave
 from synth.packing.weights import Choice, Floats
@@ -37,7 +35,6 @@ from synth.tree import Packing, Tree
 DEFAULT_TOLERANCE = Fraction(1, 20)
 
 _CANDIDATE_EPSILON = Fraction(1, 20)  # a coarse run yields some hundred different trees
-_CANDIDATES = 200  # in all, besides the known ones; the heaviest of each group are kept
 _SEARCH_LIMIT = 300  # branch-and-bound vertices: unlike a time limit, the same on any machine
 _REWEIGHTINGS = 8
 _ATTEMPTS = 3  # at thinning out, from different prices
@@ -79,7 +76,7 @@ def fewest_trees(
     """
     _check(tolerance, max_trees)
     deadline = Deadline.after(deadline_s)
-    wide = [tree for root in roots for tree in _widest_trees(topology, root)]
+    wide = [tree for root in roots for tree in widest_trees(topology, root)]
     woven = weigh_trees(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).trees
     known = merge(known)
     rewoven = [
@@ -88,10 +85,10 @@ def fewest_trees(
         if len(roots) > 1
     ]
     groups = tuple(
-        _candidates(
+        candidates(
             [tree for tree in chain(known, *rewoven) if tree.root == root],
             [tree for tree in (*wide, *woven) if tree.root == root],
-            _CANDIDATES // len(roots) + 1,
+            CANDIDATES // len(roots) + 1,
         )
         for root in roots
     )
@@ -114,10 +111,10 @@ def fewest_pairs(
     """Few pairs for an allreduce: `fewest_trees`, where a tree is now a pair and all pairs count together."""
     _check(tolerance, max_trees)
     deadline = Deadline.after(deadline_s)
-    wide = _wide_pairs(topology)
+    wide = wide_pairs(topology)
     woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).pairs
     known = merge(known)
-    group = _candidates(known, (*wide, *woven), _CANDIDATES)
+    group = candidates(known, (*wide, *woven), CANDIDATES)
     search = _Search(Choice(topology, (group,)), frozenset(map(shape, known)), (), optimum, seed, deadline)
     carriers, settings = search.run(tolerance, max_trees)
     return Pairing(carriers, settings)
@@ -128,62 +125,6 @@ def _check(tolerance: Fraction, max_trees: int | None) -> None:
         raise InputError(f"tolerance: must be from 0 to below 1, got {tolerance}")
     if max_trees is not None and max_trees < 1:
         raise InputError(f"max-trees: must be at least 1, got {max_trees}")
-
-
-def _widest_trees(topology: Topology, root: int) -> Iterator[Tree]:
-    """Trees that use only links from some bandwidth on, the cheapest and the shallowest.
-
-    Without switches the widest single tree is among them.
-    """
-    graph = LogicalGraph(topology)
-    capacities = np.array(topology.capacities, dtype=np.int64)
-    for narrowest in sorted(set(topology.capacities), reverse=True)[:_CANDIDATES]:
-        distances = graph.distances(np.where(capacities >= narrowest, 1, FORBIDDEN).astype(np.int64))
-        try:
-            cheapest = cheapest_arborescence(distances.matrix, root)
-        except InfeasibleError:
-            continue
-        for parents in (cheapest, _shallow(distances.matrix < FORBIDDEN, root)):
-            yield distances.routes(parents).tree(Fraction(narrowest) * topology.bandwidth_unit)
-
-
-def _shallow(reaches: NDArray[np.bool_], root: int) -> NDArray[np.int64]:
-    """Parents with the fewest edges between the root and each rank; `reaches[parent, child]`."""
-    parents = np.full(len(reaches), -1, dtype=np.int64)
-    missing = np.arange(len(reaches)) != root
-    wave = [root]
-    for parent in wave:
-        children = np.flatnonzero(reaches[parent] & missing)
-        parents[children] = parent
-        missing[children] = False
-        wave += children.tolist()
-    return parents
-
-
-def _wide_pairs(topology: Topology) -> list[Pair]:
-    """Pairs of the widest trees; on symmetric links one root stands for all."""
-    if topology.is_symmetric:
-        root = most_central(topology, range(topology.ranks))
-        return [Pair(tree, tree) for tree in _widest_trees(topology, root)]
-    back = topology.reversed()
-    return [
-        Pair(out, with_weight(into, out.weight))
-        for root in range(topology.ranks)
-        for out, into in product(_widest_trees(topology, root), _widest_trees(back, root))
-        if out.weight == into.weight
-    ]
-
-
-def _candidates(
-    known: Iterable[AnyCarrier], others: Iterable[AnyCarrier], most: int
-) -> tuple[AnyCarrier, ...]:
-    """The known carriers and the heaviest of the others, each shape once."""
-    heaviest = sorted(merge(others), key=_descending_weight)[:most]
-    return merge(chain(known, heaviest))
-
-
-def _descending_weight(carrier: Carrier) -> Fraction:
-    return -carrier.weight
 
 
 @dataclass(frozen=True, eq=False)
