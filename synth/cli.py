@@ -111,6 +111,7 @@ def show(
     """Show a topology: its ranks, switches and links."""
     from synth.formats import topology_to_document
 
+    writable(output)
     topology, _ = _load(spec, ranks, relays=False, gpu=gpu, pcie=pcie, rates=rates)
     if output is not None:
         from synth.pictures import draw_topology
@@ -222,6 +223,8 @@ def solve(
         best = {} if error.best is None else _verified(error.best, stopwatch.seconds, output)
         if as_json:
             print_json({**best, "timed_out": True, "why": str(error)})
+        elif error.best is not None:
+            print_lines(describe_solution(error.best, best))
         raise
     solution = _verified(schedule, stopwatch.seconds, output)
     if as_json:

@@ -117,10 +117,7 @@ def solve(
         raise InputError(f"deadline must be positive, got {deadline_s} s")
     if method != "auto" and method not in METHODS:
         raise InputError(f"method {method}: must be one of auto, {', '.join(METHODS)}")
-    for knob, methods in SERVES.items():
-        if getattr(request, knob) is not None and method not in methods:
-            served = " and ".join(sorted(methods))
-            raise InputError(f"method {method}: takes no {knob}, which serves {served}")
+    _check_knobs(method, asked, request)
     return (_automatic if method == "auto" else METHODS[method])(topology, asked, request)
 
 
@@ -136,6 +133,18 @@ def as_collective(
         collective.check(topology)
         return collective
     return Collective.on(topology, collective, root=root, ranks=ranks)
+
+
+def _check_knobs(method: str, collective: Collective, request: Request) -> None:
+    """Refuse what would be ignored: a knob of other methods, or one of trees where there are none."""
+    for knob, methods in SERVES.items():
+        if getattr(request, knob) is None:
+            continue
+        if method not in methods:
+            served = " and ".join(sorted(methods))
+            raise InputError(f"method {method}: takes no {knob}, which serves {served}")
+        if knob in {"max_trees", "tolerance"} and collective.kind not in TREE_KINDS:
+            raise InputError(f"{collective.kind}: takes no {knob}, it is not done along trees")
 
 
 def _automatic(topology: Topology, collective: Collective, request: Request) -> Schedule:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from synth.collective import TREE_KINDS, Collective
-from synth.errors import CollectiveError, InfeasibleError
+from synth.deadline import Deadline
+from synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from synth.schedule import Schedule
 from synth.topology import Topology
 
@@ -32,13 +33,26 @@ def fastest(topology: Topology, collective: Collective, request: Request) -> Sch
 
     Raises:
         InfeasibleError: no method has a schedule (the first method's own error, with its proof).
+        TimedOutError: the deadline, one for all methods together, passed; carries the fastest until then.
     """
     from synth.simulator import simulate
 
     assert request.size_bytes is not None, "a caller of ours asked for the fastest without a size"
     size_bytes = request.size_bytes
-    found = list(candidates(topology, collective, replace(request, size_bytes=None)))
-    return min(found, key=lambda schedule: simulate(schedule, size_bytes).time_us)
+    found: list[Schedule] = []
+    late: TimedOutError | None = None
+    try:
+        for schedule in candidates(topology, collective, replace(request, size_bytes=None)):
+            found.append(schedule)
+    except TimedOutError as error:
+        late = error
+        found += [] if error.best is None else [error.best]
+        if not found:
+            raise
+    best = min(found, key=lambda schedule: simulate(schedule, size_bytes).time_us)
+    if late is not None:
+        raise TimedOutError(str(late), best) from late
+    return best
 
 
 def candidates(topology: Topology, collective: Collective, request: Request) -> Iterator[Schedule]:
@@ -46,9 +60,11 @@ def candidates(topology: Topology, collective: Collective, request: Request) -> 
 
     Raises:
         InfeasibleError: the first one, which reaches the bound wherever anything can, does not exist.
+        TimedOutError: the deadline, one for all of them, passed.
     """
     from synth.methods import METHODS
 
+    deadline = Deadline.after(request.deadline_s)
     first = "trees" if collective.kind in TREE_KINDS else "routes"
     yield METHODS[first](topology, collective, request)
     wanted = [(name, request) for name in METHODS if name not in {"trees", "mwu", "routes"}]
@@ -56,6 +72,7 @@ def candidates(topology: Topology, collective: Collective, request: Request) -> 
         wanted += [("trees", replace(request, max_trees=count)) for count in FEW_TREES]
     for name, its_request in wanted:
         try:
-            yield METHODS[name](topology, collective, its_request)
+            deadline.check("the comparison of methods")
+            yield METHODS[name](topology, collective, replace(its_request, deadline_s=deadline.left_s))
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may

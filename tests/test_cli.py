@@ -205,9 +205,20 @@ def test_out_of_time(synth: Any) -> None:
     assert (ran.status, ran.document["timed_out"]) == (3, True)
 
 
+def test_out_of_time_says_and_saves_the_best_so_far(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "best.json"
+    ran = synth("solve", "torus:8x8", "allgather", "--deadline", "0.001", "-o", str(file))
+    assert ran.status == 3
+    assert "% of the bound" in ran.out
+    assert f"written  {file}" in ran.out
+    assert ran.err.count("\n") == 1
+    assert synth("verify", str(file)).status == 0
+
+
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
+        (("solve", "dgx1", "alltoall", "--max-trees", "1"), ("alltoall", "max_trees")),
         (("bound", "dgx7", "broadcast"), ("dgx7", "dgx1")),
         (("bound", "dgx1", "brodcast"), ("brodcast", "broadcast, reduce")),
         (("bound", "dgx1", "broadcast", "--root", "8"), ("root", "0..7", "8")),

@@ -13,8 +13,8 @@ import pytest
 import synth
 import topologies
 from synth.collective import TREE_KINDS
-from synth.errors import InputError
-from synth.methods import METHODS
+from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.methods import METHODS, Request
 from synth.schedule import Schedule
 from synth.selection import candidates, fastest
 from synth.simulator import simulate
@@ -94,3 +94,29 @@ def test_small_messages_take_shallower_schedules() -> None:
 def test_rates_are_exact() -> None:
     schedule = synth.solve(topologies.load("dgx-a100:boxes=2"), "allgather")
     assert schedule.rate == Fraction(16 * 65, 3)
+
+
+def test_a_late_method_does_not_lose_what_the_earlier_ones_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> Schedule:
+        raise TimedOutError("ring: out of time")
+
+    monkeypatch.setitem(METHODS, "ring", late)
+    with pytest.raises(TimedOutError, match="ring: out of time") as caught:
+        synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=60)
+    assert caught.value.best is not None
+    assert caught.value.best.is_optimal
+
+
+def test_all_methods_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def noted(topology: synth.Topology, collective: synth.Collective, request: Request) -> Schedule:
+        assert request.deadline_s is not None
+        given.append(request.deadline_s)
+        raise InfeasibleError("not here")
+
+    for name in ("ring", "multiring", "binary-tree", "halving-doubling"):
+        monkeypatch.setitem(METHODS, name, noted)
+    synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=60)
+    assert len(given) == 4
+    assert 60 > given[0] >= given[1] >= given[2] >= given[3]
