@@ -22,7 +22,7 @@ from pathlib import Path
 from backends.job import ITEM_BYTES, Answer, Job, count_for
 from backends.layout import has_blocks
 from backends.reduction import Reduction
-from synth.collective import busbw_factor
+from synth.collective import bandwidths
 from synth.errors import InputError, TimedOutError
 from synth.schedule import Schedule
 
@@ -206,7 +206,7 @@ def _row(job: Job, count: int, answers: Sequence[Answer]) -> Row:
     slowest = [max(times) for times in zip(*(answer.times_s for answer in answers), strict=True)]
     time_us = statistics.median(slowest) * 1e6
     size = count * ITEM_BYTES[job.dtype]
-    algbw = size / time_us / 1e3
+    algbw, busbw = bandwidths(collective.kind, len(collective.ranks), size, time_us)
     wrong = sum(answer.wrong for answer in answers)
     return Row(
         bytes=size,
@@ -216,7 +216,7 @@ def _row(job: Job, count: int, answers: Sequence[Answer]) -> Row:
         root=-1 if collective.root is None else collective.root,
         time_us=time_us,
         algbw=algbw,
-        busbw=algbw * float(busbw_factor(collective.kind, len(collective.ranks))),
+        busbw=busbw,
         wrong=wrong,
         correct=not wrong,
         reference=answers[0].reference,

@@ -180,6 +180,12 @@ def busbw_factor(kind: Kind, ranks: int) -> Fraction:
             return Fraction(ranks - 1, ranks)
 
 
+def bandwidths(kind: Kind, ranks: int, size_bytes: int, time_us: float) -> tuple[float, float]:
+    """Algbw and busbw in GB/s of a buffer that took so long; 0 where it took no time."""
+    algbw = size_bytes / (1000 * time_us) if time_us else 0.0
+    return algbw, algbw * float(busbw_factor(kind, ranks))
+
+
 def _ranges(ranks: Sequence[int]) -> str:
     ordered = sorted(ranks)
     if ordered == list(range(ordered[0], ordered[-1] + 1)) and len(ordered) > 2:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
-from synth.collective import Collective, Kind, busbw_factor
+from synth.collective import Collective, Kind, bandwidths
 from synth.errors import CollectiveError, InputError
 from synth.topology import Topology
 
@@ -249,8 +249,7 @@ def _row(method: str, protocol: Protocol, kind: Kind, count: int, size: int, pla
     rate = (_ring_rate if method == RING else _tree_rate)(protocol, kind, count, plan)
     latency_us = (_ring_latency_us if method == RING else _tree_latency_us)(protocol, kind, count, plan)
     time_us = latency_us + size / (1000 * float(rate))
-    algbw = size / (1000 * time_us)
-    busbw = algbw * float(busbw_factor(kind, count))
+    algbw, busbw = bandwidths(kind, count, size, time_us)
     return ModelTime(method, protocol, size, time_us, latency_us, rate, algbw, busbw, plan)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from synth.collective import busbw_factor
+from synth.collective import bandwidths
 from synth.errors import InputError
 from synth.schedule import Schedule
 from synth.sizes import LARGEST_SIZE, format_size
@@ -175,9 +175,8 @@ def _descend(hops: Hops, size: int, most: int) -> tuple[int, float]:
 
 
 def _timing(schedule: Schedule, size: int, pieces: int, time_us: float) -> Timing:
-    algbw = size / (1000 * time_us) if time_us else 0.0
-    factor = float(busbw_factor(schedule.collective.kind, len(schedule.collective.ranks)))
-    return Timing(size, pieces, time_us, algbw, algbw * factor)
+    collective = schedule.collective
+    return Timing(size, pieces, time_us, *bandwidths(collective.kind, len(collective.ranks), size, time_us))
 
 
 def _check_size(size: int) -> None:

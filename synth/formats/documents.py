@@ -45,6 +45,15 @@ def topology_to_document(topology: Topology) -> Document:
     return document
 
 
+@contextlib.contextmanager
+def raising(kind: type[InputError]) -> Iterator[None]:
+    """Any wrong input of the block becomes an error of the document's own kind, with the same line."""
+    try:
+        yield
+    except InputError as error:
+        raise kind(str(error)) from error
+
+
 def topology_from_document(document: object, place: str) -> Topology:
     """The topology that a document describes; `place` (a file name) begins every error.
 
@@ -53,10 +62,8 @@ def topology_from_document(document: object, place: str) -> Topology:
     """
     from synth.formats.shapes import TopologyShape, check_shape
 
-    try:
+    with raising(TopologyError):
         return read_topology(check_shape(TopologyShape, document, place), place, "")
-    except InputError as error:
-        raise TopologyError(str(error)) from error
 
 
 def read_topology(shape: Mapping[str, Any], place: str, prefix: str) -> Topology:
@@ -159,10 +166,8 @@ def bound_from_document(document: object, topology: Topology, place: str) -> Bou
     """
     from synth.formats.shapes import BoundShape, check_shape
 
-    try:
+    with raising(ScheduleError):
         return read_bound(check_shape(BoundShape, document, place), topology, place, "")
-    except InputError as error:
-        raise ScheduleError(str(error)) from error
 
 
 def certificate_to_document(certificate: Certificate, topology: Topology) -> Document:
@@ -197,10 +202,8 @@ def certificate_from_document(document: object, topology: Topology, place: str) 
     """
     from synth.formats.shapes import CertificateShape, check_shape
 
-    try:
+    with raising(ScheduleError):
         return _certificate(check_shape(CertificateShape, document, place), topology, place, "")
-    except InputError as error:
-        raise ScheduleError(str(error)) from error
 
 
 def read_bound(shape: Mapping[str, Any], topology: Topology, place: str, prefix: str) -> Bound:

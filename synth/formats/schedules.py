@@ -18,6 +18,7 @@ from synth.formats.documents import (
     Document,
     bound_to_document,
     prefixed,
+    raising,
     read_bound,
     read_topology,
     topology_to_document,
@@ -60,7 +61,7 @@ def schedule_from_document(document: object, place: str) -> Schedule:
     """
     from synth.formats.shapes import ScheduleShape, check_shape
 
-    try:
+    with raising(ScheduleError):
         _check_format(document, place)
         shape = check_shape(ScheduleShape, document, place)
         topology = read_topology(shape["topology"], place, "topology.")
@@ -73,12 +74,10 @@ def schedule_from_document(document: object, place: str) -> Schedule:
                 method=_method(shape["method"]),
                 bound=bound,
                 chunks=tuple(Chunk(c["share"], c["owner"], c.get("target")) for c in shape["chunks"]),
-                transfers=_transfers(shape["transfers"], topology, place),
+                transfers=_transfers(shape["transfers"], topology),
                 rate=shape["rate"],
                 rounds=None if rounds is None else tuple(rounds),
             )
-    except InputError as error:
-        raise ScheduleError(str(error)) from error
 
 
 def read_schedule(path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES) -> Schedule:
@@ -162,7 +161,7 @@ def _method(shape: Mapping[str, Any]) -> Method:
     return Method(shape["name"], shape.get("seed", 0), tuple(settings.items()))
 
 
-def _transfers(shapes: Sequence[Mapping[str, Any]], topology: Topology, place: str) -> tuple[Transfer, ...]:
+def _transfers(shapes: Sequence[Mapping[str, Any]], topology: Topology) -> tuple[Transfer, ...]:
     numbers = {switch.name: topology.ranks + index for index, switch in enumerate(topology.switches)}
     transfers = []
     for index, shape in enumerate(shapes):
