@@ -31,6 +31,7 @@ class Kind(StrEnum):
     GATHER = "gather"
     SCATTER = "scatter"
     ALLTOALL = "alltoall"
+    CUSTOM = "custom"
 
     @property
     def has_root(self) -> bool:
@@ -48,6 +49,24 @@ TREE_KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, 
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """One block that is only copied: who holds it at the start, who must hold it at the end.
+
+    Attributes:
+        sources: ranks that hold the block before; at least one.
+        targets: ranks that must hold it after and do not hold it before; at least one.
+    """
+
+    sources: frozenset[int]
+    targets: frozenset[int]
+
+    @property
+    def owner(self) -> int:
+        """The source whose name the block bears in schedules: the one of the least number."""
+        return min(self.sources)
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """A collective among some ranks of a topology.
 
@@ -56,11 +75,13 @@ class Collective:
         ranks: those that take part, in the order of their blocks in the buffer; at least two. Other ranks
             of the topology are relays: they may forward, copy and reduce on the way.
         root: the rank that has a part of its own, None for kinds without one.
+        demands: the blocks of a custom collective, all of one size; empty for every other kind.
     """
 
     kind: Kind
     ranks: tuple[int, ...]
     root: int | None = None
+    demands: tuple[Demand, ...] = ()
 
     @classmethod
     def on(
