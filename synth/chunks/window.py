@@ -1,0 +1,81 @@
+"""What can matter in a schedule of S steps: sends that data can be there for, and that still lead to a target.
+
+Every encoding has variables for these alone. A schedule whose every send is needed, and in which no chunk
+comes to a rank twice, stays inside the window: so leaving out the rest loses no instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from synth.chunks.orbits import Orbits
+from synth.chunks.problem import Problem
+from synth.collective import Demand
+
+Reach: TypeAlias = tuple[int | None, ...]
+"""Steps to or from each rank; None: out of reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What chunks of each class may do.
+
+    Attributes:
+        sends: for each chunk class the (route, step) worth a variable, by step and then route: a chunk can
+            be at the route's src when the step begins, its dst is no source, and from there some target
+            other than the src can be reached in the steps that are left.
+        holds: for each chunk class the (rank, time) worth a variable, by time and then rank, sources
+            included: the chunk can be there after `time` steps (0 to S), and it is a target there, or some
+            target can be reached from there in the steps that are left.
+    """
+
+    sends: tuple[tuple[tuple[int, int], ...], ...]
+    holds: tuple[tuple[tuple[int, int], ...], ...]
+
+    @classmethod
+    def of(cls, orbits: Orbits, steps: int) -> Window:
+        """The window of the representatives' chunks in so many steps.
+
+        With fewer steps than the problem's latency, (target, S) is missing among the holds of some target.
+        """
+        problem = orbits.problem
+        targets = sorted({t for c in orbits.classes for t in problem.demands[c.demand].targets})
+        to_target = {target: problem.steps_to(target) for target in targets}
+        sends = []
+        holds = []
+        for chunk_class in orbits.classes:
+            demand = problem.demands[chunk_class.demand]
+            since = problem.steps_from(demand.sources)
+            sends.append(_sends(problem, demand, since, to_target, steps))
+            holds.append(_holds(problem, demand, since, to_target, steps))
+        return cls(tuple(sends), tuple(holds))
+
+
+def _sends(
+    problem: Problem, demand: Demand, since: Reach, to_target: dict[int, Reach], steps: int
+) -> tuple[tuple[int, int], ...]:
+    found = []
+    for index, route in enumerate(problem.routes):
+        first = since[route.src]
+        onward = _least(to_target[target][route.dst] for target in demand.targets if target != route.src)
+        if first is not None and onward is not None and route.dst not in demand.sources:
+            found += [(index, step) for step in range(first, steps - onward)]
+    return tuple(sorted(found, key=lambda send: (send[1], send[0])))
+
+
+def _holds(
+    problem: Problem, demand: Demand, since: Reach, to_target: dict[int, Reach], steps: int
+) -> tuple[tuple[int, int], ...]:
+    found = []
+    for rank in range(problem.ranks):
+        first = since[rank]
+        onward = _least(to_target[target][rank] for target in demand.targets)
+        if first is not None and onward is not None:
+            found += [(rank, time) for time in range(first, steps - onward + 1)]
+    return tuple(sorted(found, key=lambda hold: (hold[1], hold[0])))
+
+
+def _least(steps: Iterable[int | None]) -> int | None:
+    return min((each for each in steps if each is not None), default=None)
