@@ -1,4 +1,4 @@
-"""What can matter in a schedule of S steps: sends that data can be there for, and that still lead to a target.
+"""What can matter in S steps: sends that data can be there for, and that still lead to a target.
 
 Every encoding has variables for these alone. A schedule whose every send is needed, and in which no chunk
 comes to a rank twice, stays inside the window: so leaving out the rest loses no instance.
