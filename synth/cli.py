@@ -28,8 +28,10 @@ from synth.console import (
 from synth.description import (
     describe_bound,
     describe_comparison,
+    describe_frontier,
     describe_solution,
     describe_topology,
+    infeasible_document,
     solution_document,
 )
 from synth.errors import InfeasibleError, InputError, TimedOutError
@@ -39,6 +41,7 @@ from synth.options import (
     Deadline,
     File,
     Gpu,
+    NoCache,
     Pcie,
     Ranks,
     Rates,
@@ -158,7 +161,10 @@ def solve(
     spec: Spec,
     collective: CollectiveName,
     method: Annotated[
-        str, typer.Option(help="auto, trees, mwu, routes, ring, multiring, binary-tree or halving-doubling")
+        str,
+        typer.Option(
+            help="auto, trees, mwu, routes, smt, ilp, sat, ring, multiring, binary-tree or halving-doubling"
+        ),
     ] = "auto",
     root: Root = None,
     ranks: Ranks = None,
@@ -182,8 +188,20 @@ def solve(
     epsilon: Annotated[
         str | None, typer.Option("--epsilon", help="mwu: the part of the optimum it may miss, such as 1/20")
     ] = None,
+    chunks: Annotated[
+        int | None,
+        typer.Option("--chunks", parser=whole, metavar="C", help="smt, ilp, sat: chunks of each block"),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", parser=whole, metavar="S", help="smt, ilp, sat: steps")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option("--rounds", parser=whole, metavar="R", help="smt, ilp, sat: rounds of all steps"),
+    ] = None,
     deadline: Deadline = None,
     seed: Seed = 0,
+    no_cache: NoCache = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write the schedule here")] = None,
     gpu: Gpu = None,
     pcie: Pcie = False,
@@ -211,13 +229,14 @@ def solve(
                 seed=seed,
                 deadline_s=deadline,
                 size_bytes=None if size is None else parse_size(size),
+                chunks=chunks,
+                steps=steps,
+                rounds=rounds,
+                cache=not no_cache,
             )
     except InfeasibleError as error:
         if as_json:
-            from synth.formats import bound_to_document
-
-            proof = None if error.proof is None else bound_to_document(error.proof, topology)
-            print_json({"infeasible": True, "proved": proof, "why": str(error)})
+            print_json(infeasible_document(error, topology, collective))
         raise
     except TimedOutError as error:
         best = {} if error.best is None else _verified(error.best, stopwatch.seconds, output)
@@ -231,6 +250,78 @@ def solve(
         print_json(solution)
         return
     print_lines(describe_solution(schedule, solution))
+
+
+@app.command()
+def pareto(
+    spec: Spec,
+    collective: CollectiveName,
+    root: Root = None,
+    ranks: Ranks = None,
+    relays: Relays = False,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--max-steps", parser=whole, metavar="S", help="largest number of steps; 6 beyond the fewest"
+        ),
+    ] = None,
+    tolerance: Annotated[
+        str | None,
+        typer.Option("--tolerance", help="stop within this part of the limit of any steps, such as 1/20"),
+    ] = None,
+    deadline: Annotated[
+        float,
+        typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="seconds after which to stop"),
+    ] = 600,
+    seed: Seed = 0,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", parser=whole, metavar="N", help="numbers of steps at once; -1 for all cores"),
+    ] = 1,
+    dask: Annotated[
+        str | None, typer.Option("--dask", metavar="ADDRESS", help="run the jobs on this Dask scheduler")
+    ] = None,
+    no_cache: NoCache = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="folder for frontier.json, a schedule per point, a picture"),
+    ] = None,
+    gpu: Gpu = None,
+    pcie: Pcie = False,
+    rates: Rates = "datasheet",
+    as_json: AsJson = False,
+) -> None:
+    """Find every best trade of steps (latency) for rounds per chunk (bandwidth), with proof."""
+    import synth
+    from synth.chunks.documents import frontier_to_document
+    from synth.chunks.folder import check_folder, write_frontier
+    from synth.chunks.jobs import running_on
+
+    if output is not None:
+        check_folder(output)
+    topology, taking_part = _load(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    with progress(f"frontier of {collective} on {topology.name}", quiet=as_json), running_on(dask):
+        found = synth.pareto(
+            topology,
+            collective,
+            root=_root(collective, root),
+            ranks=taking_part,
+            max_steps=max_steps,
+            tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
+            deadline_s=deadline,
+            seed=seed,
+            jobs=jobs,
+            cache=not no_cache,
+        )
+    for point in found.points:
+        _check_correct(point.schedule)
+    document = frontier_to_document(found) if output is None else write_frontier(found, output)
+    if as_json:
+        print_json({**document, "folder": _text(output)})
+    else:
+        print_lines(describe_frontier(found, output))
+    if found.timed_out:
+        raise TimedOutError(f"{collective}: {found.why_stopped}")
 
 
 @app.command()
@@ -384,12 +475,18 @@ def _verified(schedule: Schedule, seconds: float, output: Path | None) -> Json:
     """What `solve` reports; nothing is said or written of a schedule that the verifier does not pass."""
     import synth
 
-    verdict = synth.verify(schedule)
-    if not verdict.correct:
-        raise AssertionError(f"the schedule found is not correct: {verdict.errors[0]}")
+    _check_correct(schedule)
     if output is not None:
         synth.write_schedule(schedule, output)
     return solution_document(schedule, seconds, output)
+
+
+def _check_correct(schedule: Schedule) -> None:
+    import synth
+
+    verdict = synth.verify(schedule)
+    if not verdict.correct:
+        raise AssertionError(f"the schedule found is not correct: {verdict.errors[0]}")
 
 
 def _text(path: Path | None) -> str | None:

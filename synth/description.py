@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synth.certificate import Bound, Cut, Partition
 from synth.console import Json, gigabytes, share, table
+from synth.errors import InfeasibleError
 from synth.schedule import Schedule
 from synth.sizes import format_size
 from synth.topology import Topology
 
 if TYPE_CHECKING:
+    from synth.chunks.frontier import Frontier
     from synth.comparison import Comparison
 
 TOLD = (
+    "chunks",
+    "steps",
+    "rounds",
     "epsilon",
     "iterations",
     "tolerance",
@@ -83,6 +89,55 @@ def describe_bound(found: Bound, topology: Topology) -> list[str]:
                 f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
             )
     return [f"  proof    {proof}", f"  scope    {found.scope.value}"]
+
+
+def infeasible_document(error: InfeasibleError, topology: Topology, collective: str) -> Json:
+    """What `solve --json` says where there is none: `proved` is the exact limit, where one proves it."""
+    from synth.formats import bound_to_document
+
+    proof: Json | None = None
+    if isinstance(error.proof, Bound):
+        proof = bound_to_document(error.proof, topology)
+    elif error.proof is not None:
+        from synth.chunks.documents import limit_to_document
+        from synth.chunks.mirror import IMAGES
+
+        proof = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)
+    return {"infeasible": True, "proved": proof, "why": str(error)}
+
+
+def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
+    """A table of the points, and what is known beyond them."""
+    rows = [
+        (
+            f"({point.chunks}, {point.steps}, {point.rounds})",
+            point.steps,
+            point.ratio,
+            f"{float(point.schedule.rate):.4g}",
+            "proved" if point.is_proved else "open",
+            point.proof,
+        )
+        for point in frontier.points
+    ]
+    open_steps = ", ".join(map(str, frontier.open_steps))
+    lines = [
+        f"{frontier.topology.name} {frontier.collective.kind}: C chunks, S steps, R rounds",
+        "",
+        *_aligned(("(C, S, R)", "steps", "R/C", "GB/s", "", "how"), rows),
+        "",
+        f"  limit    R/C {frontier.static_ratio} for any number of steps",
+        f"  ended    {frontier.why_stopped}",
+        f"  complete {'yes' if frontier.complete else 'no'}"
+        + (f"; left to prove at {open_steps} steps" if open_steps else ""),
+        f"  time     {frontier.seconds} s, every schedule verified",
+    ]
+    return lines if folder is None else [*lines, f"  written  {folder}"]
+
+
+def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> list[str]:
+    """A table whose last two columns are words."""
+    lines = table(header, rows, left=len(header))
+    return [line.rstrip() for line in lines]
 
 
 def describe_comparison(comparison: Comparison) -> list[str]:

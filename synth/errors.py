@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from synth.certificate import Bound
+    from synth.chunks.step_bound import StepBound
     from synth.schedule import Schedule
 
 
@@ -30,9 +31,9 @@ class ScheduleError(InputError):
 
 
 class InfeasibleError(Exception):
-    """No schedule exists as asked; `proof` is the bound of rate zero where a cut proves it."""
+    """No schedule exists as asked; `proof` is the exact limit where one proves it, else the message says."""
 
-    def __init__(self, message: str, proof: Bound | None = None) -> None:
+    def __init__(self, message: str, proof: Bound | StepBound | None = None) -> None:
         super().__init__(message)
         self.proof = proof
 

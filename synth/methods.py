@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from synth.certificate import Bound
 from synth.collective import TREE_KINDS, Collective, Kind
-from synth.errors import InputError
+from synth.errors import InputError, TimedOutError
 from synth.schedule import Schedule
 from synth.topology import Topology
 
 if TYPE_CHECKING:
+    from synth.chunks.frontier import Frontier
     from synth.packing.solver import TreeMethod
 
 
@@ -35,6 +36,10 @@ class Request:
         deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
         size_bytes: with the method "auto", the message size for which the schedule should be fastest;
             None for the best rate, which is what counts for large messages.
+        chunks: C of a chunk schedule (see `synth.chunks.solver.Size`, like the next two).
+        steps: S of a chunk schedule.
+        rounds: R of a chunk schedule.
+        cache: whether answers of solvers are kept and used on disk.
     """
 
     max_trees: int | None = None
@@ -43,13 +48,23 @@ class Request:
     seed: int = 0
     deadline_s: float | None = None
     size_bytes: int | None = None
+    chunks: int | None = None
+    steps: int | None = None
+    rounds: int | None = None
+    cache: bool = True
 
+
+NEED_SIZE = ("smt", "ilp", "sat")
+"""The methods that search for a schedule of given chunks, steps and rounds."""
 
 SERVES: dict[str, frozenset[str]] = {
     "max_trees": frozenset({"auto", "trees", "mwu"}),
     "tolerance": frozenset({"auto", "trees", "mwu"}),
     "epsilon": frozenset({"mwu"}),
     "size_bytes": frozenset({"auto"}),
+    "chunks": frozenset(NEED_SIZE),
+    "steps": frozenset(NEED_SIZE),
+    "rounds": frozenset(NEED_SIZE),
 }
 """Which methods each knob of a `Request` means something to; the others refuse it."""
 
@@ -90,6 +105,10 @@ def solve(
     seed: int = 0,
     deadline_s: float | None = None,
     size_bytes: int | None = None,
+    chunks: int | None = None,
+    steps: int | None = None,
+    rounds: int | None = None,
+    cache: bool = True,
 ) -> Schedule:
     """A schedule of a collective on a topology.
 
@@ -105,6 +124,10 @@ def solve(
         seed: breaks ties.
         deadline_s: limit in seconds.
         size_bytes: with "auto", the size for which the schedule should be fastest.
+        chunks: C, for "smt", "ilp" and "sat", which need all three.
+        steps: S.
+        rounds: R.
+        cache: whether answers of solvers are kept and used on disk.
 
     Raises:
         InputError: an unknown method, a knob that it does not have, or a collective that does not fit.
@@ -112,13 +135,60 @@ def solve(
         TimedOutError: the deadline passed; carries the best schedule so far.
     """
     asked = as_collective(topology, collective, root=root, ranks=ranks)
-    request = Request(max_trees, tolerance, epsilon, seed, deadline_s, size_bytes)
+    request = Request(
+        max_trees, tolerance, epsilon, seed, deadline_s, size_bytes, chunks, steps, rounds, cache
+    )
     if deadline_s is not None and deadline_s <= 0:
         raise InputError(f"deadline must be positive, got {deadline_s} s")
     if method != "auto" and method not in METHODS:
         raise InputError(f"method {method}: must be one of auto, {', '.join(METHODS)}")
     _check_knobs(method, asked, request)
     return (_automatic if method == "auto" else METHODS[method])(topology, asked, request)
+
+
+def pareto(
+    topology: Topology,
+    collective: Collective | Kind | str,
+    *,
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
+    max_steps: int | None = None,
+    tolerance: Fraction | None = None,
+    deadline_s: float | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    cache: bool = True,
+) -> Frontier:
+    """The frontier of chunk schedules between steps (latency) and rounds per chunk (bandwidth).
+
+    Args:
+        topology: the fabric.
+        collective: a kind by name, or a whole `Collective` (then `root` and `ranks` are not used).
+        root: for kinds that have one.
+        ranks: those that take part; None for all.
+        max_steps: see `synth.chunks.frontier.pareto`, like all that follow.
+        tolerance: how near to the static limit is near enough.
+        deadline_s: limit in seconds; what was found by then is returned.
+        seed: of the solvers.
+        jobs: numbers of steps worked on at once.
+        cache: whether answers of solvers are kept and used on disk.
+
+    Raises:
+        InputError: a collective that does not fit, or a number out of its range.
+        InfeasibleError: some rank cannot be reached, or not in `max_steps`; carries the proof.
+    """
+    from synth.chunks import frontier
+
+    return frontier.pareto(
+        topology,
+        as_collective(topology, collective, root=root, ranks=ranks),
+        max_steps=max_steps,
+        tolerance=tolerance,
+        deadline_s=deadline_s,
+        seed=seed,
+        jobs=jobs,
+        cache=cache,
+    )
 
 
 def as_collective(
@@ -145,6 +215,12 @@ def _check_knobs(method: str, collective: Collective, request: Request) -> None:
             raise InputError(f"method {method}: takes no {knob}, which serves {served}")
         if knob in {"max_trees", "tolerance"} and collective.kind not in TREE_KINDS:
             raise InputError(f"{collective.kind}: takes no {knob}, it is not done along trees")
+    if method in NEED_SIZE:
+        missing = [knob for knob in ("chunks", "steps", "rounds") if getattr(request, knob) is None]
+        if missing:
+            raise InputError(
+                f"method {method}: needs {', '.join(missing)}; `synth pareto` finds the best ones"
+            )
 
 
 def _automatic(topology: Topology, collective: Collective, request: Request) -> Schedule:
@@ -153,7 +229,22 @@ def _automatic(topology: Topology, collective: Collective, request: Request) -> 
         from synth.selection import fastest
 
         return fastest(topology, collective, request)
+    if collective.kind is Kind.CUSTOM:
+        return _best_of_frontier(topology, collective, request)
     return METHODS["trees" if collective.kind in TREE_KINDS else "routes"](topology, collective, request)
+
+
+def _best_of_frontier(topology: Topology, collective: Collective, request: Request) -> Schedule:
+    """The highest rate of any chunk schedule that was found."""
+    from synth.chunks.frontier import pareto as find
+
+    frontier = find(
+        topology, collective, deadline_s=request.deadline_s, seed=request.seed, cache=request.cache
+    )
+    best = frontier.points[-1].schedule if frontier.points else None
+    if frontier.timed_out or best is None:
+        raise TimedOutError(f"{collective.kind}: {frontier.why_stopped}", best)
+    return best
 
 
 def _by_trees(name: TreeMethod) -> Method:
@@ -190,12 +281,33 @@ def _by_baseline(name: str) -> Method:
     return solve_it
 
 
+def _by_chunks(name: str) -> Method:
+    def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
+        from synth.chunks.solver import Size, solve_by_chunks
+
+        assert request.chunks is not None and request.steps is not None and request.rounds is not None, (
+            "checked with the other knobs"
+        )
+        return solve_by_chunks(
+            topology,
+            collective,
+            name,
+            Size(request.chunks, request.steps, request.rounds),
+            seed=request.seed,
+            deadline_s=request.deadline_s,
+            cache=request.cache,
+        )
+
+    return solve_it
+
+
 Method = Callable[[Topology, Collective, Request], Schedule]
 
 METHODS: dict[str, Method] = {
     "trees": _by_trees("trees"),
     "mwu": _by_trees("mwu"),
     "routes": _by_routes,
+    **{name: _by_chunks(name) for name in NEED_SIZE},
     **{name: _by_baseline(name) for name in ("ring", "multiring", "binary-tree", "halving-doubling")},
 }
 """Every method by the name that the command line uses."""

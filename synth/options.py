@@ -61,6 +61,7 @@ Seed = Annotated[
         "--seed", parser=whole, metavar="N", help="breaks ties; the same seed gives the same schedule"
     ),
 ]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="neither use nor keep answers of solvers on disk")]
 Deadline = Annotated[
     float | None,
     typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="seconds after which to stop"),

@@ -1,16 +1,17 @@
 """Which schedule serves which message size: build those that apply, simulate each, take the fastest.
 
 Large messages want the highest rate, small ones the fewest hops; the simulator's cost model (latency and
-bandwidth of every link) decides between them.
+bandwidth of every link) decides between trees, the frontier of chunk schedules and the baselines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from synth.collective import TREE_KINDS, Collective
+from synth.collective import TREE_KINDS, Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from synth.schedule import Schedule
@@ -22,36 +23,89 @@ if TYPE_CHECKING:
 FEW_TREES = (1, 2)
 """Tree counts that are tried besides the full packing: few trees are shallow and start fast."""
 
+LARGEST_FRONTIER = 16
+"""Ranks up to which the frontier of chunk schedules is among the candidates: seconds."""
 
-def fastest(topology: Topology, collective: Collective, request: Request) -> Schedule:
-    """The schedule with the least simulated time at `request.size_bytes`, which must be given.
+EXTRA_STEPS = 2
+"""How many steps beyond the latency its candidates may take; more of them serve large messages only, where
+trees are as fast and pipelined."""
+
+SIZES = tuple(takewhile(lambda size: size <= 1 << 30, (1 << power for power in count(10))))
+"""The sizes at which candidates are compared to see where the choice changes: 1 KiB to 1 GiB."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule and from which size on it is the fastest (up to the next choice)."""
+
+    from_bytes: int
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Selection:
+    """All schedules worth comparing.
+
+    Attributes:
+        schedules: the candidates, the one of the highest rate first.
+        out_of_time: why some may be missing; None where the deadline did not pass.
+    """
+
+    schedules: tuple[Schedule, ...]
+    out_of_time: TimedOutError | None = None
+
+    def fastest(self, size_bytes: int) -> Schedule:
+        """The one with the least simulated time; the first of equals."""
+        from synth.simulator import simulate
+
+        return min(self.schedules, key=lambda schedule: simulate(schedule, size_bytes).time_us)
+
+    def choices(self, sizes: Iterable[int] = SIZES) -> tuple[Choice, ...]:
+        """Where the fastest changes, over ascending sizes."""
+        choices: list[Choice] = []
+        for size in sizes:
+            schedule = self.fastest(size)
+            if not choices or choices[-1].schedule is not schedule:
+                choices.append(Choice(size, schedule))
+        return tuple(choices)
+
+
+def select(topology: Topology, collective: Collective, request: Request) -> Selection:
+    """Every candidate that could be built.
 
     Args:
         topology: the fabric.
         collective: what to do on it.
-        request: `size_bytes` is the message size; the other knobs are handed to every method.
+        request: its knobs are handed to every method.
 
     Raises:
         InfeasibleError: no method has a schedule (the first method's own error, with its proof).
-        TimedOutError: the deadline, one for all methods together, passed; carries the fastest until then.
+        TimedOutError: the deadline, one for all methods together, passed before there was any schedule.
     """
-    from synth.simulator import simulate
-
-    assert request.size_bytes is not None, "a caller of ours asked for the fastest without a size"
-    size_bytes = request.size_bytes
     found: list[Schedule] = []
-    late: TimedOutError | None = None
     try:
         for schedule in candidates(topology, collective, replace(request, size_bytes=None)):
             found.append(schedule)
     except TimedOutError as error:
-        late = error
         found += [] if error.best is None else [error.best]
         if not found:
             raise
-    best = min(found, key=lambda schedule: simulate(schedule, size_bytes).time_us)
-    if late is not None:
-        raise TimedOutError(str(late), best) from late
+        return Selection(tuple(found), error)
+    return Selection(tuple(found))
+
+
+def fastest(topology: Topology, collective: Collective, request: Request) -> Schedule:
+    """The schedule with the least simulated time at `request.size_bytes`, which must be given.
+
+    Raises:
+        InfeasibleError: no method has a schedule.
+        TimedOutError: the deadline, one for all methods together, passed; carries the fastest until then.
+    """
+    assert request.size_bytes is not None, "a caller of ours asked for the fastest without a size"
+    selection = select(topology, collective, request)
+    best = selection.fastest(request.size_bytes)
+    if selection.out_of_time is not None:
+        raise TimedOutError(str(selection.out_of_time), best) from selection.out_of_time
     return best
 
 
@@ -62,17 +116,45 @@ def candidates(topology: Topology, collective: Collective, request: Request) -> 
         InfeasibleError: the first one, which reaches the bound wherever anything can, does not exist.
         TimedOutError: the deadline, one for all of them, passed.
     """
-    from synth.methods import METHODS
+    from synth.methods import METHODS, NEED_SIZE
 
     deadline = Deadline.after(request.deadline_s)
     first = "trees" if collective.kind in TREE_KINDS else "routes"
-    yield METHODS[first](topology, collective, request)
-    wanted = [(name, request) for name in METHODS if name not in {"trees", "mwu", "routes"}]
+    if collective.kind is not Kind.CUSTOM:
+        yield METHODS[first](topology, collective, request)
+    wanted = [(name, request) for name in METHODS if name not in {"trees", "mwu", "routes", *NEED_SIZE}]
     if first == "trees" and request.max_trees is None:
-        wanted += [("trees", replace(request, max_trees=count)) for count in FEW_TREES]
+        wanted += [("trees", replace(request, max_trees=few)) for few in FEW_TREES]
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
             yield METHODS[name](topology, collective, replace(its_request, deadline_s=deadline.left_s))
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may
+    if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:
+        yield from _frontier(topology, collective, request, deadline)
+
+
+def _frontier(
+    topology: Topology, collective: Collective, request: Request, deadline: Deadline
+) -> Iterator[Schedule]:
+    """Chunk schedules of few steps, found with little effort and therefore unproved."""
+    from synth.chunks.frontier import latency_of, pareto
+    from synth.chunks.problem import TooManyRoutesError
+
+    deadline.check("the comparison of methods")
+    try:
+        most = latency_of(topology, collective) + EXTRA_STEPS
+        frontier = pareto(
+            topology,
+            collective,
+            max_steps=most,
+            deadline_s=deadline.left_s,
+            seed=request.seed,
+            proofs=False,
+        )
+    except TooManyRoutesError:
+        return  # trees serve such a fabric; `synth pareto` says so when it is asked
+    yield from (point.schedule for point in frontier.points)
+    if frontier.timed_out:
+        raise TimedOutError(f"the comparison of methods did not end within {deadline.allowed_s} s")

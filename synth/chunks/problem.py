@@ -22,6 +22,10 @@ MOST_ROUTES = 20_000
 """Ways from rank to rank up to which a topology is handed to a solver; more would not fit its memory."""
 
 
+class TooManyRoutesError(InputError):
+    """The switches of a topology allow more ways from rank to rank than a solver could take."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A way from one rank to another within a step: a link, or a simple path through switches only.
@@ -59,7 +63,7 @@ class Problem:
 
         Raises:
             CollectiveError: the collective reduces; its mirror image (`synth.chunks.mirror`) does not.
-            InputError: the switches allow more than `MOST_ROUTES` routes.
+            TooManyRoutesError: the switches allow more than `MOST_ROUTES` routes.
         """
         if collective.kind.reduces:
             raise CollectiveError(f"{collective.kind}: reduces, and a problem only copies; mirror it")
@@ -74,6 +78,11 @@ class Problem:
     def capacities(self) -> tuple[int, ...]:
         """Chunks per round of each link of the topology."""
         return self.topology.capacities
+
+    @property
+    def is_routing(self) -> bool:
+        """Whether every block goes to one rank alone, so that nothing is worth copying on the way."""
+        return all(len(demand.targets) == 1 for demand in self.demands)
 
     @cached_property
     def leaving(self) -> tuple[tuple[int, ...], ...]:
@@ -163,9 +172,9 @@ def demands_of(collective: Collective) -> tuple[Demand, ...]:
             return tuple(demand(rank, everyone) for rank in collective.ranks)
         case Kind.GATHER | Kind.SCATTER | Kind.ALLTOALL:
             return tuple(
-                demand(owner, frozenset({target}))
-                for owner, target in collective.blocks()
-                if owner is not None and target is not None
+                demand(block.owner, frozenset({block.target}))
+                for block in collective.blocks()
+                if block.owner is not None and block.target is not None
             )
         case _:
             raise CollectiveError(f"{collective.kind}: reduces, and a problem only copies; mirror it")
@@ -175,7 +184,7 @@ def routes_of(topology: Topology) -> tuple[Route, ...]:
     """Every way from rank to rank that passes no other rank and no vertex twice.
 
     Raises:
-        InputError: there are more than `MOST_ROUTES`.
+        TooManyRoutesError: there are more than `MOST_ROUTES`.
     """
     index = {(link.src, link.dst): position for position, link in enumerate(topology.links)}
     following: list[list[Vertex]] = [[] for _ in range(topology.size)]
@@ -187,7 +196,7 @@ def routes_of(topology: Topology) -> tuple[Route, ...]:
             links = tuple(index[hop] for hop in _hops(path))
             found.append(Route(src, path[-1], path[1:-1], links))
             if len(found) > MOST_ROUTES:
-                raise InputError(
+                raise TooManyRoutesError(
                     f"topology {topology.name}: its switches allow more than {MOST_ROUTES} ways from rank "
                     "to rank, too many for a chunk schedule; use trees"
                 )

@@ -1,0 +1,151 @@
+"""The frontier of one problem of copies: number of steps by number of steps, until there is nothing to gain.
+
+Numbers of steps are independent questions, so several are worked on at once where that is asked for. Their
+answers are taken in ascending order of steps, which makes the curve the same whatever the number of jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from synth.chunks.cache import ChunkCache
+from synth.chunks.problem import Problem
+from synth.chunks.search import Searcher
+from synth.chunks.step_bound import StepBound
+from synth.chunks.step_optimum import StepOptimum, step_optimum
+from synth.chunks.workers import Workers
+from synth.deadline import Deadline
+from synth.progress import report
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How a curve is traced.
+
+    Attributes:
+        tolerance: stop where R/C is within this part of the static limit.
+        seed: of the solvers.
+        jobs: numbers of steps worked on at once, as joblib counts them.
+        cache: whether to keep and use answers on disk.
+        proofs: whether to prove the points; otherwise good plans are looked for with little effort.
+    """
+
+    tolerance: Fraction = Fraction(0)
+    seed: int = 0
+    jobs: int = 1
+    cache: bool = True
+    proofs: bool = True
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one problem.
+
+    Attributes:
+        points: in order of steps, each with a plan of a smaller R/C than the one before.
+        open_steps: numbers of steps at which something is left to prove.
+        complete: whether nothing is missing: all points settled, and the last attains the static limit.
+        why_stopped: what ended it.
+        timed_out: whether that was the deadline.
+    """
+
+    points: tuple[StepOptimum, ...]
+    open_steps: tuple[int, ...]
+    complete: bool
+    why_stopped: str
+    timed_out: bool
+
+
+def trace(problem: Problem, static: StepBound, last: int, effort: Effort, deadline: Deadline) -> Curve:
+    """The curve of a problem from its latency to at most `last` steps.
+
+    Args:
+        problem: one whose targets can all be reached.
+        static: the limit of R/C for any number of steps.
+        last: the largest S looked at, at least the latency.
+        effort: how to go about it.
+        deadline: what is found by then is returned.
+    """
+    points: list[StepOptimum] = []
+    open_steps: list[int] = []
+    good_enough = static.ratio * (1 + effort.tolerance)
+    why = f"{last} steps were the most asked for"
+    timed_out = False
+    for steps, optimum in _optima(problem, static, last, effort, deadline, points):
+        best = points[-1].ratio if points else None
+        improves = optimum.ratio is not None and (best is None or optimum.ratio < best)
+        if improves:
+            points.append(optimum)
+        if not optimum.is_settled if improves else best is None or optimum.limit.ratio < best:
+            open_steps.append(steps)
+        if optimum.out_of_time:
+            why, timed_out = f"the deadline of {deadline.allowed_s:g} s passed at {steps} steps", True
+            break
+        if points and points[-1].ratio == static.ratio:
+            why = "the limit of any number of steps is attained"
+            break
+        if points and points[-1].ratio is not None and points[-1].ratio <= good_enough:
+            why = f"within {effort.tolerance} of the limit of any number of steps"
+            break
+    complete = not open_steps and bool(points) and points[-1].ratio == static.ratio
+    return Curve(tuple(points), tuple(open_steps), complete, why, timed_out)
+
+
+def _optima(
+    problem: Problem,
+    static: StepBound,
+    last: int,
+    effort: Effort,
+    deadline: Deadline,
+    points: Sequence[StepOptimum],
+) -> Iterator[tuple[int, StepOptimum]]:
+    """The optimum of each number of steps in turn; `points` is read as it grows."""
+    latency = problem.latency
+    assert latency is not None, "every target can be reached"
+    steps = range(latency, last + 1)
+    if effort.jobs == 1:
+        with Workers() as workers:
+            workers.warm()
+            for count in steps:
+                below = points[-1].ratio if points else None
+                yield count, _optimum(problem, count, static, below, effort, deadline, workers)
+        return
+    from joblib import Parallel, delayed, effective_n_jobs
+
+    width = effective_n_jobs(effort.jobs)
+    for start in range(latency, last + 1, width):
+        wave = steps[start - latency : start - latency + width]
+        below = points[-1].ratio if points else None
+        report(f"{wave[0]} to {wave[-1]} steps", 0, 0)
+        tasks = (delayed(_job)(problem, count, static, below, effort, deadline.left_s) for count in wave)
+        yield from zip(wave, Parallel(n_jobs=effort.jobs)(tasks), strict=True)
+
+
+def _job(
+    problem: Problem,
+    steps: int,
+    static: StepBound,
+    below: Fraction | None,
+    effort: Effort,
+    left_s: float | None,
+) -> StepOptimum:
+    """One number of steps in a process of its own, which may be on another machine with another clock."""
+    with Workers(1) as workers:
+        return _optimum(problem, steps, static, below, effort, Deadline.after(left_s), workers)
+
+
+def _optimum(
+    problem: Problem,
+    steps: int,
+    static: StepBound,
+    below: Fraction | None,
+    effort: Effort,
+    deadline: Deadline,
+    workers: Workers,
+) -> StepOptimum:
+    encodings = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
+    cache = ChunkCache() if effort.cache else None
+    searcher = Searcher(problem, encodings, effort.seed, deadline, workers, cache)
+    return step_optimum(searcher, steps, static, below, proofs=effort.proofs)

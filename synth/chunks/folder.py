@@ -1,0 +1,61 @@
+"""A frontier in a folder: its points with their certificates, a schedule of each, and a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from synth.chunks.documents import frontier_to_document, limit_to_document
+from synth.chunks.frontier import Frontier, parts_of
+from synth.chunks.mirror import IMAGES
+from synth.errors import InputError
+from synth.formats import write_schedule
+from synth.formats.atomic import write_atomically
+
+FRONTIER_FORMAT = "arborcast.frontier/1"
+
+
+def check_folder(folder: Path) -> None:
+    """See that a frontier can be written there, before any time is spent on it.
+
+    Raises:
+        InputError: there is something else of that name, or its parent does not exist.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: must be a folder to write to, got a file")
+    if not folder.parent.is_dir():
+        raise InputError(f"{folder}: its parent folder {folder.parent} does not exist")
+
+
+def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
+    """Write `frontier.json`, `frontier.svg` and one schedule per point, such as `c6-s3-r7.json`.
+
+    Returns:
+        The document of the frontier, with the `file` of each point.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    from synth.pictures import draw_frontier
+
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    document = frontier_to_document(frontier)
+    certified = []
+    for point, entry in zip(frontier.points, document["frontier"], strict=True):
+        path = folder / f"c{point.chunks}-s{point.steps}-r{point.rounds}.json"
+        write_schedule(point.schedule, path)
+        entry["file"] = str(path)
+        certificates = [
+            limit_to_document(bound, frontier.topology, mirrored=part.kind in IMAGES)
+            for part, bound in zip(parts_of(frontier.collective), point.bounds, strict=True)
+        ]
+        certified.append({**entry, "file": path.name, "certificates": certificates})
+    title = f"{frontier.topology.name} {frontier.collective.kind}"
+    draw_frontier(frontier, folder / "frontier.svg", title=title)
+    full = {"format": FRONTIER_FORMAT, **document, "frontier": certified}
+    write_atomically(folder / "frontier.json", json.dumps(full, indent=1) + "\n")
+    return document

@@ -1,0 +1,290 @@
+"""The frontier between latency (steps) and bandwidth (rounds per chunk), complete where it can be proved.
+
+For each number of steps from the latency on: the least R/C over all C, and the smallest C that attains it
+(`synth.chunks.curve`). Points that improve on all fewer steps are the frontier. It ends where the static
+limit is reached, within a tolerance of it, at the largest S asked, or at the deadline. An allreduce is
+composed of a reduce-scatter and an allgather, so its frontier is that of the sums of their points.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+
+from synth import bounds
+from synth.certificate import Bound
+from synth.chunks.curve import Curve, Effort, trace
+from synth.chunks.lift import Plan
+from synth.chunks.mirror import allreduce_of, mirrored, repeated, schedule_of, share_of_demand
+from synth.chunks.problem import Problem
+from synth.chunks.step_bound import StaticLimit, StepBound
+from synth.chunks.step_optimum import StepOptimum, explain
+from synth.collective import Collective, Kind
+from synth.deadline import Deadline
+from synth.errors import InfeasibleError, InputError
+from synth.reachability import who_is_cut_off
+from synth.schedule import Method, Schedule
+from synth.topology import Topology
+
+STEPS_BEYOND_LATENCY = 6
+"""How many more steps than the fewest possible are looked at where nothing else is asked."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A schedule that no other one known beats in both steps and R/C.
+
+    Attributes:
+        chunks: C.
+        steps: S.
+        rounds: R.
+        least: the proven limit of R/C in so many steps, whatever the number of chunks.
+        is_proved: whether R/C is the least in so many steps and C the smallest that attains it.
+        proof: how that was proved, or what is missing.
+        bounds: the exact certificates behind `least`, two for an allreduce (of its halves).
+        schedule: what attains it.
+    """
+
+    chunks: int
+    steps: int
+    rounds: int
+    least: Fraction
+    is_proved: bool
+    proof: str
+    bounds: tuple[StepBound, ...]
+    schedule: Schedule
+
+    @property
+    def ratio(self) -> Fraction:
+        """R/C."""
+        return Fraction(self.rounds, self.chunks)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The points in order of steps.
+
+    Attributes:
+        topology: the fabric.
+        collective: what is done on it.
+        points: each with more steps and a smaller R/C than the one before.
+        static_ratio: the limit of R/C for any number of steps.
+        complete: whether nothing is missing: every point is proved and the last one attains the limit.
+        why_stopped: what ended it.
+        open_steps: numbers of steps at which something is left to prove.
+        timed_out: whether the deadline ended it.
+        seconds: that it took.
+    """
+
+    topology: Topology
+    collective: Collective
+    points: tuple[Point, ...]
+    static_ratio: Fraction
+    complete: bool
+    why_stopped: str
+    open_steps: tuple[int, ...]
+    timed_out: bool
+    seconds: float
+
+
+def pareto(
+    topology: Topology,
+    collective: Collective,
+    *,
+    max_steps: int | None = None,
+    tolerance: Fraction | None = None,
+    deadline_s: float | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    cache: bool = True,
+    proofs: bool = True,
+) -> Frontier:
+    """The frontier of a collective on a topology.
+
+    Args:
+        topology: the fabric.
+        collective: what to do on it.
+        max_steps: the largest S looked at; None for the latency and `STEPS_BEYOND_LATENCY` more.
+        tolerance: stop where R/C is within this part of the static limit; None: only where it is attained.
+        deadline_s: limit in seconds; what was found by then is returned. None for no limit.
+        seed: of the solvers.
+        jobs: numbers of steps worked on at once, through joblib (whose own backends take over inside
+            `joblib.parallel_config`); negative for all cores but so many, as joblib counts.
+        cache: whether to keep and use answers on disk.
+        proofs: whether to prove the points; otherwise good schedules are looked for with little effort.
+
+    Raises:
+        InputError: a number out of its range.
+        InfeasibleError: some rank cannot be reached, or `max_steps` is below the latency.
+    """
+    start = time.perf_counter()
+    deadline = Deadline.after(deadline_s)
+    _check(tolerance, jobs, max_steps, deadline_s)
+    limit = bounds.bound(topology, collective, deadline_s=deadline.left_s)
+    if limit.rate == 0:
+        raise InfeasibleError(who_is_cut_off(topology, collective), limit)
+    effort = Effort(tolerance or Fraction(0), seed, jobs, cache, proofs)
+    halves = [_Half.of(topology, part) for part in parts_of(collective)]
+    latency = sum(half.latency for half in halves)
+    last = latency + STEPS_BEYOND_LATENCY if max_steps is None else max_steps
+    if last < latency:
+        raise InfeasibleError(f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}")
+    curves = [half.trace(last - latency, effort, deadline) for half in halves]
+    join = _joined if collective.kind is Kind.ALLREDUCE else _single
+    points = join(topology, collective, limit, halves, curves, seed)
+    return Frontier(
+        topology,
+        collective,
+        tuple(_improving(point for point in points if point.steps <= last)),
+        static_ratio(topology, collective, limit),
+        all(curve.complete for curve in curves),
+        "; ".join(dict.fromkeys(curve.why_stopped for curve in curves)),
+        tuple(sorted({steps for curve in curves for steps in curve.open_steps})),
+        any(curve.timed_out for curve in curves),
+        round(time.perf_counter() - start, 3),
+    )
+
+
+def latency_of(topology: Topology, collective: Collective) -> int:
+    """The fewest steps of any schedule (of an allreduce: of any that is composed of two halves).
+
+    Raises:
+        InfeasibleError: some rank cannot be reached.
+    """
+    steps = [Problem.of(*mirrored(topology, part)).latency for part in parts_of(collective)]
+    if None in steps:
+        raise InfeasibleError(who_is_cut_off(topology, collective), bounds.bound(topology, collective))
+    return sum(step for step in steps if step is not None)
+
+
+def static_ratio(topology: Topology, collective: Collective, limit: Bound) -> Fraction:
+    """The R/C below which the rate of a schedule would exceed its limit."""
+    share = Fraction(1) if collective.kind is Kind.ALLREDUCE else share_of_demand(collective)
+    return topology.bandwidth_unit / (limit.rate * share)
+
+
+@dataclass(frozen=True)
+class _Half:
+    """A collective of its own, or one of the two that an allreduce is composed of."""
+
+    topology: Topology
+    collective: Collective
+    problem: Problem
+    latency: int
+    static: StepBound
+
+    @classmethod
+    def of(cls, topology: Topology, collective: Collective) -> _Half:
+        problem = Problem.of(*mirrored(topology, collective))
+        latency = problem.latency
+        assert latency is not None, "a collective with a rate above zero reaches everybody"
+        limit = bounds.bound(topology, collective)
+        ratio = static_ratio(topology, collective, limit)
+        return cls(topology, collective, problem, latency, StepBound(latency, ratio, StaticLimit(limit)))
+
+    def trace(self, spare: int, effort: Effort, deadline: Deadline) -> Curve:
+        return trace(self.problem, self.static, self.latency + spare, effort, deadline)
+
+    def schedule(self, chunks: int, plan: Plan, method: Method) -> Schedule:
+        bound = self.static.certificate
+        assert isinstance(bound, StaticLimit), "made with one"
+        return schedule_of(
+            self.topology, self.collective, self.problem, chunks, plan, method=method, bound=bound.bound
+        )
+
+
+def parts_of(collective: Collective) -> list[Collective]:
+    """The collectives it is composed of: two for an allreduce, otherwise itself."""
+    if collective.kind is not Kind.ALLREDUCE:
+        return [collective]
+    return [replace(collective, kind=kind) for kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER)]
+
+
+def _single(
+    topology: Topology,
+    collective: Collective,
+    limit: Bound,
+    halves: Sequence[_Half],
+    curves: Sequence[Curve],
+    seed: int,
+) -> Iterator[Point]:
+    for optimum in curves[0].points:
+        plan, chunks = optimum.plan, optimum.chunks
+        assert plan is not None, "a point of a curve has a plan"
+        schedule = halves[0].schedule(chunks, plan, _method(chunks, plan.rounds, seed))
+        yield Point(
+            chunks,
+            len(plan.rounds),
+            sum(plan.rounds),
+            optimum.limit.ratio,
+            optimum.is_settled,
+            _proof(optimum),
+            (optimum.limit,),
+            schedule,
+        )
+
+
+def _joined(
+    topology: Topology,
+    collective: Collective,
+    limit: Bound,
+    halves: Sequence[_Half],
+    curves: Sequence[Curve],
+    seed: int,
+) -> Iterator[Point]:
+    """Every point of one half before every point of the other, each with its chunks divided as needed."""
+    ranks = len(collective.ranks)
+    for first, second in product(curves[0].points, curves[1].points):
+        chunks = math.lcm(first.chunks, second.chunks)
+        schedules = []
+        for half, optimum in zip(halves, (first, second), strict=True):
+            assert optimum.plan is not None, "a point of a curve has a plan"
+            plan = repeated(optimum.plan, chunks // optimum.chunks)
+            schedules.append(half.schedule(chunks, plan, _method(chunks, plan.rounds, seed)))
+        rounds = tuple(count for schedule in schedules for count in schedule.rounds or ())
+        method = _method(chunks * ranks, rounds, seed)
+        yield Point(
+            chunks * ranks,
+            len(rounds),
+            sum(rounds),
+            (first.limit.ratio + second.limit.ratio) / ranks,
+            first.is_settled and second.is_settled,
+            f"reduce-scatter: {_proof(first)}; allgather: {_proof(second)}; among their compositions",
+            (first.limit, second.limit),
+            allreduce_of(collective, *schedules, method=method, bound=limit),
+        )
+
+
+def _improving(points: Iterable[Point]) -> Iterator[Point]:
+    """Those with a smaller R/C than any with as few steps or fewer."""
+    best: Fraction | None = None
+    for point in sorted(points, key=lambda point: (point.steps, point.ratio, point.chunks)):
+        if best is None or point.ratio < best:
+            best = point.ratio
+            yield point
+
+
+def _method(chunks: int, rounds: Sequence[int], seed: int) -> Method:
+    return Method("pareto", seed, (("chunks", chunks), ("steps", len(rounds)), ("rounds", sum(rounds))))
+
+
+def _proof(optimum: StepOptimum) -> str:
+    if optimum.ratio != optimum.limit.ratio:
+        return f"not proved: at least {optimum.limit.ratio} by {explain(optimum.limit)}"
+    smallest = optimum.smallest or "the smallest C is not proved"
+    return f"{explain(optimum.limit)}; {smallest}"
+
+
+def _check(tolerance: Fraction | None, jobs: int, max_steps: int | None, deadline_s: float | None) -> None:
+    if tolerance is not None and tolerance < 0:
+        raise InputError(f"tolerance must not be negative, got {tolerance}")
+    if jobs == 0:
+        raise InputError("jobs must be a number of processes, or -1 for all cores, got 0")
+    if max_steps is not None and max_steps < 1:
+        raise InputError(f"max_steps must be at least 1, got {max_steps}")
+    if deadline_s is not None and deadline_s <= 0:
+        raise InputError(f"deadline must be positive, got {deadline_s} s")

@@ -1,0 +1,109 @@
+"""One instance of (C, S, R), answered: by the cache, or by a race of encodings with and without symmetry.
+
+This is where the pieces meet: groups of symmetries, encodings, child processes. A plan that comes out of
+here was pruned; that it is correct is still for `synth.verifier` to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from synth.chunks.cache import ChunkCache
+from synth.chunks.lift import Plan, prune
+from synth.chunks.orbits import Orbits
+from synth.chunks.outcome import Found, Impossible, Unfinished
+from synth.chunks.portfolio import Entrant, race
+from synth.chunks.problem import Problem
+from synth.chunks.symmetry import useful_groups
+from synth.chunks.workers import Workers
+from synth.deadline import Deadline
+
+Answer: TypeAlias = Plan | Impossible | Unfinished
+
+SOLVERS = {"smt": "z3", "ilp": "HiGHS", "sat": "CaDiCaL"}
+"""Which solver stands behind each encoding."""
+
+
+@dataclass
+class Searcher:
+    """Answers instances of one problem.
+
+    Attributes:
+        problem: what is to be done.
+        encodings: those that may run; the first is preferred.
+        seed: of the solvers; the same seed gives the same plan on any machine.
+        deadline: of all searches together.
+        workers: the processes in which solvers run.
+        cache: where answers are kept; None to keep none.
+        symmetric: whether groups of symmetries are tried beside the problem as it is.
+    """
+
+    problem: Problem
+    encodings: tuple[str, ...]
+    seed: int
+    deadline: Deadline
+    workers: Workers
+    cache: ChunkCache | None
+    symmetric: bool = True
+    _groups: dict[int, tuple[Orbits, ...]] = field(default_factory=dict)
+
+    def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> Answer:
+        """A plan, the proof by a solver that there is none, or `Unfinished` after so many slices.
+
+        Args:
+            chunks: C, the chunks of each demand.
+            steps: S, at least the latency of the problem.
+            rounds: R, at least S.
+            slices: how much effort to spend (see `synth.chunks.portfolio`); None until there is an answer.
+
+        Raises:
+            TimedOutError: the deadline passed.
+        """
+        key = (
+            None
+            if self.cache is None
+            else self.cache.key(self.problem, chunks, steps, rounds, encodings=self.encodings, seed=self.seed)
+        )
+        if self.cache is not None and key is not None:
+            kept = self.cache.get(key)
+            if isinstance(kept, Plan | Impossible):
+                return kept
+        verdict = race(
+            self._entrants(chunks),
+            steps=steps,
+            rounds=rounds,
+            seed=self.seed,
+            deadline=self.deadline,
+            workers=self.workers,
+            slices=slices,
+        )
+        answer: Answer
+        match verdict.outcome:
+            case Found(found_rounds, sends):
+                assert verdict.entrant is not None, "somebody found it"
+                unfolded = verdict.entrant.orbits.unfold(sends)
+                answer = prune(self.problem, chunks, found_rounds, unfolded)
+            case outcome:
+                answer = outcome
+        if self.cache is not None and key is not None and not isinstance(answer, Unfinished):
+            self.cache.put(key, answer)
+        return answer
+
+    def _entrants(self, chunks: int) -> list[Entrant]:
+        """Every encoding with the best group first, which is faster where it fits, then as it is."""
+        first, *others = self.encodings
+        reduced = self._reduced(chunks)
+        whole = Orbits.trivial(self.problem, chunks)
+        entrants = [Entrant(first, orbits) for orbits in (*reduced[:1], whole)]
+        for encoding in others:
+            entrants += [Entrant(encoding, orbits) for orbits in (*reduced[:1], whole)]
+        return entrants + [Entrant(first, orbits) for orbits in reduced[1:]]
+
+    def _reduced(self, chunks: int) -> tuple[Orbits, ...]:
+        if not self.symmetric:
+            return ()
+        if chunks not in self._groups:
+            groups = useful_groups(self.problem, chunks)
+            self._groups[chunks] = tuple(Orbits(self.problem, chunks, group) for group in groups)
+        return self._groups[chunks]

@@ -1,0 +1,225 @@
+"""One (C, S, R) by one encoding: a schedule, the proof that there is none, or out of time.
+
+Before a solver is asked, exact limits answer what they can: the latency, the static limit, and the limit of
+S steps. An allreduce is composed of a reduce-scatter and an allgather, and what is proved of it is proved
+of such compositions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from synth import bounds
+from synth.certificate import Bound
+from synth.chunks.cache import ChunkCache
+from synth.chunks.flow_bounds import cut_bound
+from synth.chunks.frontier import parts_of, static_ratio
+from synth.chunks.lift import Plan
+from synth.chunks.mirror import allreduce_of, mirrored, schedule_of
+from synth.chunks.outcome import Impossible
+from synth.chunks.problem import Problem
+from synth.chunks.search import SOLVERS, Searcher
+from synth.chunks.step_bound import StaticLimit, StepBound
+from synth.chunks.step_optimum import explain
+from synth.chunks.workers import Workers
+from synth.collective import Collective, Kind
+from synth.deadline import Deadline
+from synth.errors import InfeasibleError, InputError
+from synth.reachability import who_is_cut_off
+from synth.schedule import Method, Schedule
+from synth.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What SCCL calls an instance's (C, S, R).
+
+    Attributes:
+        chunks: C, of the buffer (broadcast, reduce, allreduce), of a rank's block (allgather,
+            reduce-scatter, gather, scatter), of a pair's block (alltoall), of each block (custom).
+        steps: S.
+        rounds: R, of all steps together.
+    """
+
+    chunks: int
+    steps: int
+    rounds: int
+
+    def __str__(self) -> str:
+        """As the literature writes it."""
+        return f"({self.chunks}, {self.steps}, {self.rounds})"
+
+
+def solve_by_chunks(
+    topology: Topology,
+    collective: Collective,
+    method: str,
+    size: Size,
+    *,
+    seed: int = 0,
+    deadline_s: float | None = None,
+    cache: bool = True,
+) -> Schedule:
+    """A step-synchronous schedule of C chunks, S steps and R rounds.
+
+    Args:
+        topology: the fabric.
+        collective: what to do on it.
+        method: "smt", "ilp" or "sat".
+        size: (C, S, R).
+        seed: of the solver.
+        deadline_s: limit in seconds; None for no limit.
+        cache: whether to keep and use answers on disk.
+
+    Raises:
+        InputError: a number below 1, or chunks of an allreduce that its ranks do not divide.
+        InfeasibleError: there is none; the message says how that was proved, `proof` is the exact limit
+            where one proves it.
+        TimedOutError: the deadline passed.
+    """
+    for name in ("chunks", "steps", "rounds"):
+        if getattr(size, name) < 1:
+            raise InputError(f"{name} must be at least 1, got {getattr(size, name)}")
+    limit = bounds.bound(topology, collective)
+    if limit.rate == 0:
+        raise InfeasibleError(who_is_cut_off(topology, collective), limit)
+    deadline = Deadline.after(deadline_s)
+    settings = (("chunks", size.chunks), ("steps", size.steps), ("rounds", size.rounds))
+    how = Method(method, seed, settings)
+    with Workers() as workers:
+
+        def searcher(problem: Problem) -> Searcher:
+            kept = ChunkCache() if cache else None
+            return Searcher(problem, (method,), seed, deadline, workers, kept)
+
+        if collective.kind is Kind.ALLREDUCE:
+            return _Composition(topology, collective, limit, size, how).solve(searcher)
+        question = _Question.of(topology, collective, limit, searcher)
+        return question.solve(size, how)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A collective that is one problem, and who answers it."""
+
+    topology: Topology
+    collective: Collective
+    limit: Bound
+    searcher: Searcher
+
+    @classmethod
+    def of(
+        cls, topology: Topology, collective: Collective, limit: Bound, searcher: Callable[[Problem], Searcher]
+    ) -> _Question:
+        return cls(topology, collective, limit, searcher(Problem.of(*mirrored(topology, collective))))
+
+    @property
+    def latency(self) -> int:
+        latency = self.searcher.problem.latency
+        assert latency is not None, "a collective with a rate above zero reaches everybody"
+        return latency
+
+    def solve(self, size: Size, method: Method) -> Schedule:
+        self._check_limits(size)
+        answer = self.searcher.search(size.chunks, size.steps, size.rounds)
+        if isinstance(answer, Impossible):
+            solver = SOLVERS[method.name]
+            raise InfeasibleError(f"{self.collective.kind} {size}: there is none, proved by {solver}")
+        assert isinstance(answer, Plan), "without a limit of effort every search ends"
+        return schedule_of(
+            self.topology,
+            self.collective,
+            self.searcher.problem,
+            size.chunks,
+            answer,
+            method=method,
+            bound=self.limit,
+        )
+
+    def _check_limits(self, size: Size) -> None:
+        """Raise InfeasibleError where a limit answers without any search."""
+        name = self.collective.kind
+        if size.steps < self.latency:
+            raise InfeasibleError(f"{name}: needs at least {self.latency} steps, got {size.steps}")
+        if size.rounds < size.steps:
+            raise InfeasibleError(
+                f"{name}: every step takes a round, so {size.steps} steps need as many, got {size.rounds}"
+            )
+        ratio = Fraction(size.rounds, size.chunks)
+        static = static_ratio(self.topology, self.collective, self.limit)
+        for bound in (
+            StepBound(size.steps, static, StaticLimit(self.limit)),
+            cut_bound(self.searcher.problem, size.steps, deadline=self.searcher.deadline),
+        ):
+            if ratio < bound.ratio:
+                raise InfeasibleError(
+                    f"{name} {size}: {size.steps} steps need at least {bound.ratio} rounds per chunk, "
+                    f"whatever the number of chunks, got {ratio}; proved by {explain(bound)}",
+                    bound,
+                )
+
+
+@dataclass(frozen=True)
+class _Composition:
+    """An allreduce: a reduce-scatter of some of the steps and rounds, then an allgather of the others."""
+
+    topology: Topology
+    collective: Collective
+    limit: Bound
+    size: Size
+    method: Method
+
+    def solve(self, searcher: Callable[[Problem], Searcher]) -> Schedule:
+        ranks = len(self.collective.ranks)
+        if self.size.chunks % ranks:
+            raise InputError(
+                f"allreduce: chunks must be a multiple of its {ranks} ranks, who own as many each, "
+                f"got {self.size.chunks}"
+            )
+        halves = [
+            _Question.of(self.topology, part, bounds.bound(self.topology, part), searcher)
+            for part in parts_of(self.collective)
+        ]
+        least = sum(half.latency for half in halves)
+        if self.size.steps < least:
+            raise InfeasibleError(
+                f"allreduce: a reduce-scatter and an allgather need at least {least} steps, "
+                f"got {self.size.steps}"
+            )
+        for steps in self._splits(halves):
+            pair = self._with_steps(halves, steps)
+            if pair is not None:
+                return allreduce_of(self.collective, *pair, method=self.method, bound=self.limit)
+        raise InfeasibleError(
+            f"allreduce {self.size}: no reduce-scatter and allgather compose it, proved for every division "
+            "of its steps and rounds"
+        )
+
+    def _splits(self, halves: Sequence[_Question]) -> list[tuple[int, int]]:
+        """Steps of the two halves, the most even division first."""
+        first, second = (half.latency for half in halves)
+        divisions = [(s, self.size.steps - s) for s in range(first, self.size.steps - second + 1)]
+        return sorted(divisions, key=lambda pair: abs(pair[0] - pair[1]))
+
+    def _with_steps(
+        self, halves: Sequence[_Question], steps: tuple[int, int]
+    ) -> tuple[Schedule, Schedule] | None:
+        """The first half in as few rounds as it can, the other in those that are left.
+
+        With C and S fixed a schedule of R rounds becomes one of R + 1 by making a step longer, so that the
+        fewest rounds of the first half leave the second one the best chance.
+        """
+        chunks = self.size.chunks // len(self.collective.ranks)
+        for rounds in range(steps[0], self.size.rounds - steps[1] + 1):
+            try:
+                first = halves[0].solve(Size(chunks, steps[0], rounds), self.method)
+            except InfeasibleError:
+                continue
+            try:
+                rest = self.size.rounds - rounds
+                return first, halves[1].solve(Size(chunks, steps[1], rest), self.method)
+            except InfeasibleError:
+                return None
+        return None

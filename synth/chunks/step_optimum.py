@@ -1,0 +1,243 @@
+"""The least rounds per chunk of a given number of steps, over every number of chunks, and who attains it.
+
+A lower limit rho that holds for every C comes from linear programs, cheap ones first; one search at the
+smallest C for which rho * C is whole usually attains it, and then nothing else needs to be refuted: rho in
+lowest terms has no smaller C. Where that search fails, the exact optimum is a packing of trees, which is a
+schedule itself, and smaller C are searched or refuted one by one. Feasibility is never assumed to be
+monotonic in C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from synth.chunks.flow_bounds import cut_bound, flow_bound
+from synth.chunks.lift import Plan
+from synth.chunks.outcome import Impossible
+from synth.chunks.search import SOLVERS, Searcher
+from synth.chunks.step_bound import PathLengths, StaticLimit, StepBound, TreeLengths
+from synth.chunks.symmetry import problem_group
+from synth.chunks.tree_bounds import TreeBound, tree_bound
+from synth.chunks.tree_plan import plan_of
+from synth.errors import TimedOutError
+from synth.progress import report
+
+FIRST_SLICES = 2
+"""Effort of a search that may well fail, because the limit it is held against may be loose."""
+
+LAST_SLICES = 6
+"""Effort of a search whose answer matters: about two minutes of each of two cores."""
+
+MOST_TREE_TARGETS = 9
+"""Targets of a demand up to which the exact packing of trees is worked out: seconds."""
+
+MOST_FLOW_TARGETS = 60
+"""Targets of all demands together up to which the coupled flow program is solved: seconds."""
+
+LARGEST_GUESS = 8
+"""Chunks up to which a ratio is looked for where no limit is attained."""
+
+
+@dataclass(frozen=True)
+class StepOptimum:
+    """What is known of one number of steps.
+
+    Attributes:
+        limit: the best proven limit of R/C.
+        chunks: C of the plan; 0 where there is none.
+        plan: the best one found that has a smaller R/C than was asked to beat; None where there is none.
+        smallest: why no smaller C does as well; None where that is not proved.
+        out_of_time: whether the deadline cut this short.
+    """
+
+    limit: StepBound
+    chunks: int = 0
+    plan: Plan | None = None
+    smallest: str | None = None
+    out_of_time: bool = False
+
+    @property
+    def ratio(self) -> Fraction | None:
+        """R/C of the plan."""
+        return None if self.plan is None else Fraction(sum(self.plan.rounds), self.chunks)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to prove: the plan attains the limit, and no smaller C does."""
+        return self.ratio == self.limit.ratio and self.smallest is not None
+
+
+def step_optimum(
+    searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, *, proofs: bool = True
+) -> StepOptimum:
+    """The least R/C in so many steps.
+
+    Args:
+        searcher: of the problem.
+        steps: S, at least the latency of the problem.
+        static: the limit for any number of steps.
+        below: only a smaller R/C is of interest; None for any.
+        proofs: whether to prove the optimum; otherwise a good plan is looked for with little effort.
+
+    Returns:
+        The best found; `out_of_time` says whether the deadline of the searcher came first.
+    """
+    state = _State(searcher, steps, replace(static, steps=steps), below)
+    try:
+        state.settle(proofs)
+    except TimedOutError:
+        return replace(state.result, out_of_time=True)
+    return state.result
+
+
+class _State:
+    """The best limit and the best plan so far."""
+
+    def __init__(self, searcher: Searcher, steps: int, static: StepBound, below: Fraction | None) -> None:
+        self._searcher = searcher
+        self._problem = searcher.problem
+        self._steps = steps
+        self._below = below
+        self._tried: dict[Fraction, int] = {}
+        self._trees: TreeBound | None = None
+        self.result = StepOptimum(static)
+
+    def settle(self, proofs: bool) -> None:
+        """Raise the limit and search at it, until they meet or there is nothing more to try."""
+        for raise_limit in (self._by_cuts, self._by_flows, self._by_trees) if proofs else (self._by_cuts,):
+            before = self.result.limit.ratio
+            raise_limit()
+            if not self._is_of_interest(self.result.limit.ratio):
+                return
+            raised = self.result.limit.ratio > before or not self._tried
+            if self._trees is not None:
+                self._take_packing()
+                self._shrink()
+            elif raised and self._attempt(FIRST_SLICES):
+                return
+        if self.result.plan is None:
+            self._look_around(LAST_SLICES if proofs else FIRST_SLICES)
+
+    def _is_of_interest(self, ratio: Fraction) -> bool:
+        return self._below is None or ratio < self._below
+
+    def _by_cuts(self) -> None:
+        self._report("limit by cuts")
+        self._raise_to(cut_bound(self._problem, self._steps, deadline=self._searcher.deadline))
+
+    def _by_flows(self) -> None:
+        if sum(len(demand.targets) for demand in self._problem.demands) <= MOST_FLOW_TARGETS:
+            self._report("limit by flows")
+            self._raise_to(flow_bound(self._problem, self._steps, deadline=self._searcher.deadline))
+
+    def _by_trees(self) -> None:
+        if max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS:
+            self._report("limit by trees")
+            group = problem_group(self._problem)
+            deadline = self._searcher.deadline
+            self._trees = tree_bound(self._problem, self._steps, deadline=deadline, group=group)
+            self._raise_to(self._trees.bound)
+            deadline.check("the packing of trees")
+
+    def _raise_to(self, limit: StepBound) -> None:
+        if limit.ratio > self.result.limit.ratio:
+            self.result = replace(self.result, limit=limit)
+
+    def _attempt(self, slices: int) -> bool:
+        """Search at the smallest C that could attain the limit; whether that settled it."""
+        ratio = self.result.limit.ratio
+        chunks = next(self._eligible(ratio))
+        rounds = int(ratio * chunks)
+        self._report(f"searching ({chunks}, {self._steps}, {rounds})")
+        answer = self._searcher.search(chunks, self._steps, rounds, slices=slices)
+        self._tried[ratio] = chunks if isinstance(answer, Impossible) else 0
+        if not isinstance(answer, Plan):
+            return False
+        self.result = replace(self.result, chunks=chunks, plan=answer, smallest=_lowest_terms(ratio, chunks))
+        return True
+
+    def _eligible(self, ratio: Fraction) -> Iterator[int]:
+        """Every C for which ratio * C is whole and gives each step a round, from the smallest."""
+        chunks = ratio.denominator
+        while True:
+            if ratio * chunks >= self._steps:
+                yield chunks
+            chunks += ratio.denominator
+
+    def _take_packing(self) -> None:
+        """The packing of trees is a plan already, with however many chunks."""
+        assert self._trees is not None
+        if self._trees.bound.ratio != self.result.limit.ratio:
+            return
+        chunks, plan = plan_of(self._problem, self._steps, self._trees)
+        self.result = replace(self.result, chunks=chunks, plan=plan)
+
+    def _shrink(self) -> None:
+        """Search every smaller C that could do as well, in ascending order."""
+        ratio = self.result.limit.ratio
+        refuted: list[int] = []
+        for chunks in self._eligible(ratio):
+            if self.result.plan is not None and chunks >= self.result.chunks:
+                break
+            rounds = int(ratio * chunks)
+            self._report(f"searching ({chunks}, {self._steps}, {rounds})")
+            answer = self._searcher.search(chunks, self._steps, rounds, slices=LAST_SLICES)
+            if isinstance(answer, Plan):
+                self.result = replace(self.result, chunks=chunks, plan=answer)
+                break
+            if not isinstance(answer, Impossible):
+                return  # neither found nor refuted: nothing can be said of the smallest any more
+            refuted.append(chunks)
+        self.result = replace(self.result, smallest=self._why_smallest(refuted))
+
+    def _why_smallest(self, refuted: list[int]) -> str:
+        if not refuted:
+            return _lowest_terms(self.result.limit.ratio, self.result.chunks)
+        solvers = " and ".join(SOLVERS[encoding] for encoding in self._searcher.encodings)
+        return f"C = {', '.join(map(str, refuted))} refuted by {solvers}"
+
+    def _look_around(self, slices: int) -> None:
+        """No limit was attained: the least R/C above it that is found with few chunks."""
+        for ratio, chunks in self._guesses():
+            if self._tried.get(ratio) == chunks:
+                continue
+            rounds = int(ratio * chunks)
+            self._report(f"searching ({chunks}, {self._steps}, {rounds})")
+            answer = self._searcher.search(chunks, self._steps, rounds, slices=slices)
+            if isinstance(answer, Plan):
+                self.result = replace(self.result, chunks=chunks, plan=answer)
+                return
+
+    def _guesses(self) -> list[tuple[Fraction, int]]:
+        """Pairs of R/C and C with few chunks, the best first."""
+        limit = self.result.limit.ratio
+        worst = self._below or 2 * max(limit, Fraction(self._steps))
+        pairs = []
+        for chunks in range(1, LARGEST_GUESS + 1):
+            rounds = max(self._steps, -(-limit.numerator * chunks // limit.denominator))
+            while Fraction(rounds, chunks) < worst:
+                pairs.append((Fraction(rounds, chunks), chunks))
+                rounds += 1
+        return sorted(pairs)
+
+    def _report(self, what: str) -> None:
+        report(f"{self._steps} steps: {what}", 0, 0)
+
+
+def _lowest_terms(ratio: Fraction, chunks: int) -> str:
+    if chunks == ratio.denominator:
+        return f"{ratio} is in lowest terms"
+    return f"fewer chunks at {ratio} leave a step without a round"
+
+
+def explain(limit: StepBound) -> str:
+    """How a limit was proved, in words."""
+    match limit.certificate:
+        case StaticLimit(bound):
+            return f"limit of any number of steps ({type(bound.certificate).__name__.lower()}, exact)"
+        case PathLengths():
+            return f"flows in {limit.steps} steps (dual, exact)"
+        case TreeLengths():
+            return f"trees in {limit.steps} steps (dual, exact)"
