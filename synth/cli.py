@@ -57,6 +57,7 @@ from synth.options import (
 )
 
 if TYPE_CHECKING:
+    from synth.collective import Collective
     from synth.schedule import Schedule
     from synth.topology import Topology
 
@@ -146,7 +147,9 @@ def bound(
 
     topology, taking_part = _load(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
     with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
-        found = methods.bound(topology, collective, root=_root(collective, root), ranks=taking_part)
+        found = methods.bound(
+            topology, _asked(collective, topology), root=_root(collective, root), ranks=taking_part
+        )
     if as_json:
         document = {"topology": topology.name, "collective": collective, "ranks": len(taking_part)}
         print_json({**document, **bound_to_document(found, topology)})
@@ -219,7 +222,7 @@ def solve(
         with progress(f"solving {collective} on {topology.name}", quiet=as_json):
             schedule = methods.solve(
                 topology,
-                collective,
+                _asked(collective, topology),
                 method=method,
                 root=_root(collective, root),
                 ranks=taking_part,
@@ -303,7 +306,7 @@ def pareto(
     with progress(f"frontier of {collective} on {topology.name}", quiet=as_json), running_on(dask):
         found = synth.pareto(
             topology,
-            collective,
+            _asked(collective, topology),
             root=_root(collective, root),
             ranks=taking_part,
             max_steps=max_steps,
@@ -447,6 +450,15 @@ def _root(collective: str, asked: int | None) -> int:
     if asked and collective in rootless:
         raise InputError(f"--root {asked}: {collective} has no root")
     return asked or 0
+
+
+def _asked(name: str, topology: Topology) -> str | Collective:
+    """A kind of collective by name, or the custom one in a file."""
+    if not name.lower().endswith((".yaml", ".yml", ".json")):
+        return name
+    from synth.formats import read_collective
+
+    return read_collective(Path(name), topology)
 
 
 def _load(

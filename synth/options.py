@@ -40,7 +40,8 @@ CollectiveName = Annotated[
     str,
     typer.Argument(
         metavar="COLLECTIVE",
-        help="broadcast, reduce, allgather, reduce-scatter, allreduce, gather, scatter or alltoall",
+        help="broadcast, reduce, allgather, reduce-scatter, allreduce, gather, scatter, alltoall, "
+        "or a YAML file of who holds and who must get each block",
     ),
 ]
 Ranks = Annotated[str | None, typer.Option("--ranks", help="the fragment, such as 0,1,3 or 0-5")]
