@@ -26,7 +26,9 @@ from synth.console import (
     table,
 )
 from synth.description import (
+    choices_document,
     describe_bound,
+    describe_choices,
     describe_comparison,
     describe_frontier,
     describe_solution,
@@ -59,6 +61,7 @@ from synth.options import (
 if TYPE_CHECKING:
     from synth.collective import Collective
     from synth.schedule import Schedule
+    from synth.selection import Choice
     from synth.topology import Topology
 
 app = typer.Typer(
@@ -217,26 +220,35 @@ def solve(
 
     writable(output)
     topology, taking_part = _load(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    asked = methods.Request(
+        max_trees=max_trees,
+        tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
+        epsilon=None if epsilon is None else part_of_one("--epsilon", epsilon),
+        seed=seed,
+        deadline_s=deadline,
+        size_bytes=None if size is None else parse_size(size),
+        chunks=chunks,
+        steps=steps,
+        rounds=rounds,
+        cache=not no_cache,
+    )
     stopwatch = Stopwatch()
+    choices: tuple[Choice, ...] = ()
     try:
         with progress(f"solving {collective} on {topology.name}", quiet=as_json):
-            schedule = methods.solve(
+            chosen = methods.as_collective(
                 topology,
                 _asked(collective, topology),
-                method=method,
                 root=_root(collective, root),
                 ranks=taking_part,
-                max_trees=max_trees,
-                tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
-                epsilon=None if epsilon is None else part_of_one("--epsilon", epsilon),
-                seed=seed,
-                deadline_s=deadline,
-                size_bytes=None if size is None else parse_size(size),
-                chunks=chunks,
-                steps=steps,
-                rounds=rounds,
-                cache=not no_cache,
             )
+            if asked.size_bytes is None or method != "auto":
+                schedule = methods.answer(topology, chosen, method, asked)
+            else:
+                selection = methods.select(topology, chosen, asked)
+                schedule, choices = selection.fastest(asked.size_bytes), selection.choices()
+                if selection.out_of_time is not None:
+                    raise TimedOutError(str(selection.out_of_time), schedule)
     except InfeasibleError as error:
         if as_json:
             print_json(infeasible_document(error, topology, collective))
@@ -250,9 +262,9 @@ def solve(
         raise
     solution = _verified(schedule, stopwatch.seconds, output)
     if as_json:
-        print_json(solution)
+        print_json({**solution, "choices": choices_document(choices)})
         return
-    print_lines(describe_solution(schedule, solution))
+    print_lines([*describe_solution(schedule, solution), *describe_choices(choices)])
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from synth.topology import Topology
 if TYPE_CHECKING:
     from synth.chunks.frontier import Frontier
     from synth.comparison import Comparison
+    from synth.selection import Choice
 
 TOLD = (
     "chunks",
@@ -73,6 +74,43 @@ def describe_solution(schedule: Schedule, solution: Json) -> list[str]:
         f"  time     {solution['seconds']} s, verified",
     ]
     return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
+
+
+def choices_document(choices: Sequence[Choice]) -> list[Json]:
+    """Which schedule is fastest from which size on; empty unless a size was asked for."""
+    return [
+        {
+            "from_bytes": choice.from_bytes,
+            "method": choice.schedule.method.name,
+            "settings": dict(choice.schedule.method.settings),
+            "rate": str(choice.schedule.rate),
+            "steps": choice.schedule.steps,
+        }
+        for choice in choices
+    ]
+
+
+def describe_choices(choices: Sequence[Choice]) -> list[str]:
+    """The same in words, as a table."""
+    if not choices:
+        return []
+    rows = [
+        (
+            f"  {format_size(choice.from_bytes)}",
+            choice.schedule.method.name,
+            _shape(choice.schedule),
+            gigabytes(choice.schedule.rate),
+        )
+        for choice in choices
+    ]
+    return ["", "fastest by simulation", *table(("  from", "method", "shape", "rate"), rows, left=4)]
+
+
+def _shape(schedule: Schedule) -> str:
+    settings = dict(schedule.method.settings)
+    if schedule.rounds is not None and "chunks" in settings:
+        return f"({settings['chunks']}, {len(schedule.rounds)}, {sum(schedule.rounds)})"
+    return f"{len(schedule.chunks)} chunks, {schedule.steps} steps"
 
 
 def describe_bound(found: Bound, topology: Topology) -> list[str]:

@@ -20,6 +20,7 @@ from synth.topology import Topology
 if TYPE_CHECKING:
     from synth.chunks.frontier import Frontier
     from synth.packing.solver import TreeMethod
+    from synth.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +139,29 @@ def solve(
     request = Request(
         max_trees, tolerance, epsilon, seed, deadline_s, size_bytes, chunks, steps, rounds, cache
     )
-    if deadline_s is not None and deadline_s <= 0:
-        raise InputError(f"deadline must be positive, got {deadline_s} s")
+    return answer(topology, asked, method, request)
+
+
+def answer(topology: Topology, collective: Collective, method: str, request: Request) -> Schedule:
+    """What `solve` does, with its knobs in one value; raises the same."""
     if method != "auto" and method not in METHODS:
         raise InputError(f"method {method}: must be one of auto, {', '.join(METHODS)}")
-    _check_knobs(method, asked, request)
-    return (_automatic if method == "auto" else METHODS[method])(topology, asked, request)
+    _check_knobs(method, collective, request)
+    return (_automatic if method == "auto" else METHODS[method])(topology, collective, request)
+
+
+def select(topology: Topology, collective: Collective, request: Request) -> Selection:
+    """Every schedule worth comparing over message sizes: which is fastest where, by simulation.
+
+    Raises:
+        InputError: a knob that the method "auto" does not have.
+        InfeasibleError: no method has a schedule.
+        TimedOutError: the deadline passed before there was any schedule.
+    """
+    from synth import selection
+
+    _check_knobs("auto", collective, request)
+    return selection.select(topology, collective, request)
 
 
 def pareto(
@@ -207,6 +225,8 @@ def as_collective(
 
 def _check_knobs(method: str, collective: Collective, request: Request) -> None:
     """Refuse what would be ignored: a knob of other methods, or one of trees where there are none."""
+    if request.deadline_s is not None and request.deadline_s <= 0:
+        raise InputError(f"deadline must be positive, got {request.deadline_s} s")
     for knob, methods in SERVES.items():
         if getattr(request, knob) is None:
             continue
