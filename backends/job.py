@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends.layout import has_blocks
+from backends.layout import blocks_in
 from backends.reduction import Reduction
 from synth.schedule import Schedule
 
@@ -61,6 +61,6 @@ class Answer:
 
 
 def count_for(schedule: Schedule, size_bytes: int, dtype: str) -> int:
-    """The largest number of elements that fit and that each rank's block divides."""
-    blocks = len(schedule.collective.ranks) if has_blocks(schedule.collective.kind) else 1
+    """The largest number of elements that fit and that divide into the collective's blocks."""
+    blocks = blocks_in(schedule.collective)
     return size_bytes // (ITEM_BYTES[dtype] * blocks) * blocks

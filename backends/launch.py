@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from backends.job import ITEM_BYTES, Answer, Job, count_for
-from backends.layout import has_blocks
+from backends.layout import blocks_in
 from backends.reduction import Reduction
 from synth.collective import bandwidths
 from synth.errors import InputError, TimedOutError
@@ -210,7 +210,7 @@ def _row(job: Job, count: int, answers: Sequence[Answer]) -> Row:
     wrong = sum(answer.wrong for answer in answers)
     return Row(
         bytes=size,
-        count=count // len(collective.ranks) if has_blocks(collective.kind) else count,
+        count=count // blocks_in(collective),
         dtype=job.dtype,
         redop=job.reduction.nccl_name if collective.kind.reduces else "none",
         root=-1 if collective.root is None else collective.root,

@@ -8,11 +8,12 @@ divides what, and some chunks may be empty. Nothing here knows about steps or me
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
-from synth.collective import Collective, Kind
+from synth.collective import Block, Collective, Kind
 from synth.errors import CollectiveError, ScheduleError
 from synth.schedule import Schedule
 
@@ -20,8 +21,8 @@ from synth.schedule import Schedule
 class Buffer(StrEnum):
     """The memory of one rank: what it is given, what it must fill, and working space.
 
-    Where a collective works in place (broadcast, allreduce, the root of a reduce) there is only the output,
-    and it holds the data at the start. Inputs are never written to.
+    Where a collective works in place (broadcast, allreduce, custom, the root of a reduce) there is only the
+    output, and it holds the data at the start. Inputs are never written to.
     """
 
     INPUT = "input"
@@ -55,8 +56,12 @@ class Slice:
         )
 
 
-IN_PLACE_KINDS = frozenset({Kind.BROADCAST, Kind.ALLREDUCE})
-"""The kinds in which every rank of the collective has one tensor, read and written."""
+IN_PLACE_KINDS = frozenset({Kind.BROADCAST, Kind.ALLREDUCE, Kind.CUSTOM})
+"""The kinds in which every rank of the collective has one tensor, read and written.
+
+That of a custom collective has room for all its blocks; a rank fills those that it must get and leaves alone
+what it neither holds nor gets.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Layout:
         count: elements of the whole buffer (algbw's).
         block: elements of one rank's block; the whole buffer for kinds that have no blocks.
         spans: of each chunk, its first element and the one after its last, inside its block.
+        of_chunk: the block of the collective that each chunk is a part of.
         owners: the position in `collective.ranks` of each chunk's owner.
         targets: the same of its target, None where it has none.
     """
@@ -76,13 +82,14 @@ class Layout:
     count: int
     block: int
     spans: tuple[tuple[int, int], ...]
+    of_chunk: tuple[Block, ...]
     owners: tuple[int, ...]
     targets: tuple[int | None, ...]
 
     @property
     def blocks(self) -> int:
         """Number of blocks in the whole buffer."""
-        return len(self.collective.ranks) if has_blocks(self.collective.kind) else 1
+        return blocks_in(self.collective)
 
     def in_place(self, rank: int) -> bool:
         """Whether the rank's output holds its data at the start."""
@@ -117,10 +124,10 @@ class Layout:
     def initial(self, rank: int, chunk: int) -> Slice | None:
         """Where the rank holds the chunk, or its contribution to it, at the start; None where it does not."""
         owner = self.owners[chunk]
-        if not self.collective.before(rank, self.collective.ranks[owner]):
+        if not self.collective.before(rank, self.of_chunk[chunk]):
             return None
         if self.in_place(rank):
-            return self._slice(Buffer.OUTPUT, chunk, 0)
+            return self._slice(Buffer.OUTPUT, chunk, self.of_chunk[chunk].demand or 0)
         match self.collective.kind:
             case Kind.REDUCE_SCATTER:
                 return self._slice(Buffer.INPUT, chunk, owner)
@@ -131,13 +138,14 @@ class Layout:
 
     def final(self, rank: int, chunk: int) -> Slice | None:
         """Where the chunk must be in the end on this rank; None where it does not matter."""
-        owner, target = self.owners[chunk], self.targets[chunk]
-        ranks = self.collective.ranks
-        if self.collective.after(rank, ranks[owner], None if target is None else ranks[target]) is None:
+        block = self.of_chunk[chunk]
+        if self.collective.after(rank, block) is None:
             return None
         match self.collective.kind:
             case Kind.ALLGATHER | Kind.GATHER | Kind.ALLTOALL:
-                return self._slice(Buffer.OUTPUT, chunk, owner)
+                return self._slice(Buffer.OUTPUT, chunk, self.owners[chunk])
+            case Kind.CUSTOM:
+                return self._slice(Buffer.OUTPUT, chunk, block.demand or 0)
             case _:
                 return self._slice(Buffer.OUTPUT, chunk, 0)
 
@@ -165,53 +173,55 @@ class Layout:
         return Slice(buffer, block * self.block, (block + 1) * self.block)
 
 
-def has_blocks(kind: Kind) -> bool:
-    """Whether the whole buffer is one block per rank, which its count must then divide into."""
-    return kind not in {Kind.BROADCAST, Kind.REDUCE, Kind.ALLREDUCE}
+def blocks_in(collective: Collective) -> int:
+    """Of how many blocks of one size the whole buffer is made, which its count must divide into."""
+    match collective.kind:
+        case Kind.BROADCAST | Kind.REDUCE | Kind.ALLREDUCE:
+            return 1
+        case Kind.CUSTOM:
+            return len(collective.demands)
+        case _:
+            return len(collective.ranks)
 
 
 def lay_out(schedule: Schedule, count: int) -> Layout:
     """Cut buffers of `count` elements (the whole buffer, as algbw counts it) into the schedule's chunks.
 
     Raises:
-        CollectiveError: the count is negative, or not a multiple of the ranks where each has a block.
+        CollectiveError: the count is negative, or not a multiple of the blocks (`blocks_in`).
         ScheduleError: a chunk belongs to no block, or the shares of a block do not add up to it.
     """
     collective = schedule.collective
-    blocks = len(collective.ranks) if has_blocks(collective.kind) else 1
+    blocks = blocks_in(collective)
     if count < 0 or count % blocks:
         rule = f"a multiple of its {blocks} blocks" if count >= 0 else "at least 0"
         raise CollectiveError(f"{collective.kind}: elements of the whole buffer must be {rule}, got {count}")
     position = {rank: index for index, rank in enumerate(collective.ranks)}
+    of_chunk = tuple(collective.block_of(c.owner, c.target, c.demand) for c in schedule.chunks)
     return Layout(
         collective,
         count,
         count // blocks,
-        _spans(schedule, count // blocks),
+        _spans(schedule, of_chunk, count // blocks),
+        of_chunk,
         tuple(position[chunk.owner] for chunk in schedule.chunks),
         tuple(None if chunk.target is None else position[chunk.target] for chunk in schedule.chunks),
     )
 
 
-def _spans(schedule: Schedule, block: int) -> tuple[tuple[int, int], ...]:
+def _spans(schedule: Schedule, of_chunk: Sequence[Block], length: int) -> tuple[tuple[int, int], ...]:
+    """The elements of each chunk in its block of that length."""
     collective = schedule.collective
     shares = collective.blocks()
-    filled: dict[tuple[int | None, int | None], Fraction] = defaultdict(Fraction)
+    filled: dict[Block, Fraction] = defaultdict(Fraction)
     spans = []
-    for index, chunk in enumerate(schedule.chunks):
-        key = collective.block_of(chunk.owner, chunk.target)
-        if key not in shares or chunk.owner not in collective.ranks:
-            raise ScheduleError(
-                f"chunk {index}: {collective.kind} moves no block with owner {chunk.owner} "
-                f"and target {chunk.target}"
-            )
-        before = filled[key] / shares[key]
-        filled[key] += chunk.share
-        spans.append((int(before * block), int(filled[key] / shares[key] * block)))
-    for key, share in shares.items():
-        if filled[key] != share:
-            raise ScheduleError(
-                f"block with owner {key[0]} and target {key[1]}: shares must add up to {share}, "
-                f"got {filled[key]}"
-            )
+    for index, (chunk, block) in enumerate(zip(schedule.chunks, of_chunk, strict=True)):
+        if block not in shares or chunk.owner not in collective.ranks:
+            raise ScheduleError(f"chunk {index}: {collective.kind} moves no block with {block}")
+        before = filled[block] / shares[block]
+        filled[block] += chunk.share
+        spans.append((int(before * length), int(filled[block] / shares[block] * length)))
+    for block, share in shares.items():
+        if filled[block] != share:
+            raise ScheduleError(f"block with {block}: shares must add up to {share}, got {filled[block]}")
     return tuple(spans)

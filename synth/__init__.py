@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from synth.certificate import Bound as Bound
     from synth.collective import Collective as Collective
+    from synth.collective import Demand as Demand
     from synth.collective import Kind as Kind
     from synth.errors import InfeasibleError as InfeasibleError
     from synth.errors import InputError as InputError
     from synth.errors import TimedOutError as TimedOutError
+    from synth.formats import read_collective as read_collective
     from synth.formats import read_schedule as read_schedule
     from synth.formats import write_schedule as write_schedule
     from synth.methods import bound as bound
+    from synth.methods import pareto as pareto
     from synth.methods import solve as solve
     from synth.schedule import Schedule as Schedule
     from synth.simulator import simulate as simulate
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Bound": "certificate",
     "Collective": "collective",
+    "Demand": "collective",
     "InfeasibleError": "errors",
     "InputError": "errors",
     "Kind": "collective",
@@ -40,6 +44,8 @@ _HOME = {
     "TimedOutError": "errors",
     "Topology": "topology",
     "bound": "methods",
+    "pareto": "methods",
+    "read_collective": "formats",
     "read_schedule": "formats",
     "simulate": "simulator",
     "solve": "methods",

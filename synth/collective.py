@@ -6,18 +6,36 @@ buffers out by them. Nothing here knows how a schedule is found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from synth.errors import CollectiveError
 from synth.topology import Topology
 
 Contributors: TypeAlias = frozenset[int]
-Block: TypeAlias = tuple[int | None, int | None]
-"""Which part of the buffer, as (owner, target); None where the kind does not divide by it."""
+
+
+class Block(NamedTuple):
+    """Which part of the buffer.
+
+    Attributes:
+        owner: whose data it is or who gets the result; None where the kind does not divide by it.
+        target: the destination for gather, scatter and alltoall, else None.
+        demand: the index of the demand of a custom collective, else None.
+    """
+
+    owner: int | None
+    target: int | None = None
+    demand: int | None = None
+
+    def __str__(self) -> str:
+        """As messages show it."""
+        text = f"owner {'any' if self.owner is None else self.owner}"
+        text += "" if self.target is None else f" and target {self.target}"
+        return text if self.demand is None else f"{text} of demand {self.demand}"
 
 
 class Kind(StrEnum):
@@ -46,6 +64,9 @@ class Kind(StrEnum):
 
 TREE_KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 """The kinds of collective whose data is copied or combined on its way, which is what trees and rings do."""
+
+NAMED_KINDS = tuple(kind for kind in Kind if kind is not Kind.CUSTOM)
+"""The kinds that a name and the ranks say everything about; a custom collective has its blocks besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +116,8 @@ class Collective:
         """The collective among `ranks` (all, where None) of a topology; `root` is ignored by kinds without.
 
         Raises:
-            CollectiveError: unknown kind, fewer than two ranks, ranks or a root that do not fit, or a
-                reduction over a switch that reduces in the network (reserved).
+            CollectiveError: unknown kind, a custom one (see `custom`), fewer than two ranks, ranks or a root
+                that do not fit, or a reduction over a switch that reduces in the network (reserved).
         """
         if kind not in [known.value for known in Kind]:
             raise CollectiveError(
@@ -108,8 +129,22 @@ class Collective:
         collective.check(topology)
         return collective
 
+    @classmethod
+    def custom(cls, topology: Topology, demands: Iterable[Demand]) -> Collective:
+        """The collective that copies these blocks; the ranks they name take part, all others are relays.
+
+        Raises:
+            CollectiveError: there are none, or one of them does not fit.
+        """
+        demands = tuple(demands)
+        named = frozenset[int]().union(*(demand.sources | demand.targets for demand in demands))
+        collective = cls(Kind.CUSTOM, tuple(sorted(named)), demands=demands)
+        collective.check(topology)
+        return collective
+
     def check(self, topology: Topology) -> None:
         """Raise CollectiveError unless this collective can be asked of the topology."""
+        self._check_demands()
         if len(self.ranks) < 2:
             raise CollectiveError(f"{self.kind}: needs at least 2 ranks, got {len(self.ranks)}")
         if len(set(self.ranks)) < len(self.ranks):
@@ -132,6 +167,34 @@ class Collective:
                 "and not yet supported"
             )
 
+    def _check_demands(self) -> None:
+        if self.kind is not Kind.CUSTOM:
+            if self.demands:
+                raise CollectiveError(f"{self.kind}: has no blocks of its own, got {len(self.demands)}")
+            return
+        if not self.demands:
+            raise CollectiveError("custom: needs its blocks, who holds and who must get each, got none")
+        for index, demand in enumerate(self.demands):
+            if not demand.sources or not demand.targets:
+                missing = "rank that holds it" if not demand.sources else "rank that must get it"
+                raise CollectiveError(f"custom: block {index} needs at least one {missing}, got none")
+            both = demand.sources & demand.targets
+            if both:
+                raise CollectiveError(
+                    f"custom: block {index}: who must get it must not hold it before, got {_ranges(both)}"
+                )
+            strange = (demand.sources | demand.targets).difference(self.ranks)
+            if strange:
+                raise CollectiveError(
+                    f"custom: block {index}: must name ranks that take part, got {_ranges(strange)}"
+                )
+        named = frozenset[int]().union(*(demand.sources | demand.targets for demand in self.demands))
+        idle = frozenset(self.ranks) - named
+        if idle:
+            raise CollectiveError(
+                f"custom: ranks that take part must be named by a block, got {_ranges(idle)} besides"
+            )
+
     def relays(self, topology: Topology) -> tuple[int, ...]:
         """The ranks of the topology that take no part."""
         taking_part = set(self.ranks)
@@ -141,61 +204,79 @@ class Collective:
         """The parts of the buffer that a schedule must move, with the share of the buffer each holds.
 
         The buffer is the one whose size algbw counts (nccl-tests): the gathered one for allgather and
-        gather, the input for reduce-scatter and scatter, one rank's n blocks for alltoall. Blocks that
-        stay where they are (a root's own, a rank's own in alltoall) are not listed.
+        gather, the input for reduce-scatter and scatter, one rank's n blocks for alltoall, all blocks in
+        their order for a custom collective. Blocks that stay where they are (a root's own, a rank's own in
+        alltoall) are not listed.
         """
         count = len(self.ranks)
         match self.kind:
-            case Kind.BROADCAST | Kind.REDUCE:
-                return {(self.root, None): Fraction(1)}
-            case Kind.ALLREDUCE:
-                return {(None, None): Fraction(1)}
+            case Kind.BROADCAST | Kind.REDUCE | Kind.ALLREDUCE:
+                return {Block(self.root): Fraction(1)}  # an allreduce has no root
             case Kind.ALLGATHER | Kind.REDUCE_SCATTER:
-                return {(rank, None): Fraction(1, count) for rank in self.ranks}
+                return {Block(rank): Fraction(1, count) for rank in self.ranks}
             case Kind.GATHER:
-                return {(rank, self.root): Fraction(1, count) for rank in self.ranks if rank != self.root}
+                return {
+                    Block(rank, self.root): Fraction(1, count) for rank in self.ranks if rank != self.root
+                }
             case Kind.SCATTER:
-                return {(self.root, rank): Fraction(1, count) for rank in self.ranks if rank != self.root}
+                return {
+                    Block(self.root, rank): Fraction(1, count) for rank in self.ranks if rank != self.root
+                }
             case Kind.ALLTOALL:
                 return {
-                    (owner, target): Fraction(1, count)
+                    Block(owner, target): Fraction(1, count)
                     for owner in self.ranks
                     for target in self.ranks
                     if owner != target
                 }
+            case Kind.CUSTOM:
+                share = Fraction(1, len(self.demands))
+                return {Block(demand.owner, demand=index): share for index, demand in enumerate(self.demands)}
 
-    def block_of(self, owner: int, target: int | None) -> Block:
-        """The block to which a chunk with this owner and target belongs (an allreduce has only one)."""
-        return (None if self.kind is Kind.ALLREDUCE else owner, target)
+    def block_of(self, owner: int, target: int | None = None, demand: int | None = None) -> Block:
+        """The block to which a chunk that says so of itself belongs (an allreduce has only one)."""
+        return Block(None if self.kind is Kind.ALLREDUCE else owner, target, demand)
 
-    def before(self, rank: int, owner: int) -> Contributors:
-        """Whose contributions `rank` holds at the start, of a chunk with this owner."""
+    def before(self, rank: int, block: Block) -> Contributors:
+        """Whose contributions to one of the `blocks` (or to a part of it) `rank` holds at the start.
+
+        All sources of a block of a custom collective hold the same data, which counts as its owner's.
+        """
         if self.kind.reduces:
             return frozenset({rank}) if rank in self.ranks else frozenset()
-        return frozenset({owner}) if rank == owner else frozenset()
+        assert block.owner is not None, "only an allreduce has a block without an owner"
+        if block.demand is not None:
+            holds = rank in self.demands[block.demand].sources
+        else:
+            holds = rank == block.owner
+        return frozenset({block.owner}) if holds else frozenset()
 
-    def after(self, rank: int, owner: int, target: int | None) -> Contributors | None:
-        """Whose contributions `rank` must hold at the end; None where it does not matter."""
+    def after(self, rank: int, block: Block) -> Contributors | None:
+        """Whose contributions to one of the `blocks` `rank` must hold at the end; None: does not matter."""
         if rank not in self.ranks:
             return None
         everyone = frozenset(self.ranks)
+        owner = frozenset[int]() if block.owner is None else frozenset({block.owner})
         match self.kind:
             case Kind.BROADCAST | Kind.ALLGATHER:
-                return frozenset({owner})
+                return owner
             case Kind.ALLREDUCE:
                 return everyone
             case Kind.REDUCE | Kind.REDUCE_SCATTER:
-                return everyone if rank == owner else None
+                return everyone if rank == block.owner else None
             case Kind.GATHER | Kind.SCATTER | Kind.ALLTOALL:
-                return frozenset({owner}) if rank == target else None
+                return owner if rank == block.target else None
+            case Kind.CUSTOM:
+                assert block.demand is not None, "blocks of a custom collective say which demand they are"
+                return owner if rank in self.demands[block.demand].targets else None
 
 
 def busbw_factor(kind: Kind, ranks: int) -> Fraction:
-    """What busbw is times algbw (nccl-tests, PERFORMANCE.md)."""
+    """What busbw is times algbw (nccl-tests, PERFORMANCE.md); 1 for custom ones, which have no rule."""
     match kind:
         case Kind.ALLREDUCE:
             return Fraction(2 * (ranks - 1), ranks)
-        case Kind.BROADCAST | Kind.REDUCE:
+        case Kind.BROADCAST | Kind.REDUCE | Kind.CUSTOM:
             return Fraction(1)
         case _:
             return Fraction(ranks - 1, ranks)
@@ -207,7 +288,7 @@ def bandwidths(kind: Kind, ranks: int, size_bytes: int, time_us: float) -> tuple
     return algbw, algbw * float(busbw_factor(kind, ranks))
 
 
-def _ranges(ranks: Sequence[int]) -> str:
+def _ranges(ranks: Iterable[int]) -> str:
     ordered = sorted(ranks)
     if ordered == list(range(ordered[0], ordered[-1] + 1)) and len(ordered) > 2:
         return f"{ordered[0]}..{ordered[-1]}"

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from synth.certificate import Bound
-from synth.collective import Collective
+from synth.collective import Collective, Kind
 from synth.errors import ScheduleError
 from synth.topology import Hop, Topology, Vertex
 
@@ -40,11 +40,14 @@ class Chunk:
         share: its part of the whole buffer (algbw's).
         owner: the rank whose data it is, or the root of the tree that carries it.
         target: the destination for gather, scatter and alltoall, else None.
+        demand: the index of the block of a custom collective of which it is a part, else None. Its owner is
+            then `Demand.owner`.
     """
 
     share: Fraction
     owner: int
     target: int | None = None
+    demand: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,14 @@ class Schedule:
                 raise ScheduleError(
                     f"chunk {index}: rank must be in 0..{self.topology.ranks - 1}, got {rank}"
                 )
+        if self.collective.kind is not Kind.CUSTOM:
+            if chunk.demand is not None:
+                kind = self.collective.kind
+                raise ScheduleError(f"chunk {index}: {kind} has no demands, got demand {chunk.demand}")
+            return
+        count = len(self.collective.demands)
+        if chunk.demand is None or not 0 <= chunk.demand < count:
+            raise ScheduleError(f"chunk {index}: demand must be in 0..{count - 1}, got {chunk.demand}")
 
     def _check_transfer(self, index: int, transfer: Transfer) -> None:
         if not 0 <= transfer.chunk < len(self.chunks):

@@ -101,15 +101,15 @@ def _check_blocks(schedule: Schedule, errors: _Errors) -> None:
     scale = math.lcm(*(chunk.share.denominator for chunk in schedule.chunks))
     found = dict.fromkeys(required, 0)
     for index, chunk in enumerate(schedule.chunks):
-        block = collective.block_of(chunk.owner, chunk.target)
+        block = collective.block_of(chunk.owner, chunk.target, chunk.demand)
         if block not in found:
-            errors.add(f"chunk {index}: {_describe(collective)} moves no block with {_owner(*block)}")
+            errors.add(f"chunk {index}: {_describe(collective)} moves no block with {block}")
             continue
         found[block] += chunk.share.numerator * (scale // chunk.share.denominator)
     for block, share in required.items():
         if found[block] * share.denominator != share.numerator * scale:
             total = Fraction(found[block], scale)
-            errors.add(f"block with {_owner(*block)}: shares must add up to {share}, got {total}")
+            errors.add(f"block with {block}: shares must add up to {share}, got {total}")
 
 
 def _check_replay(schedule: Schedule, errors: _Errors) -> None:
@@ -168,6 +168,9 @@ def _held_before(collective: Collective, chunk: Chunk) -> dict[int, Mask]:
     """Whose contributions each rank holds of a chunk at the start; ranks without any are left out."""
     if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.ALLREDUCE}:
         return {rank: 1 << rank for rank in collective.ranks}
+    if collective.kind is Kind.CUSTOM and chunk.demand is not None:
+        # Whoever holds a block holds the same data, which counts as that of the one it is named after.
+        return dict.fromkeys(collective.demands[chunk.demand].sources, 1 << chunk.owner)
     return {chunk.owner: 1 << chunk.owner}
 
 
@@ -182,6 +185,9 @@ def _needed_after(collective: Collective, chunk: Chunk, everyone: Mask) -> tuple
             return (chunk.owner,), everyone
         case Kind.GATHER | Kind.SCATTER | Kind.ALLTOALL:
             return () if chunk.target is None else (chunk.target,), 1 << chunk.owner
+        case Kind.CUSTOM:
+            receivers = () if chunk.demand is None else collective.demands[chunk.demand].targets
+            return sorted(receivers), 1 << chunk.owner
 
 
 def _check_end(
@@ -313,10 +319,6 @@ def _describe(collective: Collective) -> str:
     return f"{collective.kind} " + (
         f"among {len(collective.ranks)} ranks" if collective.root is None else f"with root {collective.root}"
     )
-
-
-def _owner(owner: int | None, target: int | None) -> str:
-    return f"owner {'any' if owner is None else owner}" + ("" if target is None else f" and target {target}")
 
 
 def _link(schedule: Schedule, hop: Hop) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from synth.collective import Kind
+from synth.collective import NAMED_KINDS
 from synth.methods import solve
 from synth.simulator import simulate
 from synth.topology import Link, Topology
@@ -18,7 +18,7 @@ def warm() -> None:
     triangle = _both_ways([(0, 1), (1, 2), (2, 0)])
     spokes = _both_ways([(0, 1), (0, 3), (1, 3), (2, 3)])
     for topology in (Topology.build("triangle", 3, triangle), Topology.build("spokes", 3, spokes, ["hub"])):
-        for kind in Kind:
+        for kind in NAMED_KINDS:
             simulate(solve(topology, kind), 1 << 20)
         solve(topology, "allreduce", method="mwu", max_trees=1)
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from synth.certificate import Bound, Cut
-from synth.collective import Collective, Kind
+from synth.collective import NAMED_KINDS, Collective, Kind
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Link, Topology
 
@@ -100,7 +100,7 @@ def direct(kind: Kind | str, ranks: int, root: int = 0) -> Schedule:
     """Gather, scatter or alltoall in one step, every block straight to its target."""
     collective = Collective.on(full_mesh(ranks), kind, root=root)
     chunks, transfers = [], []
-    for index, ((owner, target), share) in enumerate(collective.blocks().items()):
+    for index, ((owner, target, _), share) in enumerate(collective.blocks().items()):
         assert owner is not None and target is not None
         chunks.append(Chunk(share, owner, target))
         transfers.append(Transfer(index, owner, target, 0))
@@ -108,7 +108,7 @@ def direct(kind: Kind | str, ranks: int, root: int = 0) -> Schedule:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, kinds: Sequence[Kind] = tuple(Kind)) -> Schedule:
+def schedules(draw: st.DrawFn, kinds: Sequence[Kind] = NAMED_KINDS) -> Schedule:
     """Any kind on up to five ranks and two relays: random shares, trees, idle steps, exchanges."""
     kind = draw(st.sampled_from(kinds))
     members = draw(st.integers(2, 5))
@@ -117,7 +117,7 @@ def schedules(draw: st.DrawFn, kinds: Sequence[Kind] = tuple(Kind)) -> Schedule:
     collective = Collective.on(full_mesh(total), kind, root=draw(st.sampled_from(ranks)), ranks=ranks)
     chunks: list[Chunk] = []
     transfers: list[Transfer] = []
-    for (owner, target), block in collective.blocks().items():
+    for (owner, target, _), block in collective.blocks().items():
         weights = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
         for weight in weights:
             root = draw(st.sampled_from(ranks)) if owner is None else owner

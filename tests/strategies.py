@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from synth.collective import Collective, Kind
+from synth.collective import NAMED_KINDS, Collective, Kind
 from synth.topology import Link, Topology
 
 
@@ -53,7 +53,7 @@ def collectives(
     draw: Callable, topology: Topology, kinds: list[Kind] | None = None, relays: bool = False
 ) -> Collective:
     """A collective on a topology, among all its ranks or, with `relays`, among some of them."""
-    kind = draw(st.sampled_from(kinds or list(Kind)))
+    kind = draw(st.sampled_from(kinds or NAMED_KINDS))
     ranks = list(range(topology.ranks))
     if relays:
         ranks = ranks[: draw(st.integers(2, topology.ranks))]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from synth.errors import InputError, TopologyError
 from synth.formats import topology_to_document
+from synth.formats.yaml_text import parse_yaml
 from synth.topology import Topology
 from tests.strategies import topologies
 from topologies.files import load_file
-from topologies.yaml_text import parse_yaml
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "topologies" / "examples").glob("*.yaml"))
 DRAWN = """

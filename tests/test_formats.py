@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope
-from synth.collective import Collective, Kind
+from synth.collective import NAMED_KINDS, Collective
 from synth.errors import InputError, ScheduleError, TopologyError
 from synth.formats import (
     bound_from_document,
@@ -529,7 +529,7 @@ def test_values_in_messages_are_short_and_on_one_line(value: object) -> None:
 
 
 def test_kinds_are_all_writable() -> None:
-    for kind in Kind:
+    for kind in NAMED_KINDS:
         document = {**DOCUMENT, "collective": {"kind": kind.value, "root": None, "ranks": [0, 1]}}
         document["collective"]["root"] = 0 if kind.has_root else None
         assert schedule_from_document(document, "f").collective.kind is kind

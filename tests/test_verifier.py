@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from synth import verifier
 from synth.bounds import bound
 from synth.certificate import Bound, Cut, Scope
-from synth.collective import Collective, Kind
+from synth.collective import NAMED_KINDS, Collective, Demand, Kind
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Link, Topology
 from synth.verifier import verify
@@ -54,6 +54,11 @@ def draw(
 
 def on(topology: Topology, kind: str, root: int = 0, ranks: Sequence[int] | None = None) -> Collective:
     return Collective.on(topology, kind, root=root, ranks=ranks)
+
+
+def custom(topology: Topology, *blocks: tuple[list[int], list[int]]) -> Collective:
+    """Each block as (who holds it, who must get it)."""
+    return Collective.custom(topology, [Demand(frozenset(at), frozenset(to)) for at, to in blocks])
 
 
 def parts(share: str, *owners: int, target: int | None = None) -> list[Chunk]:
@@ -159,6 +164,25 @@ VALID: dict[str, tuple[Schedule, str]] = {
         ),
         "1",
     ),
+    "custom, one block at two ranks": (
+        draw(
+            LINE,
+            custom(LINE, ([0, 2], [1]), ([1], [0, 2])),
+            [Chunk(Fraction(1, 2), 0, demand=0), Chunk(Fraction(1, 2), 1, demand=1)],
+            ["2>1:0 1>0:1 1>2:1"],
+        ),
+        "2",
+    ),
+    "custom in rounds": (
+        draw(
+            SQUARE,
+            custom(SQUARE, ([0, 1], [2, 3]), ([3], [1])),
+            [Chunk(Fraction(1, 2), 0, demand=0), Chunk(Fraction(1, 2), 3, demand=1)],
+            ["1>2:0 3>0:1", "2>3:0 0>1:1"],
+            rounds=[1, 1],
+        ),
+        "1",
+    ),
 }
 
 
@@ -182,20 +206,20 @@ def test_the_fullest_link_is_full_at_the_declared_rate() -> None:
     assert verify(VALID["alltoall in rounds"][0]).max_link_load == Fraction(2, 3)
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", NAMED_KINDS)
 @pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (3, 1), (2, 0, 3)])
 def test_before_and_after_agree_with_the_definition_of_collectives(
     kind: Kind, ranks: tuple[int, ...]
 ) -> None:
     collective = Collective(kind, ranks, ranks[-1] if kind.has_root else None)
     everyone = sum(1 << rank for rank in ranks)
-    for owner, target in collective.blocks():
-        chunk = Chunk(Fraction(1), ranks[0] if owner is None else owner, target)
+    for block in collective.blocks():
+        chunk = Chunk(Fraction(1), ranks[0] if block.owner is None else block.owner, block.target)
         held = verifier._held_before(collective, chunk)
         receivers, needed = verifier._needed_after(collective, chunk, everyone)
         for rank in range(4):
-            assert {r for r in range(4) if held.get(rank, 0) >> r & 1} == collective.before(rank, chunk.owner)
-            want = collective.after(rank, chunk.owner, target)
+            assert {r for r in range(4) if held.get(rank, 0) >> r & 1} == collective.before(rank, block)
+            want = collective.after(rank, block)
             assert (rank in receivers) == (want is not None)
             if want is not None:
                 assert needed == sum(1 << r for r in want)
@@ -514,9 +538,10 @@ def test_any_mutation_is_judged_as_slow_sets_judge_it(name: str, data: st.DataOb
 def slow_replay(schedule: Schedule) -> bool:
     collective = schedule.collective
     ranks = range(schedule.topology.ranks)
+    blocks = [collective.block_of(chunk.owner, chunk.target, chunk.demand) for chunk in schedule.chunks]
     state = {
-        (rank, index): set(collective.before(rank, chunk.owner))
-        for index, chunk in enumerate(schedule.chunks)
+        (rank, index): set(collective.before(rank, blocks[index]))
+        for index in range(len(blocks))
         for rank in ranks
     }
     for step in range(schedule.steps):
@@ -533,7 +558,7 @@ def slow_replay(schedule: Schedule) -> bool:
             return False
         state = now
     return all(
-        (want := collective.after(rank, chunk.owner, chunk.target)) is None or state[rank, index] == want
-        for index, chunk in enumerate(schedule.chunks)
+        (want := collective.after(rank, blocks[index])) is None or state[rank, index] == want
+        for index in range(len(blocks))
         for rank in ranks
     )

@@ -78,7 +78,7 @@ def _from_document(text: str, place: str, kind: str) -> Topology:
     if kind == "JSON":
         document = parse_json(text, place)
     else:
-        from topologies.yaml_text import parse_yaml
+        from synth.formats.yaml_text import parse_yaml
 
         document = parse_yaml(text, place)
     if not isinstance(document, dict):

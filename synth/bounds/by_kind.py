@@ -1,7 +1,8 @@
 """How fast a collective can be on a topology, exactly, with the certificate that proves it.
 
-Out-trees are limited by cuts (broadcast, allgather), and so are flows (gather); reduce, reduce-scatter and
-scatter are their mirror images on the reversed topology. Switches that cannot send on all they receive
+Out-trees are limited by cuts (broadcast, allgather), and so are flows (gather) and custom collectives;
+reduce, reduce-scatter and scatter are the mirror images of the first three on the reversed topology.
+Switches that cannot send on all they receive
 need link lengths instead of a cut, an allreduce is limited by a partition of the ranks or by lengths, an
 alltoall by lengths. Every rate is recomputed from its certificate before it is returned.
 """
@@ -21,6 +22,7 @@ from synth.bounds.certification import (
     share_leaving,
 )
 from synth.bounds.cuts import cut_out_of, tightest_cut
+from synth.bounds.demand_cuts import demand_cuts
 from synth.bounds.orbits import orbit_lengths
 from synth.bounds.routing_lp import routing_duals
 from synth.bounds.strength import strength
@@ -47,7 +49,8 @@ def bound(topology: Topology, collective: Collective, *, deadline_s: float | Non
     (`synth.bounds.routing_lp`). Prices of a linear program with a common denominator beyond 2**30 are
     rounded, which loosens the limit by as little and keeps it valid. With relays it is a limit that need
     not be reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
-    than `RANKS_BESIDE_RELAYS` ranks has only its cut.
+    than `RANKS_BESIDE_RELAYS` ranks has only its cut. A custom collective has only cuts too
+    (`synth.bounds.demand_cuts`), which need not be reached either.
 
     Args:
         topology: the fabric; ranks outside the collective are relays that may forward, copy and reduce.
@@ -77,6 +80,8 @@ def _certificate(topology: Topology, collective: Collective, deadline_s: float |
     match collective.kind:
         case Kind.GATHER:
             return _gather_cut(topology, collective)
+        case Kind.CUSTOM:
+            return _least(topology, collective, demand_cuts(topology, collective))
         case Kind.ALLTOALL:
             return _of_alltoall(topology, collective, deadline_s)
         case Kind.ALLREDUCE:

@@ -106,6 +106,11 @@ def share_leaving(collective: Collective, side: frozenset[Vertex]) -> Fraction:
             share = Fraction(outside, count)
         case Kind.ALLTOALL:
             share = Fraction(inside * outside, count)
+        case Kind.CUSTOM:
+            leaving = sum(
+                demand.sources <= side and not demand.targets <= side for demand in collective.demands
+            )
+            share = Fraction(leaving, len(collective.demands))
     return share
 
 

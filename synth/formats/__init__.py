@@ -1,5 +1,6 @@
-"""Topologies, bounds, certificates and schedules to files and back, with one line for every error."""
+"""Topologies, collectives, bounds, certificates and schedules to files and back, one line for every error."""
 
+from synth.formats.collectives import MAX_COLLECTIVE_BYTES, collective_from_document, read_collective
 from synth.formats.documents import (
     bound_from_document,
     bound_to_document,
@@ -18,12 +19,15 @@ from synth.formats.schedules import (
 )
 
 __all__ = [
+    "MAX_COLLECTIVE_BYTES",
     "MAX_SCHEDULE_BYTES",
     "SCHEDULE_FORMAT",
     "bound_from_document",
     "bound_to_document",
     "certificate_from_document",
     "certificate_to_document",
+    "collective_from_document",
+    "read_collective",
     "read_schedule",
     "schedule_from_document",
     "schedule_to_document",

@@ -14,6 +14,7 @@ from typing import Any
 from synth.collective import Collective, Kind
 from synth.errors import InputError, ScheduleError
 from synth.formats.atomic import replacing
+from synth.formats.collectives import demands_to_documents, read_demands
 from synth.formats.documents import (
     Document,
     bound_to_document,
@@ -73,7 +74,9 @@ def schedule_from_document(document: object, place: str) -> Schedule:
                 collective=_collective(shape["collective"]),
                 method=_method(shape["method"]),
                 bound=bound,
-                chunks=tuple(Chunk(c["share"], c["owner"], c.get("target")) for c in shape["chunks"]),
+                chunks=tuple(
+                    Chunk(c["share"], c["owner"], c.get("target"), c.get("demand")) for c in shape["chunks"]
+                ),
                 transfers=_transfers(shape["transfers"], topology),
                 rate=shape["rate"],
                 rounds=None if rounds is None else tuple(rounds),
@@ -126,13 +129,19 @@ def _head(schedule: Schedule) -> Document:
             "kind": collective.kind.value,
             "root": collective.root,
             "ranks": list(collective.ranks),
+            **({"demands": demands_to_documents(collective.demands)} if collective.demands else {}),
         },
         "method": {"name": method.name, "seed": method.seed, **dict(method.settings)},
         "rate": str(schedule.rate),
         "bound": bound_to_document(schedule.bound, schedule.topology),
         "rounds": None if schedule.rounds is None else list(schedule.rounds),
         "chunks": [
-            {"share": str(chunk.share), "owner": chunk.owner, "target": chunk.target}
+            {
+                "share": str(chunk.share),
+                "owner": chunk.owner,
+                "target": chunk.target,
+                **({} if chunk.demand is None else {"demand": chunk.demand}),
+            }
             for chunk in schedule.chunks
         ],
     }
@@ -148,7 +157,8 @@ def _collective(shape: Mapping[str, Any]) -> Collective:
     kinds = [known.value for known in Kind]
     if shape["kind"] not in kinds:
         raise InputError(f"collective.kind: must be one of {', '.join(kinds)}, got {shorten(shape['kind'])}")
-    return Collective(Kind(shape["kind"]), tuple(shape["ranks"]), shape.get("root"))
+    demands = read_demands(shape.get("demands", ()), "collective.demands")
+    return Collective(Kind(shape["kind"]), tuple(shape["ranks"]), shape.get("root"), demands)
 
 
 def _method(shape: Mapping[str, Any]) -> Method:

@@ -22,6 +22,7 @@ from synth.formats.numerals import parse_number, shorten
 MAX_RANKS = 1 << 16
 MAX_INT = (1 << 31) - 1
 MAX_STEP = 1 << 20
+MAX_DEMANDS = 1 << 20
 MAX_SEED = (1 << 63) - 1
 MIN_RATE, MAX_RATE = Fraction(1, 10**9), Fraction(10**9)
 MAX_LATENCY_US = Fraction(10**9)
@@ -126,12 +127,29 @@ class TopologyShape(TypedDict):
 
 
 @MAPPING
+class DemandShape(TypedDict):
+    """One block of a custom collective: who holds it before, who must hold it after."""
+
+    at: Annotated[list[Index], Field(min_length=1, max_length=MAX_RANKS)]
+    to: Annotated[list[Index], Field(min_length=1, max_length=MAX_RANKS)]
+
+
+@MAPPING
+class CustomShape(TypedDict):
+    """A file of a custom collective."""
+
+    name: NotRequired[Name]
+    blocks: Annotated[list[DemandShape], Field(min_length=1, max_length=MAX_DEMANDS)]
+
+
+@MAPPING
 class CollectiveShape(TypedDict):
-    """The collective of a schedule."""
+    """The collective of a schedule; demands where it is a custom one."""
 
     kind: str
     root: NotRequired[Index | None]
     ranks: list[Index]
+    demands: NotRequired[Annotated[list[DemandShape], Field(max_length=MAX_DEMANDS)]]
 
 
 @MAPPING
@@ -185,6 +203,7 @@ class ChunkShape(TypedDict):
     share: AnyNumber
     owner: Index
     target: NotRequired[Index | None]
+    demand: NotRequired[Index | None]
 
 
 TransferShape = TypedDict(
