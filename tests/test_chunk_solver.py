@@ -1,0 +1,144 @@
+"""One (C, S, R) by each encoding: schedules, proofs that there is none, refusals."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import synth
+from synth.chunks.step_bound import StepBound
+from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.schedule import Schedule
+from synth.topology import Link, Topology
+from topologies import load
+
+METHODS = ("smt", "ilp", "sat")
+
+
+def solve(spec: str, kind: str, method: str, size: tuple[int, int, int], **knobs: Any) -> Schedule:
+    chunks, steps, rounds = size
+    return synth.solve(
+        load(spec), kind, method=method, chunks=chunks, steps=steps, rounds=rounds, cache=False, **knobs
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("spec", "kind", "size", "rate"),
+    [
+        ("dgx1", "allgather", (2, 2, 3), Fraction(8 * 2, 3)),
+        ("dgx1", "allgather", (6, 3, 7), Fraction(8 * 6, 7)),
+        ("dgx1", "reduce-scatter", (2, 2, 3), Fraction(8 * 2, 3)),
+        ("dgx1", "gather", (6, 2, 7), Fraction(8 * 6, 7)),
+        ("dgx1", "scatter", (6, 2, 7), Fraction(8 * 6, 7)),
+        ("dgx1", "alltoall", (3, 2, 8), Fraction(8 * 3, 8)),
+        ("dgx1", "allreduce", (16, 4, 6), Fraction(16, 6)),
+        ("hypercube:3", "broadcast", (6, 4, 4), Fraction(6, 4)),
+        ("hypercube:3", "reduce", (6, 4, 4), Fraction(6, 4)),
+        ("ring:8", "allgather", (2, 4, 7), Fraction(8 * 2, 7)),
+        ("dgx-a100", "allgather", (1, 1, 7), Fraction(8, 7)),  # through a switch, whose links all share
+    ],
+)
+def test_a_verified_schedule_of_the_asked_shape(
+    method: str, spec: str, kind: str, size: tuple[int, int, int], rate: Fraction
+) -> None:
+    schedule = solve(spec, kind, method, size)
+    verdict = synth.verify(schedule)
+    assert verdict.correct, verdict.errors
+    assert schedule.rounds is not None
+    assert (len(schedule.rounds), sum(schedule.rounds)) == size[1:]
+    assert dict(schedule.method.settings) == dict(zip(("chunks", "steps", "rounds"), size, strict=True))
+    assert schedule.method.name == method
+    assert schedule.rate / schedule.topology.bandwidth_unit == rate
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("spec", "kind", "size"),
+    [
+        ("dgx1", "allgather", (5, 2, 7)),
+        ("dgx1", "broadcast", (8, 3, 3)),
+        ("hypercube:3", "broadcast", (7, 4, 4)),
+        ("ring:8", "allgather", (2, 4, 6)),
+        ("dgx1", "allreduce", (16, 4, 5)),
+    ],
+)
+def test_there_is_none_and_it_says_why(method: str, spec: str, kind: str, size: tuple[int, int, int]) -> None:
+    with pytest.raises(InfeasibleError, match=r"rounds per chunk|there is none, proved by|no reduce-scatter"):
+        solve(spec, kind, method, size)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_only_the_solver_can_refute(method: str) -> None:
+    # Flows allow 5/6 rounds per chunk in 3 steps of the 3-cube; trees do not (ALGORITHMS, section 5).
+    with pytest.raises(InfeasibleError, match=rf"broadcast \(6, 3, 5\): there is none, proved by"):
+        solve("hypercube:3", "broadcast", method, (6, 3, 5))
+
+
+def test_limits_answer_with_their_numbers_before_any_solver() -> None:
+    with pytest.raises(InfeasibleError, match="allgather: needs at least 2 steps, got 1"):
+        solve("dgx1", "allgather", "sat", (1, 1, 9))
+    with pytest.raises(InfeasibleError, match="every step takes a round, so 5 steps need as many, got 4"):
+        solve("dgx1", "allgather", "sat", (1, 5, 4))
+    with pytest.raises(
+        InfeasibleError, match=r"2 steps need at least 3/2 rounds per chunk.*got 7/6"
+    ) as raised:
+        solve("dgx1", "allgather", "sat", (6, 2, 7))
+    assert isinstance(raised.value.proof, StepBound)
+    with pytest.raises(InfeasibleError, match=r"9 steps need at least 7/6 rounds per chunk.*got 1;"):
+        solve("dgx1", "allgather", "sat", (9, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ((0, 2, 3), "chunks must be at least 1, got 0"),
+        ((2, -1, 3), "steps must be at least 1, got -1"),
+        ((2, 2, 0), "rounds must be at least 1, got 0"),
+    ],
+)
+def test_numbers_below_one_are_refused(size: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        solve("dgx1", "allgather", "smt", size)
+
+
+def test_what_is_missing_or_foreign_is_refused() -> None:
+    fabric = load("ring:4")
+    with pytest.raises(
+        InputError, match="method sat: needs steps, rounds; `synth pareto` finds the best ones"
+    ):
+        synth.solve(fabric, "broadcast", method="sat", chunks=1)
+    with pytest.raises(InputError, match="method trees: takes no chunks, which serves ilp and sat and smt"):
+        synth.solve(fabric, "broadcast", method="trees", chunks=1)
+    with pytest.raises(InputError, match="method cp: must be one of auto, trees"):
+        synth.solve(fabric, "broadcast", method="cp")
+    with pytest.raises(InputError, match="allreduce: chunks must be a multiple of its 4 ranks.*got 6"):
+        solve("ring:4", "allreduce", "sat", (6, 4, 6))
+    with pytest.raises(InputError, match="deadline must be positive"):
+        solve("ring:4", "allgather", "sat", (1, 2, 3), deadline_s=0)
+
+
+def test_out_of_time_is_said() -> None:
+    with pytest.raises(TimedOutError):
+        solve("torus:4x8", "allgather", "smt", (4, 6, 31), deadline_s=1.5)
+
+
+def test_a_custom_collective() -> None:
+    fabric = load("ring:4")
+    shift = synth.Collective.custom(
+        fabric, [synth.Demand(frozenset({rank}), frozenset({(rank + 1) % 4})) for rank in range(4)]
+    )
+    for method in METHODS:
+        schedule = synth.solve(fabric, shift, method=method, chunks=4, steps=2, rounds=4, cache=False)
+        assert synth.verify(schedule).correct
+    best = synth.solve(fabric, shift, cache=False)
+    # Each block over its own link and, the other way round, over three: 4 links out of 8 are the nearest.
+    assert synth.verify(best).correct and best.is_optimal
+
+
+def test_the_halves_of_an_allreduce_on_an_asymmetric_fabric() -> None:
+    one_way = Topology.build("loop", 3, [Link(rank, (rank + 1) % 3, Fraction(1)) for rank in range(3)])
+    schedule = synth.solve(one_way, "allreduce", method="sat", chunks=3, steps=4, rounds=4, cache=False)
+    assert synth.verify(schedule).correct
