@@ -1,0 +1,88 @@
+"""How permutations of vertices act on the demands of a problem: which they keep, which demands they fix.
+
+Sets of ranks that serve many demands (an alltoall of 32 ranks has 992 demands but 32 sets) are moved once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synth.collective import Demand
+from synth.topology import Permutation, Topology
+
+
+class DemandAction:
+    """The action on some demands over the vertices of a topology.
+
+    Attributes:
+        distinct: whether no two demands are alike. Of alike ones a permutation does not say which goes
+            where.
+    """
+
+    def __init__(self, topology: Topology, demands: Sequence[Demand]) -> None:
+        self._size = topology.size
+        self._sets = tuple(
+            dict.fromkeys(ranks for demand in demands for ranks in (demand.sources, demand.targets))
+        )
+        self._index = {ranks: position for position, ranks in enumerate(self._sets)}
+        self._pairs = [(self._index[demand.sources], self._index[demand.targets]) for demand in demands]
+        self._position = {pair: position for position, pair in enumerate(self._pairs)}
+        self.distinct = len(self._position) == len(self._pairs)
+
+    def colours(self) -> tuple[int, ...]:
+        """A number for each vertex; no permutation that keeps the demands takes one to another number."""
+        roles: list[Counter[tuple[int, int, bool]]] = [Counter() for _ in range(self._size)]
+        for (sources, targets), count in Counter(self._pairs).items():
+            for number, is_source in ((sources, True), (targets, False)):
+                role = (len(self._sets[sources]), len(self._sets[targets]), is_source)
+                for rank in self._sets[number]:
+                    roles[rank][role] += count
+        keys = [tuple(sorted(counter.items())) for counter in roles]
+        numbers = {key: number for number, key in enumerate(sorted(set(keys)))}
+        return tuple(numbers[key] for key in keys)
+
+    def keeps(self, element: Permutation) -> bool:
+        """Whether a permutation maps the demands to demands, alike ones to as many alike ones."""
+        moved = self._moved(element)
+        images = Counter((moved[sources], moved[targets]) for sources, targets in self._pairs)
+        return images == Counter(self._pairs)
+
+    def images(self, element: Permutation) -> tuple[int, ...] | None:
+        """The demand to which a permutation maps each, where they are distinct; None: not to demands."""
+        moved = self._moved(element)
+        images = tuple(
+            self._position.get((moved[sources], moved[targets]), -1) for sources, targets in self._pairs
+        )
+        return None if -1 in images else images
+
+    def fixing(self, elements: Sequence[Permutation]) -> NDArray[np.int64]:
+        """For each demand, how many of some permutations that keep the demands map it to itself."""
+        images = np.array(elements)
+        kept = (self._masks[:, images] == self._masks[:, np.newaxis, :]).all(axis=2).astype(np.int64)
+        sources, targets = np.array(self._pairs).T
+        fixing: NDArray[np.int64] = (kept @ kept.T)[sources, targets]
+        return fixing
+
+    def is_free(self, elements: Sequence[Permutation], chunks: int) -> bool:
+        """Whether a group that keeps the demands can act freely on so many chunks of each of them.
+
+        That is so where the order of the stabiliser of each demand divides the number of chunks.
+        """
+        return self.distinct and not bool(np.any(chunks % self.fixing(elements)))
+
+    @cached_property
+    def _masks(self) -> NDArray[np.bool_]:
+        """Which vertices each set has."""
+        masks = np.zeros((len(self._sets), self._size), dtype=np.bool_)
+        for position, ranks in enumerate(self._sets):
+            masks[position, sorted(ranks)] = True
+        return masks
+
+    def _moved(self, element: Permutation) -> list[int]:
+        """The number of the image of each set, -1 where it is none of them."""
+        return [self._index.get(frozenset([element[rank] for rank in ranks]), -1) for ranks in self._sets]
