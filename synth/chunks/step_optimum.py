@@ -1,26 +1,27 @@
 """The least rounds per chunk of a given number of steps, over every number of chunks, and who attains it.
 
-A lower limit rho that holds for every C comes from linear programs, cheap ones first; one search at the
-smallest C for which rho * C is whole usually attains it, and then nothing else needs to be refuted: rho in
-lowest terms has no smaller C. Where that search fails, the exact optimum is a packing of trees, which is a
-schedule itself, and smaller C are searched or refuted one by one. Feasibility is never assumed to be
-monotonic in C.
+A lower limit rho that holds for every C comes from linear programs: a packing of trees, which is exact and a
+schedule itself, or flows, which are exact where nothing is copied and weaker elsewhere. One search at the
+smallest C for which rho * C is whole usually attains it, and then nothing needs to be refuted: rho in lowest
+terms has no smaller C. Otherwise the C in between are searched or refuted one by one. Feasibility is never
+assumed to be monotonic in C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from synth.chunks.flow_bounds import cut_bound, flow_bound
 from synth.chunks.lift import Plan
+from synth.chunks.orbits import Group
 from synth.chunks.outcome import Impossible
 from synth.chunks.search import SOLVERS, Searcher
 from synth.chunks.step_bound import PathLengths, StaticLimit, StepBound, TreeLengths
 from synth.chunks.symmetry import problem_group
 from synth.chunks.tree_bounds import TreeBound, tree_bound
-from synth.chunks.tree_plan import plan_of
+from synth.chunks.tree_plan import NoPlanError, plan_of
 from synth.errors import TimedOutError
 from synth.progress import report
 
@@ -102,23 +103,31 @@ class _State:
         self._below = below
         self._tried: dict[Fraction, int] = {}
         self._trees: TreeBound | None = None
+        self._group: Group | None = None
         self.result = StepOptimum(static)
 
     def settle(self, proofs: bool) -> None:
         """Raise the limit and search at it, until they meet or there is nothing more to try."""
-        for raise_limit in (self._by_cuts, self._by_flows, self._by_trees) if proofs else (self._by_cuts,):
+        for raise_limit in self._limits(proofs):
             before = self.result.limit.ratio
             raise_limit()
             if not self._is_of_interest(self.result.limit.ratio):
                 return
-            raised = self.result.limit.ratio > before or not self._tried
             if self._trees is not None:
                 self._take_packing()
-                self._shrink()
-            elif raised and self._attempt(FIRST_SLICES):
+                self._shrink(LAST_SLICES if proofs else FIRST_SLICES)
+            elif (self.result.limit.ratio > before or not self._tried) and self._attempt(FIRST_SLICES):
                 return
         if self.result.plan is None:
             self._look_around(LAST_SLICES if proofs else FIRST_SLICES)
+
+    def _limits(self, proofs: bool) -> list[Callable[[], None]]:
+        """The ways to raise the limit, in the order in which they pay."""
+        if self._problem.is_routing:
+            return [self._by_flows]  # exact where nothing is copied
+        if max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS:
+            return [self._by_trees]  # exact, and mostly as fast as anything weaker
+        return [self._by_cuts, self._by_flows] if proofs else [self._by_cuts]
 
     def _is_of_interest(self, ratio: Fraction) -> bool:
         return self._below is None or ratio < self._below
@@ -128,18 +137,18 @@ class _State:
         self._raise_to(cut_bound(self._problem, self._steps, deadline=self._searcher.deadline))
 
     def _by_flows(self) -> None:
-        if sum(len(demand.targets) for demand in self._problem.demands) <= MOST_FLOW_TARGETS:
+        targets = sum(len(demand.targets) for demand in self._problem.demands)
+        if self._problem.is_routing or targets <= MOST_FLOW_TARGETS:
             self._report("limit by flows")
             self._raise_to(flow_bound(self._problem, self._steps, deadline=self._searcher.deadline))
 
     def _by_trees(self) -> None:
-        if max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS:
-            self._report("limit by trees")
-            group = problem_group(self._problem)
-            deadline = self._searcher.deadline
-            self._trees = tree_bound(self._problem, self._steps, deadline=deadline, group=group)
-            self._raise_to(self._trees.bound)
-            deadline.check("the packing of trees")
+        self._report("limit by trees")
+        self._group = problem_group(self._problem)
+        deadline = self._searcher.deadline
+        self._trees = tree_bound(self._problem, self._steps, deadline=deadline, group=self._group)
+        self._raise_to(self._trees.bound)
+        deadline.check("the packing of trees")
 
     def _raise_to(self, limit: StepBound) -> None:
         if limit.ratio > self.result.limit.ratio:
@@ -167,14 +176,20 @@ class _State:
             chunks += ratio.denominator
 
     def _take_packing(self) -> None:
-        """The packing of trees is a plan already, with however many chunks."""
+        """The packing of trees is a plan already, mostly with few chunks."""
         assert self._trees is not None
         if self._trees.bound.ratio != self.result.limit.ratio:
             return
-        chunks, plan = plan_of(self._problem, self._steps, self._trees)
+        deadline = self._searcher.deadline
+        try:
+            chunks, plan = plan_of(
+                self._problem, self._steps, self._trees, group=self._group, deadline=deadline
+            )
+        except NoPlanError:
+            return  # too many chunks, or a step left empty: then the search decides
         self.result = replace(self.result, chunks=chunks, plan=plan)
 
-    def _shrink(self) -> None:
+    def _shrink(self, slices: int) -> None:
         """Search every smaller C that could do as well, in ascending order."""
         ratio = self.result.limit.ratio
         refuted: list[int] = []
@@ -183,7 +198,7 @@ class _State:
                 break
             rounds = int(ratio * chunks)
             self._report(f"searching ({chunks}, {self._steps}, {rounds})")
-            answer = self._searcher.search(chunks, self._steps, rounds, slices=LAST_SLICES)
+            answer = self._searcher.search(chunks, self._steps, rounds, slices=slices)
             if isinstance(answer, Plan):
                 self.result = replace(self.result, chunks=chunks, plan=answer)
                 break
