@@ -25,6 +25,10 @@ SOLVERS = {"smt": "z3", "ilp": "HiGHS", "sat": "CaDiCaL"}
 """Which solver stands behind each encoding."""
 
 
+MOST_GROUPS = 3
+"""How many groups are tried by the preferred encoding: a large one may admit no schedule."""
+
+
 @dataclass
 class Searcher:
     """Answers instances of one problem.
@@ -91,14 +95,14 @@ class Searcher:
         return answer
 
     def _entrants(self, chunks: int) -> list[Entrant]:
-        """Every encoding with the best group first, which is faster where it fits, then as it is."""
-        first, *others = self.encodings
+        """Groups first, the larger the faster where one fits, then the problem as it is; by each encoding."""
         reduced = self._reduced(chunks)
         whole = Orbits.trivial(self.problem, chunks)
-        entrants = [Entrant(first, orbits) for orbits in (*reduced[:1], whole)]
+        first, *others = self.encodings
+        entrants = [Entrant(first, orbits) for orbits in (*reduced[:MOST_GROUPS], whole)]
         for encoding in others:
             entrants += [Entrant(encoding, orbits) for orbits in (*reduced[:1], whole)]
-        return entrants + [Entrant(first, orbits) for orbits in reduced[1:]]
+        return entrants
 
     def _reduced(self, chunks: int) -> tuple[Orbits, ...]:
         if not self.symmetric:
