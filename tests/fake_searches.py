@@ -1,0 +1,80 @@
+"""Searches for races whose answers and times are written in their names.
+
+`found_2_10_0_50` finds something in its third slice (counted from 0) after sleeping 10, 0 and 50 ms in the
+three; `impossible_...` proves that there is nothing. What it finds says its seed and the efforts it had.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from synth.chunks.orbits import Send
+from synth.chunks.outcome import Found, Impossible, Instance, Outcome, Unfinished
+
+
+class Scripted:
+    def __init__(self, answer: str, at: int, delays_ms: list[int], seed: int) -> None:
+        self.answer, self.at, self.delays_ms, self.seed = answer, at, delays_ms, seed
+        self.efforts: list[int] = []
+
+    def run(self, effort: int | None) -> Outcome:
+        assert effort is not None
+        index = len(self.efforts)
+        self.efforts.append(effort)
+        time.sleep((self.delays_ms[index] if index < len(self.delays_ms) else 0) / 1000)
+        if index < self.at:
+            return Unfinished()
+        match self.answer:
+            case "found":
+                return Found(tuple(self.efforts), (Send(0, 0, 0, self.seed),))
+            case "impossible":
+                return Impossible()
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "error":
+                raise ArithmeticError("a bug of ours")
+            case "never":
+                time.sleep(1000)
+        return Unfinished()
+
+
+def __getattr__(name: str) -> Callable[..., Scripted]:
+    answer, at, *delays = name.split("_")
+    if answer not in {"found", "impossible", "segfault", "error", "never"}:
+        raise AttributeError(name)
+
+    def make(instance: Instance, seed: int = 0) -> Scripted:
+        assert instance.steps <= instance.rounds
+        return Scripted(answer, int(at), [int(delay) for delay in delays], seed)
+
+    return make
+
+
+# Tasks for workers.
+
+
+def sleep_forever(started: Path) -> None:
+    started.write_text(str(os.getpid()))
+    time.sleep(1000)
+
+
+def segfault() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def allocate(size_bytes: int) -> int:
+    return len(bytearray(size_bytes))
+
+
+def fail(words: str) -> None:
+    raise ArithmeticError(words)
+
+
+def talk(words: str) -> str:
+    print(words, flush=True)
+    os.write(1, words.encode())
+    return words
