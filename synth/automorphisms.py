@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from synth.permutations import closure, compose, identity, orbit
 from synth.refinement import Partition, Refiner, SpentError, Trace, around
@@ -20,6 +21,13 @@ from synth.topology import Permutation, Topology, Vertex
 
 EFFORT = 1_000_000
 """How many ends of links a search looks at, unless told otherwise: about a second."""
+
+
+class _Arrival(NamedTuple):
+    """The last step of a way from one vertex to another: from where, and by which generator."""
+
+    before: Vertex
+    generator: Permutation
 
 
 @dataclass(frozen=True)
@@ -43,9 +51,7 @@ class Automorphisms:
     @cached_property
     def order(self) -> int:
         """How many elements there are; a lower bound where the search was not completed."""
-        return math.prod(
-            len(orbit(vertex, level)) for vertex, level in zip(self.base, self._levels, strict=True)
-        )
+        return math.prod(len(level) for level in self._levels)
 
     def elements(self, limit: int) -> tuple[Permutation, ...] | None:
         """All elements, the identity first; None where there are more than `limit`."""
@@ -54,17 +60,23 @@ class Automorphisms:
     def draw(self, chance: random.Random) -> Permutation:
         """One element; where the search was completed each has the same probability."""
         element = identity(self.size)
-        for vertex, level in zip(self.base, self._levels, strict=True):
-            element = compose(element, _moving(vertex, chance.choice(orbit(vertex, level)), level, self.size))
+        for level in self._levels:
+            image = chance.choice(tuple(level))
+            while (arrival := level[image]) is not None:
+                element = compose(element, arrival.generator)
+                image = arrival.before
         return element
 
     @cached_property
-    def _levels(self) -> tuple[tuple[Permutation, ...], ...]:
-        """Generators of the subgroups that fix no vertex of the base, the first one, the first two..."""
+    def _levels(self) -> tuple[dict[Vertex, _Arrival | None], ...]:
+        """How the subgroups that fix no vertex of the base, the first one, the first two... move the next.
+
+        For each vertex in its orbit, the last step of a shortest way there.
+        """
         levels = []
         generators = self.generators
         for vertex in self.base:
-            levels.append(generators)
+            levels.append(_arrivals(vertex, generators))
             generators = tuple(generator for generator in generators if generator[vertex] == vertex)
         return tuple(levels)
 
@@ -190,8 +202,7 @@ class _Search:
         self, refiner: Refiner, levels: Sequence[_Level], last: Partition, depth: int, image: Vertex
     ) -> Permutation | None:
         """An automorphism that fixes the base before a level and takes its vertex to an image."""
-        partition = levels[depth].before
-        ways: list[tuple[Partition, Iterator[Vertex]]] = [(partition, iter((image,)))]
+        ways: list[tuple[Partition, Iterator[Vertex]]] = [(levels[depth].before, iter((image,)))]
         while ways:
             partition, images = ways[-1]
             level = levels[depth + len(ways) - 1]
@@ -234,21 +245,15 @@ def _matching(first: Partition, second: Partition) -> Permutation:
     return tuple(second.members(colour)[0] for colour in first.colours)
 
 
-def _moving(vertex: Vertex, image: Vertex, generators: Sequence[Permutation], size: int) -> Permutation:
-    """A product of generators that takes a vertex to one in its orbit, by as few as possible."""
-    cause: dict[Vertex, tuple[Vertex, Permutation]] = {}
+def _arrivals(vertex: Vertex, generators: Sequence[Permutation]) -> dict[Vertex, _Arrival | None]:
+    arrivals: dict[Vertex, _Arrival | None] = {vertex: None}
     reached = [vertex]
     for here in reached:
         for generator in generators:
-            there = generator[here]
-            if there != vertex and there not in cause:
-                cause[there] = (here, generator)
-                reached.append(there)
-    element = identity(size)
-    while image != vertex:
-        image, generator = cause[image]
-        element = compose(element, generator)
-    return element
+            if generator[here] not in arrivals:
+                arrivals[generator[here]] = _Arrival(here, generator)
+                reached.append(generator[here])
+    return arrivals
 
 
 def _reduces(topology: Topology, vertex: Vertex) -> bool:

@@ -60,20 +60,46 @@ class DemandAction:
         )
         return None if -1 in images else images
 
-    def fixing(self, elements: Sequence[Permutation]) -> NDArray[np.int64]:
-        """For each demand, how many of some permutations that keep the demands map it to itself."""
-        images = np.array(elements)
-        kept = (self._masks[:, images] == self._masks[:, np.newaxis, :]).all(axis=2).astype(np.int64)
-        sources, targets = np.array(self._pairs).T
+    def fixing(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
+        """For each demand, how many of some permutations that keep the demands map it to itself.
+
+        Args:
+            images: a row for each permutation, the image of each vertex.
+        """
+        sources, targets = self._ends
+        points, vertices = self._points
+        kept = np.zeros((len(self._sets), len(images)), dtype=np.int64)
+        kept[points] = (images[:, vertices] == vertices).T
+        for position in {*sources, *targets}.difference(points):
+            kept[position] = self._masks[position][images[:, self._masks[position]]].all(axis=1)
         fixing: NDArray[np.int64] = (kept @ kept.T)[sources, targets]
         return fixing
 
-    def is_free(self, elements: Sequence[Permutation], chunks: int) -> bool:
+    def is_free(self, images: NDArray[np.int64], chunks: int) -> bool:
         """Whether a group that keeps the demands can act freely on so many chunks of each of them.
 
         That is so where the order of the stabiliser of each demand divides the number of chunks.
+
+        Args:
+            images: a row for each element of the group, the image of each vertex.
+            chunks: of each demand.
         """
-        return self.distinct and not bool(np.any(chunks % self.fixing(elements)))
+        return self.distinct and not bool((chunks % self.fixing(images)).any())
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        """The numbers of the two sets that a permutation must keep to fix each demand, a row of either.
+
+        Where no two demands have the same sources, these alone tell them apart.
+        """
+        sources, targets = np.array(self._pairs, dtype=np.int64).T
+        return np.stack([sources, sources if len(set(sources)) == len(sources) else targets])
+
+    @cached_property
+    def _points(self) -> tuple[list[int], NDArray[np.int64]]:
+        """The numbers of the sets of one vertex, which are moved all at once, and these vertices."""
+        points = [position for position, ranks in enumerate(self._sets) if len(ranks) == 1]
+        return points, np.array([min(self._sets[position]) for position in points], dtype=np.int64)
 
     @cached_property
     def _masks(self) -> NDArray[np.bool_]:
