@@ -52,13 +52,17 @@ class DemandAction:
         images = Counter((moved[sources], moved[targets]) for sources, targets in self._pairs)
         return images == Counter(self._pairs)
 
-    def images(self, element: Permutation) -> tuple[int, ...] | None:
-        """The demand to which a permutation maps each, where they are distinct; None: not to demands."""
+    def images(self, element: Permutation) -> tuple[int, ...]:
+        """The demand to which a permutation maps each; of alike demands the last.
+
+        Raises:
+            ValueError: it does not map every demand to a demand.
+        """
         moved = self._moved(element)
-        images = tuple(
-            self._position.get((moved[sources], moved[targets]), -1) for sources, targets in self._pairs
-        )
-        return None if -1 in images else images
+        try:
+            return tuple(self._position[moved[sources], moved[targets]] for sources, targets in self._pairs)
+        except KeyError:
+            raise ValueError("the group must map every demand to a demand") from None
 
     def fixing(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
         """For each demand, how many of some permutations that keep the demands map it to itself.

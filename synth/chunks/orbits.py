@@ -9,14 +9,15 @@ groups; `unfold` gives the sends of all chunks from those of the representatives
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from synth.chunks.demand_action import DemandAction
 from synth.chunks.problem import Problem
-from synth.collective import Demand
-from synth.topology import Permutation
+from synth.permutations import inverse
+from synth.topology import Permutation, Vertex
 
 Group: TypeAlias = tuple[Permutation, ...]
 """All elements of a group of automorphisms, the identity first, each the images of all vertices."""
@@ -86,7 +87,8 @@ class Orbits:
         group: see `Group`; the identity alone for the problem as it is.
 
     Raises:
-        ValueError: the group does not map the demands to each other, or not freely (see the module).
+        ValueError: the group does not map the demands to each other, or not freely (see the module), or
+            not every route to a route.
     """
 
     problem: Problem
@@ -112,25 +114,26 @@ class Orbits:
         """The representatives, one class for each orbit of demands, in the order of their first demands."""
         return tuple(
             ChunkClass(demand, self.chunks // len(self._stabilizers[demand]))
-            for demand in range(len(self.problem.demands))
-            if demand == min(images[demand] for images in self._demand_images)
+            for demand, least in enumerate(map(min, zip(*self._demand_images, strict=True)))
+            if demand == least
         )
 
     @cached_property
     def limits(self) -> tuple[LinkLimit, ...]:
         """One limit for each orbit of links."""
         limits = []
-        for link, capacity in enumerate(self.problem.capacities):
-            images = {index[link] for index in self._link_images}
-            if link != min(images):
+        classes = range(len(self.classes))
+        least = map(min, zip(*self._link_images, strict=True))
+        for link, (first, capacity) in enumerate(zip(least, self.problem.capacities, strict=True)):
+            if link != first:
                 continue
             # A representative's send over `route` is, moved by g, a send over g(route): it loads this link
             # once for each g that takes the route there.
             users = tuple(
                 (chunk_class, route)
-                for inverse in self._inverse_routes
-                for route in (inverse[passing] for passing in self.problem.passing[link])
-                for chunk_class in range(len(self.classes))
+                for origins in self._origins
+                for route in (origins[passing] for passing in self.problem.passing[link])
+                for chunk_class in classes
             )
             limits.append(LinkLimit(capacity, users))
         return tuple(limits)
@@ -163,53 +166,43 @@ class Orbits:
     def _stabilizers(self) -> tuple[tuple[int, ...], ...]:
         """The indices of the elements that map each demand to itself."""
         return tuple(
-            tuple(g for g, images in enumerate(self._demand_images) if images[demand] == demand)
-            for demand in range(len(self.problem.demands))
+            tuple(element for element, image in enumerate(images) if image == demand)
+            for demand, images in enumerate(zip(*self._demand_images, strict=True))
         )
 
     @cached_property
     def _demand_images(self) -> tuple[tuple[int, ...], ...]:
-        demands = self.problem.demands
+        """The demand to which each element maps each."""
         if len(self.group) == 1:
-            return (tuple(range(len(demands))),)
-        index = {demand: position for position, demand in enumerate(demands)}
-        if len(index) < len(demands):
+            return (tuple(range(len(self.problem.demands))),)
+        action = DemandAction(self.problem.topology, self.problem.demands)
+        if not action.distinct:
             raise ValueError("no two demands may be alike where a group acts on them")
-        images = tuple(tuple(index.get(_moved(demand, g), -1) for demand in demands) for g in self.group)
-        if any(-1 in moved for moved in images):
-            raise ValueError("the group must map every demand to a demand")
-        return images
+        return tuple(map(action.images, self.group))
 
     @cached_property
     def _route_images(self) -> tuple[tuple[int, ...], ...]:
-        routes = self.problem.routes
-        index = {(route.src, *route.via, route.dst): position for position, route in enumerate(routes)}
-        return tuple(
-            tuple(index[tuple(element[v] for v in (route.src, *route.via, route.dst))] for route in routes)
-            for element in self.group
-        )
+        """The route to which each element maps each."""
+        paths = [(route.src, *route.via, route.dst) for route in self.problem.routes]
+        return self._images(paths, "route")
 
     @cached_property
-    def _inverse_routes(self) -> tuple[tuple[int, ...], ...]:
-        inverses = []
-        for images in self._route_images:
-            inverse = [0] * len(images)
-            for route, image in enumerate(images):
-                inverse[image] = route
-            inverses.append(tuple(inverse))
-        return tuple(inverses)
+    def _origins(self) -> tuple[tuple[int, ...], ...]:
+        """The route that each element maps to each."""
+        return tuple(map(inverse, self._route_images))
 
     @cached_property
     def _link_images(self) -> tuple[tuple[int, ...], ...]:
-        links = self.problem.topology.links
-        index = {(link.src, link.dst): position for position, link in enumerate(links)}
-        return tuple(
-            tuple(index[element[link.src], element[link.dst]] for link in links) for element in self.group
-        )
+        """The link to which each element maps each."""
+        return self._images([(link.src, link.dst) for link in self.problem.topology.links], "link")
 
-
-def _moved(demand: Demand, element: Permutation) -> Demand:
-    return Demand(
-        frozenset(element[rank] for rank in demand.sources),
-        frozenset(element[rank] for rank in demand.targets),
-    )
+    def _images(self, paths: Sequence[tuple[Vertex, ...]], what: str) -> tuple[tuple[int, ...], ...]:
+        """The index of the path to which each element maps each path."""
+        index = {path: position for position, path in enumerate(paths)}
+        try:
+            return tuple(
+                tuple(index[tuple([element[vertex] for vertex in path])] for path in paths)
+                for element in self.group
+            )
+        except KeyError:
+            raise ValueError(f"the group must map every {what} to a {what}") from None
