@@ -137,8 +137,8 @@ def infeasible_document(error: InfeasibleError, topology: Topology, collective: 
     if isinstance(error.proof, Bound):
         proof = bound_to_document(error.proof, topology)
     elif error.proof is not None:
-        from synth.chunks.documents import limit_to_document
         from synth.chunks.mirror import IMAGES
+        from synth.chunks.optimum_documents import limit_to_document
 
         proof = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)
     return {"infeasible": True, "proved": proof, "why": str(error)}

@@ -6,18 +6,23 @@ answers are taken in ascending order of steps, which makes the curve the same wh
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from synth.chunks.cache import ChunkCache
+from synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
 from synth.chunks.problem import Problem
 from synth.chunks.search import Searcher
-from synth.chunks.step_bound import StepBound
+from synth.chunks.step_bound import StaticLimit, StepBound
+from synth.chunks.step_certification import certified_ratio
 from synth.chunks.step_optimum import StepOptimum, step_optimum
 from synth.chunks.workers import Workers
 from synth.deadline import Deadline
 from synth.progress import report
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,43 @@ def _optimum(
     deadline: Deadline,
     workers: Workers,
 ) -> StepOptimum:
+    """The optimum of one number of steps, from the cache where it was worked out to its end before."""
     encodings = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
     cache = ChunkCache() if effort.cache else None
+    key = ""
+    if cache is not None:
+        key = cache.key_of(
+            "optimum",
+            problem,
+            steps=steps,
+            static=str(static.ratio),
+            below=None if below is None else str(below),
+            encodings=encodings,
+            seed=effort.seed,
+            proofs=int(effort.proofs),
+        )
+        kept = _kept(cache, key, problem, static)
+        if kept is not None:
+            return kept
     searcher = Searcher(problem, encodings, effort.seed, deadline, workers, cache)
-    return step_optimum(searcher, steps, static, below, proofs=effort.proofs)
+    optimum = step_optimum(searcher, steps, static, below, proofs=effort.proofs)
+    if cache is not None and not optimum.out_of_time:
+        cache.put_json(key, optimum_to_document(optimum, problem.topology))
+    return optimum
+
+
+def _kept(cache: ChunkCache, key: str, problem: Problem, static: StepBound) -> StepOptimum | None:
+    """What the cache has; its certificate is checked again, its plan by whoever verifies the schedule."""
+    document = cache.get_json(key)
+    if document is None:
+        return None
+    try:
+        optimum = optimum_from_document(document, problem.topology)
+        limit = optimum.limit
+        if isinstance(limit.certificate, StaticLimit):
+            return replace(optimum, limit=replace(static, steps=limit.steps))
+        if certified_ratio(problem, limit.steps, limit.certificate) == limit.ratio:
+            return optimum
+    except (KeyError, TypeError, ValueError) as error:  # InputError is a ValueError
+        log.warning("kept optimum %s is computed anew: %r", key, error)
+    return None

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from synth.chunks.documents import frontier_to_document, limit_to_document
+from synth.chunks.documents import frontier_to_document
 from synth.chunks.frontier import Frontier, parts_of
 from synth.chunks.mirror import IMAGES
+from synth.chunks.optimum_documents import limit_to_document
 from synth.errors import InputError
 from synth.formats import write_schedule
 from synth.formats.atomic import write_atomically
