@@ -16,21 +16,14 @@ from typing import ParamSpec, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from synth.cache_folder import cache_folder
+
 Ints: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Where this project keeps everything that can be computed again."""
-    chosen = os.environ.get("ARBORCAST_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "arborcast"
 
 
 def _sources() -> str:
