@@ -133,7 +133,11 @@ def pareto(
     last = latency + STEPS_BEYOND_LATENCY if max_steps is None else max_steps
     if last < latency:
         raise InfeasibleError(f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}")
-    curves = [half.trace(last - latency, effort, deadline) for half in halves]
+    curves: list[Curve] = []
+    for half in halves:
+        # On symmetric links the reversed fabric is the fabric: both halves ask the same.
+        known = [curve for other, curve in zip(halves, curves, strict=False) if other.asks_as(half)]
+        curves.append(known[0] if known else half.trace(last - latency, effort, deadline))
     join = _joined if collective.kind is Kind.ALLREDUCE else _single
     points = join(topology, collective, limit, halves, curves, seed)
     return Frontier(
@@ -185,6 +189,16 @@ class _Half:
         limit = bounds.bound(topology, collective)
         ratio = static_ratio(topology, collective, limit)
         return cls(topology, collective, problem, latency, StepBound(latency, ratio, StaticLimit(limit)))
+
+    def asks_as(self, other: _Half) -> bool:
+        """Whether both problems are one and the same, so that a curve of one is a curve of the other."""
+        mine, others = self.problem, other.problem
+        return (mine.routes, mine.capacities, mine.demands, self.static.ratio) == (
+            others.routes,
+            others.capacities,
+            others.demands,
+            other.static.ratio,
+        )
 
     def trace(self, spare: int, effort: Effort, deadline: Deadline) -> Curve:
         return trace(self.problem, self.static, self.latency + spare, effort, deadline)
