@@ -104,7 +104,7 @@ class TreeSearch:
     @cached_property
     def work(self) -> int:
         """Divisions of a set of targets in two that one run looks at, over all (rank, step)."""
-        return sum(3 ** mask.bit_count() for row in self._alive for mask in row if mask) // 2
+        return sum(int(3 ** mask.bit_count()) for row in self._alive for mask in row if mask) // 2
 
     def run(self, prices: Prices) -> tuple[int | float, TimedTree]:
         """`cheapest_tree` with these prices."""
@@ -114,7 +114,7 @@ class TreeSearch:
         fill, trace = (_fill, _trace) if costs.dtype != np.object_ else (_plain(_fill), _plain(_trace))
         table = fill(*graph, pair_costs, unreached)
         sends = trace(*graph, pair_costs, table)
-        cost = table[0, -1, -1]
+        cost: Any = table[0, -1, -1]
         timed = [(self._route(costs[step], pair), step) for pair, step in sends.tolist()]
         return (float(cost) if costs.dtype == np.float64 else int(cost)), self._pruned(timed)
 

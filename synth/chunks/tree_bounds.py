@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from synth.chunks.cheapest_tree import TimedTree, TreeSearch
 from synth.chunks.orbits import Group
+from synth.chunks.pressure import Pressure
 from synth.chunks.problem import Problem
 from synth.chunks.step_bound import StepBound, StepLengths, TreeLengths
-from synth.chunks.step_certification import certified_ratio
+from synth.chunks.step_certification import MOST_TREE_TARGETS, certified_ratio
 from synth.chunks.tree_master import TreeMaster
 from synth.deadline import Deadline
-from synth.errors import TimedOutError
+from synth.errors import InputError, TimedOutError
 from synth.progress import report
 
 FIRST_TREES = 300
@@ -63,11 +64,14 @@ class TreeBound:
             less, the deadline came first and the truth lies between the two.
         durations: rounds per chunk of each step; some may be zero, which a schedule's steps must not be.
         trees: their weights are 1 together for each demand.
+        candidates: for one demand of each orbit, the trees met on the way that cost as little as those of
+            the packing: (demand, sends). No other trees can be part of an optimum.
     """
 
     bound: StepBound
     durations: tuple[Fraction, ...]
     trees: tuple[WeightedTree, ...]
+    candidates: tuple[tuple[int, TimedTree], ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -87,8 +91,13 @@ def tree_bound(problem: Problem, steps: int, *, deadline: Deadline, group: Group
 
     Raises:
         InfeasibleError: a target cannot be reached in so many steps.
-        InputError: a demand has too many targets (see `synth.chunks.cheapest_tree`).
+        InputError: a demand has too many targets for the certificate to be checked.
     """
+    most = max(len(demand.targets) for demand in problem.demands)
+    if most > MOST_TREE_TARGETS:
+        raise InputError(
+            f"limit by trees: a demand may have at most {MOST_TREE_TARGETS} targets, got {most}; use flows"
+        )
     search = _Generation(problem, steps, deadline, group or (tuple(range(problem.topology.size)),))
     try:
         weights, lengths = search.optimum()
@@ -100,6 +109,7 @@ def tree_bound(problem: Problem, steps: int, *, deadline: Deadline, group: Group
         bound=StepBound(steps, certified_ratio(problem, steps, certificate), certificate),
         durations=durations_of(problem, steps, packed),
         trees=tuple(WeightedTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
+        candidates=search.cheapest(lengths),
     )
 
 
@@ -126,6 +136,7 @@ class _Generation:
         self._problem = problem
         self._steps = steps
         self._deadline = deadline
+        self._group = group
         self._searches = [TreeSearch(problem, found.demand, steps) for found in self.master.classes]
         self._counts = [found.count for found in self.master.classes]
         self._capacities = np.array(problem.capacities, dtype=np.float64)
@@ -162,23 +173,34 @@ class _Generation:
         )
         return self.master.weights(), lengths
 
-    def _begin(self) -> None:
-        """Trees for prices that grow with the load of all trees before (multiplicative weights)."""
-        load = np.zeros((self._steps, len(self._capacities)))
-        for turn in range(max(1, FIRST_TREES // len(self._searches))):
-            for chunk_class, (_, tree) in enumerate(self._ask(self._pressed(load, turn))):
-                self.master.add(chunk_class, tree)
-                load += self.master.load(chunk_class, tree)
+    def cheapest(self, lengths: StepLengths) -> tuple[tuple[int, TimedTree], ...]:
+        """The trees found that cost least, with the demands of their classes."""
+        common = math.lcm(*(length.denominator for row in lengths for length in row))
+        whole = [[int(length * common) for length in row] for row in lengths]
+        routes = self._problem.routes
+        costs = [
+            sum(whole[step][link] for route, step in tree for link in routes[route].links)
+            for _, tree in self.master.trees
+        ]
+        least = [
+            min(cost for cost, (of, _) in zip(costs, self.master.trees, strict=True) if of == chunk_class)
+            for chunk_class in range(len(self._searches))
+        ]
+        return tuple(
+            (self.master.classes[chunk_class].demand, tree)
+            for cost, (chunk_class, tree) in zip(costs, self.master.trees, strict=True)
+            if cost == least[chunk_class]
+        )
 
-    def _pressed(self, load: NDArray[np.float64], turn: int) -> NDArray[np.float64]:
-        """Prices that press on the links with the highest load in each step, the harder the later."""
-        relative = load / self._capacities
-        highest = relative.max(axis=1, keepdims=True)
-        pressure = np.where(highest > 0, relative / np.where(highest > 0, highest, 1), 1)
-        for _ in range(2 + int(math.log2(1 + turn)) // 2):
-            pressure = pressure * pressure  # powers of two: no machine computes them otherwise
-        worth = (pressure * self._capacities).sum(axis=1, keepdims=True)
-        return np.asarray(pressure / worth)
+    def _begin(self) -> None:
+        """Trees for prices that grow with the load of all trees before."""
+        pressure = Pressure(self._problem, self._steps, self._group)
+        for _ in range(max(1, FIRST_TREES // len(self._searches))):
+            prices = pressure.prices()
+            worth = (prices * self._capacities).sum(axis=1, keepdims=True)
+            for chunk_class, (_, tree) in enumerate(self._ask(prices / worth)):
+                self.master.add(chunk_class, tree)
+                pressure.add(tree, self._counts[chunk_class])
 
     def _ask(self, prices: NDArray[np.float64]) -> list[tuple[float, TimedTree]]:
         """The cheapest tree of each class; keeps the prices if they prove more than any before."""

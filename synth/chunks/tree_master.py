@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from synth.bounds.linear_program import LinearProgram
 from synth.chunks.cheapest_tree import TimedRoute, TimedTree, in_order
 from synth.chunks.orbits import ChunkClass, Group, Orbits, Send
+from synth.chunks.pressure import link_orbits
 from synth.chunks.problem import Problem
 from synth.chunks.step_bound import StepLengths
-from synth.compiled import Ints
 
 _GRAIN = 1 << 30
 """What weights in floating point are rounded to."""
@@ -36,6 +36,7 @@ class TreeMaster:
         steps: S.
         classes: the representative demands; `count` is the size of the orbit.
         trees: what was added: the index of the class, the tree.
+        orbits: the number of the orbit of each link.
     """
 
     def __init__(self, problem: Problem, steps: int, group: Group) -> None:
@@ -46,6 +47,7 @@ class TreeMaster:
         self.classes: tuple[ChunkClass, ...] = self._images.classes
         self._packed: list[float] = []
         self._known: set[tuple[int, TimedTree]] = set()
+        self.orbits = link_orbits(problem, group)
         count = len(self.classes)
         # The prices of a step are worth `_unit` together, so that one of them is about 1 for HiGHS.
         self._unit = sum(problem.capacities)
@@ -53,17 +55,6 @@ class TreeMaster:
         for step in range(steps):
             columns = [self._column(step, orbit) for orbit in range(self._width)]
             self._program.add_row(columns, self._capacities, upper=self._unit)
-
-    @cached_property
-    def orbits(self) -> Ints:
-        """Which links have one price."""
-        links = self.problem.topology.links
-        index = {(link.src, link.dst): position for position, link in enumerate(links)}
-        first = [
-            min(index[element[link.src], element[link.dst]] for element in self._images.group)
-            for link in links
-        ]
-        return np.unique(first, return_inverse=True)[1].astype(np.int64)
 
     @cached_property
     def _width(self) -> int:
@@ -96,15 +87,6 @@ class TreeMaster:
             [chunk_class, *uses], [1, *(-times * count for count in uses.values())], upper=0
         )
         return True
-
-    def load(self, chunk_class: int, tree: TimedTree) -> NDArray[np.float64]:
-        """What a tree and its images put on each link in each step, for each demand once on average."""
-        load = np.zeros((self.steps, self._width))
-        for route, step in tree:
-            for link in self.problem.routes[route].links:
-                load[step, self.orbits[link]] += self.classes[chunk_class].count
-        links = np.bincount(self.orbits)
-        return (load / links)[:, self.orbits]
 
     def solve(self, seconds: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What the trees of each class cost at least, and the prices of steps and links that make it so.
