@@ -1,4 +1,4 @@
-"""Pictures of topologies, trees, times over sizes and link timelines, as SVG or PNG by the file's suffix.
+"""Pictures of topologies, trees, steps, frontiers, timings and links over time, as SVG or PNG by the suffix.
 
 Needs matplotlib (the extra `viz`), which is imported when something is drawn and not before. Nothing here
 decides anything: a picture shows what a `Topology`, a `Schedule` or the simulator says.
@@ -6,7 +6,9 @@ decides anything: a picture shows what a `Topology`, a `Schedule` or the simulat
 
 from synth.pictures.curves import draw_sweep
 from synth.pictures.fabric import draw_topology
+from synth.pictures.frontier import draw_frontier
+from synth.pictures.steps import draw_steps
 from synth.pictures.timelines import draw_timeline
 from synth.pictures.trees import draw_trees
 
-__all__ = ["draw_sweep", "draw_timeline", "draw_topology", "draw_trees"]
+__all__ = ["draw_frontier", "draw_steps", "draw_sweep", "draw_timeline", "draw_topology", "draw_trees"]

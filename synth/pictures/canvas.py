@@ -22,6 +22,9 @@ INK = "#222222"
 FAINT = "#d9d9d9"
 QUIET = "#6b6b6b"
 
+LETTERS_PER_INCH = 16
+"""Of the quieter line below a picture, for those that must break it."""
+
 _LOOK: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
