@@ -60,8 +60,9 @@ class TreeBound:
     """The best packing of trees found, and the best limit proved.
 
     Attributes:
-        bound: `bound.ratio` is the least R/C there is if it equals the sum of the durations; if it is
-            less, the deadline came first and the truth lies between the two.
+        bound: `bound.ratio` is the least R/C there is if it equals the sum of the durations. If it is
+            less, the truth lies between the two: the deadline came first, or (which is logged) HiGHS ended
+            on prices that are not quite the best.
         durations: rounds per chunk of each step; some may be zero, which a schedule's steps must not be.
         trees: their weights are 1 together for each demand.
         candidates: for one demand of each orbit, the trees met on the way that cost as little as those of
@@ -216,7 +217,7 @@ class _Generation:
     def _improves(
         self, asked: NDArray[np.float64], prices: NDArray[np.float64], costs: NDArray[np.float64]
     ) -> bool:
-        """Add the cheapest trees under some prices; whether the master thought that one costs more."""
+        """Add the cheapest trees under some prices; whether one costs less than the master thought."""
         tolerance = _CLOSE * float(costs.sum())
         better = False
         for chunk_class, (_, tree) in enumerate(self._ask(asked)):

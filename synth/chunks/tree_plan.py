@@ -27,7 +27,7 @@ LOOKS = ((200, True), (200, False), (800, False))
 """Trees looked for each time that those known do not suffice; whether they load the links evenly."""
 
 MOST_CHUNKS = 2000
-"""Chunks of each demand up to which a packing is handed out as it stands."""
+"""Chunks of each demand up to which a plan is made of a packing."""
 
 
 class NoPlanError(Exception):
@@ -104,6 +104,8 @@ def _few_chunks(
         groups.append(alone)  # with more demands that takes minutes, and a search is as good
     pools = [_Pool(problem, steps, bound, elements, deadline) for elements in groups]
     for chunks in islice(eligible(bound.bound.ratio, steps), TRIES):
+        if chunks > MOST_CHUNKS:
+            break
         for pool in pools:
             plan = pool.plan(chunks)
             if plan is not None:
