@@ -10,7 +10,7 @@ Document: TypeAlias = dict[str, Any]
 
 
 def frontier_to_document(frontier: Frontier) -> Document:
-    """What `pareto --json` prints and `frontier.json` holds; its writer adds the `file` of each point."""
+    """What `pareto --json` prints and `frontier.json` holds; a writer fills in the `file` of each point."""
     return {
         "topology": frontier.topology.name,
         "collective": frontier.collective.kind.value,
@@ -37,4 +37,5 @@ def point_to_document(point: Point) -> Document:
         "least": str(point.least),
         "proof": point.proof,
         "rate": str(point.schedule.rate),
+        "file": None,
     }

@@ -1,4 +1,4 @@
-"""A frontier in a folder: its points with their certificates, a schedule of each, and a picture."""
+"""A frontier in a folder: its points with their certificates, a schedule of each, and pictures."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from synth.formats.atomic import write_atomically
 
 FRONTIER_FORMAT = "arborcast.frontier/1"
 
+MOST_DRAWN = 5000
+"""Sends up to which a schedule is drawn: more would be a cloud, and megabytes of it."""
+
 
 def check_folder(folder: Path) -> None:
     """See that a frontier can be written there, before any time is spent on it.
@@ -30,7 +33,9 @@ def check_folder(folder: Path) -> None:
 
 
 def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
-    """Write `frontier.json`, `frontier.svg` and one schedule per point, such as `c6-s3-r7.json`.
+    """Write `frontier.json`, `frontier.svg`, and of each point a schedule and a picture of its steps.
+
+    Those are called by (C, S, R), such as `c6-s3-r7.json` and `c6-s3-r7.svg`.
 
     Returns:
         The document of the frontier, with the `file` of each point.
@@ -38,7 +43,7 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file cannot be written.
     """
-    from synth.pictures import draw_frontier
+    from synth.pictures import draw_frontier, draw_steps
 
     try:
         folder.mkdir(exist_ok=True)
@@ -49,6 +54,8 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
     for point, entry in zip(frontier.points, document["frontier"], strict=True):
         path = folder / f"c{point.chunks}-s{point.steps}-r{point.rounds}.json"
         write_schedule(point.schedule, path)
+        if len(point.schedule.transfers) <= MOST_DRAWN:
+            draw_steps(point.schedule, path.with_suffix(".svg"))
         entry["file"] = str(path)
         certificates = [
             limit_to_document(bound, frontier.topology, mirrored=part.kind in IMAGES)
