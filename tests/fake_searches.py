@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,36 @@ def fail(words: str) -> None:
 
 
 def talk(words: str) -> str:
-    print(words, flush=True)
+    sys.stdout.write(words)
+    sys.stdout.flush()
     os.write(1, words.encode())
     return words
+
+
+class UnpicklableError(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first}{second}")
+
+
+def fail_strangely(words: str) -> None:
+    raise UnpicklableError("Unpicklable: ", words)
+
+
+def abort(words: str) -> None:
+    os.write(2, words.encode())
+    os.abort()
+
+
+def write_pid(file: Path) -> None:
+    file.write_text(str(os.getpid()))
+
+
+def sleep_until(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.01)
+
+
+def hold_the_lock(started: Path) -> None:
+    """What a solver does that never lets Python's other threads run."""
+    started.write_text(str(os.getpid()))
+    sum(iter(int, 1))
