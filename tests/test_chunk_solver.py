@@ -73,7 +73,7 @@ def test_there_is_none_and_it_says_why(method: str, spec: str, kind: str, size: 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_only_the_solver_can_refute(method: str) -> None:
     # Flows allow 5/6 rounds per chunk in 3 steps of the 3-cube; trees do not (ALGORITHMS, section 5).
-    with pytest.raises(InfeasibleError, match=rf"broadcast \(6, 3, 5\): there is none, proved by"):
+    with pytest.raises(InfeasibleError, match=r"broadcast \(6, 3, 5\): there is none, proved by"):
         solve("hypercube:3", "broadcast", method, (6, 3, 5))
 
 
@@ -114,7 +114,7 @@ def test_what_is_missing_or_foreign_is_refused() -> None:
         synth.solve(fabric, "broadcast", method="trees", chunks=1)
     with pytest.raises(InputError, match="method cp: must be one of auto, trees"):
         synth.solve(fabric, "broadcast", method="cp")
-    with pytest.raises(InputError, match="allreduce: chunks must be a multiple of its 4 ranks.*got 6"):
+    with pytest.raises(InputError, match=r"allreduce: chunks must be a multiple of its 4 ranks.*got 6"):
         solve("ring:4", "allreduce", "sat", (6, 4, 6))
     with pytest.raises(InputError, match="deadline must be positive"):
         solve("ring:4", "allgather", "sat", (1, 2, 3), deadline_s=0)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import topologies
+from synth.chunks.smt import SmtSearch
 
 import synth
 from synth.chunks.folder import write_frontier
@@ -19,7 +20,6 @@ from synth.chunks.mirror import mirrored
 from synth.chunks.orbits import Orbits
 from synth.chunks.outcome import Found, Instance
 from synth.chunks.problem import Problem
-from synth.chunks.smt import SmtSearch
 from synth.chunks.step_certification import certified_ratio
 from synth.collective import Collective, Kind
 from synth.errors import InfeasibleError, InputError

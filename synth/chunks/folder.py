@@ -14,6 +14,8 @@ from synth.errors import InputError
 from synth.formats import write_schedule
 from synth.formats.atomic import write_atomically
 
+PICTURE = "frontier.svg"
+
 FRONTIER_FORMAT = "arborcast.frontier/1"
 
 MOST_DRAWN = 5000
@@ -24,12 +26,16 @@ def check_folder(folder: Path) -> None:
     """See that a frontier can be written there, before any time is spent on it.
 
     Raises:
-        InputError: there is something else of that name, or its parent does not exist.
+        InputError: there is something else of that name, its parent does not exist, or pictures cannot be
+            drawn here.
     """
+    from synth.pictures.canvas import check_path
+
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: must be a folder to write to, got a file")
     if not folder.parent.is_dir():
         raise InputError(f"{folder}: its parent folder {folder.parent} does not exist")
+    check_path(folder / PICTURE)
 
 
 def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
@@ -63,7 +69,7 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
         ]
         certified.append({**entry, "file": path.name, "certificates": certificates})
     title = f"{frontier.topology.name} {frontier.collective.kind}"
-    draw_frontier(frontier, folder / "frontier.svg", title=title)
+    draw_frontier(frontier, folder / PICTURE, title=title)
     full = {"format": FRONTIER_FORMAT, **document, "frontier": certified}
     write_atomically(folder / "frontier.json", json.dumps(full, indent=1) + "\n")
     return document
