@@ -1,4 +1,4 @@
-"""A whole process measured from outside: the clock, the CPU time and peak memory of it and its children.
+"""What benches share: whole processes measured from outside, and the circumstances of a measurement.
 
 Both sides of a comparison run through `run`, so that start-up and every child process count for both.
 """
@@ -6,15 +6,19 @@ Both sides of a comparison run through `run`, so that start-up and every child p
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Event, Timer
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +99,38 @@ def run(
             usage.ru_maxrss / 1e3,  # Linux counts in kB
             timed_out.is_set(),
         )
+
+
+def circumstances(*packages: str) -> dict[str, Any]:
+    """The command line, the machine and the versions of some packages, for the head of a results file."""
+    script, *arguments = sys.argv
+    return {
+        "command": " ".join(["python", f"bench/{_name(script)}", *map(_name, arguments)]),
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "load_at_the_end": os.getloadavg()[0],
+        },
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+    }
+
+
+def _name(argument: str) -> str:
+    """Where things lie on this machine says nothing about the figures."""
+    return argument.rpartition("/")[2]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -19,9 +18,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from measured import circumstances
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "synthesis.json"
@@ -240,17 +240,7 @@ def _peak_megabytes() -> float:
 def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "question": "How long does synthesis take?",
-        "command": " ".join(["python", "bench/synthesis.py", *map(_without_folders, sys.argv[1:])]),
-        "machine": {
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "system": platform.platform(),
-            "load_at_the_end": os.getloadavg()[0],
-        },
-        "versions": {
-            "python": platform.python_version(),
-            **_versions("arborcast", "numpy", "numba", "highspy"),
-        },
+        **circumstances("arborcast", "numpy", "numba", "highspy"),
         "units": {
             "seconds": "median",
             "cpu_seconds": "median, this process alone",
@@ -260,29 +250,6 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "cases": [asdict(case) for case in CASES],
         "rows": rows,
     }
-
-
-def _without_folders(argument: str) -> str:
-    """Where things lie on this machine says nothing about the figures."""
-    return argument.rpartition("/")[2]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def _versions(*packages: str) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

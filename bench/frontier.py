@@ -1,0 +1,270 @@
+"""How long do whole frontiers take? Which solver wins where? Of DGX-1, tori and cubes, in seconds.
+
+Everything runs on one core and without the cache, each run in a process of its own. `--sccl PATH` runs
+Microsoft's SCCL tool from a checkout in turns with ours, on whole frontiers and on single instances.
+Results go to `bench/results/frontier.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from instances import INSTANCES, print_instances, summary_of, table_of
+from measured import circumstances, run
+from sccl import Answer, Peer, Point, add_options
+
+if TYPE_CHECKING:
+    from synth.collective import Collective
+    from synth.topology import Topology
+
+HOME = Path(__file__).resolve().parent.parent
+RESULTS = HOME / "bench" / "results" / "frontier.json"
+CHILD = Path(__file__).resolve().parent / "ours.py"
+OURS_LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A whole frontier.
+
+    Attributes:
+        title: for the table.
+        spec: the topology.
+        collective: with root 0 where it has one.
+        expected: points that must be found (see ALGORITHMS in the design, and SCCL, PPoPP 2021).
+        max_steps: the largest S; None for the default.
+    """
+
+    title: str
+    spec: str
+    collective: str
+    expected: tuple[Point, ...]
+    max_steps: int | None = None
+
+
+CASES = [
+    Case("DGX-1 allgather", "dgx1", "allgather", ((2, 2, 3), (6, 3, 7))),
+    Case("DGX-1 gather", "dgx1", "gather", ((6, 2, 7),)),
+    Case("DGX-1 alltoall", "dgx1", "alltoall", ((3, 2, 8),)),
+    Case(
+        "DGX-1 broadcast, S up to 8",
+        "dgx1",
+        "broadcast",
+        ((2, 2, 2), (22, 3, 9), (13, 4, 4), (19, 5, 5), (25, 6, 6), (31, 7, 7), (37, 8, 8)),
+        max_steps=8,
+    ),
+    Case("DGX-1 allreduce", "dgx1", "allreduce", ((16, 4, 6), (48, 6, 14))),
+    Case("torus 4x4 allgather", "torus:4x4", "allgather", ((4, 4, 15),)),
+    Case("torus 4x8 allgather", "torus:4x8", "allgather", ((4, 6, 31),)),
+    Case("5-cube allgather", "hypercube:5", "allgather", ((5, 5, 31),)),
+]
+
+
+def main() -> None:
+    """Measure what the command line asks for, print the tables, write the results."""
+    arguments = _arguments()
+    peer = Peer(arguments.sccl, arguments.sccl_python) if arguments.sccl else None
+    if peer:
+        peer.check()
+    if arguments.core >= 0:
+        os.sched_setaffinity(0, {arguments.core})  # every process started from here inherits it
+    rows: list[dict[str, Any]] = []
+    instances: list[dict[str, Any]] = []
+    if arguments.only != "instances":
+        _ours(Case("warm-up", "dgx1", "allgather", ()))
+        for case in _chosen(arguments.case):
+            rows += _rows(case, peer, arguments)
+        _print(rows)
+    if arguments.only != "frontiers":
+        for instance in INSTANCES:
+            instances += table_of(instance, peer, runs=arguments.runs, limit_s=arguments.limit_s)
+        print_instances(instances)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(_document(rows, instances, arguments), indent=1) + "\n")
+    print(f"\nwritten: {arguments.output}")
+    if not all(row["as_expected"] for row in (*rows, *instances) if row["method"] != "SCCL"):
+        raise SystemExit("not all answers are as expected: see as_expected in the results")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", choices=["frontiers", "instances"], help="one of the two tables")
+    parser.add_argument("--case", action="append", metavar="TITLE", help="frontiers whose title holds this")
+    parser.add_argument("--runs", type=int, default=3, help="of each measurement that takes under 10 s")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="for a solver or SCCL on one question")
+    parser.add_argument("--core", type=int, default=0, help="the core that everything runs on; -1 for all")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    add_options(parser)
+    return parser.parse_args()
+
+
+def _chosen(titles: Sequence[str] | None) -> list[Case]:
+    return [case for case in CASES if not titles or any(title in case.title for title in titles)]
+
+
+def _rows(case: Case, peer: Peer | None, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row of ours and one of the peer's, measured in turns so that a busy machine slows both down."""
+    ours: list[dict[str, Any]] = []
+    theirs: list[Answer] = []
+    for turn in range(arguments.runs):
+        print(f"{case.title}, turn {turn + 1} ...", file=sys.stderr)
+        if not ours or ours[0]["seconds"] < arguments.limit_s:
+            ours.append(_ours(case))
+        if peer and (not theirs or _is_worth_repeating(theirs[0])):
+            theirs.append(_theirs(case, peer, arguments.limit_s))
+    rows = [_our_row(case, ours)]
+    if theirs:
+        rows.append(_their_row(case, theirs))
+        rows[0] |= _ratios(rows[0], rows[1])
+    return rows
+
+
+def _ours(case: Case) -> dict[str, Any]:
+    steps = str(case.max_steps or 0)
+    done = run(
+        [sys.executable, str(CHILD), "frontier", case.spec, case.collective, "0", steps],
+        OURS_LIMIT_S,
+        environment={"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+    if done.status:
+        why = f"over {OURS_LIMIT_S:.0f} s" if done.timed_out else done.errors
+        raise SystemExit(f"{case.title}: {why}")
+    answer: dict[str, Any] = json.loads(done.output.splitlines()[-1])
+    times = {"seconds": done.seconds, "cpu_seconds": done.cpu_seconds, "peak_MB": done.peak_MB}
+    return times | answer
+
+
+def _theirs(case: Case, peer: Peer, limit_s: float) -> Answer:
+    topology, collective = _question(case)
+    return peer.pareto(topology, collective, limit_s)
+
+
+def _question(case: Case) -> tuple[Topology, Collective]:
+    sys.path.insert(0, str(HOME))
+    import topologies
+    from synth.collective import Collective
+
+    topology = topologies.load(case.spec)
+    return topology, Collective.on(topology, case.collective)
+
+
+def _is_worth_repeating(answer: Answer) -> bool:
+    return answer.verdict in {"found", "impossible"}
+
+
+def _our_row(case: Case, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    last = runs[-1]
+    found = {tuple(point) for point in last["points"]}
+    correct = set(case.expected) <= found and last["verified"]
+    calls = [found["call_seconds"] for found in runs]
+    return {
+        **_head(case, "pareto"),
+        **_times([(found["seconds"], found["cpu_seconds"]) for found in runs]),
+        **_agreed(last),
+        "call_seconds": statistics.median(calls),
+        "peak_MB": max(found["peak_MB"] for found in runs),
+        "verdict": "found",
+        "as_expected": correct and all(found["points"] == last["points"] for found in runs),
+    }
+
+
+def _agreed(found: dict[str, Any]) -> dict[str, Any]:
+    """What the runs of a deterministic search agree on."""
+    return {key: found[key] for key in ("points", "proved", "verified", "complete", "why_stopped")}
+
+
+def _their_row(case: Case, answers: Sequence[Answer]) -> dict[str, Any]:
+    last = answers[-1]
+    return {
+        **_head(case, "SCCL"),
+        **_times([(answer.seconds, answer.cpu_seconds) for answer in answers]),
+        "points": [list(point) for point in last.points],
+        "verdict": last.verdict,
+        "complete": last.verdict == "found",
+        "why_stopped": last.why,
+        "attempts": [asdict(attempt) for attempt in last.attempts],
+        "peak_MB": max(answer.peak_MB for answer in answers),
+    }
+
+
+def _head(case: Case, method: str) -> dict[str, Any]:
+    head = {"topology": case.spec, "title": case.title, "collective": case.collective, "method": method}
+    return head | {"max_steps": case.max_steps, "bytes": None}
+
+
+def _times(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    seconds = [wall for wall, _ in times]
+    return {
+        "seconds": statistics.median(seconds),
+        "cpu_seconds": statistics.median(cpu for _, cpu in times),
+        "time_us": statistics.median(seconds) * 1e6,
+        "spread": (max(seconds) - min(seconds)) * 1e6,
+        "runs": len(times),
+    }
+
+
+def _ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """How many times faster ours is; a lower limit where the peer was stopped, none where it failed."""
+    if theirs["verdict"] == "failed":
+        return {"times_faster_than_sccl": None, "times_less_cpu_than_sccl": None, "or_more": False}
+    return {
+        "times_faster_than_sccl": theirs["seconds"] / ours["seconds"],
+        "times_less_cpu_than_sccl": theirs["cpu_seconds"] / ours["cpu_seconds"],
+        "or_more": theirs["verdict"] == "out of time",
+    }
+
+
+def _document(
+    rows: Sequence[dict[str, Any]], instances: Sequence[dict[str, Any]], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    return {
+        "question": "How long do whole frontiers take, and which solver wins where?",
+        **circumstances("arborcast", "numpy", "numba", "highspy", "z3-solver", "python-sat"),
+        "core": None if arguments.core < 0 else arguments.core,
+        "limit_s": arguments.limit_s,
+        "units": {
+            "seconds": "median; of rows: the whole process from its start to its end; of instances: writing "
+            "the instance in the solver's terms and solving it, without imports",
+            "call_seconds": "median, the call of pareto() alone, imports within it included",
+            "cpu_seconds": "median, of the process and its children",
+            "spread": "largest minus smallest, us",
+            "peak_MB": "of the largest process",
+            "points": "chunks, steps, rounds",
+            "group": "order of the group of symmetries; 1 for the problem as it is",
+        },
+        "cases": [asdict(case) for case in CASES],
+        "rows": rows,
+        "instances": instances,
+        "summary": summary_of(instances),
+    }
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    head = ("frontier", "method", "seconds", "call", "CPU s", "spread", "peak MB")
+    print(("{:28} {:8}" + "{:>9}" * 5 + "  {}").format(*head, "points (C, S, R)"))
+    for row in rows:
+        call = f"{row['call_seconds']:.3f}" if "call_seconds" in row else ""
+        points = " ".join(f"({c},{s},{r})" for c, s, r in row["points"])
+        stopped = "" if row["verdict"] == "found" else f" {row['verdict']}"
+        print(
+            f"{row['title']:28} {row['method']:8}{row['seconds']:9.3f}{call:>9}{row['cpu_seconds']:9.3f}"
+            f"{row['spread'] / 1e6:9.3f}{row['peak_MB']:9.0f}  {points}{stopped}"
+        )
+    for row in rows:
+        if row.get("times_faster_than_sccl"):
+            print(
+                f"{row['title']}: {row['times_faster_than_sccl']:.1f} times faster than SCCL, "
+                f"{row['times_less_cpu_than_sccl']:.1f} times less CPU{', or more' if row['or_more'] else ''}"
+            )
+
+
+if __name__ == "__main__":
+    main()

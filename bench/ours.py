@@ -1,0 +1,106 @@
+"""The children of `bench/frontier.py`: one frontier, or one solver alone, in a process of its own.
+
+Run as `python bench/ours.py frontier SPEC COLLECTIVE ROOT MAX_STEPS` or
+`python bench/ours.py solver ENCODING SPEC COLLECTIVE ROOT CHUNKS STEPS ROUNDS GROUP`; the answer is one line
+of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+NO_GROUP = "none"
+
+
+def main() -> None:
+    """Answer what the command line asks."""
+    print(json.dumps(CHILDREN[sys.argv[1]](*sys.argv[2:])))
+
+
+def frontier(spec: str, kind: str, root: str, max_steps: str) -> dict[str, Any]:
+    """A whole frontier without the cache; `max_steps` 0 for the default."""
+    import topologies
+    from synth.chunks.frontier import pareto
+    from synth.collective import Collective
+
+    topology = topologies.load(spec)
+    collective = Collective.on(topology, kind, root=int(root))
+    start = time.perf_counter()
+    found = pareto(topology, collective, max_steps=int(max_steps) or None, cache=False)
+    seconds = time.perf_counter() - start
+    return {
+        "call_seconds": seconds,
+        "points": [[point.chunks, point.steps, point.rounds] for point in found.points],
+        "proved": [point.is_proved for point in found.points],
+        "verified": all(_is_correct(point.schedule) for point in found.points),
+        "complete": found.complete,
+        "why_stopped": found.why_stopped,
+    }
+
+
+def solver(
+    encoding: str, spec: str, kind: str, root: str, chunks: str, steps: str, rounds: str, group: str
+) -> dict[str, Any]:
+    """One encoding alone on one instance, under the useful group of that number or under none.
+
+    The time is that of writing the instance in the solver's terms and of solving it.
+    """
+    import topologies
+    from synth import bounds
+    from synth.chunks.lift import prune
+    from synth.chunks.mirror import schedule_of
+    from synth.chunks.orbits import Orbits
+    from synth.chunks.outcome import Found, Instance
+    from synth.chunks.portfolio import ENCODINGS
+    from synth.chunks.problem import Problem
+    from synth.chunks.symmetry import useful_groups
+    from synth.collective import Collective
+    from synth.schedule import Method
+
+    topology = topologies.load(spec)
+    collective = Collective.on(topology, kind, root=int(root))
+    problem = Problem.of(topology, collective)
+    orbits = Orbits.trivial(problem, int(chunks))
+    groups = () if group == NO_GROUP else useful_groups(problem, int(chunks))
+    if group != NO_GROUP:
+        if int(group) >= len(groups):
+            return {"verdict": "no such group"}
+        orbits = Orbits(problem, int(chunks), groups[int(group)])
+    instance = Instance(orbits, int(steps), int(rounds))
+    module, _, name = ENCODINGS[encoding].partition(":")
+    search = getattr(import_module(module), name)
+    start, cpu_start = time.perf_counter(), time.process_time()
+    outcome = search(instance, seed=0).run(None)
+    row = {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu_start,
+        "group": len(orbits.group),
+        "verdict": "impossible",
+        "verified": None,
+    }
+    if isinstance(outcome, Found):
+        plan = prune(problem, int(chunks), outcome.rounds, orbits.unfold(outcome.sends))
+        limit = bounds.bound(topology, collective)
+        method = Method(encoding)
+        schedule = schedule_of(topology, collective, problem, int(chunks), plan, method=method, bound=limit)
+        row |= {"verdict": "found", "verified": _is_correct(schedule)}
+    return row
+
+
+def _is_correct(schedule: Any) -> bool:
+    from synth.verifier import verify
+
+    return bool(verify(schedule).correct)
+
+
+CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {"frontier": frontier, "solver": solver}
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    main()
