@@ -31,6 +31,7 @@ MOST_SETS = 1 << 15
 """Sets of targets, those of all demands together, up to which cheapest trees are recomputed."""
 
 _LARGEST = 1 << 61
+_MOST_TOGETHER = 1 << 20  # numbers in memory at once
 
 Whole: TypeAlias = NDArray[Any]
 """int64 where every sum fits, Python integers (an array of objects) where one might not."""
@@ -264,10 +265,11 @@ class _RouteGraph:
     def one_step_earlier(self, later: Whole, costs: Whole) -> Whole:
         """What each rank (column) pays, who may wait for nothing or send over any one route."""
         earlier = later.copy()
-        ends = [*self.firsts[1:], len(self.dst)]
-        for sender, first, end in zip(self.senders, self.firsts, ends, strict=True):
-            sent = (later[:, self.dst[first:end]] + costs[first:end]).min(axis=1)
-            earlier[:, sender] = np.minimum(later[:, sender], sent)
+        together = max(1, _MOST_TOGETHER // max(1, len(self.dst)))
+        for first in range(0, len(later), together):
+            rows = later[first : first + together]
+            sent = np.minimum.reduceat(rows[:, self.dst] + costs, self.firsts, axis=1)
+            earlier[first : first + together, self.senders] = np.minimum(rows[:, self.senders], sent)
         return earlier
 
 
