@@ -8,7 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from synth.collective import NAMED_KINDS
-from synth.methods import solve
+from synth.methods import pareto, solve
 from synth.simulator import simulate
 from synth.topology import Link, Topology
 
@@ -21,6 +21,7 @@ def warm() -> None:
         for kind in NAMED_KINDS:
             simulate(solve(topology, kind), 1 << 20)
         solve(topology, "allreduce", method="mwu", max_trees=1)
+        pareto(topology, "broadcast", max_steps=2, cache=False)
 
 
 def _both_ways(pairs: list[tuple[int, int]]) -> list[Link]:

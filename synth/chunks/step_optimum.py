@@ -19,6 +19,7 @@ from synth.chunks.orbits import Group
 from synth.chunks.outcome import Impossible
 from synth.chunks.search import SOLVERS, Searcher
 from synth.chunks.step_bound import PathLengths, StaticLimit, StepBound, TreeLengths
+from synth.chunks.step_certification import MOST_TREE_TARGETS
 from synth.chunks.symmetry import problem_group
 from synth.chunks.tree_bounds import TreeBound, tree_bound
 from synth.chunks.tree_plan import NoPlanError, plan_of
@@ -31,8 +32,6 @@ FIRST_SLICES = 2
 LAST_SLICES = 6
 """Effort of a search whose answer matters: about two minutes of each of two cores."""
 
-MOST_TREE_TARGETS = 9
-"""Targets of a demand up to which the exact packing of trees is worked out: seconds."""
 
 MOST_FLOW_TARGETS = 60
 """Targets of all demands together up to which the coupled flow program is solved: seconds."""
@@ -114,6 +113,9 @@ class _State:
             if not self._is_of_interest(self.result.limit.ratio):
                 return
             if self._trees is not None:
+                # Several demands make large integer programs of trees: there a search is faster.
+                if len(self._problem.demands) > 1 and self._attempt(FIRST_SLICES):
+                    return
                 self._take_packing()
                 self._shrink(LAST_SLICES if proofs else FIRST_SLICES)
             elif (self.result.limit.ratio > before or not self._tried) and self._attempt(FIRST_SLICES):
