@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from synth.chunks import portfolio
 from synth.chunks.orbits import Orbits, Send
 from synth.chunks.outcome import Found, Impossible, Instance, Outcome, Unfinished
-from synth.chunks.portfolio import Entrant, NoneSymmetric, Verdict, effort_of, race
+from synth.chunks.portfolio import ENCODINGS, Entrant, NoneSymmetric, Verdict, effort_of, race
 from synth.chunks.problem import Problem
 from synth.chunks.workers import WorkerDiedError, Workers
 from synth.collective import Collective
@@ -285,6 +286,24 @@ def test_a_bug_in_an_encoding_is_no_outcome(pair: Workers) -> None:
     with pytest.raises(ArithmeticError, match="a bug of ours") as caught:
         run(pair, ("error_0", WHOLE), ("found_0_200", WHOLE))
     assert "fake_searches.py" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("name", sorted(ENCODINGS))
+@pytest.mark.parametrize("orbits", [Orbits.trivial(PROBLEM, 2), Orbits(PROBLEM, 2, ROTATED.group)])
+def test_an_answer_does_not_depend_on_what_its_process_did_before(name: str, orbits: Orbits) -> None:
+    pytest.importorskip(ENCODINGS[name].partition(":")[0])
+    asked: dict[str, Any] = {"steps": 3, "rounds": 4, "seed": 3, "deadline": Deadline.after(60)}
+
+    def answer(orbits: Orbits) -> Verdict:
+        return race([Entrant(name, orbits)], workers=workers, **asked)
+
+    with Workers(1) as workers:
+        fresh = answer(orbits)
+    with Workers(1) as workers:
+        answer(WHOLE)
+        answer(HALVED)
+        assert answer(orbits) == fresh
+    assert isinstance(fresh.outcome, Found)
 
 
 def test_progress_says_who_searches(pair: Workers) -> None:

@@ -193,10 +193,13 @@ class Worker:
     def _reason(self) -> str:
         """Why the process ended without a reply."""
         status = self._process.wait()
-        self._complaints.seek(0)
+        size = self._complaints.seek(0, os.SEEK_END)
+        self._complaints.seek(max(size - _PIECE_BYTES, 0))
         complaint = self._complaints.read().decode(errors="replace")
         if "bad_alloc" in complaint or "MemoryError" in complaint:
             return self._out_of_memory
+        if status == -signal.SIGKILL:  # not by us: then nobody asks
+            return "its process was ended by SIGKILL, perhaps because the system ran out of memory"
         if status < 0:
             return f"its process was ended by {_name_of_signal(-status)}"
         lines = complaint.strip().splitlines()
