@@ -60,12 +60,25 @@ class Automorphisms:
     def draw(self, chance: random.Random) -> Permutation:
         """One element; where the search was completed each has the same probability."""
         element = identity(self.size)
-        for level in self._levels:
-            image = chance.choice(tuple(level))
-            while (arrival := level[image]) is not None:
-                element = compose(element, arrival.generator)
-                image = arrival.before
+        for depth, level in enumerate(self._levels):
+            element = compose(element, self._moving(depth, chance.choice(tuple(level))))
         return element
+
+    def _moving(self, depth: int, image: Vertex) -> Permutation:
+        """An element that fixes the base before a place in it and takes the vertex there to an image."""
+        if (depth, image) not in self._moved:
+            element = identity(self.size)
+            here = image
+            while (arrival := self._levels[depth][here]) is not None:
+                element = compose(element, arrival.generator)
+                here = arrival.before
+            self._moved[depth, image] = element
+        return self._moved[depth, image]
+
+    @cached_property
+    def _moved(self) -> dict[tuple[int, Vertex], Permutation]:
+        """What `_moving` has worked out."""
+        return {}
 
     @cached_property
     def _levels(self) -> tuple[dict[Vertex, _Arrival | None], ...]:

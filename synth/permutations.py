@@ -61,15 +61,16 @@ def extended(
     known = set(group)
     if element in known:
         return group
+    # Applied to images, `itemgetter` composes with the generator, which comes first; faster than `compose`.
+    products = [itemgetter(*generator) for generator in (*generators, element)]
     representatives = [group[0]]
     for representative in representatives:
-        for generator in (*generators, element):
-            image = compose(representative, generator)
+        for product in products:
+            image = product(representative)
             if image in known:
                 continue
             if len(elements) + len(group) > limit:
                 return None
-            # Every element of the coset is one of the group after the image, whence the fast look-up.
             coset = list(map(itemgetter(*image), group))
             elements += coset
             known.update(coset)

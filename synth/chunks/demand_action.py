@@ -72,12 +72,11 @@ class DemandAction:
         """
         sources, targets = self._ends
         points, vertices = self._points
-        kept = np.zeros((len(self._sets), len(images)), dtype=np.int64)
+        kept = np.zeros((len(self._sets), len(images)), dtype=np.bool_)
         kept[points] = (images[:, vertices] == vertices).T
         for position in {*sources, *targets}.difference(points):
             kept[position] = self._masks[position][images[:, self._masks[position]]].all(axis=1)
-        fixing: NDArray[np.int64] = (kept @ kept.T)[sources, targets]
-        return fixing
+        return np.asarray(np.count_nonzero(kept[sources] & kept[targets], axis=1), dtype=np.int64)
 
     def is_free(self, images: NDArray[np.int64], chunks: int) -> bool:
         """Whether a group that keeps the demands can act freely on so many chunks of each of them.

@@ -59,7 +59,7 @@ def useful_groups(
 
     def is_free_and_lossless(group: Group) -> bool:
         images = np.array(group)
-        return links.is_lossless(images) and action.is_free(images, chunks)
+        return action.is_free(images, chunks) and links.is_lossless(images)
 
     for rule in (is_free_and_lossless, is_free):
         limit = min(LARGEST_GROUP, len(problem.demands) * chunks)
@@ -116,7 +116,8 @@ class _LinkAction:
 
     def __init__(self, problem: Problem) -> None:
         self._size = problem.topology.size
-        self._ends = np.array([(link.src, link.dst) for link in problem.topology.links]).reshape(-1, 2)
+        ends = [(link.src, link.dst) for link in problem.topology.links]
+        self._src, self._dst = np.array(ends, dtype=np.int64).reshape(-1, 2).T
         self._capacities = np.array(problem.capacities, dtype=np.int64)
 
     def is_lossless(self, images: NDArray[np.int64]) -> bool:
@@ -125,10 +126,11 @@ class _LinkAction:
         Args:
             images: a row for each element of the group, the image of each vertex.
         """
-        keeping = (images[:, self._ends] == self._ends).all(axis=2).sum(axis=0)
+        kept = np.ascontiguousarray((images == np.arange(self._size)).T)
+        keeping = np.count_nonzero(kept[self._src] & kept[self._dst], axis=1)
         return not bool((self._capacities % keeping).any())
 
     def orbits(self, images: NDArray[np.int64]) -> int:
         """How many orbits the links have under a group; see `is_lossless`."""
-        moved = images[:, self._ends]
-        return len(np.unique((moved[:, :, 0] * self._size + moved[:, :, 1]).min(axis=0)))
+        moved = images[:, self._src] * self._size + images[:, self._dst]
+        return len(np.unique(moved.min(axis=0)))
