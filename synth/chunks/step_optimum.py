@@ -26,7 +26,7 @@ from synth.chunks.tree_plan import NoPlanError, plan_of
 from synth.errors import TimedOutError
 from synth.progress import report
 
-FIRST_SLICES = 2
+FIRST_SLICES = 3
 """Effort of a search that may well fail, because the limit it is held against may be loose."""
 
 LAST_SLICES = 6
@@ -100,7 +100,7 @@ class _State:
         self._problem = searcher.problem
         self._steps = steps
         self._below = below
-        self._tried: dict[Fraction, int] = {}
+        self._tried: dict[Fraction, int] = {}  # the C that was refuted at a ratio; 0: still open
         self._trees: TreeBound | None = None
         self._group: Group | None = None
         self.result = StepOptimum(static)
@@ -198,6 +198,9 @@ class _State:
         for chunks in self._eligible(ratio):
             if self.result.plan is not None and chunks >= self.result.chunks:
                 break
+            if self._tried.get(ratio) == chunks:
+                refuted.append(chunks)
+                continue
             rounds = int(ratio * chunks)
             self._report(f"searching ({chunks}, {self._steps}, {rounds})")
             answer = self._searcher.search(chunks, self._steps, rounds, slices=slices)
