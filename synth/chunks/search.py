@@ -64,14 +64,20 @@ class Searcher:
         Raises:
             TimedOutError: the deadline passed.
         """
-        key = (
-            None
-            if self.cache is None
-            else self.cache.key(self.problem, chunks, steps, rounds, encodings=self.encodings, seed=self.seed)
-        )
-        if self.cache is not None and key is not None:
+        key = ""
+        if self.cache is not None:
+            key = self.cache.key(
+                self.problem,
+                chunks,
+                steps,
+                rounds,
+                encodings=self.encodings,
+                seed=self.seed,
+                symmetric=int(self.symmetric),
+                slices=slices,
+            )
             kept = self.cache.get(key)
-            if isinstance(kept, Plan | Impossible):
+            if kept is not None:
                 return kept
         verdict = race(
             self._entrants(chunks),
@@ -90,7 +96,7 @@ class Searcher:
                 answer = prune(self.problem, chunks, found_rounds, unfolded)
             case outcome:
                 answer = outcome
-        if self.cache is not None and key is not None and not isinstance(answer, Unfinished):
+        if self.cache is not None and not isinstance(answer, Unfinished):
             self.cache.put(key, answer)
         return answer
 
