@@ -99,8 +99,10 @@ def _certified(problem: Problem, steps: int, certificate: PathLengths) -> StepBo
 
 
 def _check_steps(problem: Problem, steps: int) -> None:
-    if problem.latency is None or steps < problem.latency:
-        raise ValueError(f"{steps} steps: below the latency, which is {problem.latency}")
+    if problem.latency is None:
+        raise ValueError(f"{steps} steps: some rank is out of reach in any number of them")
+    if steps < problem.latency:
+        raise ValueError(f"{steps} steps: fewer than the latency, {problem.latency}, of the problem")
 
 
 def _path_lengths(problem: Problem, prices: FlowPrices) -> PathLengths:
