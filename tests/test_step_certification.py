@@ -152,6 +152,16 @@ def test_drawn_lengths():
     assert certified_ratio(BROADCAST, 3, TreeLengths(frozen(spare))) == 0
 
 
+def test_sources_divide_the_targets_between_them():
+    """A line 1 <- 0 - 2 -> 3 with the block at 0 and 2: crossing the middle is never worth it."""
+    hops = [(0, 1), (0, 2), (2, 0), (2, 3)]
+    line = Topology.build("line", 4, [Link(u, v, Fraction(1)) for u, v in hops])
+    problem = Problem.of(line, Collective.custom(line, [Demand(frozenset({0, 2}), frozenset({1, 3}))]))
+    each = (Fraction(1, 4),) * 4
+    assert certified_ratio(problem, 1, TreeLengths((each,))) == HALF
+    assert certified_ratio(problem, 3, TreeLengths((each,) * 3)) == HALF
+
+
 ZERO = [[Fraction(0), Fraction(0)], [Fraction(0), Fraction(0)]]
 REFUSED = [
     ([ZERO], ((0, 0), (0, 0)), "needs shares for each of 1 demands, got them for 2"),

@@ -9,8 +9,9 @@ that link e carries at most capacity_e * r_t there, and let every demand be one 
 time-expanded graph (vertices (rank, t); a send over a route from (u, t) to (v, t+1); waiting costs
 nothing). The least sum of the r_t is the least R/C over all C. Lengths y[t][e] >= 0 with
 sum_e capacity_e * y[t][e] <= 1 in every step prove that it is at least the sum over the demands of the
-cheapest tree under y (weak duality): that is `TreeLengths`. A tree costs at least what its paths do when
-the lengths are shared among the targets: that is `PathLengths`, weaker and easy to check.
+cheapest tree under y (weak duality): that is `TreeLengths`. A send costs what the links of its route do in
+its step, and a tree what its sends do. It costs at least what its ways to the targets do when the lengths
+are shared out among the targets: that is `PathLengths`, weaker and easy to check.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class PathLengths:
 class TreeLengths:
     """One set of lengths; the ratio proved is the sum over the demands of the cheapest tree.
 
-    A tree reaches all targets of a demand from its sources within S steps; checking it takes time
-    exponential in the number of targets.
+    In each step the sum over links of capacity times length is at most 1. A tree reaches all targets of a
+    demand from its sources within S steps; checking it takes time exponential in the number of targets.
     """
 
     lengths: StepLengths
