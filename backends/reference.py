@@ -6,12 +6,14 @@ and the executor's results are compared with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from backends.reduction import Array, Reduction, combine, finish
 from synth.collective import Collective, Kind
+
+_PART = 1 << 18  # values are made in int64, so many at a time
 
 EXACT_INTEGERS = {"bfloat16": 2**8, "float32": 2**24, "float64": 2**53, "int64": 2**62}
 """Up to which absolute value each supported type holds every integer."""
@@ -25,7 +27,8 @@ def define(
     Args:
         collective: which one.
         inputs: by rank of the topology; one array of the same length for every rank that gives data (only
-            the root for broadcast and scatter), ignored for the others.
+            the root for broadcast and scatter), ignored for the others. For a custom collective the buffers
+            of all ranks that take part, what they do not hold included: it stays where nothing comes.
         reduction: how contributions are combined; ignored by kinds that only move data.
     """
     ranks = collective.ranks
@@ -55,7 +58,53 @@ def define(
                 rank: np.concatenate([blocks[position] for blocks in cut])
                 for position, rank in enumerate(ranks)
             }
+        case Kind.CUSTOM:
+            outputs = {rank: given[rank].copy() for rank in ranks}
+            for index, demand in enumerate(collective.demands):
+                start, stop = _span(given[ranks[0]], index, len(collective.demands))
+                for target in demand.targets:
+                    outputs[target][start:stop] = given[min(demand.sources)][start:stop]
     return tuple(outputs.get(rank) for rank in range(len(inputs)))
+
+
+def sample_data(
+    collective: Collective, rank: int, elements: int, *, dtype: str, reduction: Reduction | None, seed: int
+) -> Iterator[tuple[int, Array]]:
+    """The data of a rank in parts that are easy to hold in memory, each with its first index.
+
+    In a custom collective all sources of a block hold the same values; what a rank does not hold is filled
+    with values of its own, which must not change unless the block comes.
+
+    Args:
+        collective: what the data is for.
+        rank: one that takes part.
+        elements: how many, of all parts together.
+        dtype: see `sample_values`, like all that follow.
+        reduction: what they are for.
+        seed: another seed gives other data.
+    """
+    stretches = [(rank, 0, elements)]
+    if collective.kind is Kind.CUSTOM:
+        block = elements // len(collective.demands)
+        stretches = [
+            (min(demand.sources) if rank in demand.sources else rank, index * block, (index + 1) * block)
+            for index, demand in enumerate(collective.demands)
+        ]
+    for holder, first, end in stretches:
+        for start in range(first, end, _PART):
+            count = min(_PART, end - start)
+            yield (
+                start,
+                sample_values(
+                    holder,
+                    count,
+                    dtype=dtype,
+                    reduction=reduction,
+                    ranks=len(collective.ranks),
+                    seed=seed,
+                    start=start,
+                ),
+            )
 
 
 def sample_values(
@@ -106,3 +155,8 @@ def _reduced(arrays: Sequence[Array], reduction: Reduction) -> Array:
 
 def _blocks(array: Array, count: int) -> list[Array]:
     return [block.copy() for block in array.reshape(count, -1)] if array.size else [array.copy()] * count
+
+
+def _span(array: Array, block: int, blocks: int) -> tuple[int, int]:
+    length = len(array) // blocks
+    return block * length, (block + 1) * length

@@ -168,6 +168,14 @@ class Executor:
         self._check_call(Kind.ALLTOALL)
         self.run(given.numel(), given.dtype, given=given, output=output)
 
+    def custom(self, tensor: Tensor) -> None:
+        """Fill the blocks of the tensor that this rank must get, in place; it has room for all of them.
+
+        Blocks that it neither holds nor gets keep their values.
+        """
+        self._check_call(Kind.CUSTOM)
+        self.run(tensor.numel(), tensor.dtype, output=tensor)
+
     def run(
         self,
         count: int,
@@ -183,8 +191,8 @@ class Executor:
             count: elements of the whole buffer, as algbw counts it: of all n blocks where there are blocks.
             dtype: of everybody's tensors.
             given: this rank's input, contiguous, never written to; None where it gives none.
-            output: what it gets, contiguous; None where it gets nothing. In place (broadcast, allreduce, the
-                root of a reduce) it holds the data at the start and there is no input.
+            output: what it gets, contiguous; None where it gets nothing. In place (broadcast, allreduce,
+                custom, the root of a reduce) it holds the data at the start and there is no input.
             op: how contributions are combined, ignored where none are; AVG is the sum divided by the number
                 of ranks, for integers rounded towards zero.
 

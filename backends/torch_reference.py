@@ -1,19 +1,21 @@
 """The right answer to compare with: torch's own collective, or the definition where torch has none.
 
-gloo sums, multiplies and so on every supported type, but it cannot average integers.
+gloo sums, multiplies and so on every supported type, but it cannot average integers, and there is no custom
+collective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from backends.job import Job
-from backends.reduction import Reduction
-from backends.reference import define, sample_values
+from backends.reduction import Array, Reduction
+from backends.reference import define, sample_data
 from synth.collective import Collective, Kind
 
 OPS = {
@@ -27,6 +29,8 @@ OPS = {
 
 def torch_defines(kind: Kind, reduction: Reduction, dtype: torch.dtype) -> bool:
     """Whether torch's collective on gloo does this."""
+    if kind is Kind.CUSTOM:
+        return False
     return not (kind.reduces and reduction is Reduction.AVG and not dtype.is_floating_point)
 
 
@@ -88,20 +92,19 @@ def by_torch(
 def by_definition(job: Job, rank: int, elements: int, dtype: torch.dtype) -> Tensor | None:
     """The output of this rank, worked out here from everybody's data."""
     collective = job.schedule.collective
-    taking_part = set(collective.ranks)
-    inputs = [
-        sample_values(
+    inputs: list[Array | None] = [None] * job.schedule.topology.ranks
+    for other in collective.ranks:
+        values = np.empty(elements, dtype=np.int64)
+        for start, part in sample_data(
+            collective,
             other,
             elements,
             dtype=job.dtype,
-            reduction=job.reduction,
-            ranks=len(taking_part),
+            reduction=job.reduction if collective.kind.reduces else None,
             seed=job.seed,
-        )
-        if other in taking_part
-        else None
-        for other in range(job.schedule.topology.ranks)
-    ]
+        ):
+            values[start : start + len(part)] = part
+        inputs[other] = values
     output = define(collective, inputs, job.reduction)[rank]
     return None if output is None else torch.from_numpy(output).to(dtype)
 

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from backends.job import Answer, Job
 from backends.layout import lay_out
-from backends.reference import sample_values
+from backends.reference import sample_data
 from backends.torch_p2p import Executor
 from backends.torch_reference import OPS, by_definition, by_torch, torch_defines
 from synth.collective import Kind
-
-_BLOCK = 1 << 18  # values are made in int64, so many at a time
 
 
 class Trial:
@@ -78,17 +76,16 @@ class Trial:
             gives = self._rank == self._collective.root
         elements = len(self._output) if self._in_place else self._layout.input_elements(self._rank)
         data = torch.empty(elements if gives else 0, dtype=self._dtype)
-        for start in range(0, len(data), _BLOCK):
-            values = sample_values(
-                self._rank,
-                min(_BLOCK, len(data) - start),
-                dtype=self._job.dtype,
-                reduction=self._job.reduction if kind.reduces else None,
-                ranks=len(self._collective.ranks),
-                seed=self._job.seed,
-                start=start,
-            )
-            data[start : start + _BLOCK] = torch.from_numpy(values).to(self._dtype)
+        reduction = self._job.reduction if kind.reduces else None
+        for start, values in sample_data(
+            self._collective,
+            self._rank,
+            len(data),
+            dtype=self._job.dtype,
+            reduction=reduction,
+            seed=self._job.seed,
+        ):
+            data[start : start + len(values)] = torch.from_numpy(values).to(self._dtype)
         return data
 
     def _expected(self, by_gloo: bool) -> Tensor | None:

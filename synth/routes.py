@@ -66,7 +66,8 @@ def solve_by_routes(
     deadline = Deadline.after(deadline_s)
     if collective.kind not in ROUTED_KINDS:
         kinds = ", ".join(sorted(ROUTED_KINDS))
-        raise CollectiveError(f"{collective.kind}: routes serve {kinds}; use trees")
+        other = "a chunk schedule" if collective.kind is Kind.CUSTOM else "trees"
+        raise CollectiveError(f"{collective.kind}: routes serve {kinds}; use {other}")
     limit = bound(topology, collective, deadline_s=deadline.left_s)
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)

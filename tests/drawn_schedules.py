@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from hypothesis import strategies as st
+from strategies import custom_collectives
 
 from synth.certificate import Bound, Cut
-from synth.collective import NAMED_KINDS, Collective, Kind
+from synth.collective import Collective, Demand, Kind
 from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Link, Topology
+from synth.topology import Hop, Link, Topology
 
 
 def full_mesh(ranks: int) -> Topology:
@@ -32,14 +33,14 @@ def make(
 ) -> Schedule:
     """A schedule on a full mesh of `total` ranks; its bound is there for form's sake."""
     topology = full_mesh(total)
-    return Schedule.build(
-        topology,
-        Collective.on(topology, kind, root=root, ranks=ranks),
-        Method("drawn"),
-        Bound(Fraction(total), Cut(frozenset({0}), Fraction(total))),
-        chunks,
-        transfers,
-    )
+    return _made(topology, Collective.on(topology, kind, root=root, ranks=ranks), chunks, transfers)
+
+
+def _made(
+    topology: Topology, collective: Collective, chunks: Iterable[Chunk], transfers: Iterable[Transfer]
+) -> Schedule:
+    for_form = Bound(Fraction(topology.ranks), Cut(frozenset({0}), Fraction(topology.ranks)))
+    return Schedule.build(topology, collective, Method("drawn"), for_form, chunks, transfers)
 
 
 def ring_allreduce(ranks: int) -> Schedule:
@@ -107,57 +108,120 @@ def direct(kind: Kind | str, ranks: int, root: int = 0) -> Schedule:
     return make(kind, chunks, transfers, total=ranks, root=root)
 
 
+def custom_exchange() -> Schedule:
+    """Four ranks and a relay: block 0 twice, block 1 through the relay, block 2 over a rank without it.
+
+    block   held by   wanted by   chunks and their ways
+    0       0, 1      2, 3        0>2 and 1>3 (chunk 0), 1>2>3 (chunk 1)
+    1       3         0           3>4>0 (chunk 2), rank 4 is a relay
+    2       2         1, 3        2>0>1 and 2>3 (chunk 3), and back to rank 2, which holds it already
+    """
+    topology = full_mesh(5)
+    wanted = [({0, 1}, {2, 3}), ({3}, {0}), ({2}, {1, 3})]
+    collective = Collective.custom(topology, [Demand(frozenset(at), frozenset(to)) for at, to in wanted])
+    third = Fraction(1, 3)
+    chunks = [
+        Chunk(third / 4, 0, demand=0),
+        Chunk(third * 3 / 4, 0, demand=0),
+        Chunk(third, 3, demand=1),
+        Chunk(third, 2, demand=2),
+    ]
+    transfers = [
+        Transfer(0, 0, 2, 0),
+        Transfer(0, 1, 3, 0),
+        Transfer(1, 1, 2, 0),
+        Transfer(1, 2, 3, 1),
+        Transfer(2, 3, 4, 0),
+        Transfer(2, 4, 0, 1),
+        Transfer(3, 2, 0, 0),
+        Transfer(3, 2, 3, 0),
+        Transfer(3, 0, 1, 1),
+        Transfer(3, 3, 2, 2),
+    ]
+    return _made(topology, collective, chunks, transfers)
+
+
+def in_rounds(schedule: Schedule, bound: Bound) -> Schedule:
+    """The same transfers step by step, each step as long as its busiest link needs; chunks of one size."""
+    topology = schedule.topology
+    count: dict[tuple[int, Hop], int] = {}
+    for transfer in schedule.transfers:
+        for hop in transfer.hops:
+            count[transfer.step, hop] = count.get((transfer.step, hop), 0) + 1
+    rounds = [1] * schedule.steps
+    for (step, hop), chunks in count.items():
+        rounds[step] = max(rounds[step], -(-chunks * topology.bandwidth_unit // topology.bandwidth[hop]))
+    return Schedule.build(
+        topology,
+        schedule.collective,
+        schedule.method,
+        bound,
+        schedule.chunks,
+        schedule.transfers,
+        rounds,
+    )
+
+
 @st.composite
-def schedules(draw: st.DrawFn, kinds: Sequence[Kind] = NAMED_KINDS) -> Schedule:
-    """Any kind on up to five ranks and two relays: random shares, trees, idle steps, exchanges."""
+def schedules(draw: st.DrawFn, kinds: Sequence[Kind] = tuple(Kind), *, even: bool = False) -> Schedule:
+    """Any kind on up to five ranks and two relays: random shares, trees, idle steps, exchanges.
+
+    With `even` all chunks are of one size.
+    """
     kind = draw(st.sampled_from(kinds))
     members = draw(st.integers(2, 5))
-    total = members + draw(st.integers(0, 2))
-    ranks = draw(st.permutations(range(total)))[:members]
-    collective = Collective.on(full_mesh(total), kind, root=draw(st.sampled_from(ranks)), ranks=ranks)
+    topology = full_mesh(members + draw(st.integers(0, 2)))
+    if kind is Kind.CUSTOM:
+        collective = draw(custom_collectives(topology, max_blocks=3))
+    else:
+        ranks = draw(st.permutations(range(topology.ranks)))[:members]
+        collective = Collective.on(topology, kind, root=draw(st.sampled_from(ranks)), ranks=ranks)
+    divided = draw(st.integers(1, 3))
     chunks: list[Chunk] = []
     transfers: list[Transfer] = []
-    for (owner, target, _), block in collective.blocks().items():
-        weights = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
+    for block, share in collective.blocks().items():
+        weights = [1] * divided if even else draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
         for weight in weights:
-            root = draw(st.sampled_from(ranks)) if owner is None else owner
-            transfers += draw(_moves(collective, total, len(chunks), root, target))
-            chunks.append(Chunk(block * Fraction(weight, sum(weights)), root, target))
-    return make(kind, chunks, transfers, total=total, ranks=ranks, root=collective.root or 0)
+            root = draw(st.sampled_from(collective.ranks)) if block.owner is None else block.owner
+            chunk = Chunk(share * Fraction(weight, sum(weights)), root, block.target, block.demand)
+            transfers += draw(_moves(collective, topology.ranks, len(chunks), chunk))
+            chunks.append(chunk)
+    return _made(topology, collective, chunks, transfers)
 
 
 @st.composite
-def _moves(
-    draw: st.DrawFn, collective: Collective, total: int, chunk: int, root: int, target: int | None
-) -> list[Transfer]:
+def _moves(draw: st.DrawFn, collective: Collective, total: int, index: int, chunk: Chunk) -> list[Transfer]:
     """The transfers of one chunk."""
     ranks = collective.ranks
     if collective.kind is Kind.ALLREDUCE and len(ranks) in {2, 4} and draw(st.booleans()):
-        return _exchange(draw(st.permutations(ranks)), chunk, draw(st.integers(0, 2)))
-    reached = set(ranks) if target is None else {target}
+        return _exchange(draw(st.permutations(ranks)), index, draw(st.integers(0, 2)))
+    roots, reached = {chunk.owner}, set(ranks) if chunk.target is None else {chunk.target}
+    if chunk.demand is not None:
+        roots = set(collective.demands[chunk.demand].sources)
+        reached = set(collective.demands[chunk.demand].targets)
     height = draw(st.integers(total, total + 2))
-    edges = draw(_tree(root, total, reached, height))
-    down = [Transfer(chunk, src, dst, step) for src, dst, step in edges]
+    edges = draw(_trees(roots, total, reached, height))
+    down = [Transfer(index, src, dst, step) for src, dst, step in edges]
     if not collective.kind.reduces:
         return down
-    into = draw(_tree(root, total, reached, height))
-    up = [Transfer(chunk, dst, src, height - 1 - step, True) for src, dst, step in into]
+    into = draw(_trees(roots, total, reached, height))
+    up = [Transfer(index, dst, src, height - 1 - step, True) for src, dst, step in into]
     if collective.kind is not Kind.ALLREDUCE:
         return up
-    return up + [Transfer(chunk, src, dst, step + height) for src, dst, step in edges]
+    return up + [Transfer(index, src, dst, step + height) for src, dst, step in edges]
 
 
 @st.composite
-def _tree(
-    draw: st.DrawFn, root: int, total: int, reached: set[int], height: int
+def _trees(
+    draw: st.DrawFn, roots: set[int], total: int, reached: set[int], height: int
 ) -> list[tuple[int, int, int]]:
-    """Edges away from the root with steps that grow along every path, all below `height`.
+    """Edges away from the roots with steps that grow along every path, all below `height`.
 
     Ranks outside `reached` are only kept where they lead to one inside. Siblings may share a step.
     """
-    steps: dict[int, int] = {root: -1}
+    steps: dict[int, int] = dict.fromkeys(sorted(roots), -1)
     edges = []
-    for rank in draw(st.permutations(sorted(set(range(total)) - {root}))):
+    for rank in draw(st.permutations(sorted(set(range(total)) - roots))):
         parent = draw(st.sampled_from([known for known in steps if steps[known] < height - 1]))
         steps[rank] = draw(st.integers(steps[parent] + 1, min(steps[parent] + 2, height - 1)))
         edges.append((parent, rank, steps[rank]))

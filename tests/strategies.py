@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from synth.collective import NAMED_KINDS, Collective, Kind
+from synth.collective import NAMED_KINDS, Collective, Demand, Kind
 from synth.topology import Link, Topology
 
 
@@ -46,6 +46,18 @@ def topologies(
     if symmetric:
         links += [Link(link.dst, link.src, link.bandwidth) for link in links]
     return Topology.build("drawn", ranks, links, [f"switch{i}" for i in range(count)])
+
+
+@st.composite
+def custom_collectives(draw: Callable, topology: Topology, max_blocks: int = 4) -> Collective:
+    """Blocks with any sources and any targets among the ranks of a topology; those not named are relays."""
+    demands = []
+    for _ in range(draw(st.integers(1, max_blocks))):
+        order = draw(st.permutations(range(topology.ranks)))
+        sources = draw(st.integers(1, topology.ranks - 1))
+        targets = draw(st.integers(1, topology.ranks - sources))
+        demands.append(Demand(frozenset(order[:sources]), frozenset(order[sources : sources + targets])))
+    return Collective.custom(topology, demands)
 
 
 @st.composite

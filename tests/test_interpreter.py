@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from drawn_schedules import (
     allgather_over_relay,
+    custom_exchange,
     direct,
     recursive_doubling,
     ring_allreduce,
@@ -23,7 +24,7 @@ from backends.layout import lay_out
 from backends.lowering import lower
 from backends.program import Program, Receive, Reduce, Send
 from backends.reduction import Array, Reduction
-from backends.reference import EXACT_INTEGERS, define, sample_values
+from backends.reference import EXACT_INTEGERS, define, sample_data, sample_values
 from synth.collective import Collective, Kind
 from synth.errors import InputError
 from synth.schedule import Schedule
@@ -37,6 +38,7 @@ DRAWN = {
     "gather": direct("gather", 3, root=1),
     "scatter": direct("scatter", 3, root=2),
     "alltoall": direct("alltoall", 3),
+    "custom": custom_exchange(),
 }
 
 
@@ -46,12 +48,21 @@ def inputs_for(
     """Data for every rank that gives some."""
     collective = schedule.collective
     return [
-        sample_values(
-            program.rank,
-            program.output_elements if program.in_place else program.input_elements,
-            dtype=dtype,
-            reduction=reduction,
-            ranks=len(collective.ranks),
+        np.concatenate(
+            [
+                np.empty(0),
+                *(
+                    part
+                    for _, part in sample_data(
+                        collective,
+                        program.rank,
+                        program.output_elements if program.in_place else program.input_elements,
+                        dtype=dtype,
+                        reduction=reduction,
+                        seed=0,
+                    )
+                ),
+            ]
         ).astype(dtype)
         if _gives(collective, program.rank)
         else None
