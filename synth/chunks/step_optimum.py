@@ -33,8 +33,11 @@ LAST_SLICES = 6
 """Effort of a search whose answer matters: about two minutes of each of two cores."""
 
 
-MOST_FLOW_TARGETS = 60
+MOST_FLOW_TARGETS = 240
 """Targets of all demands together up to which the coupled flow program is solved: seconds."""
+
+MOST_SEARCHED = 256
+"""Chunks of each demand up to which a solver is asked: limits of unlike links can have large denominators."""
 
 LARGEST_GUESS = 8
 """Chunks up to which a ratio is looked for where no limit is attained."""
@@ -160,6 +163,8 @@ class _State:
         """Search at the smallest C that could attain the limit; whether that settled it."""
         ratio = self.result.limit.ratio
         chunks = next(self._eligible(ratio))
+        if chunks > MOST_SEARCHED:
+            return False
         rounds = int(ratio * chunks)
         self._report(f"searching ({chunks}, {self._steps}, {rounds})")
         answer = self._searcher.search(chunks, self._steps, rounds, slices=slices)
@@ -198,6 +203,8 @@ class _State:
         for chunks in self._eligible(ratio):
             if self.result.plan is not None and chunks >= self.result.chunks:
                 break
+            if chunks > MOST_SEARCHED:
+                return
             if self._tried.get(ratio) == chunks:
                 refuted.append(chunks)
                 continue
