@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from synth.chunks.orbits import Orbits
+from synth.chunks.outcome import Instance
 from synth.chunks.problem import Problem
 from synth.collective import Demand
+
+MANY_MEMBERS = 7
+"""Chunks of one class from which on their order is worth fixing, see `is_ordered`."""
 
 Reach: TypeAlias = tuple[int | None, ...]
 """Steps to or from each rank; None: out of reach."""
@@ -51,6 +55,27 @@ class Window:
             sends.append(_sends(problem, demand, since, to_target, steps))
             holds.append(_holds(problem, demand, since, to_target, steps))
         return cls(tuple(sends), tuple(holds))
+
+
+def longest_step(instance: Instance) -> int:
+    """Rounds of which a step never needs more: as many as R leaves it, or as the sends of all chunks fill."""
+    orbits = instance.orbits
+    fullest = max(
+        -(-sum(orbits.classes[number].count for number, _ in limit.users) // limit.capacity)
+        for limit in orbits.limits
+    )
+    return max(1, min(instance.rounds - instance.steps + 1, fullest))
+
+
+def is_ordered(orbits: Orbits) -> bool:
+    """Whether a solver is better told which of the chunks that are alike comes first.
+
+    Measured with CaDiCaL: a broadcast on DGX-1 with (31, 7, 7) is found in 0.2 s instead of 3.5 s, and that
+    there is none with (20, 5, 5) is proved in 0.01 s instead of not in 12 s. Where there are several classes,
+    or few chunks in it, an order only hinders: an allgather with (6, 3, 7) takes 7 s instead of 0.6 s, one on
+    the 5-cube with 5 chunks in a class 4 s instead of 2 s.
+    """
+    return len(orbits.classes) == 1 and orbits.classes[0].count >= MANY_MEMBERS
 
 
 def _sends(

@@ -1,0 +1,93 @@
+"""Clauses, and counting in them: how sums and orders are said to a solver that knows only "or" and "not".
+
+A literal is a nonzero integer, its negation the negative, a clause a list of them, as in the DIMACS format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import TypeVar
+
+FEW = 6
+"""So many literals exclude each other pair by pair; more by counting."""
+
+Literal = TypeVar("Literal")
+
+
+class Clauses:
+    """A formula: all of its clauses hold."""
+
+    def __init__(self) -> None:
+        self.clauses: list[list[int]] = []
+        self._variables = 0
+
+    def new(self) -> int:
+        """A literal of a new variable."""
+        self._variables += 1
+        return self._variables
+
+    def add(self, *literals: int) -> None:
+        """At least one of these is true; with none, the formula cannot hold."""
+        self.clauses.append(list(literals))
+
+    def count(self, literals: Sequence[int], most: int) -> list[int]:
+        """Literals of which the k-th (from 0) is true where more than k of those given are, for k < `most`.
+
+        The converse is not said: a bound forbids outputs, which forbids inputs. One count serves bounds of
+        every size. A literal may be listed several times and counts as often.
+
+        Source: the sequential counter of Sinz (CP 2005), of which it is one half.
+        """
+        counted: list[int] = []
+        for literal in literals:
+            more = [self.new() for _ in range(min(len(counted) + 1, most))]
+            for before, after in zip(counted, more, strict=False):
+                self.add(-before, after)
+            for number, after in enumerate(more):
+                if number == 0:
+                    self.add(-literal, after)
+                else:
+                    self.add(-literal, -counted[number - 1], after)
+            counted = more
+        return counted
+
+    def at_most(self, literals: Sequence[int], most: int) -> None:
+        """No more than `most` of these are true."""
+        if len(literals) > most:
+            self.add(-self.count(literals, most + 1)[most])
+
+    def at_most_one(self, literals: Sequence[int]) -> None:
+        """No two of these are true."""
+        if len(literals) > FEW:
+            self.at_most(literals, 1)
+            return
+        for first, second in combinations(literals, 2):
+            self.add(-first, -second)
+
+
+def not_before(
+    first: Sequence[Literal],
+    second: Sequence[Literal],
+    *,
+    negate: Callable[[Literal], Literal],
+    new: Callable[[], Literal],
+) -> Iterator[list[Literal]]:
+    """Clauses that say: read as numbers in base two, the first is at least the second.
+
+    Args:
+        first: literals, the most significant first.
+        second: as many.
+        negate: the negation of a literal.
+        new: makes a new variable.
+    """
+    different: list[Literal] = []  # a literal that is false only where all before are equal; at first, none
+    last = len(first) - 1
+    for position, (here, there) in enumerate(zip(first, second, strict=True)):
+        yield [*different, here, negate(there)]
+        if position < last:
+            equal = new()
+            # Given the clause above, they are equal unless the first alone is true.
+            yield [*different, here, equal]
+            yield [*different, negate(there), equal]
+            different = [negate(equal)]
