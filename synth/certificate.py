@@ -52,8 +52,9 @@ class Dual:
 
     Moving a unit of the buffer costs at least `distance` under `lengths` (one per link of the topology, in
     its order): the cheapest arborescence for a broadcast, the cheapest pair of in- and out-arborescence
-    for an allreduce, the mean shortest distance for an alltoall. `capacity` is the sum of bandwidth times
-    length. The rate it proves is capacity / distance (weak LP duality).
+    for an allreduce, the mean shortest distance for an alltoall, the mean over its blocks of the shortest way
+    to the farthest target for a custom collective. `capacity` is the sum of bandwidth times length. The rate
+    it proves is capacity / distance (weak LP duality).
     """
 
     lengths: tuple[Fraction, ...]

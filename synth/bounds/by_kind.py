@@ -1,10 +1,10 @@
 """How fast a collective can be on a topology, exactly, with the certificate that proves it.
 
-Out-trees are limited by cuts (broadcast, allgather), and so are flows (gather) and custom collectives;
-reduce, reduce-scatter and scatter are the mirror images of the first three on the reversed topology.
-Switches that cannot send on all they receive
+Out-trees are limited by cuts (broadcast, allgather), and so are flows (gather); reduce, reduce-scatter and
+scatter are their mirror images on the reversed topology. Switches that cannot send on all they receive
 need link lengths instead of a cut, an allreduce is limited by a partition of the ranks or by lengths, an
-alltoall by lengths. Every rate is recomputed from its certificate before it is returned.
+alltoall by lengths, a custom collective by a cut or by lengths. Every rate is recomputed from its
+certificate before it is returned.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ def bound(topology: Topology, collective: Collective, *, deadline_s: float | Non
     (`synth.bounds.routing_lp`). Prices of a linear program with a common denominator beyond 2**30 are
     rounded, which loosens the limit by as little and keeps it valid. With relays it is a limit that need
     not be reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
-    than `RANKS_BESIDE_RELAYS` ranks has only its cut. A custom collective has only cuts too
-    (`synth.bounds.demand_cuts`), which need not be reached either.
+    than `RANKS_BESIDE_RELAYS` ranks has only its cut. The limit of a custom collective is as exact as that of
+    an alltoall where every block has one target, and need not be reached elsewhere.
 
     Args:
         topology: the fabric; ranks outside the collective are relays that may forward, copy and reduce.
         collective: what is asked of it.
-        deadline_s: seconds for the linear program of an alltoall; without its answer the limit is looser.
+        deadline_s: seconds for the linear program of an alltoall or a custom collective; without its answer
+            the limit is looser.
 
     Returns:
         Rate zero with a cut that nothing leaves where the ranks are not connected.
@@ -81,7 +82,7 @@ def _certificate(topology: Topology, collective: Collective, deadline_s: float |
         case Kind.GATHER:
             return _gather_cut(topology, collective)
         case Kind.CUSTOM:
-            return _least(topology, collective, demand_cuts(topology, collective))
+            return _of_custom(topology, collective, deadline_s)
         case Kind.ALLTOALL:
             return _of_alltoall(topology, collective, deadline_s)
         case Kind.ALLREDUCE:
@@ -169,6 +170,14 @@ def _of_alltoall(topology: Topology, collective: Collective, deadline_s: float |
     sides.extend([everything - side for side in sides])
     cuts = [cut_out_of(topology, side) for side in sides if share_leaving(collective, side)]
     best = _least(topology, collective, cuts)
+    if certified_rate(topology, collective, best) == 0:
+        return best
+    return _least(topology, collective, [best, *routing_duals(topology, collective, deadline_s)])
+
+
+def _of_custom(topology: Topology, collective: Collective, deadline_s: float | None) -> Certificate:
+    """A cut, or lengths that prove more."""
+    best = _least(topology, collective, demand_cuts(topology, collective))
     if certified_rate(topology, collective, best) == 0:
         return best
     return _least(topology, collective, [best, *routing_duals(topology, collective, deadline_s)])

@@ -166,6 +166,8 @@ def _rate_of_dual(topology: Topology, collective: Collective, dual: Dual) -> Fra
 
 def _distance(topology: Topology, collective: Collective, lengths: Ints) -> Fraction:
     """How far a unit of the buffer must travel at least, under whole lengths."""
+    if collective.kind is Kind.CUSTOM:
+        return _distance_of_demands(topology, collective, lengths)
     count = len(collective.ranks)
     if collective.kind in {Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL}:
         everyone = np.array(collective.ranks)
@@ -194,6 +196,18 @@ def _distance(topology: Topology, collective: Collective, lengths: Ints) -> Frac
     if len(costs) < len(roots):
         raise InputError(f"dual for {collective.kind}: some rank cannot be reached, a cut shows that")
     return Fraction(sum(costs.values()), len(roots))
+
+
+def _distance_of_demands(topology: Topology, collective: Collective, lengths: Ints) -> Fraction:
+    """The mean over the blocks of how far the farthest target is from the nearest source."""
+    ways = _shortest_ways(topology, lengths)
+    total = 0
+    for demand in collective.demands:
+        nearest = ways[np.ix_(sorted(demand.sources), sorted(demand.targets))].min(axis=0)
+        if (nearest >= FORBIDDEN).any():
+            raise InputError("dual for custom: some rank cannot be reached, a cut shows that")
+        total += int(nearest.max())
+    return Fraction(total, len(collective.demands))
 
 
 def _costs_by_root(

@@ -1,14 +1,19 @@
-"""The limit of an alltoall by link lengths: no block travels less than a shortest way.
+"""The limit of an alltoall or a custom collective by link lengths: no block travels less than a shortest way.
 
 A linear program over the flows of each source finds the best lengths in floating point (its prices); they
 are rounded to small denominators and the rate that the rounded lengths prove is computed exactly. It is a
-valid bound whatever was lost in rounding, and usually nothing is: prices are small fractions.
+valid bound whatever was lost in rounding, and usually nothing is: prices are small fractions. Blocks with
+several targets count in the program as an equal part to each, the part not said to be shared: the limit
+is then looser than the best.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -17,69 +22,95 @@ from numpy.typing import NDArray
 from synth.bounds.certification import dual_of
 from synth.bounds.linear_program import LinearProgram
 from synth.certificate import Dual
-from synth.collective import Collective
+from synth.collective import Collective, Kind
 from synth.errors import TimedOutError
-from synth.topology import Topology
+from synth.topology import Topology, Vertex
 
 log = logging.getLogger(__name__)
 
 LARGEST_PROGRAM = 50_000
 """Flow columns (sources times links) up to which the linear program is solved: seconds."""
 
+_FINEST_PART = 5040  # of a block, where the numbers of targets have no smaller common multiple
 _DENOMINATORS = range(1, 241)
 _CLOSE = 1e-7  # how near floating lengths, the largest 1, must be to fractions to be taken for them
 
 
 def routing_duals(topology: Topology, collective: Collective, deadline_s: float | None = None) -> list[Dual]:
-    """Link lengths that limit an alltoall, good ones first where they are affordable.
+    """Link lengths that limit an alltoall or a custom collective, good ones first where they are affordable.
 
     Args:
         topology: connected for the ranks that take part; all vertices forward.
-        collective: an alltoall.
+        collective: an alltoall, or a custom one.
         deadline_s: seconds for the linear program; without its answer simple lengths remain.
     """
     slowness = 1 / np.array(topology.capacities, dtype=np.float64)
     candidates = [np.ones(len(topology.links)), slowness / slowness.max()]
-    if len(collective.ranks) * len(topology.links) <= LARGEST_PROGRAM:
+    if len(_supplies(collective)) * len(topology.links) <= LARGEST_PROGRAM:
         try:
             candidates.insert(0, ConcurrentFlow(topology, collective).lengths(deadline_s))
         except TimedOutError:
-            log.info("alltoall on %s: no time for the best lengths", topology.name)
+            log.info("%s on %s: no time for the best lengths", collective.kind, topology.name)
     return [dual_of(topology, collective, _near_fractions(lengths)) for lengths in candidates]
 
 
+@dataclass(frozen=True, slots=True)
+class _Supply:
+    """What is sent from the same ranks: how many units of the rate each receiver gets."""
+
+    sources: frozenset[int]
+    wanted: dict[Vertex, int]
+
+
+def _supplies(collective: Collective) -> Sequence[_Supply]:
+    if collective.kind is not Kind.CUSTOM:
+        everyone = frozenset(collective.ranks)
+        return [
+            _Supply(frozenset({rank}), dict.fromkeys(sorted(everyone - {rank}), 1))
+            for rank in collective.ranks
+        ]
+    unit = min(math.lcm(*(len(demand.targets) for demand in collective.demands)), _FINEST_PART)
+    wanted: dict[frozenset[int], Counter[Vertex]] = defaultdict(Counter)
+    for demand in collective.demands:
+        for target in sorted(demand.targets):
+            wanted[demand.sources][target] += max(1, round(unit / len(demand.targets)))
+    return [_Supply(sources, dict(units)) for sources, units in wanted.items()]
+
+
 class ConcurrentFlow:
-    """The linear program that sends one rate from every rank to every other, the flows added by source."""
+    """The linear program that sends one rate from every rank to every other, the flows added by source.
+
+    For a custom collective it sends every block at one rate, and adds the flows with the same sources.
+    """
 
     def __init__(self, topology: Topology, collective: Collective) -> None:
-        links, sources = topology.links, collective.ranks
+        links, supplies = topology.links, _supplies(collective)
         out: dict[int, list[int]] = defaultdict(list)
         into: dict[int, list[int]] = defaultdict(list)
         for i, link in enumerate(links):
             out[link.src].append(i)
             into[link.dst].append(i)
-        # Column 0 is the rate; then come the flows of each source in the order of the links.
-        program = LinearProgram((1, *[0] * (len(sources) * len(links))), scale=max(topology.capacities))
+        # Column 0 is the rate; then come the flows of each supply in the order of the links.
+        program = LinearProgram((1, *[0] * (len(supplies) * len(links))), scale=max(topology.capacities))
         self._rows = [
             program.add_row(
-                [1 + s * len(links) + i for s in range(len(sources))], [1] * len(sources), upper=capacity
+                [1 + s * len(links) + i for s in range(len(supplies))], [1] * len(supplies), upper=capacity
             )
             for i, capacity in enumerate(topology.capacities)
         ]
-        receivers = set(sources)
-        for s, source in enumerate(sources):
+        for s, supply in enumerate(supplies):
             first = 1 + s * len(links)
             for vertex in range(topology.size):
-                if vertex != source:
+                if vertex not in supply.sources:
                     arriving = [first + i for i in into[vertex]]
                     leaving = [first + i for i in out[vertex]]
                     coefficients = [1] * len(arriving) + [-1] * len(leaving)
-                    kept = vertex in receivers
+                    kept = [-supply.wanted[vertex]] if vertex in supply.wanted else []
                     program.add_row(
-                        arriving + leaving + [0] * kept, coefficients + [-1] * kept, lower=0, upper=0
+                        arriving + leaving + [0] * len(kept), coefficients + kept, lower=0, upper=0
                     )
         self._program = program
-        self._shape = (len(sources), len(links))
+        self._shape = (len(supplies), len(links))
 
     def lengths(self, deadline_s: float | None = None) -> NDArray[np.float64]:
         """The prices of the links, the largest 1.
