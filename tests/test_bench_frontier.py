@@ -203,7 +203,7 @@ ROW_KEYS = {
 
 
 def ours(points: list[list[int]], seconds: float = 2.0) -> dict[str, Any]:
-    facts = {"proved": [True] * len(points), "verified": True, "complete": True, "why_stopped": "drawn"}
+    facts = {"proved": [True] * len(points), "complete": True, "why_stopped": "drawn"}
     times = {"seconds": seconds, "cpu_seconds": seconds, "call_seconds": seconds / 2, "peak_MB": 90.0}
     return {"points": points, **facts, **times}
 
@@ -211,12 +211,21 @@ def ours(points: list[list[int]], seconds: float = 2.0) -> dict[str, Any]:
 def test_rows_of_frontiers_hold_medians_and_are_checked(bench: Any) -> None:
     frontier = bench("frontier")
     case = frontier.Case("drawn", "ring:3", "allgather", ((2, 2, 3),))
-    row = frontier._our_row(case, [ours([[2, 2, 3]], seconds) for seconds in (1.0, 2.0, 6.0)])
-    assert row.keys() >= ROW_KEYS | {"points", "proved", "complete", "why_stopped", "call_seconds", "peak_MB"}
+    row = frontier._our_row(case, [ours([[2, 2, 3]], seconds) for seconds in (1.0, 2.0, 6.0)], CHECKS)
+    assert row.keys() >= ROW_KEYS | {
+        "points",
+        "proved",
+        "complete",
+        "why_stopped",
+        "call_seconds",
+        "again_seconds",
+    }
     assert (row["seconds"], row["time_us"], row["spread"], row["runs"]) == (2.0, 2e6, 5e6, 3)
     assert row["as_expected"]
-    assert not frontier._our_row(case, [ours([[1, 2, 2]])])["as_expected"]
-    assert not frontier._our_row(case, [ours([[2, 2, 3]]), ours([[2, 2, 3], [9, 3, 9]])])["as_expected"]
+    for points in ([[[1, 2, 2]]], [[[2, 2, 3]], [[2, 2, 3], [9, 3, 9]]]):  # missing, not the same each time
+        assert not frontier._our_row(case, list(map(ours, points)), CHECKS)["as_expected"]
+    wrong = CHECKS | {"verified": False}
+    assert not frontier._our_row(case, [ours([[2, 2, 3]])], wrong)["as_expected"]
 
 
 @pytest.mark.parametrize(
@@ -230,8 +239,11 @@ def test_ratios_say_when_they_are_limits(
     case = frontier.Case("drawn", "ring:3", "allgather", ())
     theirs = frontier._their_row(case, [sccl.Answer(verdict, (), (), 10.0, 8.0, 80.0, None)])
     assert theirs.keys() >= ROW_KEYS | {"points", "verdict"}
-    found = frontier._ratios(frontier._our_row(case, [ours([])]), theirs)
+    found = frontier._ratios(frontier._our_row(case, [ours([])], CHECKS), theirs)
     assert (found["times_faster_than_sccl"], found["or_more"]) == (ratio, or_more)
+
+
+CHECKS = {"verified": True, "again_seconds": 0.1}
 
 
 def cells(bench: Any, times: dict[str, float | None], exists: bool = True) -> list[dict[str, Any]]:
