@@ -14,7 +14,7 @@ import synth
 import topologies
 from synth.collective import NAMED_KINDS, TREE_KINDS
 from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.methods import METHODS, Request
+from synth.methods import METHODS, NEED_SIZE, Request
 from synth.schedule import Schedule
 from synth.selection import candidates, fastest
 from synth.simulator import simulate
@@ -60,13 +60,15 @@ def test_auto_serves_every_kind_at_its_bound(kind: str) -> None:
 
 
 def test_an_unknown_method_is_named_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match="method magic: must be one of auto, trees, mwu, routes, ring"):
+    with pytest.raises(InputError, match="method magic: must be one of auto, trees, mwu, routes, smt"):
         synth.solve(topologies.load("ring:3"), "broadcast", method="magic")
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"routes"}))
 def test_every_method_is_verified_and_below_its_bound(method: str) -> None:
-    schedule = synth.solve(topologies.load("full:8"), "allreduce", method=method)
+    # One chunk a rank, each half in one step of one round: every link of the full graph carries one.
+    size = {"chunks": 8, "steps": 2, "rounds": 2} if method in NEED_SIZE else {}
+    schedule = synth.solve(topologies.load("full:8"), "allreduce", method=method, **size)
     assert synth.verify(schedule).errors == ()
     assert 0 < schedule.rate <= schedule.bound.rate
     assert schedule.method.name == method
