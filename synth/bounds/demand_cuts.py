@@ -53,7 +53,7 @@ class _Joined:
         self._size = topology.size
         self._vertex = {group: topology.size + index for index, group in enumerate(several)}
         # More than all blocks together can ask for at any rate that a cut of the topology allows.
-        unlimited = sum((link.bandwidth for link in topology.links), Fraction(0)) * (len(groups) + 1)
+        unlimited = sum((link.bandwidth for link in topology.links), Fraction(1)) * (len(groups) + 1)
         links = [Link(vertex, rank, unlimited) for group, vertex in self._vertex.items() for rank in group]
         self._topology = (
             topology
