@@ -141,7 +141,7 @@ def custom_exchange() -> Schedule:
     return _made(topology, collective, chunks, transfers)
 
 
-def in_rounds(schedule: Schedule, bound: Bound) -> Schedule:
+def in_rounds(schedule: Schedule, bound: Bound | None = None) -> Schedule:
     """The same transfers step by step, each step as long as its busiest link needs; chunks of one size."""
     topology = schedule.topology
     count: dict[tuple[int, Hop], int] = {}
@@ -155,7 +155,7 @@ def in_rounds(schedule: Schedule, bound: Bound) -> Schedule:
         topology,
         schedule.collective,
         schedule.method,
-        bound,
+        bound or schedule.bound,
         schedule.chunks,
         schedule.transfers,
         rounds,

@@ -281,6 +281,16 @@ def test_wrong_schedules_are_refused(schedule: Schedule, message: str | None) ->
         assert message in verdict.errors
 
 
+@pytest.mark.parametrize("lost", range(len(custom_exchange().transfers)))
+def test_no_transfer_can_be_left_out(lost: int) -> None:
+    """But the last one, back to rank 2, which holds the block already."""
+    drawn = custom_exchange()
+    whole = replace(drawn, bound=bound(drawn.topology, drawn.collective))
+    assert verify(whole).correct
+    kept = tuple(t for index, t in enumerate(whole.transfers) if index != lost)
+    assert verify(replace(whole, transfers=kept)).correct == (whole.transfers[lost].step == 2)
+
+
 def test_a_link_carries_no_more_than_its_rounds_allow() -> None:
     """Two blocks from 0 to 1 over one link of one chunk a round."""
     collective = Collective.custom(RING, [demand({0}, {1}), demand({0, 2}, {1})])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from drawn_schedules import (
     allgather_over_relay,
+    custom_exchange,
     direct,
+    in_rounds,
     make,
     recursive_doubling,
     ring_allreduce,
@@ -19,6 +22,7 @@ from drawn_schedules import (
 from backends import launch
 from backends.job import ITEM_BYTES, Job, count_for
 from backends.reduction import Reduction
+from synth.collective import Kind
 from synth.errors import InputError, TimedOutError
 from synth.schedule import Chunk, Transfer
 
@@ -48,6 +52,9 @@ def test_everything_equals_torch() -> None:
         direct("alltoall", 3),
         reduce_scatter,
         reduce,
+        custom_exchange(),
+        in_rounds(ring_allreduce(4)),
+        in_rounds(direct("alltoall", 3)),
     ]
     jobs = [
         Job(
@@ -66,9 +73,20 @@ def test_everything_equals_torch() -> None:
     ]
     for job, rows in zip(jobs, launch.run_jobs(jobs, timeout_s=200), strict=True):
         averages_integers = job.reduction is Reduction.AVG and job.dtype == "int64"
+        by_torch = not averages_integers and job.schedule.collective.kind is not Kind.CUSTOM
         for row in rows:
             assert row.correct and not row.wrong, (job, row)
-            assert row.reference == ("definition" if averages_integers else "torch")
+            assert row.reference == ("torch" if by_torch else "definition")
+
+
+def test_a_block_that_does_not_come_is_found_out() -> None:
+    """Chunk 1, three quarters of block 0 of three, never goes on from rank 2 to rank 3."""
+    whole = custom_exchange()
+    kept = tuple(t for t in whole.transfers if (t.chunk, t.dst) != (1, 3))
+    (row,) = launch.run_schedule(
+        replace(whole, transfers=kept), size_bytes=(4 * 96,), iterations=1, warmup=0, timeout_s=100
+    )
+    assert not row.correct and row.wrong == 24  # of 96 in three blocks
 
 
 def test_rows_and_columns() -> None:

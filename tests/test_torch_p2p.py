@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from drawn_schedules import (
     allgather_over_relay,
+    custom_exchange,
     direct,
     make,
     recursive_doubling,
@@ -169,6 +170,32 @@ def test_relays_take_part_without_tensors() -> None:
         return output
 
     all_equal(on_ranks(3, job), torch.tensor([20, 20, 20, 0, 0, 0]))
+
+
+def test_a_custom_collective_fills_what_is_wanted_and_leaves_the_rest() -> None:
+    """Blocks of two elements; rank r starts with r, a block that it holds with 10 times its number."""
+    held = [(0,), (0,), (2,), (1,)]
+    filled = [(0, 1), (0, 2), (0, 2), (0, 1, 2)]
+
+    def start(rank: int, blocks: tuple[int, ...]) -> Any:
+        return torch.tensor([10.0 * b if b in blocks else float(rank) for b in (0, 0, 1, 1, 2, 2)])
+
+    def job(rank: int, group: Group) -> Any:
+        executor = Executor(custom_exchange(), group, pieces=2)
+        if rank == 4:
+            with pytest.raises(InputError, match=r"rank 4: takes no part in the custom; call run"):
+                executor.custom(torch.zeros(6))
+            executor.run(6, torch.float32)
+            return None
+        tensor = start(rank, held[rank])
+        executor.custom(tensor)
+        with pytest.raises(InputError, match=r"its schedule is for custom, not for allreduce"):
+            executor.allreduce(tensor)
+        return tensor
+
+    results = on_ranks(5, job)
+    for rank, wanted in enumerate(filled):
+        assert torch.equal(results[rank], start(rank, wanted)), rank
 
 
 def test_programs_are_compiled_once_per_length_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
