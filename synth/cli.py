@@ -150,11 +150,10 @@ def bound(
 
     topology, taking_part = _load(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
     with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
-        found = methods.bound(
-            topology, _asked(collective, topology), root=_root(collective, root), ranks=taking_part
-        )
+        asked = _collective(collective, topology, taking_part, root)
+        found = methods.bound(topology, asked)
     if as_json:
-        document = {"topology": topology.name, "collective": collective, "ranks": len(taking_part)}
+        document = {"topology": topology.name, "collective": collective, "ranks": len(asked.ranks)}
         print_json({**document, **bound_to_document(found, topology)})
         return
     print_lines(
@@ -236,12 +235,7 @@ def solve(
     choices: tuple[Choice, ...] = ()
     try:
         with progress(f"solving {collective} on {topology.name}", quiet=as_json):
-            chosen = methods.as_collective(
-                topology,
-                _asked(collective, topology),
-                root=_root(collective, root),
-                ranks=taking_part,
-            )
+            chosen = _collective(collective, topology, taking_part, root)
             if asked.size_bytes is None or method != "auto":
                 schedule = methods.answer(topology, chosen, method, asked)
             else:
@@ -318,9 +312,7 @@ def pareto(
     with progress(f"frontier of {collective} on {topology.name}", quiet=as_json), running_on(dask):
         found = synth.pareto(
             topology,
-            _asked(collective, topology),
-            root=_root(collective, root),
-            ranks=taking_part,
+            _collective(collective, topology, taking_part, root),
             max_steps=max_steps,
             tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
             deadline_s=deadline,
@@ -454,23 +446,22 @@ class _NotCorrectError(Exception):
     """The answer is no: exit status 1 with this one line."""
 
 
-def _root(collective: str, asked: int | None) -> int:
-    """The root as asked for, 0 where it is not; a kind without a root refuses any but that."""
+def _collective(name: str, topology: Topology, taking_part: tuple[int, ...], root: int | None) -> Collective:
+    """A kind of collective by name, with root 0 unless asked for; or the custom one in a file.
+
+    Raises:
+        InputError: a root where there is none, or a collective that does not fit.
+    """
     from synth.collective import Kind
-
-    rootless = [kind.value for kind in Kind if not kind.has_root]
-    if asked and collective in rootless:
-        raise InputError(f"--root {asked}: {collective} has no root")
-    return asked or 0
-
-
-def _asked(name: str, topology: Topology) -> str | Collective:
-    """A kind of collective by name, or the custom one in a file."""
-    if not name.lower().endswith((".yaml", ".yml", ".json")):
-        return name
     from synth.formats import read_collective
+    from synth.methods import as_collective
 
-    return read_collective(Path(name), topology)
+    in_file = name.lower().endswith((".yaml", ".yml", ".json"))
+    if root and (in_file or name in [kind.value for kind in Kind if not kind.has_root]):
+        raise InputError(f"--root {root}: {name} has no root")
+    if in_file:
+        return read_collective(Path(name), topology, ranks=len(taking_part))
+    return as_collective(topology, name, root=root or 0, ranks=taking_part)
 
 
 def _load(

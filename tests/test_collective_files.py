@@ -54,6 +54,14 @@ def test_who_holds_a_block_already_has_nothing_to_get(tmp_path: Path) -> None:
     assert read_collective(path, RING).demands == (demand({0, 1}, {2}),) * 2
 
 
+def test_relays_are_not_named(tmp_path: Path) -> None:
+    """The fragment is ranks 0..3 of a fabric of nine, whose other ranks are relays."""
+    path, fabric = written(tmp_path, HALO), topologies.load("ring:9")
+    assert read_collective(path, fabric, ranks=4).relays(fabric) == (4, 5, 6, 7, 8)
+    with pytest.raises(CollectiveError, match=r"blocks\[0\].to: rank must be in 0..2, got 3"):
+        read_collective(path, fabric, ranks=3)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples(path: Path) -> None:
     for spec in ("dgx1", "torus:2x4", "dgx-a100"):

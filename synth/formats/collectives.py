@@ -26,12 +26,23 @@ MAX_COLLECTIVE_BYTES = 16 << 20
 
 
 def read_collective(
-    path: Path | str, topology: Topology, *, max_bytes: int = MAX_COLLECTIVE_BYTES
+    path: Path | str,
+    topology: Topology,
+    *,
+    ranks: int | None = None,
+    max_bytes: int = MAX_COLLECTIVE_BYTES,
 ) -> Collective:
     """The custom collective in a file, for a topology.
 
     A rank of `to` that holds the block already has nothing to get and is left out; a block that nobody is
     left to get is refused. Blocks may be alike: two of them are a block of twice the size.
+
+    Args:
+        path: YAML, or JSON under a name that ends so or as text that begins with a brace.
+        topology: whose numbers the file uses.
+        ranks: only the first so many may be named, where the others are relays (`Topology.reordered`); all
+            where None.
+        max_bytes: larger files are refused.
 
     Raises:
         InputError: the file cannot be read or is larger than `max_bytes`.
@@ -42,7 +53,7 @@ def read_collective(
     try:
         with raising(CollectiveError):
             document = _parse(text, place)
-        return collective_from_document(document, topology, place)
+        return collective_from_document(document, topology, place, ranks=ranks)
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error
 
@@ -55,7 +66,9 @@ def _parse(text: str, place: str) -> object:
     return parse_yaml(text, place)
 
 
-def collective_from_document(document: object, topology: Topology, place: str) -> Collective:
+def collective_from_document(
+    document: object, topology: Topology, place: str, *, ranks: int | None = None
+) -> Collective:
     """The custom collective that a document describes; `place` (a file name) begins every error.
 
     Raises:
@@ -68,7 +81,7 @@ def collective_from_document(document: object, topology: Topology, place: str) -
         demands = []
         with prefixed(place):
             for index, demand in enumerate(read_demands(shape["blocks"], "blocks")):
-                _check_ranks(demand, topology, f"blocks[{index}]")
+                _check_ranks(demand, topology.ranks if ranks is None else ranks, f"blocks[{index}]")
                 wanting = demand.targets - demand.sources
                 if not wanting:
                     text = f"must have a rank that does not hold it already, got {_listed(demand.targets)}"
@@ -105,11 +118,11 @@ def _read_ranks(ranks: Sequence[int], place: str) -> frozenset[int]:
     return found
 
 
-def _check_ranks(demand: Demand, topology: Topology, place: str) -> None:
+def _check_ranks(demand: Demand, count: int, place: str) -> None:
     for key, ranks in (("at", demand.sources), ("to", demand.targets)):
         for rank in sorted(ranks):
-            if not 0 <= rank < topology.ranks:
-                raise InputError(f"{place}.{key}: rank must be in 0..{topology.ranks - 1}, got {rank}")
+            if not 0 <= rank < count:
+                raise InputError(f"{place}.{key}: rank must be in 0..{count - 1}, got {rank}")
 
 
 def _listed(ranks: Iterable[int]) -> str:
