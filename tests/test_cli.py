@@ -180,6 +180,27 @@ def test_a_file_is_a_spec_too(synth: Any, tmp_path: Path) -> None:
     assert synth("bound", str(file), "broadcast", "--json").document["rate"] == "50"
 
 
+def test_a_custom_collective_in_a_file(synth: Any, tmp_path: Path) -> None:
+    exchange = str(Path(__file__).parent.parent / "examples" / "collectives" / "neighbour-exchange.yaml")
+    file = str(tmp_path / "exchange.json")
+    # On the grid that it is for, every border goes over a link of its own: eight blocks in the time of one.
+    assert synth("bound", "torus:2x4", exchange, "--json").document["rate"] == "8"
+    solved = synth("solve", "torus:2x4", exchange, "--json", "-o", file).document
+    assert (solved["rate"], solved["optimal"], solved["steps"], solved["rounds"]) == ("8", True, 1, 1)
+    assert synth("verify", file, "--json").document["correct"] is True
+    rows = synth("simulate", file, "--sizes", "1MiB:2MiB", "--json").document["rows"]
+    assert [row["method"] for row in rows] == [solved["method"]] * 2  # no baseline does this
+    ran = synth("run", file, "--size", "64KiB", "--json").document
+    assert ran["correct"] and ran["rows"][0]["wrong"] == 0
+
+    refused(synth("bound", "ring:4", exchange), "neighbour-exchange.yaml: blocks[0].to: rank must be in 0..3")
+    refused(synth("bound", "torus:4x4", exchange, "--ranks", "0-3", "--relays"), "must be in 0..3, got 4")
+    refused(synth("bound", "dgx1", exchange, "--root", "1"), "--root 1:", "has no root")
+    refused(synth("solve", "dgx1", exchange, "--method", "trees"), "custom: trees serve broadcast")
+    refused(synth("bound", "dgx1", "custom"), "custom: needs its blocks")
+    refused(synth("bound", "dgx1", str(tmp_path / "absent.yaml")), "absent.yaml: cannot be read")
+
+
 def test_what_is_cut_off_is_named(synth: Any, tmp_path: Path) -> None:
     file = tmp_path / "pairs.yaml"
     pairs = "[{between: [0, 1], bandwidth: 1}, {between: [2, 3], bandwidth: 1}]"
