@@ -174,6 +174,7 @@ class Collective:
             return
         if not self.demands:
             raise CollectiveError("custom: needs its blocks, who holds and who must get each, got none")
+        taking_part = frozenset(self.ranks)
         for index, demand in enumerate(self.demands):
             if not demand.sources or not demand.targets:
                 missing = "rank that holds it" if not demand.sources else "rank that must get it"
@@ -183,13 +184,13 @@ class Collective:
                 raise CollectiveError(
                     f"custom: block {index}: who must get it must not hold it before, got {_ranges(both)}"
                 )
-            strange = (demand.sources | demand.targets).difference(self.ranks)
+            strange = (demand.sources | demand.targets) - taking_part
             if strange:
                 raise CollectiveError(
                     f"custom: block {index}: must name ranks that take part, got {_ranges(strange)}"
                 )
         named = frozenset[int]().union(*(demand.sources | demand.targets for demand in self.demands))
-        idle = frozenset(self.ranks) - named
+        idle = taking_part - named
         if idle:
             raise CollectiveError(
                 f"custom: ranks that take part must be named by a block, got {_ranges(idle)} besides"

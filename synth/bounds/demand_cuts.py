@@ -52,8 +52,8 @@ class _Joined:
         several = sorted({group for group in groups if len(group) > 1}, key=sorted)
         self._size = topology.size
         self._vertex = {group: topology.size + index for index, group in enumerate(several)}
-        # More than all blocks together can ask for at any rate that a cut of the topology allows.
-        unlimited = sum((link.bandwidth for link in topology.links), Fraction(1)) * (len(groups) + 1)
+        # All blocks together get at most what leaves everything but the target, which is less than this.
+        unlimited = 2 * sum((link.bandwidth for link in topology.links), Fraction(0)) or Fraction(1)
         links = [Link(vertex, rank, unlimited) for group, vertex in self._vertex.items() for rank in group]
         self._topology = (
             topology

@@ -11,6 +11,7 @@ that the file names take part, in the numbering of the topology it is read for; 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def read_demands(shapes: Sequence[Mapping[str, Any]], prefix: str) -> tuple[Dema
 def _read_ranks(ranks: Sequence[int], place: str) -> frozenset[int]:
     found = frozenset(ranks)
     if len(found) < len(ranks):
-        twice = next(rank for position, rank in enumerate(ranks) if rank in ranks[:position])
+        twice, _ = Counter(ranks).most_common(1)[0]
         raise InputError(f"{place}: must name each rank once, got {twice} twice")
     return found
 
