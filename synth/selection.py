@@ -6,9 +6,9 @@ bandwidth of every link) decides between trees, the frontier of chunk schedules 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, takewhile
+from itertools import count, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from synth.collective import TREE_KINDS, Collective, Kind
@@ -60,13 +60,20 @@ class Selection:
 
         return min(self.schedules, key=lambda schedule: simulate(schedule, size_bytes).time_us)
 
-    def choices(self, sizes: Iterable[int] = SIZES) -> tuple[Choice, ...]:
-        """Where the fastest changes, over ascending sizes."""
+    def choices(self, sizes: Sequence[int] = SIZES) -> tuple[Choice, ...]:
+        """Where the fastest changes, over ascending sizes.
+
+        Every second size is looked at, and one between two only where their choices differ.
+        """
+        coarse = sorted({*sizes[::2], *sizes[-1:]})
+        fastest = {size: self.fastest(size) for size in coarse}
+        for before, after in pairwise(coarse):
+            if fastest[before] is not fastest[after]:
+                fastest |= {size: self.fastest(size) for size in sizes if before < size < after}
         choices: list[Choice] = []
-        for size in sizes:
-            schedule = self.fastest(size)
-            if not choices or choices[-1].schedule is not schedule:
-                choices.append(Choice(size, schedule))
+        for size in sorted(fastest):
+            if not choices or choices[-1].schedule is not fastest[size]:
+                choices.append(Choice(size, fastest[size]))
         return tuple(choices)
 
 

@@ -17,7 +17,7 @@ from synth.chunks.problem import Problem
 from synth.chunks.search import Searcher
 from synth.chunks.step_bound import StaticLimit, StepBound
 from synth.chunks.step_certification import certified_ratio
-from synth.chunks.step_optimum import StepOptimum, step_optimum
+from synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, step_optimum
 from synth.chunks.workers import Workers
 from synth.deadline import Deadline
 from synth.progress import report
@@ -169,7 +169,7 @@ def _optimum(
         if kept is not None:
             return kept
     searcher = Searcher(problem, encodings, effort.seed, deadline, workers, cache)
-    optimum = step_optimum(searcher, steps, static, below, proofs=effort.proofs)
+    optimum = step_optimum(searcher, steps, static, below, THOROUGH if effort.proofs else QUICK)
     if cache is not None and not optimum.out_of_time:
         cache.put_json(key, optimum_to_document(optimum, problem.topology))
     return optimum

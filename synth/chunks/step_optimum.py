@@ -16,8 +16,8 @@ from fractions import Fraction
 from synth.chunks.flow_bounds import cut_bound, flow_bound
 from synth.chunks.lift import Plan
 from synth.chunks.orbits import Group
-from synth.chunks.outcome import Impossible
-from synth.chunks.search import SOLVERS, Searcher
+from synth.chunks.outcome import Impossible, Unfinished
+from synth.chunks.search import SOLVERS, Answer, Searcher
 from synth.chunks.step_bound import PathLengths, StaticLimit, StepBound, TreeLengths
 from synth.chunks.step_certification import MOST_TREE_TARGETS
 from synth.chunks.symmetry import problem_group
@@ -26,21 +26,36 @@ from synth.chunks.tree_plan import NoPlanError, plan_of
 from synth.errors import TimedOutError
 from synth.progress import report
 
-FIRST_SLICES = 3
-"""Effort of a search that may well fail, because the limit it is held against may be loose."""
 
-LAST_SLICES = 6
-"""Effort of a search whose answer matters: about two minutes of each of two cores."""
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How much is done for a number of steps; counted, so that it is the same on every machine.
 
+    Attributes:
+        proofs: whether every limit that is affordable is worked out, or only the quickest.
+        first_slices: effort of a search that may well fail, because its limit may be loose.
+        last_slices: effort of a search whose answer matters.
+        most_sends: possible sends (chunks, routes and steps multiplied) up to which a solver is asked.
+        largest_guess: chunks up to which a ratio is looked for where no limit is attained.
+        most_guesses: how many such searches there may be.
+    """
+
+    proofs: bool
+    first_slices: int
+    last_slices: int
+    most_sends: int
+    largest_guess: int
+    most_guesses: int
+
+
+THOROUGH = Care(True, 3, 6, 400_000, 8, 40)
+"""To prove: up to two minutes of each of two cores for a search."""
+
+QUICK = Care(False, 2, 2, 60_000, 2, 6)
+"""To have a candidate: half a second for a search."""
 
 MOST_FLOW_TARGETS = 240
 """Targets of all demands together up to which the coupled flow program is solved: seconds."""
-
-MOST_SEARCHED = 256
-"""Chunks of each demand up to which a solver is asked: limits of unlike links can have large denominators."""
-
-LARGEST_GUESS = 8
-"""Chunks up to which a ratio is looked for where no limit is attained."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +88,7 @@ class StepOptimum:
 
 
 def step_optimum(
-    searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, *, proofs: bool = True
+    searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, care: Care = THOROUGH
 ) -> StepOptimum:
     """The least R/C in so many steps.
 
@@ -82,14 +97,14 @@ def step_optimum(
         steps: S, at least the latency of the problem.
         static: the limit for any number of steps.
         below: only a smaller R/C is of interest; None for any.
-        proofs: whether to prove the optimum; otherwise a good plan is looked for with little effort.
+        care: how much to do.
 
     Returns:
         The best found; `out_of_time` says whether the deadline of the searcher came first.
     """
-    state = _State(searcher, steps, replace(static, steps=steps), below)
+    state = _State(searcher, steps, replace(static, steps=steps), below, care)
     try:
-        state.settle(proofs)
+        state.settle()
     except TimedOutError:
         return replace(state.result, out_of_time=True)
     return state.result
@@ -98,7 +113,10 @@ def step_optimum(
 class _State:
     """The best limit and the best plan so far."""
 
-    def __init__(self, searcher: Searcher, steps: int, static: StepBound, below: Fraction | None) -> None:
+    def __init__(
+        self, searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, care: Care
+    ) -> None:
+        self._care = care
         self._searcher = searcher
         self._problem = searcher.problem
         self._steps = steps
@@ -108,31 +126,31 @@ class _State:
         self._group: Group | None = None
         self.result = StepOptimum(static)
 
-    def settle(self, proofs: bool) -> None:
+    def settle(self) -> None:
         """Raise the limit and search at it, until they meet or there is nothing more to try."""
-        for raise_limit in self._limits(proofs):
+        for raise_limit in self._limits():
             before = self.result.limit.ratio
             raise_limit()
             if not self._is_of_interest(self.result.limit.ratio):
                 return
             if self._trees is not None:
                 # Several demands make large integer programs of trees: there a search is faster.
-                if len(self._problem.demands) > 1 and self._attempt(FIRST_SLICES):
+                if len(self._problem.demands) > 1 and self._attempt():
                     return
                 self._take_packing()
-                self._shrink(LAST_SLICES if proofs else FIRST_SLICES)
-            elif (self.result.limit.ratio > before or not self._tried) and self._attempt(FIRST_SLICES):
+                self._shrink()
+            elif (self.result.limit.ratio > before or not self._tried) and self._attempt():
                 return
         if self.result.plan is None:
-            self._look_around(LAST_SLICES if proofs else FIRST_SLICES)
+            self._look_around()
 
-    def _limits(self, proofs: bool) -> list[Callable[[], None]]:
+    def _limits(self) -> list[Callable[[], None]]:
         """The ways to raise the limit, in the order in which they pay."""
         if self._problem.is_routing:
             return [self._by_flows]  # exact where nothing is copied
         if max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS:
             return [self._by_trees]  # exact, and mostly as fast as anything weaker
-        return [self._by_cuts, self._by_flows] if proofs else [self._by_cuts]
+        return [self._by_cuts, self._by_flows] if self._care.proofs else [self._by_cuts]
 
     def _is_of_interest(self, ratio: Fraction) -> bool:
         return self._below is None or ratio < self._below
@@ -159,15 +177,11 @@ class _State:
         if limit.ratio > self.result.limit.ratio:
             self.result = replace(self.result, limit=limit)
 
-    def _attempt(self, slices: int) -> bool:
+    def _attempt(self) -> bool:
         """Search at the smallest C that could attain the limit; whether that settled it."""
         ratio = self.result.limit.ratio
         chunks = next(self._eligible(ratio))
-        if chunks > MOST_SEARCHED:
-            return False
-        rounds = int(ratio * chunks)
-        self._report(f"searching ({chunks}, {self._steps}, {rounds})")
-        answer = self._searcher.search(chunks, self._steps, rounds, slices=slices)
+        answer = self._search(chunks, ratio, self._care.first_slices)
         self._tried[ratio] = chunks if isinstance(answer, Impossible) else 0
         if not isinstance(answer, Plan):
             return False
@@ -196,21 +210,17 @@ class _State:
             return  # too many chunks, or a step left empty: then the search decides
         self.result = replace(self.result, chunks=chunks, plan=plan)
 
-    def _shrink(self, slices: int) -> None:
+    def _shrink(self) -> None:
         """Search every smaller C that could do as well, in ascending order."""
         ratio = self.result.limit.ratio
         refuted: list[int] = []
         for chunks in self._eligible(ratio):
             if self.result.plan is not None and chunks >= self.result.chunks:
                 break
-            if chunks > MOST_SEARCHED:
-                return
             if self._tried.get(ratio) == chunks:
                 refuted.append(chunks)
                 continue
-            rounds = int(ratio * chunks)
-            self._report(f"searching ({chunks}, {self._steps}, {rounds})")
-            answer = self._searcher.search(chunks, self._steps, rounds, slices=slices)
+            answer = self._search(chunks, ratio, self._care.last_slices)
             if isinstance(answer, Plan):
                 self.result = replace(self.result, chunks=chunks, plan=answer)
                 break
@@ -225,14 +235,12 @@ class _State:
         solvers = " and ".join(SOLVERS[encoding] for encoding in self._searcher.encodings)
         return f"C = {', '.join(map(str, refuted))} refuted by {solvers}"
 
-    def _look_around(self, slices: int) -> None:
+    def _look_around(self) -> None:
         """No limit was attained: the least R/C above it that is found with few chunks."""
-        for ratio, chunks in self._guesses():
+        for ratio, chunks in self._guesses()[: self._care.most_guesses]:
             if self._tried.get(ratio) == chunks:
                 continue
-            rounds = int(ratio * chunks)
-            self._report(f"searching ({chunks}, {self._steps}, {rounds})")
-            answer = self._searcher.search(chunks, self._steps, rounds, slices=slices)
+            answer = self._search(chunks, ratio, self._care.last_slices)
             if isinstance(answer, Plan):
                 self.result = replace(self.result, chunks=chunks, plan=answer)
                 return
@@ -242,12 +250,21 @@ class _State:
         limit = self.result.limit.ratio
         worst = self._below or 2 * max(limit, Fraction(self._steps))
         pairs = []
-        for chunks in range(1, LARGEST_GUESS + 1):
+        for chunks in range(1, self._care.largest_guess + 1):
             rounds = max(self._steps, -(-limit.numerator * chunks // limit.denominator))
             while Fraction(rounds, chunks) < worst:
                 pairs.append((Fraction(rounds, chunks), chunks))
                 rounds += 1
         return sorted(pairs)
+
+    def _search(self, chunks: int, ratio: Fraction, slices: int) -> Answer:
+        """Ask the solvers, unless the instance is larger than they should be asked."""
+        rounds = int(ratio * chunks)
+        sends = chunks * len(self._problem.demands) * len(self._problem.routes) * self._steps
+        if sends > self._care.most_sends:
+            return Unfinished()
+        self._report(f"searching ({chunks}, {self._steps}, {rounds})")
+        return self._searcher.search(chunks, self._steps, rounds, slices=slices)
 
     def _report(self, what: str) -> None:
         report(f"{self._steps} steps: {what}", 0, 0)
