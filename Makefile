@@ -37,6 +37,7 @@ format: install
 
 bench: install
 	$(BIN)/python bench/synthesis.py
+	$(BIN)/python bench/frontier.py
 
 clean:
 	rm -rf $(VENV) out build *.egg-info
