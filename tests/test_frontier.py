@@ -23,7 +23,7 @@ from synth.chunks.outcome import Found, Instance
 from synth.chunks.problem import Problem
 from synth.chunks.step_bound import StaticLimit
 from synth.chunks.step_certification import certified_ratio, static_ratio
-from synth.collective import Collective, Kind
+from synth.collective import Collective, Demand, Kind
 from synth.errors import InfeasibleError, InputError
 from synth.topology import Link, Topology
 from topologies import load
@@ -98,6 +98,15 @@ def test_a_tolerance_ends_it_earlier() -> None:
     found = frontier("dgx1", "broadcast", tolerance=Fraction(9, 10))
     assert triples(found) == BROADCAST[:3]  # 4/13 is within 9/10 of 1/6, and 9/22 is not
     assert found.why_stopped == "within 9/10 of the limit of any number of steps"
+
+
+def test_blocks_that_are_alike_on_a_symmetric_fabric() -> None:
+    fabric = load("ring:4")
+    twice = Demand(frozenset({0}), frozenset({1, 2, 3}))
+    found = pareto(fabric, Collective.custom(fabric, [twice, twice]), max_steps=4, cache=False)
+    assert triples(found) == [(1, 2, 2), (2, 3, 3), (3, 4, 4)]
+    assert all(point.is_proved for point in found.points)
+    check(found)
 
 
 def test_the_tree_limit_decides_where_flows_are_loose() -> None:

@@ -192,13 +192,23 @@ def test_the_trivial_group_leaves_everything() -> None:
     assert list(orbits.unfold([Send(5, 2, 7, 1)])) == [ChunkSend(5, 2, 7, 1)]
 
 
-def test_alike_demands_are_fine_without_a_group() -> None:
+def test_alike_demands_are_moved_in_their_order() -> None:
     topology = load("ring:4")
-    twice = Demand(frozenset({0}), frozenset({2}))
-    problem = Problem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(twice, twice)))
-    assert Orbits.trivial(problem, 1).classes == (ChunkClass(0, 1), ChunkClass(1, 1))
-    with pytest.raises(ValueError, match="no two demands may be alike where a group acts on them"):
-        Orbits(problem, 2, ((0, 1, 2, 3), (0, 3, 2, 1)))
+    there, back = Demand(frozenset({0}), frozenset({2})), Demand(frozenset({2}), frozenset({0}))
+    problem = Problem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(there, back, back, there)))
+    assert Orbits.trivial(problem, 1).classes == tuple(ChunkClass(demand, 1) for demand in range(4))
+    half_turn = Orbits(problem, 1, ((0, 1, 2, 3), (2, 3, 0, 1)))
+    assert half_turn.classes == (ChunkClass(0, 1), ChunkClass(2, 1))
+    images = [list(half_turn.unfold([Send(chunk_class, 0, 0, 0)])) for chunk_class in (0, 1)]
+    assert [[send.demand for send in sends] for sends in images] == [[0, 1], [2, 3]]
+
+
+def test_alike_demands_must_go_to_as_many_alike_ones() -> None:
+    topology = load("ring:4")
+    there, back = Demand(frozenset({0}), frozenset({2})), Demand(frozenset({2}), frozenset({0}))
+    problem = Problem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(there, back, there)))
+    with pytest.raises(ValueError, match="the group must map every demand to a demand"):
+        Orbits(problem, 1, ((0, 1, 2, 3), (2, 3, 0, 1)))
 
 
 def test_a_group_that_does_not_act_freely_is_refused() -> None:

@@ -19,9 +19,8 @@ from synth.topology import Permutation, Topology
 class DemandAction:
     """The action on some demands over the vertices of a topology.
 
-    Attributes:
-        distinct: whether no two demands are alike. Of alike ones a permutation does not say which goes
-            where.
+    Of demands that are alike a permutation does not say which goes where: the first of them goes to the first
+    of those that are their images, the second to the second, so that products act as they should.
     """
 
     def __init__(self, topology: Topology, demands: Sequence[Demand]) -> None:
@@ -31,8 +30,12 @@ class DemandAction:
         )
         self._index = {ranks: position for position, ranks in enumerate(self._sets)}
         self._pairs = [(self._index[demand.sources], self._index[demand.targets]) for demand in demands]
-        self._position = {pair: position for position, pair in enumerate(self._pairs)}
-        self.distinct = len(self._position) == len(self._pairs)
+        self._alike: dict[tuple[int, int], list[int]] = {}
+        self._place: list[int] = []  # of each demand among those alike
+        for position, pair in enumerate(self._pairs):
+            same = self._alike.setdefault(pair, [])
+            self._place.append(len(same))
+            same.append(position)
 
     def colours(self) -> tuple[int, ...]:
         """A number for each vertex; no permutation that keeps the demands takes one to another number."""
@@ -53,15 +56,18 @@ class DemandAction:
         return images == Counter(self._pairs)
 
     def images(self, element: Permutation) -> tuple[int, ...]:
-        """The demand to which a permutation maps each; of alike demands the last.
+        """The demand to which a permutation maps each.
 
         Raises:
             ValueError: it does not map every demand to a demand.
         """
         moved = self._moved(element)
         try:
-            return tuple(self._position[moved[sources], moved[targets]] for sources, targets in self._pairs)
-        except KeyError:
+            return tuple(
+                self._alike[moved[sources], moved[targets]][place]
+                for (sources, targets), place in zip(self._pairs, self._place, strict=True)
+            )
+        except (KeyError, IndexError):  # IndexError: not so many are alike there
             raise ValueError("the group must map every demand to a demand") from None
 
     def fixing(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -87,7 +93,7 @@ class DemandAction:
             images: a row for each element of the group, the image of each vertex.
             chunks: of each demand.
         """
-        return self.distinct and not bool((chunks % self.fixing(images)).any())
+        return not bool((chunks % self.fixing(images)).any())
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:

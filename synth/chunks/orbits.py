@@ -176,8 +176,6 @@ class Orbits:
         if len(self.group) == 1:
             return (tuple(range(len(self.problem.demands))),)
         action = DemandAction(self.problem.topology, self.problem.demands)
-        if not action.distinct:
-            raise ValueError("no two demands may be alike where a group acts on them")
         return tuple(map(action.images, self.group))
 
     @cached_property

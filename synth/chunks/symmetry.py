@@ -45,12 +45,10 @@ def useful_groups(
             on any machine.
 
     Returns:
-        At most so many groups without the trivial one; none where there are none or two demands are alike.
+        At most so many groups without the trivial one; none where there are none.
         Each has at most half as many elements as the one before, or is the largest that fixes no demand.
     """
     action = DemandAction(problem.topology, problem.demands)
-    if not action.distinct:
-        return ()
     links = _LinkAction(problem)
     whole = _automorphisms(problem, action)
 
