@@ -107,3 +107,15 @@ def test_a_chunk_that_never_arrives_is_a_bug() -> None:
     problem = Problem.of(RING, Collective.on(RING, "broadcast"))
     with pytest.raises(ValueError, match="demand 0, chunk 1: never reaches rank 1"):
         prune(problem, 2, (1, 1), [send for send in ring_allgather(problem) if send.demand == 0])
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce-scatter"])
+def test_idle_steps_come_before_the_others(kind: str) -> None:
+    collective = Collective.on(RING, kind)
+    problem = Problem.of(*mirrored(RING, collective))
+    plan = prune(problem, 1, (1, 1, 4, 2), ring_allgather(problem))  # nothing is sent in the last two steps
+    schedule = schedule_of(
+        RING, collective, problem, 1, plan, method=Method("drawn"), bound=bounds.bound(RING, collective)
+    )
+    assert synth.verify(schedule).correct
+    assert schedule.rounds == ((4, 2, 1, 1) if kind == "allgather" else (2, 4, 1, 1))

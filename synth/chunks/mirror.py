@@ -64,6 +64,7 @@ def schedule_of(
     if collective.kind in IMAGES:
         rounds = rounds[::-1]
         transfers = [_turned(transfer, len(rounds)) for transfer in transfers]
+    rounds, transfers = _ending_late(rounds, transfers)
     return Schedule.build(
         topology, collective, method, bound, _chunks(collective, problem, chunks), transfers, rounds
     )
@@ -135,6 +136,16 @@ def _transfers(problem: Problem, chunks: int, plan: Plan) -> Iterator[Transfer]:
         yield Transfer(
             send.demand * chunks + send.chunk, route.src, route.dst, send.step, reduce=False, via=route.via
         )
+
+
+def _ending_late(
+    rounds: tuple[int, ...], transfers: list[Transfer]
+) -> tuple[tuple[int, ...], list[Transfer]]:
+    """Steps at the end in which nothing is sent, put before the others: a schedule ends with its last send."""
+    idle = len(rounds) - 1 - max(transfer.step for transfer in transfers)
+    if not idle:
+        return rounds, transfers
+    return rounds[-idle:] + rounds[:-idle], [replace(t, step=t.step + idle) for t in transfers]
 
 
 def _turned(transfer: Transfer, steps: int) -> Transfer:
