@@ -27,12 +27,12 @@ class Window:
     """What chunks of each class may do.
 
     Attributes:
-        sends: for each chunk class the (route, step) worth a variable, by step and then route: a chunk can
-            be at the route's src when the step begins, its dst is no source, and from there some target
-            other than the src can be reached in the steps that are left.
+        sends: for each chunk class the (route, step) worth a variable, by step and then route: its src is a
+            source or an earlier one of these sends leads there, its dst is no source, and from there some
+            target other than the src can be reached in the steps that are left.
         holds: for each chunk class the (rank, time) worth a variable, by time and then rank, sources
-            included: the chunk can be there after `time` steps (0 to S), and it is a target there, or some
-            target can be reached from there in the steps that are left.
+            included: these sends can bring the chunk there within `time` steps (0 to S), and it is a target
+            there, or some target can be reached from there in the steps that are left.
     """
 
     sends: tuple[tuple[tuple[int, int], ...], ...]
@@ -51,9 +51,9 @@ class Window:
         holds = []
         for chunk_class in orbits.classes:
             demand = problem.demands[chunk_class.demand]
-            since = problem.steps_from(demand.sources)
-            sends.append(_sends(problem, demand, since, to_target, steps))
-            holds.append(_holds(problem, demand, since, to_target, steps))
+            useful = _sends(problem, demand, to_target, steps)
+            sends.append(useful)
+            holds.append(_holds(problem, demand, useful, to_target, steps))
         return cls(tuple(sends), tuple(holds))
 
 
@@ -79,23 +79,42 @@ def is_ordered(orbits: Orbits) -> bool:
 
 
 def _sends(
-    problem: Problem, demand: Demand, since: Reach, to_target: dict[int, Reach], steps: int
+    problem: Problem, demand: Demand, to_target: dict[int, Reach], steps: int
 ) -> tuple[tuple[int, int], ...]:
+    since = problem.steps_from(demand.sources)
     found = []
     for index, route in enumerate(problem.routes):
         first = since[route.src]
         onward = _least(to_target[target][route.dst] for target in demand.targets if target != route.src)
         if first is not None and onward is not None and route.dst not in demand.sources:
             found += [(index, step) for step in range(first, steps - onward)]
-    return tuple(sorted(found, key=lambda send: (send[1], send[0])))
+    found.sort(key=lambda send: (send[1], send[0]))
+    # What lies beyond the last target is out of reach by now, and so are the sends back from there.
+    reached = _reached(problem, demand, found)
+    return tuple(send for send in found if reached.get(problem.routes[send[0]].src, steps) <= send[1])
+
+
+def _reached(problem: Problem, demand: Demand, sends: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """After how many steps a chunk can first be at each rank by such sends, which come in order of step."""
+    reached = dict.fromkeys(demand.sources, 0)
+    for index, step in sends:
+        route = problem.routes[index]
+        if reached.get(route.src, step + 1) <= step:
+            reached.setdefault(route.dst, step + 1)
+    return reached
 
 
 def _holds(
-    problem: Problem, demand: Demand, since: Reach, to_target: dict[int, Reach], steps: int
+    problem: Problem,
+    demand: Demand,
+    sends: Iterable[tuple[int, int]],
+    to_target: dict[int, Reach],
+    steps: int,
 ) -> tuple[tuple[int, int], ...]:
+    reached = _reached(problem, demand, sends)
     found = []
     for rank in range(problem.ranks):
-        first = since[rank]
+        first = reached.get(rank)
         onward = _least(to_target[target][rank] for target in demand.targets)
         if first is not None and onward is not None:
             found += [(rank, time) for time in range(first, steps - onward + 1)]
