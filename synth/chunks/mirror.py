@@ -141,7 +141,7 @@ def _transfers(problem: Problem, chunks: int, plan: Plan) -> Iterator[Transfer]:
 def _ending_late(
     rounds: tuple[int, ...], transfers: list[Transfer]
 ) -> tuple[tuple[int, ...], list[Transfer]]:
-    """Steps at the end in which nothing is sent, put before the others: a schedule ends with its last send."""
+    """Steps at the end in which nothing is sent go before the others: a schedule ends with a send."""
     idle = len(rounds) - 1 - max(transfer.step for transfer in transfers)
     if not idle:
         return rounds, transfers
