@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import Any
 
+from pysat.solvers import Cadical195
+
 from synth.chunks.cardinality import Clauses, not_before
 from synth.chunks.orbits import Send
 from synth.chunks.outcome import Found, Impossible, Instance, Outcome, Unfinished
@@ -28,8 +30,6 @@ class BooleanSearch:
 
     def __init__(self, instance: Instance, *, seed: int = 0) -> None:
         """Build the formula; `seed` is the solver's own."""
-        from pysat.solvers import Cadical195
-
         self._formula = Formula(instance)
         self._solver: Any = Cadical195()
         self._solver.configure({"seed": seed % _SEEDS})
