@@ -9,9 +9,11 @@ assumed to be monotonic in C.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import takewhile
 
 from synth.chunks.flow_bounds import cut_bound, flow_bound
 from synth.chunks.lift import Plan
@@ -23,8 +25,12 @@ from synth.chunks.step_certification import MOST_TREE_TARGETS
 from synth.chunks.symmetry import problem_group
 from synth.chunks.tree_bounds import TreeBound, tree_bound
 from synth.chunks.tree_plan import NoPlanError, plan_of
+from synth.chunks.whole_trees import eligible
+from synth.chunks.worker import WorkerDiedError
 from synth.errors import TimedOutError
 from synth.progress import report
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +72,9 @@ class StepOptimum:
         limit: the best proven limit of R/C.
         chunks: C of the plan; 0 where there is none.
         plan: the best one found that has a smaller R/C than was asked to beat; None where there is none.
-        smallest: why no smaller C does as well; None where that is not proved.
+        smallest: why no smaller C has the same R/C; None where that is not proved.
         out_of_time: whether the deadline cut this short.
+        lost_solvers: whether solvers died, of too little memory mostly: with more there may be more to find.
     """
 
     limit: StepBound
@@ -75,6 +82,7 @@ class StepOptimum:
     plan: Plan | None = None
     smallest: str | None = None
     out_of_time: bool = False
+    lost_solvers: bool = False
 
     @property
     def ratio(self) -> Fraction | None:
@@ -121,7 +129,8 @@ class _State:
         self._problem = searcher.problem
         self._steps = steps
         self._below = below
-        self._tried: dict[Fraction, int] = {}  # the C that was refuted at a ratio; 0: still open
+        self._spent: dict[tuple[Fraction, int], int] = {}  # slices of the search for (R/C, C)
+        self._refuted: set[tuple[Fraction, int]] = set()
         self._trees: TreeBound | None = None
         self._group: Group | None = None
         self.result = StepOptimum(static)
@@ -139,7 +148,7 @@ class _State:
                     return
                 self._take_packing()
                 self._shrink()
-            elif (self.result.limit.ratio > before or not self._tried) and self._attempt():
+            elif (self.result.limit.ratio > before or not self._spent) and self._attempt():
                 return
         if self.result.plan is None:
             self._look_around()
@@ -180,21 +189,7 @@ class _State:
     def _attempt(self) -> bool:
         """Search at the smallest C that could attain the limit; whether that settled it."""
         ratio = self.result.limit.ratio
-        chunks = next(self._eligible(ratio))
-        answer = self._search(chunks, ratio, self._care.first_slices)
-        self._tried[ratio] = chunks if isinstance(answer, Impossible) else 0
-        if not isinstance(answer, Plan):
-            return False
-        self.result = replace(self.result, chunks=chunks, plan=answer, smallest=_lowest_terms(ratio, chunks))
-        return True
-
-    def _eligible(self, ratio: Fraction) -> Iterator[int]:
-        """Every C for which ratio * C is whole and gives each step a round, from the smallest."""
-        chunks = ratio.denominator
-        while True:
-            if ratio * chunks >= self._steps:
-                yield chunks
-            chunks += ratio.denominator
+        return self._take(ratio, next(eligible(ratio, self._steps)), self._care.first_slices)
 
     def _take_packing(self) -> None:
         """The packing of trees is a plan already, mostly with few chunks."""
@@ -208,52 +203,61 @@ class _State:
             )
         except NoPlanError:
             return  # too many chunks, or a step left empty: then the search decides
-        self.result = replace(self.result, chunks=chunks, plan=plan)
+        # Where the packing has a gap to the limit, it may not even beat what was asked.
+        if self._is_of_interest(Fraction(sum(plan.rounds), chunks)):
+            self.result = replace(self.result, chunks=chunks, plan=plan)
 
     def _shrink(self) -> None:
-        """Search every smaller C that could do as well, in ascending order."""
+        """Search every smaller C at the limit, in ascending order, until one is found or stays unknown."""
         ratio = self.result.limit.ratio
-        refuted: list[int] = []
-        for chunks in self._eligible(ratio):
-            if self.result.plan is not None and chunks >= self.result.chunks:
-                break
-            if self._tried.get(ratio) == chunks:
-                refuted.append(chunks)
-                continue
-            answer = self._search(chunks, ratio, self._care.last_slices)
-            if isinstance(answer, Plan):
-                self.result = replace(self.result, chunks=chunks, plan=answer)
-                break
-            if not isinstance(answer, Impossible):
-                return  # neither found nor refuted: nothing can be said of the smallest any more
-            refuted.append(chunks)
-        self.result = replace(self.result, smallest=self._why_smallest(refuted))
-
-    def _why_smallest(self, refuted: list[int]) -> str:
-        if not refuted:
-            return _lowest_terms(self.result.limit.ratio, self.result.chunks)
-        solvers = " and ".join(SOLVERS[encoding] for encoding in self._searcher.encodings)
-        return f"C = {', '.join(map(str, refuted))} refuted by {solvers}"
+        known = self.result.chunks if self.result.ratio == ratio else None
+        for chunks in eligible(ratio, self._steps):
+            if chunks == known:
+                self.result = replace(self.result, smallest=self._why_smallest(ratio, chunks))
+                return
+            if self._take(ratio, chunks, self._care.last_slices) or (ratio, chunks) not in self._refuted:
+                return  # not knowing of this C, nothing could be said of the smallest any more
 
     def _look_around(self) -> None:
-        """No limit was attained: the least R/C above it that is found with few chunks."""
+        """No plan attains a limit yet: the least R/C from there on that is found with few chunks."""
         for ratio, chunks in self._guesses()[: self._care.most_guesses]:
-            if self._tried.get(ratio) == chunks:
-                continue
-            answer = self._search(chunks, ratio, self._care.last_slices)
-            if isinstance(answer, Plan):
-                self.result = replace(self.result, chunks=chunks, plan=answer)
+            if self._take(ratio, chunks, self._care.last_slices):
                 return
 
+    def _take(self, ratio: Fraction, chunks: int, slices: int) -> bool:
+        """Search at one C unless that was done, and note what comes of it; whether a plan was found."""
+        if (ratio, chunks) in self._refuted or self._spent.get((ratio, chunks), 0) >= slices:
+            return False
+        self._spent[ratio, chunks] = slices
+        answer = self._search(chunks, ratio, slices)
+        if isinstance(answer, Impossible):
+            self._refuted.add((ratio, chunks))
+        if not isinstance(answer, Plan):
+            return False
+        smallest = self._why_smallest(ratio, chunks)
+        self.result = replace(self.result, chunks=chunks, plan=answer, smallest=smallest)
+        return True
+
+    def _why_smallest(self, ratio: Fraction, chunks: int) -> str | None:
+        """Why no smaller C attains a ratio; None where one of them is neither impossible nor refuted."""
+        smaller = list(takewhile(lambda other: other < chunks, eligible(ratio, self._steps)))
+        if not smaller:
+            return _lowest_terms(ratio, chunks)
+        if any((ratio, other) not in self._refuted for other in smaller):
+            return None
+        # Whoever proves it first ends the race, and which of them that was is not told.
+        solvers = " or ".join(SOLVERS[encoding] for encoding in self._searcher.encodings)
+        return f"C = {', '.join(map(str, smaller))} refuted by {solvers}"
+
     def _guesses(self) -> list[tuple[Fraction, int]]:
-        """Pairs of R/C and C with few chunks, the best first."""
+        """Pairs of R/C and C with few chunks, the best first; for the limit at least its smallest C."""
         limit = self.result.limit.ratio
         worst = self._below or 2 * max(limit, Fraction(self._steps))
-        pairs = []
+        pairs = {(limit, next(eligible(limit, self._steps)))}
         for chunks in range(1, self._care.largest_guess + 1):
             rounds = max(self._steps, -(-limit.numerator * chunks // limit.denominator))
             while Fraction(rounds, chunks) < worst:
-                pairs.append((Fraction(rounds, chunks), chunks))
+                pairs.add((Fraction(rounds, chunks), chunks))
                 rounds += 1
         return sorted(pairs)
 
@@ -264,7 +268,12 @@ class _State:
         if sends > self._care.most_sends:
             return Unfinished()
         self._report(f"searching ({chunks}, {self._steps}, {rounds})")
-        return self._searcher.search(chunks, self._steps, rounds, slices=slices)
+        try:
+            return self._searcher.search(chunks, self._steps, rounds, slices=slices)
+        except WorkerDiedError as error:
+            log.warning("(%d, %d, %d) is left open: %s", chunks, self._steps, rounds, error)
+            self.result = replace(self.result, lost_solvers=True)
+            return Unfinished()
 
     def _report(self, what: str) -> None:
         report(f"{self._steps} steps: {what}", 0, 0)

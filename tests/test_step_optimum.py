@@ -1,0 +1,154 @@
+"""One number of steps: limits, what is searched, and what may be called proved of scripted answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+
+from synth.certificate import Bound
+from synth.chunks.lift import Plan
+from synth.chunks.outcome import Impossible, Unfinished
+from synth.chunks.problem import Problem
+from synth.chunks.search import Answer, Searcher
+from synth.chunks.step_bound import PathLengths, StaticLimit, StepBound, TreeLengths
+from synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, explain, step_optimum
+from synth.chunks.worker import WorkerDiedError
+from synth.chunks.workers import Workers
+from synth.collective import Collective
+from synth.deadline import Deadline
+from synth.errors import TimedOutError
+from topologies import load
+
+Asked = tuple[int, int, int]  # C, R and how many slices
+
+
+class Scripted(Searcher):
+    """Answers by a rule of C and the slices, and remembers what it was asked."""
+
+    def __init__(self, problem: Problem, answer: Callable[[int, int], Answer]) -> None:
+        super().__init__(problem, ("sat", "ilp"), 0, Deadline(), Workers(1), None)
+        self.answer = answer
+        self.asked: list[Asked] = []
+
+    def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> Answer:
+        assert slices is not None
+        self.asked.append((chunks, rounds, slices))
+        answer = self.answer(chunks, slices)
+        return plan(steps, rounds) if isinstance(answer, Plan) else answer
+
+
+FOUND = Plan((), ())
+
+
+def plan(steps: int, rounds: int) -> Plan:
+    return Plan((*[1] * (steps - 1), rounds - steps + 1), ())
+
+
+def problem(spec: str, kind: str) -> Problem:
+    fabric = load(spec)
+    return Problem.of(fabric, Collective.on(fabric, kind))
+
+
+def loose(steps: int) -> StepBound:
+    """A static limit that is never attained."""
+    return StepBound(steps, Fraction(1, 100), StaticLimit(Bound.__new__(Bound)))
+
+
+def optimum_of(
+    answer: Callable[[int, int], Answer], *, below: Fraction | None = None, quick: bool = False
+) -> tuple[StepOptimum, list[Asked]]:
+    """Gather on a ring of 4: 3 blocks over 2 links to the root, so that R/C is 3/2 and C even."""
+    searcher = Scripted(problem("ring:4", "gather"), answer)
+    return step_optimum(searcher, 2, loose(2), below, QUICK if quick else THOROUGH), searcher.asked
+
+
+def test_attained_in_lowest_terms_nothing_is_left_to_refute() -> None:
+    optimum, asked = optimum_of(lambda chunks, slices: FOUND)
+    assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 2, True)
+    assert optimum.smallest == "3/2 is in lowest terms"
+    assert isinstance(optimum.limit.certificate, PathLengths)
+    assert explain(optimum.limit) == "flows in 2 steps (dual, exact)"
+    assert asked == [(2, 3, THOROUGH.first_slices)]
+
+
+def test_a_larger_c_is_the_smallest_once_every_smaller_one_is_refuted() -> None:
+    optimum, _ = optimum_of(lambda chunks, slices: FOUND if chunks == 6 else Impossible())
+    assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 6, True)
+    assert optimum.smallest == "C = 2, 4 refuted by CaDiCaL or HiGHS"
+
+
+def test_a_smaller_c_left_open_leaves_the_smallest_unproved() -> None:
+    def answer(chunks: int, slices: int) -> Answer:
+        return FOUND if chunks == 6 else Unfinished() if chunks == 4 else Impossible()
+
+    optimum, asked = optimum_of(answer)
+    assert (optimum.ratio, optimum.chunks, optimum.smallest) == (Fraction(3, 2), 6, None)
+    assert not optimum.is_settled
+    assert len(asked) == len(set(asked))  # what was refuted is not asked again
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_more_effort_may_still_find_the_smallest(quick: bool) -> None:
+    optimum, asked = optimum_of(lambda chunks, slices: FOUND if slices == 6 else Unfinished(), quick=quick)
+    if quick:  # never asked twice with the same effort
+        assert optimum.plan is None and len(asked) == len(set(asked))
+    else:
+        assert optimum.is_settled and optimum.smallest == "3/2 is in lowest terms"
+        assert asked == [(2, 3, 3), (2, 3, 6)]
+
+
+def test_nothing_is_searched_where_the_limit_is_no_gain() -> None:
+    optimum, asked = optimum_of(lambda chunks, slices: FOUND, below=Fraction(3, 2))
+    assert (optimum.limit.ratio, optimum.plan, asked) == (Fraction(3, 2), None, [])
+
+
+def test_only_what_beats_the_given_ratio_is_guessed() -> None:
+    def answer(chunks: int, slices: int) -> Answer:
+        return FOUND if chunks == 1 else Impossible()  # 2 rounds for one chunk
+
+    assert optimum_of(answer, below=Fraction(2))[0].plan is None
+    optimum, _ = optimum_of(answer, below=Fraction(5, 2))
+    assert (optimum.ratio, optimum.is_settled) == (Fraction(2), False)
+
+
+def test_the_deadline_keeps_the_limit() -> None:
+    def answer(chunks: int, slices: int) -> Answer:
+        raise TimedOutError("late")
+
+    optimum, _ = optimum_of(answer)
+    assert optimum.out_of_time and optimum.plan is None and optimum.limit.ratio == Fraction(3, 2)
+
+
+def test_a_solver_that_dies_leaves_its_instance_open_and_the_rest_goes_on() -> None:
+    def answer(chunks: int, slices: int) -> Answer:
+        if chunks == 2:
+            raise WorkerDiedError("CaDiCaL: needed more than 4 GB of memory")
+        return FOUND
+
+    optimum, _ = optimum_of(answer)
+    assert optimum.lost_solvers
+    assert (optimum.chunks, optimum.smallest, optimum.is_settled) == (4, None, False)
+
+
+@pytest.mark.parametrize(("smaller", "settled"), [(Impossible(), True), (Unfinished(), False)])
+def test_a_packing_of_trees_is_a_plan_whose_c_is_the_smallest_only_if_refuted(
+    smaller: Answer, settled: bool
+) -> None:
+    # 3-cube broadcast in 4 steps: R/C = 2/3, so that C is a multiple of 3 and at least 6 for 4 rounds.
+    searcher = Scripted(problem("hypercube:3", "broadcast"), lambda chunks, slices: smaller)
+    optimum = step_optimum(searcher, 4, loose(4), None)
+    assert isinstance(optimum.limit.certificate, TreeLengths)
+    assert optimum.ratio == Fraction(2, 3)
+    if optimum.chunks == 6:
+        assert optimum.is_settled and optimum.smallest == "fewer chunks at 2/3 leave a step without a round"
+    else:
+        assert optimum.is_settled == settled
+
+
+def test_a_real_search_attains_the_limit() -> None:
+    with Workers(1) as workers:
+        searcher = Searcher(problem("ring:4", "gather"), ("ilp", "sat"), 0, Deadline(), workers, None)
+        optimum = step_optimum(searcher, 2, loose(2), None)
+    assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 2, True)
