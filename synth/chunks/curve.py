@@ -7,7 +7,7 @@ answers are taken in ascending order of steps, which makes the curve the same wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -50,6 +50,8 @@ class Curve:
 
     Attributes:
         points: in order of steps, each with a plan of a smaller R/C than the one before.
+        static: the limit of R/C for any number of steps.
+        limits: the proven limit of R/C in each number of steps that was looked at.
         open_steps: numbers of steps at which something is left to prove.
         complete: whether nothing is missing: all points settled, and the last attains the static limit.
         why_stopped: what ended it.
@@ -57,10 +59,31 @@ class Curve:
     """
 
     points: tuple[StepOptimum, ...]
+    static: StepBound
+    limits: Mapping[int, Fraction]
     open_steps: tuple[int, ...]
     complete: bool
     why_stopped: str
     timed_out: bool
+
+    def least(self, steps: int) -> Fraction:
+        """The proven limit of R/C in so many steps, looked at or not."""
+        return self.limits.get(steps, self.static.ratio)
+
+    def fewest_chunks(self, steps: int) -> int:
+        """A proven limit of the chunks with which a schedule of so many steps attains `least`."""
+        settled = [point.chunks for point in self.points if point.limit.steps == steps and point.is_settled]
+        return settled[0] if settled else self.least(steps).denominator
+
+    def with_static(self, static: StepBound) -> Curve:
+        """The same curve of another collective that is the same problem: with its limit in place of this."""
+        points = (
+            replace(point, limit=replace(static, steps=point.limit.steps))
+            if isinstance(point.limit.certificate, StaticLimit)
+            else point
+            for point in self.points
+        )
+        return replace(self, points=tuple(points), static=static)
 
 
 def trace(problem: Problem, static: StepBound, last: int, effort: Effort, deadline: Deadline) -> Curve:
@@ -75,10 +98,12 @@ def trace(problem: Problem, static: StepBound, last: int, effort: Effort, deadli
     """
     points: list[StepOptimum] = []
     open_steps: list[int] = []
+    limits: dict[int, Fraction] = {}
     good_enough = static.ratio * (1 + effort.tolerance)
     why = f"{last} steps were the most asked for"
     timed_out = False
     for steps, optimum in _optima(problem, static, last, effort, deadline, points):
+        limits[steps] = optimum.limit.ratio
         best = points[-1].ratio if points else None
         improves = optimum.ratio is not None and (best is None or optimum.ratio < best)
         if improves:
@@ -95,7 +120,7 @@ def trace(problem: Problem, static: StepBound, last: int, effort: Effort, deadli
             why = f"within {effort.tolerance} of the limit of any number of steps"
             break
     complete = not open_steps and bool(points) and points[-1].ratio == static.ratio
-    return Curve(tuple(points), tuple(open_steps), complete, why, timed_out)
+    return Curve(tuple(points), static, limits, tuple(open_steps), complete, why, timed_out)
 
 
 def _optima(
@@ -170,7 +195,7 @@ def _optimum(
             return kept
     searcher = Searcher(problem, encodings, effort.seed, deadline, workers, cache)
     optimum = step_optimum(searcher, steps, static, below, THOROUGH if effort.proofs else QUICK)
-    if cache is not None and not optimum.out_of_time:
+    if cache is not None and not optimum.out_of_time and not optimum.lost_solvers:
         cache.put_json(key, optimum_to_document(optimum, problem.topology))
     return optimum
 
@@ -185,8 +210,10 @@ def _kept(cache: ChunkCache, key: str, problem: Problem, static: StepBound) -> S
         limit = optimum.limit
         if isinstance(limit.certificate, StaticLimit):
             return replace(optimum, limit=replace(static, steps=limit.steps))
-        if certified_ratio(problem, limit.steps, limit.certificate) == limit.ratio:
-            return optimum
+        proved = certified_ratio(problem, limit.steps, limit.certificate)
+        if proved != limit.ratio:
+            raise ValueError(f"its certificate proves {proved}, it says {limit.ratio}")
+        return optimum
     except (KeyError, TypeError, ValueError) as error:  # InputError is a ValueError
         log.warning("kept optimum %s is computed anew: %r", key, error)
-    return None
+        return None

@@ -42,7 +42,8 @@ class Point:
         chunks: C.
         steps: S.
         rounds: R.
-        least: the proven limit of R/C in so many steps, whatever the number of chunks.
+        least: the proven limit of R/C in so many steps, whatever the number of chunks; of an allreduce:
+            of all compositions of a reduce-scatter and an allgather, like what follows.
         is_proved: whether R/C is the least in so many steps and C the smallest that attains it.
         proof: how that was proved, or what is missing.
         bounds: the exact certificates behind `least`, two for an allreduce (of its halves).
@@ -73,7 +74,8 @@ class Frontier:
         collective: what is done on it.
         points: each with more steps and a smaller R/C than the one before.
         static_ratio: the limit of R/C for any number of steps.
-        complete: whether nothing is missing: every point is proved and the last one attains the limit.
+        complete: whether nothing is missing: every point is proved and the last one attains the limit (of an
+            allreduce: the sum of the limits of its halves, the best that a composition can do).
         why_stopped: what ended it.
         open_steps: numbers of steps at which something is left to prove.
         timed_out: whether the deadline ended it.
@@ -128,7 +130,14 @@ def pareto(
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
     effort = Effort(tolerance or Fraction(0), seed, jobs, cache, proofs)
-    halves = [_Half.of(topology, part) for part in parts_of(collective)]
+    halves = [
+        _Half.of(
+            topology,
+            part,
+            limit if part == collective else bounds.bound(topology, part, deadline_s=deadline.left_s),
+        )
+        for part in parts_of(collective)
+    ]
     latency = sum(half.latency for half in halves)
     last = latency + STEPS_BEYOND_LATENCY if max_steps is None else max_steps
     if last < latency:
@@ -137,17 +146,31 @@ def pareto(
     for half in halves:
         # On symmetric links the reversed fabric is the fabric: both halves ask the same.
         known = [curve for other, curve in zip(halves, curves, strict=False) if other.asks_as(half)]
-        curves.append(known[0] if known else half.trace(last - latency, effort, deadline))
-    join = _joined if collective.kind is Kind.ALLREDUCE else _single
-    points = join(topology, collective, limit, halves, curves, seed)
+        curves.append(
+            known[0].with_static(half.static) if known else half.trace(last - latency, effort, deadline)
+        )
+    points = (
+        _joined(topology, collective, limit, halves, curves, seed)
+        if collective.kind is Kind.ALLREDUCE
+        else _single(halves[0], curves[0], seed)
+    )
+    kept = tuple(_improving(point for point in points if point.steps <= last))
+    why = "; ".join(dict.fromkeys(curve.why_stopped for curve in curves))
+    open_steps, complete = curves[0].open_steps, curves[0].complete
+    if collective.kind is Kind.ALLREDUCE:
+        open_steps = _open_steps(curves, kept, len(collective.ranks), last)
+        best = sum(curve.static.ratio for curve in curves) / len(collective.ranks)
+        complete = not open_steps and bool(kept) and kept[-1].ratio == best
+        if not complete and all(curve.complete for curve in curves):
+            why = f"{last} steps were the most asked for"
     return Frontier(
         topology,
         collective,
-        tuple(_improving(point for point in points if point.steps <= last)),
+        kept,
         static_ratio(topology, collective, limit),
-        all(curve.complete for curve in curves),
-        "; ".join(dict.fromkeys(curve.why_stopped for curve in curves)),
-        tuple(sorted({steps for curve in curves for steps in curve.open_steps})),
+        complete,
+        why,
+        open_steps,
         any(curve.timed_out for curve in curves),
         round(time.perf_counter() - start, 3),
     )
@@ -182,11 +205,10 @@ class _Half:
     static: StepBound
 
     @classmethod
-    def of(cls, topology: Topology, collective: Collective) -> _Half:
+    def of(cls, topology: Topology, collective: Collective, limit: Bound) -> _Half:
         problem = Problem.of(*mirrored(topology, collective))
         latency = problem.latency
         assert latency is not None, "a collective with a rate above zero reaches everybody"
-        limit = bounds.bound(topology, collective)
         ratio = static_ratio(topology, collective, limit)
         return cls(topology, collective, problem, latency, StepBound(latency, ratio, StaticLimit(limit)))
 
@@ -218,18 +240,10 @@ def parts_of(collective: Collective) -> list[Collective]:
     return [replace(collective, kind=kind) for kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER)]
 
 
-def _single(
-    topology: Topology,
-    collective: Collective,
-    limit: Bound,
-    halves: Sequence[_Half],
-    curves: Sequence[Curve],
-    seed: int,
-) -> Iterator[Point]:
-    for optimum in curves[0].points:
+def _single(half: _Half, curve: Curve, seed: int) -> Iterator[Point]:
+    for optimum in curve.points:
         plan, chunks = optimum.plan, optimum.chunks
         assert plan is not None, "a point of a curve has a plan"
-        schedule = halves[0].schedule(chunks, plan, _method(chunks, plan.rounds, seed))
         yield Point(
             chunks,
             len(plan.rounds),
@@ -238,7 +252,7 @@ def _single(
             optimum.is_settled,
             _proof(optimum),
             (optimum.limit,),
-            schedule,
+            half.schedule(chunks, plan, _method(chunks, plan.rounds, seed)),
         )
 
 
@@ -261,16 +275,56 @@ def _joined(
             schedules.append(half.schedule(chunks, plan, _method(chunks, plan.rounds, seed)))
         rounds = tuple(count for schedule in schedules for count in schedule.rounds or ())
         method = _method(chunks * ranks, rounds, seed)
+        least, fewest = _limits_together(curves, len(rounds))
+        is_least = Fraction(sum(rounds), chunks) == least
+        proof = f"reduce-scatter: {_proof(first)}; allgather: {_proof(second)}; among their compositions"
+        if not is_least:
+            proof += f" not proved: at least {least / ranks}"
+        elif chunks != fewest:
+            proof += " the smallest C is not proved"
         yield Point(
             chunks * ranks,
             len(rounds),
             sum(rounds),
-            (first.limit.ratio + second.limit.ratio) / ranks,
-            first.is_settled and second.is_settled,
-            f"reduce-scatter: {_proof(first)}; allgather: {_proof(second)}; among their compositions",
+            least / ranks,
+            is_least and chunks == fewest,
+            proof,
             (first.limit, second.limit),
             allreduce_of(collective, *schedules, method=method, bound=limit),
         )
+
+
+def _limits_together(curves: Sequence[Curve], steps: int) -> tuple[Fraction, int]:
+    """The limits of R/C and then of C, both per rank, of any composition of two halves in so many steps.
+
+    Both halves of a composition have the same C. One that attains the limit attains that of each half, so
+    that C times either ratio is whole, and C is no less than the fewest chunks of each.
+    """
+    first, second = curves
+    splits = [(some, steps - some) for some in range(min(first.limits), steps - min(second.limits) + 1)]
+    least = min(first.least(some) + second.least(others) for some, others in splits)
+    fewest = []
+    for some, others in splits:
+        parts = first.least(some), second.least(others)
+        if sum(parts) == least:
+            unit = math.lcm(*(part.denominator for part in parts))
+            most = max(first.fewest_chunks(some), second.fewest_chunks(others))
+            fewest.append(-(-most // unit) * unit)
+    return least, min(fewest)
+
+
+def _open_steps(curves: Sequence[Curve], points: Sequence[Point], ranks: int, last: int) -> tuple[int, ...]:
+    """Steps of an allreduce that its halves were looked at for and at which something is left to prove."""
+    open_steps = []
+    for steps in range(
+        sum(min(curve.limits) for curve in curves),
+        min(last, sum(max(curve.limits) for curve in curves)) + 1,
+    ):
+        until = [point for point in points if point.steps <= steps]
+        least = _limits_together(curves, steps)[0] / ranks
+        if not until or (until[-1].steps == steps and not until[-1].is_proved) or least < until[-1].ratio:
+            open_steps.append(steps)
+    return tuple(open_steps)
 
 
 def _improving(points: Iterable[Point]) -> Iterator[Point]:
