@@ -9,6 +9,7 @@ import pytest
 
 import synth
 from synth.chunks.step_bound import StepBound
+from synth.chunks.worker import WorkerDiedError
 from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.schedule import Schedule
 from synth.topology import Link, Topology
@@ -75,6 +76,22 @@ def test_what_only_the_solver_can_refute(method: str) -> None:
     # Flows allow 5/6 rounds per chunk in 3 steps of the 3-cube; trees do not (ALGORITHMS, section 5).
     with pytest.raises(InfeasibleError, match=r"broadcast \(6, 3, 5\): there is none, proved by"):
         solve("hypercube:3", "broadcast", method, (6, 3, 5))
+
+
+def test_an_allreduce_says_which_number_is_too_small() -> None:
+    with pytest.raises(InfeasibleError, match=r"allreduce, as a .*: needs at least 4 steps, got 3"):
+        solve("dgx1", "allreduce", "sat", (16, 3, 9))
+    with pytest.raises(InfeasibleError, match=r"allreduce, .*: every step takes a round, so 5 steps .*got 4"):
+        solve("dgx1", "allreduce", "sat", (16, 5, 4))
+
+
+def test_a_solver_out_of_memory_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise WorkerDiedError("CaDiCaL: needed more memory than it was allowed")
+
+    monkeypatch.setattr("synth.chunks.search.race", die)
+    with pytest.raises(TimedOutError, match=r"allgather \(2, 2, 3\): CaDiCaL: needed more memory"):
+        solve("dgx1", "allgather", "sat", (2, 2, 3))
 
 
 def test_limits_answer_with_their_numbers_before_any_solver() -> None:

@@ -23,10 +23,11 @@ from synth.chunks.problem import Problem
 from synth.chunks.search import SOLVERS, Searcher
 from synth.chunks.step_bound import StaticLimit, StepBound
 from synth.chunks.step_optimum import explain
+from synth.chunks.worker import WorkerDiedError
 from synth.chunks.workers import Workers
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
-from synth.errors import InfeasibleError, InputError
+from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.reachability import who_is_cut_off
 from synth.schedule import Method, Schedule
 from synth.topology import Topology
@@ -77,15 +78,15 @@ def solve_by_chunks(
         InputError: a number below 1, or chunks of an allreduce that its ranks do not divide.
         InfeasibleError: there is none; the message says how that was proved, `proof` is the exact limit
             where one proves it.
-        TimedOutError: the deadline passed.
+        TimedOutError: the deadline passed, or the solver ran out of memory.
     """
     for name in ("chunks", "steps", "rounds"):
         if getattr(size, name) < 1:
             raise InputError(f"{name} must be at least 1, got {getattr(size, name)}")
-    limit = bounds.bound(topology, collective)
+    deadline = Deadline.after(deadline_s)
+    limit = bounds.bound(topology, collective, deadline_s=deadline.left_s)
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
-    deadline = Deadline.after(deadline_s)
     settings = (("chunks", size.chunks), ("steps", size.steps), ("rounds", size.rounds))
     how = Method(method, seed, settings)
     with Workers() as workers:
@@ -94,10 +95,12 @@ def solve_by_chunks(
             kept = ChunkCache() if cache else None
             return Searcher(problem, (method,), seed, deadline, workers, kept)
 
-        if collective.kind is Kind.ALLREDUCE:
-            return _Composition(topology, collective, limit, size, how).solve(searcher)
-        question = _Question.of(topology, collective, limit, searcher)
-        return question.solve(size, how)
+        try:
+            if collective.kind is Kind.ALLREDUCE:
+                return _Composition(topology, collective, limit, size, how).solve(searcher)
+            return _Question.of(topology, collective, limit, searcher).solve(size, how)
+        except WorkerDiedError as error:
+            raise TimedOutError(f"{collective.kind} {size}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -141,12 +144,7 @@ class _Question:
     def _check_limits(self, size: Size) -> None:
         """Raise InfeasibleError where a limit answers without any search."""
         name = self.collective.kind
-        if size.steps < self.latency:
-            raise InfeasibleError(f"{name}: needs at least {self.latency} steps, got {size.steps}")
-        if size.rounds < size.steps:
-            raise InfeasibleError(
-                f"{name}: every step takes a round, so {size.steps} steps need as many, got {size.rounds}"
-            )
+        _check_steps(name, self.latency, size)
         ratio = Fraction(size.rounds, size.chunks)
         static = static_ratio(self.topology, self.collective, self.limit)
         for bound in (
@@ -159,6 +157,15 @@ class _Question:
                     f"whatever the number of chunks, got {ratio}; proved by {explain(bound)}",
                     bound,
                 )
+
+
+def _check_steps(name: str, latency: int, size: Size) -> None:
+    if size.steps < latency:
+        raise InfeasibleError(f"{name}: needs at least {latency} steps, got {size.steps}")
+    if size.rounds < size.steps:
+        raise InfeasibleError(
+            f"{name}: every step takes a round, so {size.steps} steps need as many, got {size.rounds}"
+        )
 
 
 @dataclass(frozen=True)
@@ -182,12 +189,9 @@ class _Composition:
             _Question.of(self.topology, part, bounds.bound(self.topology, part), searcher)
             for part in parts_of(self.collective)
         ]
-        least = sum(half.latency for half in halves)
-        if self.size.steps < least:
-            raise InfeasibleError(
-                f"allreduce: a reduce-scatter and an allgather need at least {least} steps, "
-                f"got {self.size.steps}"
-            )
+        _check_steps(
+            "allreduce, as a reduce-scatter and an allgather", sum(half.latency for half in halves), self.size
+        )
         for steps in self._splits(halves):
             pair = self._with_steps(halves, steps)
             if pair is not None:
