@@ -309,17 +309,26 @@ def pareto(
     if output is not None:
         check_folder(output)
     topology, taking_part = _load(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
-    with progress(f"frontier of {collective} on {topology.name}", quiet=as_json), running_on(dask):
-        found = synth.pareto(
-            topology,
-            _collective(collective, topology, taking_part, root),
-            max_steps=max_steps,
-            tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
-            deadline_s=deadline,
-            seed=seed,
-            jobs=jobs,
-            cache=not no_cache,
-        )
+    try:
+        with progress(f"frontier of {collective} on {topology.name}", quiet=as_json), running_on(dask):
+            found = synth.pareto(
+                topology,
+                _collective(collective, topology, taking_part, root),
+                max_steps=max_steps,
+                tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
+                deadline_s=deadline,
+                seed=seed,
+                jobs=jobs,
+                cache=not no_cache,
+            )
+    except InfeasibleError as error:
+        if as_json:
+            print_json(infeasible_document(error, topology, collective))
+        raise
+    except TimedOutError as error:  # before there was any point
+        if as_json:
+            print_json({"timed_out": True, "why": str(error)})
+        raise
     for point in found.points:
         _check_correct(point.schedule)
     document = frontier_to_document(found) if output is None else write_frontier(found, output)

@@ -262,8 +262,13 @@ def _best_of_frontier(topology: Topology, collective: Collective, request: Reque
         topology, collective, deadline_s=request.deadline_s, seed=request.seed, cache=request.cache
     )
     best = frontier.points[-1].schedule if frontier.points else None
-    if frontier.timed_out or best is None:
+    if frontier.timed_out:
         raise TimedOutError(f"{collective.kind}: {frontier.why_stopped}", best)
+    if best is None:
+        raise TimedOutError(
+            f"{collective.kind}: no schedule was found with the effort of a frontier; ask a solver for one "
+            "of given chunks, steps and rounds"
+        )
     return best
 
 

@@ -47,7 +47,7 @@ class Selection:
     """All schedules worth comparing.
 
     Attributes:
-        schedules: the candidates, the one of the highest rate first.
+        schedules: the candidates, the one of the highest rate first (a custom collective: last).
         out_of_time: why some may be missing; None where the deadline did not pass.
     """
 
@@ -87,7 +87,9 @@ def select(topology: Topology, collective: Collective, request: Request) -> Sele
 
     Raises:
         InfeasibleError: no method has a schedule (the first method's own error, with its proof).
-        TimedOutError: the deadline, one for all methods together, passed before there was any schedule.
+        TimedOutError: the deadline, one for all methods together, passed before there was any schedule; or
+            the effort that a comparison is worth was spent without finding one.
+        TooManyRoutesError: only chunk schedules apply, and the topology is beyond them.
     """
     found: list[Schedule] = []
     try:
@@ -98,6 +100,11 @@ def select(topology: Topology, collective: Collective, request: Request) -> Sele
         if not found:
             raise
         return Selection(tuple(found), error)
+    if not found:
+        raise TimedOutError(
+            f"{collective.kind}: no schedule was found with the effort of a comparison; without a size more "
+            "is spent"
+        )
     return Selection(tuple(found))
 
 
@@ -117,11 +124,12 @@ def fastest(topology: Topology, collective: Collective, request: Request) -> Sch
 
 
 def candidates(topology: Topology, collective: Collective, request: Request) -> Iterator[Schedule]:
-    """Every schedule worth comparing, the one of the highest rate first.
+    """Every schedule worth comparing, the one of the highest rate first (a custom collective: last).
 
     Raises:
         InfeasibleError: the first one, which reaches the bound wherever anything can, does not exist.
         TimedOutError: the deadline, one for all of them, passed.
+        TooManyRoutesError: see `select`.
     """
     from synth.methods import METHODS, NEED_SIZE
 
@@ -158,9 +166,12 @@ def _frontier(
             max_steps=most,
             deadline_s=deadline.left_s,
             seed=request.seed,
+            cache=request.cache,
             proofs=False,
         )
     except TooManyRoutesError:
+        if collective.kind is Kind.CUSTOM:
+            raise
         return  # trees serve such a fabric; `synth pareto` says so when it is asked
     yield from (point.schedule for point in frontier.points)
     if frontier.timed_out:

@@ -153,6 +153,12 @@ def test_too_few_steps_is_an_answer_that_says_the_bound(synth: Any) -> None:
     refused(synth("pareto", "dgx1", "allgather", "--max-steps", "1"), "at least 2 steps", "1", status=1)
 
 
+def test_pareto_with_no_point_is_a_document_too(synth: Any) -> None:
+    ran = synth("pareto", "dgx1", "allgather", "--max-steps", "1", "--json")
+    assert ran.status == 1 and ran.document["infeasible"]
+    assert ran.document["why"] == "allgather: needs at least 2 steps, got a maximum of 1"
+
+
 def test_frontier_files_are_whole_json(synth: Any, tmp_path: Path) -> None:
     assert synth("pareto", "ring:4", "reduce", "--max-steps", "3", "-o", str(tmp_path / "out")).status == 0
     document = json.loads((tmp_path / "out" / "frontier.json").read_text())

@@ -1,0 +1,133 @@
+"""Which schedule serves which size: what is compared, where the choice changes, what a deadline leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import synth
+from synth import methods, selection
+from synth.chunks import frontier
+from synth.chunks.problem import TooManyRoutesError
+from synth.collective import Collective, Demand
+from synth.errors import InfeasibleError, TimedOutError
+from synth.methods import Request
+from synth.schedule import Schedule
+from synth.selection import Selection, candidates, fastest, select
+from synth.simulator import simulate
+from synth.topology import Link, Topology
+from topologies import load
+
+QUIET = Request(cache=False)
+SIZES = tuple(1 << power for power in range(10, 31))
+
+
+def shift(fabric: Topology) -> Collective:
+    count = fabric.ranks
+    return Collective.custom(
+        fabric, [Demand(frozenset({rank}), frozenset({(rank + 1) % count})) for rank in range(count)]
+    )
+
+
+@pytest.fixture(scope="module")
+def of_ring() -> Selection:
+    fabric = load("ring:4")
+    return select(fabric, Collective.on(fabric, "allgather"), QUIET)
+
+
+def test_trees_baselines_and_the_frontier_are_compared(of_ring: Selection) -> None:
+    names = [schedule.method.name for schedule in of_ring.schedules]
+    assert names[0] == "trees" and of_ring.schedules[0].is_optimal
+    assert {"trees", "ring", "pareto"} <= set(names)
+    assert of_ring.schedules[0].rate == max(schedule.rate for schedule in of_ring.schedules)
+    assert all(synth.verify(schedule).correct for schedule in of_ring.schedules)
+
+
+def test_choices_ascend_and_each_is_the_fastest_where_it_begins(of_ring: Selection) -> None:
+    choices = of_ring.choices(SIZES)
+    starts = [choice.from_bytes for choice in choices]
+    assert starts == sorted(set(starts)) and starts[0] == SIZES[0]
+    for before, after in pairwise(choices):
+        assert before.schedule is not after.schedule
+    for choice in choices:
+        times = [simulate(schedule, choice.from_bytes).time_us for schedule in of_ring.schedules]
+        assert simulate(choice.schedule, choice.from_bytes).time_us == min(times)
+
+
+def test_without_a_cache_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARBORCAST_CACHE", str(tmp_path))
+    fabric = load("ring:4")
+    select(fabric, Collective.on(fabric, "allgather"), QUIET)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_custom_collective_has_the_frontier_alone() -> None:
+    fabric = load("ring:4")
+    found = select(fabric, shift(fabric), QUIET)
+    assert {schedule.method.name for schedule in found.schedules} == {"pareto"}
+    rates = [schedule.rate for schedule in found.schedules]
+    assert rates == sorted(rates)
+    assert found.fastest(1 << 30) is found.schedules[-1]
+
+
+def test_the_deadline_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric = load("ring:4")
+    collective = Collective.on(fabric, "allgather")
+    ring, tree = (synth.solve(fabric, collective, method=method) for method in ("ring", "trees"))
+
+    def two_and_late(*_: object) -> Iterator[Schedule]:
+        yield tree
+        raise TimedOutError("the comparison of methods did not end within 1 s", ring)
+
+    monkeypatch.setattr(selection, "candidates", two_and_late)
+    found = select(fabric, collective, QUIET)
+    assert found.schedules == (tree, ring) and found.out_of_time is not None
+    with pytest.raises(TimedOutError, match="within 1 s") as raised:
+        fastest(fabric, collective, Request(size_bytes=1024))
+    assert raised.value.best in found.schedules
+
+
+def test_late_before_anything_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> Iterator[Schedule]:
+        raise TimedOutError("late")
+        yield
+
+    monkeypatch.setattr(selection, "candidates", late)
+    fabric = load("ring:4")
+    with pytest.raises(TimedOutError, match="late"):
+        select(fabric, shift(fabric), QUIET)
+
+
+def test_nothing_found_without_a_deadline_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As with a large custom collective, about which no solver is asked.
+    fabric = load("ring:4")
+    real = frontier.pareto
+
+    def empty(*asked: object, **knobs: object) -> frontier.Frontier:
+        return replace(real(*asked, **knobs), points=(), timed_out=False)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(frontier, "pareto", empty)
+    with pytest.raises(TimedOutError, match="custom: no schedule was found with the effort of a comparison"):
+        select(fabric, shift(fabric), QUIET)
+    with pytest.raises(TimedOutError, match="custom: no schedule was found with the effort of a frontier"):
+        methods.solve(fabric, shift(fabric), cache=False)
+
+
+def test_too_many_routes_leave_trees_but_end_a_custom_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("synth.chunks.problem.MOST_ROUTES", 3)
+    fabric = load("ring:4")
+    names = {s.method.name for s in candidates(fabric, Collective.on(fabric, "broadcast"), QUIET)}
+    assert "trees" in names and "pareto" not in names
+    with pytest.raises(TooManyRoutesError, match="more than 3 ways"):
+        select(fabric, shift(fabric), QUIET)
+
+
+def test_a_rank_cut_off_is_the_answer_of_the_first_method() -> None:
+    half = Topology.build("half", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
+    with pytest.raises(InfeasibleError):
+        select(half, Collective.on(half, "broadcast"), QUIET)
