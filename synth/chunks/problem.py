@@ -9,7 +9,7 @@ bandwidth over the greatest common divisor of all bandwidths.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -109,36 +109,15 @@ class Problem:
 
     def steps_from(self, sources: frozenset[int]) -> tuple[int | None, ...]:
         """The least number of steps from the nearest of some ranks to each rank; None: out of reach."""
-        steps: list[int | None] = [None] * self.ranks
-        queue = deque(sorted(sources))
-        for rank in sources:
-            steps[rank] = 0
-        while queue:
-            rank = queue.popleft()
-            here = steps[rank]
-            assert here is not None, "what is in the queue was reached"
-            for index in self.leaving[rank]:
-                after = self.routes[index].dst
-                if steps[after] is None:
-                    steps[after] = here + 1
-                    queue.append(after)
-        return tuple(steps)
+        return _distances(
+            sources, lambda rank: [self.routes[index].dst for index in self.leaving[rank]], self.ranks
+        )
 
     def steps_to(self, target: int) -> tuple[int | None, ...]:
         """The least number of steps from each rank to one; None: it cannot reach it."""
-        steps: list[int | None] = [None] * self.ranks
-        steps[target] = 0
-        queue = deque([target])
-        while queue:
-            rank = queue.popleft()
-            here = steps[rank]
-            assert here is not None, "what is in the queue was reached"
-            for index in self.arriving[rank]:
-                before = self.routes[index].src
-                if steps[before] is None:
-                    steps[before] = here + 1
-                    queue.append(before)
-        return tuple(steps)
+        return _distances(
+            {target}, lambda rank: [self.routes[index].src for index in self.arriving[rank]], self.ranks
+        )
 
     @cached_property
     def latency(self) -> int | None:
@@ -152,6 +131,21 @@ class Problem:
                     return None
                 worst = max(worst, here)
         return worst
+
+
+def _distances(
+    starts: Iterable[int], neighbours: Callable[[int], Iterable[int]], ranks: int
+) -> tuple[int | None, ...]:
+    """Breadth first: the fewest moves from the nearest start to each rank; None: out of reach."""
+    moves = dict.fromkeys(starts, 0)
+    queue = deque(moves)
+    while queue:
+        rank = queue.popleft()
+        for after in neighbours(rank):
+            if after not in moves:
+                moves[after] = moves[rank] + 1
+                queue.append(after)
+    return tuple(moves.get(rank) for rank in range(ranks))
 
 
 def demands_of(collective: Collective) -> tuple[Demand, ...]:
