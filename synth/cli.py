@@ -466,7 +466,7 @@ def _collective(name: str, topology: Topology, taking_part: tuple[int, ...], roo
     from synth.methods import as_collective
 
     in_file = name.lower().endswith((".yaml", ".yml", ".json"))
-    if root and (in_file or name in [kind.value for kind in Kind if not kind.has_root]):
+    if root is not None and (in_file or name in [kind.value for kind in Kind if not kind.has_root]):
         raise InputError(f"--root {root}: {name} has no root")
     if in_file:
         return read_collective(Path(name), topology, ranks=len(taking_part))
