@@ -35,6 +35,12 @@ class Deadline:
         """Whether it is too late."""
         return self.end is not None and time.monotonic() > self.end
 
+    def share(self, parts: int) -> Deadline:
+        """The deadline of the first of so many parts that are still to come; messages name the whole."""
+        if self.end is None or self.left_s is None:
+            return self
+        return Deadline(self.allowed_s, time.monotonic() + self.left_s / parts)
+
     def check(self, what: str) -> None:
         """Go on while there is time.
 

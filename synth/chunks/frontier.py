@@ -147,7 +147,9 @@ def pareto(
         # On symmetric links the reversed fabric is the fabric: both halves ask the same.
         known = [curve for other, curve in zip(halves, curves, strict=False) if other.asks_as(half)]
         curves.append(
-            known[0].with_static(half.static) if known else half.trace(last - latency, effort, deadline)
+            known[0].with_static(half.static)
+            if known
+            else half.trace(last - latency, effort, deadline.share(len(halves) - len(curves)))
         )
     points = (
         _joined(topology, collective, limit, halves, curves, seed)

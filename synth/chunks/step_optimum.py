@@ -44,6 +44,7 @@ class Care:
         most_sends: possible sends (chunks, routes and steps multiplied) up to which a solver is asked.
         largest_guess: chunks up to which a ratio is looked for where no limit is attained.
         most_guesses: how many such searches there may be.
+        most_packed: blocks for one rank each up to which their ways are packed, where flows did not do.
     """
 
     proofs: bool
@@ -52,12 +53,13 @@ class Care:
     most_sends: int
     largest_guess: int
     most_guesses: int
+    most_packed: int
 
 
-THOROUGH = Care(True, 3, 6, 400_000, 8, 40)
+THOROUGH = Care(True, 3, 6, 400_000, 8, 40, 240)
 """To prove: up to two minutes of each of two cores for a search."""
 
-QUICK = Care(False, 2, 2, 60_000, 2, 6)
+QUICK = Care(False, 2, 2, 60_000, 2, 6, 0)
 """To have a candidate: half a second for a search."""
 
 MOST_FLOW_TARGETS = 240
@@ -156,7 +158,9 @@ class _State:
     def _limits(self) -> list[Callable[[], None]]:
         """The ways to raise the limit, in the order in which they pay."""
         if self._problem.is_routing:
-            return [self._by_flows]  # exact where nothing is copied
+            # Flows are exact where nothing is copied; a packing attains them where the smallest C does not.
+            few = len(self._problem.demands) <= self._care.most_packed
+            return [self._by_flows, self._by_trees] if few else [self._by_flows]
         if max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS:
             return [self._by_trees]  # exact, and mostly as fast as anything weaker
         return [self._by_cuts, self._by_flows] if self._care.proofs else [self._by_cuts]
