@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from synth.chunks.integer_program import IntegerProgram, Values, add_limits, add_rounds
+from synth.chunks.integer_program import Attempts, IntegerProgram, Values, add_limits, add_rounds
 from synth.chunks.orbits import Orbits, Send
 from synth.chunks.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from synth.chunks.window import Window
@@ -69,25 +69,26 @@ class FlowSearch:
             if len(demand.targets) != 1:
                 raise ValueError(f"demand {index}: a flow leads to one target, got {len(demand.targets)}")
         self._orbits = orbits
-        self._program = IntegerProgram(seed=seed)
-        self._rounds = add_rounds(self._program, instance.steps, instance.rounds)
+        program = IntegerProgram()
+        self._rounds = add_rounds(program, instance.steps, instance.rounds)
         window = Window.of(orbits, instance.steps)
-        self._flows = [_Flow(self._program, instance, group, window) for group in flow_groups(orbits)]
+        self._flows = [_Flow(program, instance, group, window) for group in flow_groups(orbits)]
         # The classes of a group load the same links, so that the first one can stand for all of them.
         sends = {
             (flow.group.classes[0], route, step): (column,)
             for flow in self._flows
             for (route, step), column in flow.sends.items()
         }
-        add_limits(self._program, orbits, self._rounds, sends)
+        add_limits(program, orbits, self._rounds, sends)
+        self._attempts = Attempts([program], seed=seed)
 
     def run(self, effort: int | None) -> Outcome:
-        """See `synth.chunks.outcome.Search`; every attempt starts again, with twice the effort or more.
+        """See `synth.chunks.outcome.Search` and `synth.chunks.integer_program.Attempts`.
 
         Raises:
             ArithmeticError: HiGHS failed.
         """
-        match self._program.run(effort):
+        match self._attempts.run(effort):
             case Impossible() | Unfinished() as outcome:
                 return outcome
             case values:

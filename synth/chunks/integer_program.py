@@ -24,25 +24,29 @@ Values: TypeAlias = NDArray[np.int64]
 SendColumns: TypeAlias = Mapping[tuple[int, int, int], Sequence[int]]
 """The columns of all sends by (chunk class, route, step)."""
 
-TERMS_PER_EFFORT = 250
+TERMS_PER_EFFORT = 100
 """So many nonzeros make HiGHS search for about a millisecond between two looks at its limits (measured)."""
+
+FIRST_EFFORT = 100
+"""What the first attempt may spend; every further one twice as much as the one before."""
+
+FIRST_LOOKS = 4
+"""Looks at its limits that HiGHS needs to come to anything at all."""
 
 _UNLIMITED = float("inf")
 
-# HiGHS looks up between the searches of a program inside the program, and these alone take seconds. Without
-# them what is infeasible is proved faster, what is feasible is found as fast.
-_NO_PROGRAMS_INSIDE = {
-    "mip_heuristic_run_rens": False,
-    "mip_heuristic_run_rins": False,
-    "mip_heuristic_run_root_reduced_cost": False,
-}
+# HiGHS may search programs inside the program, each for seconds without a look at the limits.
+_PROGRAMS_INSIDE = (
+    "mip_heuristic_run_rens",
+    "mip_heuristic_run_rins",
+    "mip_heuristic_run_root_reduced_cost",
+)
 
 
 class IntegerProgram:
     """Columns with bounds, rows with bounds, and a cost that only says where to look first."""
 
-    def __init__(self, *, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self) -> None:
         self._costs: list[int] = []
         self._least: list[int] = []
         self._most: list[int] = []
@@ -51,8 +55,18 @@ class IntegerProgram:
         self._starts = [0]
         self._columns: list[int] = []
         self._coefficients: list[int] = []
-        self._allowed = 0
-        self._spent = 0
+
+    def copy(self) -> IntegerProgram:
+        """The same program, to which other rows may be added."""
+        twin = IntegerProgram()
+        for name, entries in vars(self).items():
+            setattr(twin, name, list(entries))
+        return twin
+
+    @property
+    def terms(self) -> int:
+        """Nonzeros of all rows together."""
+        return len(self._columns)
 
     def add_column(self, most: int, *, least: int = 0, cost: int = 0) -> int:
         """A new integer from `least` to `most`; its number."""
@@ -76,35 +90,29 @@ class IntegerProgram:
         self._row_least.append(least)
         self._row_most.append(most)
 
-    def run(self, effort: int | None) -> Values | Impossible | Unfinished:
+    def solve(
+        self, effort: int | None, *, seed: int = 0, programs_inside: bool = False
+    ) -> Values | Impossible | Unfinished:
         """Any solution.
 
-        HiGHS cannot go on where it stopped. So effort is saved up until there is twice as much as the last
-        time, and spent at once: all attempts together cost what was allowed.
-
         Args:
-            effort: how much more may be spent, in units of about a millisecond; None for no limit.
+            effort: in units of about a millisecond; None for no limit.
+            seed: of HiGHS's own ties.
+            programs_inside: whether HiGHS also tries programs with most columns fixed. Where it does, what
+                is infeasible takes longer to prove, and some solutions are found sooner.
 
         Raises:
             ArithmeticError: HiGHS failed, or its solution is none when it is rounded.
         """
-        if effort is None:
-            return self._attempt(None)
-        self._allowed += effort
-        if self._allowed < 2 * self._spent:
-            return Unfinished()
-        self._spent, self._allowed = self._allowed, 0
-        return self._attempt(self._spent)
-
-    def _attempt(self, effort: int | None) -> Values | Impossible | Unfinished:
         import highspy
 
         untyped: Any = highspy
         # The first solution is as good as any other: the cost is no goal.
-        model = new_model(seed=self._seed, mip_max_improving_sols=1, **_NO_PROGRAMS_INSIDE)
+        inside = dict.fromkeys(_PROGRAMS_INSIDE, programs_inside)
+        model = new_model(seed=seed, mip_max_improving_sols=1, **inside)
         self._pass_to(model, untyped)
         if effort is not None:
-            _stop_after(model, max(1, effort * TERMS_PER_EFFORT // max(1, len(self._columns))))
+            _stop_after(model, effort * TERMS_PER_EFFORT // max(1, self.terms))
         model.run()
         status = model.getModelStatus()
         reasons = untyped.HighsModelStatus
@@ -121,7 +129,7 @@ class IntegerProgram:
         model.passModel(
             columns,
             rows,
-            len(self._columns),
+            self.terms,
             int(highspy.MatrixFormat.kRowwise),
             int(highspy.ObjSense.kMinimize),
             0.0,
@@ -155,6 +163,50 @@ class IntegerProgram:
                 f"its solution in whole numbers gives {values[column]}"
             )
         return values
+
+
+class Attempts:
+    """The search for a solution by one attempt after the other, each with twice the effort.
+
+    HiGHS takes a thousand times as long with one seed, or one way to write a program down, as with another,
+    and it cannot go on where it stopped. So attempts take turns at the programs, with new seeds, and with
+    and without programs inside: one that is lucky ends soon.
+    """
+
+    def __init__(self, programs: Sequence[IntegerProgram], *, seed: int) -> None:
+        """Of programs that have the same columns and are solvable alike; the preferred one first."""
+        self._programs = programs
+        self._seed = seed
+        self._number = 0
+        self._saved = 0
+
+    def run(self, effort: int | None) -> Values | Impossible | Unfinished:
+        """Make the attempts for which there is enough effort, what was left by earlier calls included.
+
+        Args:
+            effort: in units of about a millisecond; None until there is an answer. The very first attempt
+                is made in any case, and what it takes too much is missing later.
+
+        Raises:
+            ArithmeticError: HiGHS failed.
+        """
+        self._saved += effort or 0
+        while effort is None or self._number == 0 or self._cost <= self._saved:
+            self._saved -= 0 if effort is None else self._cost
+            round_, turn = divmod(self._number, len(self._programs))
+            answer = self._programs[turn].solve(
+                self._cost, seed=self._seed + self._number, programs_inside=round_ % 2 == 1
+            )
+            if not isinstance(answer, Unfinished):
+                return answer
+            self._number += 1
+        return Unfinished()
+
+    @property
+    def _cost(self) -> int:
+        """Of the next attempt."""
+        least = -(-FIRST_LOOKS * self._programs[0].terms // TERMS_PER_EFFORT)
+        return max(FIRST_EFFORT, least) * int(2**self._number)
 
 
 def add_rounds(program: IntegerProgram, steps: int, rounds: int) -> list[int]:
