@@ -195,7 +195,12 @@ def solve(
     ] = None,
     chunks: Annotated[
         int | None,
-        typer.Option("--chunks", parser=whole, metavar="C", help="smt, ilp, sat: chunks of each block"),
+        typer.Option(
+            "--chunks",
+            parser=whole,
+            metavar="C",
+            help="smt, ilp, sat (which need all three): chunks of each block",
+        ),
     ] = None,
     steps: Annotated[
         int | None, typer.Option("--steps", parser=whole, metavar="S", help="smt, ilp, sat: steps")
@@ -271,7 +276,10 @@ def pareto(
     max_steps: Annotated[
         int | None,
         typer.Option(
-            "--max-steps", parser=whole, metavar="S", help="largest number of steps; 6 beyond the fewest"
+            "--max-steps",
+            parser=whole,
+            metavar="S",
+            help="largest number of steps; otherwise 6 more than the fewest",
         ),
     ] = None,
     tolerance: Annotated[
@@ -285,7 +293,12 @@ def pareto(
     seed: Seed = 0,
     jobs: Annotated[
         int,
-        typer.Option("--jobs", parser=whole, metavar="N", help="numbers of steps at once; -1 for all cores"),
+        typer.Option(
+            "--jobs",
+            parser=whole,
+            metavar="N",
+            help="how many step counts to work on at once; -1 for all cores",
+        ),
     ] = 1,
     dask: Annotated[
         str | None, typer.Option("--dask", metavar="ADDRESS", help="run the jobs on this Dask scheduler")

@@ -121,7 +121,8 @@ class Collective:
         """
         if kind not in [known.value for known in Kind]:
             raise CollectiveError(
-                f"collective {kind}: must be one of {', '.join(known.value for known in Kind)}"
+                f"collective {kind}: must be one of {', '.join(known.value for known in NAMED_KINDS)}, "
+                "or a .yaml or .json file of blocks"
             )
         kind = Kind(kind)
         taking_part = tuple(range(topology.ranks)) if ranks is None else tuple(ranks)

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,4 +59,22 @@ import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when it is imported)
 
 def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Compile a function on first use, and keep the machine code on disk for the next process."""
-    return cast(Callable[Parameters, Result], numba.njit(cache=_keeps)(function))
+    compiled: Any = numba.njit(cache=_keeps)(function)
+    if _keeps:
+        _forgive_damage(compiled._cache, function.__qualname__)
+    return cast(Callable[Parameters, Result], compiled)
+
+
+def _forgive_damage(cache: Any, name: str) -> None:
+    """Let a file of the cache that cannot be read be a reason to compile, not an error of whoever asked."""
+    load = cache.load_overload
+
+    def load_overload(signature: Any, context: Any) -> Any:
+        try:
+            return load(signature, context)
+        except Exception as error:  # whatever a damaged pickle may raise
+            log.warning("kernel %s is compiled anew: its file in %s is damaged: %r", name, _folder, error)
+            cache.flush()
+            return None
+
+    cache.load_overload = load_overload

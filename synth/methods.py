@@ -231,8 +231,8 @@ def _check_knobs(method: str, collective: Collective, request: Request) -> None:
         if getattr(request, knob) is None:
             continue
         if method not in methods:
-            served = " and ".join(sorted(methods))
-            raise InputError(f"method {method}: takes no {knob}, which serves {served}")
+            served = ", ".join(sorted(methods))
+            raise InputError(f"method {method}: takes no {knob}, which is for {served}")
         if knob in {"max_trees", "tolerance"} and collective.kind not in TREE_KINDS:
             raise InputError(f"{collective.kind}: takes no {knob}, it is not done along trees")
     if method in NEED_SIZE:

@@ -127,7 +127,7 @@ def test_what_is_missing_or_foreign_is_refused() -> None:
         InputError, match="method sat: needs steps, rounds; `synth pareto` finds the best ones"
     ):
         synth.solve(fabric, "broadcast", method="sat", chunks=1)
-    with pytest.raises(InputError, match="method trees: takes no chunks, which serves ilp and sat and smt"):
+    with pytest.raises(InputError, match="method trees: takes no chunks, which is for ilp, sat, smt"):
         synth.solve(fabric, "broadcast", method="trees", chunks=1)
     with pytest.raises(InputError, match="method cp: must be one of auto, trees"):
         synth.solve(fabric, "broadcast", method="cp")

@@ -82,7 +82,7 @@ def test_an_allreduce_cut_short_of_its_last_composition_is_not_complete() -> Non
     found = frontier("dgx1", "allreduce", max_steps=5)
     assert triples(found) == [(16, 4, 6), (48, 5, 16)]
     assert not found.complete and found.open_steps == ()
-    assert found.why_stopped == "5 steps were the most asked for"
+    assert found.why_stopped == "no more than 5 steps were looked at"
     whole = frontier("dgx1", "allreduce")
     assert whole.complete and all(point.is_proved for point in whole.points)
 
@@ -129,7 +129,7 @@ def test_the_first_points_of_the_endless_frontier_of_a_dgx1_broadcast(kind: str)
     found = frontier("dgx1", kind, max_steps=4)
     assert triples(found) == BROADCAST[:3]
     assert not found.complete and not found.open_steps
-    assert found.why_stopped == "4 steps were the most asked for"
+    assert found.why_stopped == "no more than 4 steps were looked at"
     check(found)
 
 

@@ -100,7 +100,7 @@ def trace(problem: Problem, static: StepBound, last: int, effort: Effort, deadli
     open_steps: list[int] = []
     limits: dict[int, Fraction] = {}
     good_enough = static.ratio * (1 + effort.tolerance)
-    why = f"{last} steps were the most asked for"
+    why = f"no more than {last} steps were looked at"
     timed_out = False
     for steps, optimum in _optima(problem, static, last, effort, deadline, points):
         limits[steps] = optimum.limit.ratio

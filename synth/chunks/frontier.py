@@ -164,7 +164,7 @@ def pareto(
         best = sum(curve.static.ratio for curve in curves) / len(collective.ranks)
         complete = not open_steps and bool(kept) and kept[-1].ratio == best
         if not complete and all(curve.complete for curve in curves):
-            why = f"{last} steps were the most asked for"
+            why = f"no more than {last} steps were looked at"
     return Frontier(
         topology,
         collective,

@@ -291,10 +291,11 @@ def _lowest_terms(ratio: Fraction, chunks: int) -> str:
 
 def explain(limit: StepBound) -> str:
     """How a limit was proved, in words."""
+    steps = "1 step" if limit.steps == 1 else f"{limit.steps} steps"
     match limit.certificate:
         case StaticLimit(bound):
             return f"limit of any number of steps ({type(bound.certificate).__name__.lower()}, exact)"
         case PathLengths():
-            return f"flows in {limit.steps} steps (dual, exact)"
+            return f"flows in {steps} (dual, exact)"
         case TreeLengths():
-            return f"trees in {limit.steps} steps (dual, exact)"
+            return f"trees in {steps} (dual, exact)"
