@@ -26,7 +26,8 @@ def run(script: Path, cache: Path) -> tuple[str, str]:
     home = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "ARBORCAST_CACHE": str(cache), "PYTHONPATH": str(home)}
     environment.pop("NUMBA_CACHE_DIR", None)
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    command = [sys.executable, str(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip(), ran.stderr
 
