@@ -39,7 +39,11 @@ class IlpSearch:
 
 
 class ArrivalSearch:
-    """A binary column for every send of every chunk; with copies or without."""
+    """A binary column for every send of every chunk; with copies or without.
+
+    Attributes:
+        programs: ways to put the same question; the preferred one first.
+    """
 
     def __init__(self, instance: Instance, *, seed: int = 0) -> None:
         """Build the programs; `seed` is of HiGHS's own ties."""
@@ -55,7 +59,8 @@ class ArrivalSearch:
                 for (route, step), column in columns.items():
                     sends[number, route, step].append(column)
         add_limits(self._program, instance.orbits, self._rounds, sends)
-        self._attempts = Attempts(self._variants(instance.orbits), seed=seed)
+        self.programs = self._variants(instance.orbits)
+        self._attempts = Attempts(self.programs, seed=seed)
 
     def run(self, effort: int | None) -> Outcome:
         """See `IlpSearch.run`."""
