@@ -2,7 +2,7 @@
 
 Everything runs on one core and without the cache, each run in a process of its own. `--sccl PATH` runs
 Microsoft's SCCL tool from a checkout in turns with ours, on whole frontiers and on single instances.
-Results go to `bench/results/frontier.json`.
+Results go to `bench/results`: `frontier.json` and `solvers.json`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from synth.topology import Topology
 
 HOME = Path(__file__).resolve().parent.parent
-RESULTS = HOME / "bench" / "results" / "frontier.json"
+RESULTS = HOME / "bench" / "results"
 CHILD = Path(__file__).resolve().parent / "ours.py"
 OURS_LIMIT_S = 900.0
 
@@ -68,6 +68,19 @@ CASES = [
 ]
 
 
+UNITS = {
+    "seconds": "median; of rows: the whole process from its start to its end; of instances: writing "
+    "the instance in the solver's terms and solving it, without imports",
+    "call_seconds": "median, the call of pareto() alone, imports within it included",
+    "again_seconds": "median, further calls in a process that has made one",
+    "cpu_seconds": "median, of the process and its children",
+    "spread": "largest minus smallest, us",
+    "peak_MB": "of the largest process",
+    "points": "chunks, steps, rounds",
+    "group": "order of the group of symmetries; 1 for the problem as it is",
+}
+
+
 def main() -> None:
     """Measure what the command line asks for, print the tables, write the results."""
     arguments = _arguments()
@@ -86,9 +99,11 @@ def main() -> None:
         for instance in INSTANCES:
             instances += table_of(instance, peer, runs=arguments.runs, limit_s=arguments.limit_s)
         print_instances(instances)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(_document(rows, instances, arguments), indent=1) + "\n")
-    print(f"\nwritten: {arguments.output}")
+    if rows:
+        cases = [asdict(case) for case in CASES]
+        _write("frontier.json", {"cases": cases, "rows": rows}, arguments)
+    if instances:
+        _write("solvers.json", {"instances": instances, "summary": summary_of(instances)}, arguments)
     if not all(row["as_expected"] for row in (*rows, *instances) if row["method"] != "SCCL"):
         raise SystemExit("not all answers are as expected: see as_expected in the results")
 
@@ -100,7 +115,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="of each measurement that takes under 10 s")
     parser.add_argument("--limit-s", type=float, default=120.0, help="for a solver or SCCL on one question")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on; -1 for all")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     add_options(parser)
     return parser.parse_args()
 
@@ -219,30 +234,20 @@ def _ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _document(
-    rows: Sequence[dict[str, Any]], instances: Sequence[dict[str, Any]], arguments: argparse.Namespace
-) -> dict[str, Any]:
-    return {
+def _write(name: str, content: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """One table with the circumstances in which it was measured."""
+    document = {
         "question": "How long do whole frontiers take, and which solver wins where?",
         **circumstances("arborcast", "numpy", "numba", "highspy", "z3-solver", "python-sat"),
         "core": None if arguments.core < 0 else arguments.core,
         "limit_s": arguments.limit_s,
-        "units": {
-            "seconds": "median; of rows: the whole process from its start to its end; of instances: writing "
-            "the instance in the solver's terms and solving it, without imports",
-            "call_seconds": "median, the call of pareto() alone, imports within it included",
-            "again_seconds": "median, further calls in a process that has made one",
-            "cpu_seconds": "median, of the process and its children",
-            "spread": "largest minus smallest, us",
-            "peak_MB": "of the largest process",
-            "points": "chunks, steps, rounds",
-            "group": "order of the group of symmetries; 1 for the problem as it is",
-        },
-        "cases": [asdict(case) for case in CASES],
-        "rows": rows,
-        "instances": instances,
-        "summary": summary_of(instances),
+        "units": UNITS,
+        **content,
     }
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    file = arguments.output / name
+    file.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"\nwritten: {file}")
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

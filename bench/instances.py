@@ -50,6 +50,7 @@ INSTANCES = [
     Case("DGX-1 gather", "dgx1", "gather", (6, 2, 7), exists=True),
     Case("ring of 8 allgather", "ring:8", "allgather", (2, 4, 7), exists=True),
     Case("ring of 8 allgather", "ring:8", "allgather", (2, 4, 6), exists=False),
+    Case("torus 4x4 allgather", "torus:4x4", "allgather", (4, 4, 15), exists=True),
     Case("3-cube broadcast", "hypercube:3", "broadcast", (6, 4, 4), exists=True),
     Case("3-cube broadcast", "hypercube:3", "broadcast", (7, 4, 4), exists=False),
 ]

@@ -10,6 +10,7 @@ import pytest
 from chunk_replay import instance_of, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounds_lp import least_rounds
 from strategies import collectives, topologies
 
 from synth.chunks import ilp
@@ -19,7 +20,6 @@ from synth.chunks.integer_program import Attempts, IntegerProgram, Values
 from synth.chunks.orbits import Group, Orbits
 from synth.chunks.outcome import Found, Impossible, Instance, Search, Unfinished
 from synth.chunks.problem import Problem
-from synth.chunks.rounds_lp import least_rounds
 from synth.collective import Collective, Demand, Kind
 from synth.deadline import Deadline
 from synth.topology import Topology

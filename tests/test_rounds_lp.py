@@ -8,6 +8,7 @@ import pytest
 from chunk_replay import instance_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounds_lp import least_rounds
 from strategies import collectives, custom_collectives, topologies
 
 from synth.chunks.flow_bounds import cut_bound
@@ -15,7 +16,6 @@ from synth.chunks.ilp import IlpSearch
 from synth.chunks.orbits import Orbits
 from synth.chunks.outcome import Found, Instance
 from synth.chunks.problem import Problem
-from synth.chunks.rounds_lp import least_rounds
 from synth.collective import Kind
 from synth.deadline import Deadline
 from synth.errors import InfeasibleError, TimedOutError
