@@ -138,8 +138,9 @@ def test_what_is_missing_or_foreign_is_refused() -> None:
 
 
 def test_out_of_time_is_said() -> None:
+    # Shorter than any process takes to start: how fast a machine searches must not matter here.
     with pytest.raises(TimedOutError):
-        solve("torus:4x8", "allgather", "smt", (4, 6, 31), deadline_s=1.5)
+        solve("torus:4x8", "allgather", "smt", (4, 6, 31), deadline_s=1e-4)
 
 
 def test_a_custom_collective() -> None:
