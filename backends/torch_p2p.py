@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from backends.errors import ExecutionError
 from backends.layout import Buffer, Slice
 from backends.lowering import DEFAULT_WINDOW, lower_rank
 from backends.plan import Act, plan
@@ -39,10 +40,6 @@ _COMBINE: dict[dist.ReduceOp.RedOpType, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.MAX: lambda into, source: torch.maximum(into, source, out=into),
     dist.ReduceOp.PRODUCT: Tensor.mul_,
 }
-
-
-class ExecutionError(RuntimeError):
-    """A message could not be sent or received: a peer died, or a deadline passed. The group is unusable."""
 
 
 class _PointToPoint(Protocol):

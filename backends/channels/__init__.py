@@ -1,0 +1,1 @@
+"""How bytes travel between two ranks: over sockets, or through memory that both can see."""

@@ -1,0 +1,1 @@
+"""The process group "synth": from a fabric to schedules, and from calls to runs."""
