@@ -1,5 +1,4 @@
-"""What torch's reduce operations mean for schedules: how two contributions combine, and what comes before
-and after.
+"""What torch's reduce operations mean for schedules: how two contributions combine, what comes before, after.
 
 Every operation is a commutative and associative combination, with a factor before it (PREMUL_SUM) or a
 division after it (AVG). What is not served here (complex numbers, truth values, averages of integers) is
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,27 +17,25 @@ from torch import Tensor
 
 Combine = Callable[[Tensor, Tensor, Tensor], object]
 
-_OPS = dist.ReduceOp.RedOpType
-
 
 def _into(function: Callable[..., Tensor]) -> Combine:
     return lambda a, b, out: function(a, b, out=out)
 
 
 _ADD = _into(torch.add)
-_COMBINE: dict[dist.ReduceOp.RedOpType, Combine] = {
-    _OPS.SUM: _ADD,
-    _OPS.AVG: _ADD,
-    _OPS.PREMUL_SUM: _ADD,
-    _OPS.PRODUCT: _into(torch.mul),
-    _OPS.MIN: _into(torch.minimum),
-    _OPS.MAX: _into(torch.maximum),
-    _OPS.BAND: _into(torch.bitwise_and),
-    _OPS.BOR: _into(torch.bitwise_or),
-    _OPS.BXOR: _into(torch.bitwise_xor),
+_COMBINE: dict[str, Combine] = {
+    "SUM": _ADD,
+    "AVG": _ADD,
+    "PREMUL_SUM": _ADD,
+    "PRODUCT": _into(torch.mul),
+    "MIN": _into(torch.minimum),
+    "MAX": _into(torch.maximum),
+    "BAND": _into(torch.bitwise_and),
+    "BOR": _into(torch.bitwise_or),
+    "BXOR": _into(torch.bitwise_xor),
 }
-_BITWISE = frozenset({_OPS.BAND, _OPS.BOR, _OPS.BXOR})
-_FLOATING = frozenset({_OPS.AVG, _OPS.PREMUL_SUM})
+_BITWISE = frozenset({"BAND", "BOR", "BXOR"})
+_FLOATING = frozenset({"AVG", "PREMUL_SUM"})
 
 
 @dataclass(frozen=True)
@@ -86,15 +84,23 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
     """
     if dtype.is_complex or dtype == torch.bool:
         return None
-    kind = op if isinstance(op, _OPS) else op.op
-    if kind not in _COMBINE or (kind in _FLOATING and not dtype.is_floating_point):
+    name = name_of(op)
+    if name not in _COMBINE or (name in _FLOATING and not dtype.is_floating_point):
         return None
-    if kind in _BITWISE and dtype.is_floating_point:
+    if name in _BITWISE and dtype.is_floating_point:
         return None
     factor = None
-    if kind == _OPS.PREMUL_SUM:
+    if name == "PREMUL_SUM":
         # The bare name carries no factor: `torch.distributed._make_nccl_premul_sum` makes one that does.
-        if isinstance(op, _OPS):
+        state: Any = op.__getstate__() if hasattr(op, "op") else None
+        if state is None:
             return None
-        factor = op.__getstate__()[1]
-    return Operator(kind.name.lower(), _COMBINE[kind], factor, kind == _OPS.AVG)
+        factor = state[1]
+    return Operator(name.lower(), _COMBINE[name], factor, name == "AVG")
+
+
+def name_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> str:
+    """The name of an operation, as in "SUM"; torch has two classes of them, and one lacks it in its stubs."""
+    kind: Any = getattr(op, "op", op)
+    name: str = kind.name
+    return name
