@@ -36,6 +36,11 @@ _COMBINE: dict[str, Combine] = {
 }
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 _FLOATING = frozenset({"AVG", "PREMUL_SUM"})
+_TYPES = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+)
+"""What torch can add and compare on the CPU; it cannot do that with float8 or wider unsigned integers."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
         dtype: of the tensors. Schedules serve real numbers, AVG and PREMUL_SUM floating-point ones, the
             bitwise operations integers.
     """
-    if dtype.is_complex or dtype == torch.bool:
+    if dtype not in _TYPES:
         return None
     name = name_of(op)
     if name not in _COMBINE or (name in _FLOATING and not dtype.is_floating_point):
