@@ -1,0 +1,293 @@
+"""Group calls finish, whatever the transport does, and give what the collective is defined to give.
+
+The transport is simulated as NCCL promises it: a rank's calls follow one another; within a call everything
+progresses at once; messages of a pair have no names and match in their order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from drawn_schedules import (
+    allgather_over_relay,
+    custom_exchange,
+    direct,
+    make,
+    recursive_doubling,
+    ring_allreduce,
+    schedules,
+    tree_broadcast,
+    uneven_allreduce,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.deadlock import DeadlockError
+from backends.grouped_plan import ALIGNMENT, GroupedPlan, Phase, PhaseError, plan_groups
+from backends.layout import Buffer, Slice, lay_out
+from backends.lowering import lower
+from backends.program import Copy, Operation, Program, Receive, Reduce, Send
+from backends.reduction import Array, Reduction, combine, finish
+from backends.reference import define, sample_data
+from synth.collective import Collective, Kind
+from synth.schedule import Chunk, Schedule, Transfer
+
+Pair = tuple[int, int]
+
+
+class Simulation:
+    """All ranks at once; a seed decides what happens next among all that may.
+
+    With `eager` a send may leave before its receive is there, as small messages do; without it, a message
+    passes when the calls of both its ends have begun. Either way data is read and written at any moment of the
+    calls, so that whatever else is touched meanwhile shows.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[GroupedPlan],
+        inputs: Sequence[Array | None],
+        reduction: Reduction,
+        seed: int,
+        eager: bool,
+    ) -> None:
+        self._plans = plans
+        self._chance = random.Random(seed)
+        self._reduction = reduction
+        self._eager = eager
+        self._memory = [_memory(plan, array) for plan, array in zip(plans, inputs, strict=True)]
+        self._phase = [0] * len(plans)
+        self._during = [0] * len(plans)
+        self._sends: dict[Pair, deque[Send]] = defaultdict(deque)
+        self._receives: dict[Pair, deque[Receive]] = defaultdict(deque)
+        self._flying: dict[Pair, deque[Array]] = defaultdict(deque)
+        self._open: list[int] = [0] * len(plans)  # messages of the current call that are not complete
+
+    def run(self) -> list[Array]:
+        for rank in range(len(self._plans)):
+            self._begin(rank)
+        while actions := self._possible():
+            name, rank, peer = self._chance.choice(actions)
+            getattr(self, name)(rank, peer)
+        left = [rank for rank, plan in enumerate(self._plans) if self._phase[rank] < len(plan.phases)]
+        if left:
+            raise DeadlockError(f"ranks {left} wait for ever")
+        for plan, memory in zip(self._plans, self._memory, strict=True):
+            finish(self._reduction, memory[Buffer.OUTPUT], plan.program.contributors)
+        return [memory[Buffer.OUTPUT] for memory in self._memory]
+
+    def _current(self, rank: int) -> Phase | None:
+        phases = self._plans[rank].phases
+        return phases[self._phase[rank]] if self._phase[rank] < len(phases) else None
+
+    def _begin(self, rank: int) -> None:
+        phase = self._current(rank)
+        if phase is None:
+            return
+        for message in phase.messages:
+            if isinstance(message, Send):
+                self._sends[rank, message.peer].append(message)
+            else:
+                self._receives[message.peer, rank].append(message)
+        self._open[rank] = len(phase.messages)
+        self._during[rank] = 0
+
+    def _possible(self) -> list[tuple[str, int, int]]:
+        actions = []
+        for pair, sends in self._sends.items():
+            if sends and (self._eager or len(self._receives[pair]) > len(self._flying[pair])):
+                actions.append(("_depart", *pair))
+        for pair, flying in self._flying.items():
+            if flying and self._receives[pair]:
+                actions.append(("_arrive", *pair))
+        for rank in range(len(self._plans)):
+            phase = self._current(rank)
+            if phase is None:
+                continue
+            if self._during[rank] < len(phase.during):
+                actions.append(("_work", rank, rank))
+            elif not self._open[rank]:
+                actions.append(("_end", rank, rank))
+        return actions
+
+    def _depart(self, rank: int, peer: int) -> None:
+        send = self._sends[rank, peer].popleft()
+        self._flying[rank, peer].append(self._at(rank, send.source).copy())
+        self._open[rank] -= 1
+
+    def _arrive(self, rank: int, peer: int) -> None:
+        data = self._flying[rank, peer].popleft()
+        receive = self._receives[rank, peer].popleft()
+        assert len(data) == receive.into.length, "the ends of a message disagree"
+        self._at(peer, receive.into)[:] = data
+        self._open[peer] -= 1
+
+    def _work(self, rank: int, _: int) -> None:
+        phase = self._current(rank)
+        assert phase is not None
+        self._do(rank, phase.during[self._during[rank]])
+        self._during[rank] += 1
+
+    def _end(self, rank: int, _: int) -> None:
+        phase = self._current(rank)
+        assert phase is not None
+        for operation in phase.after:
+            self._do(rank, operation)
+        self._phase[rank] += 1
+        self._begin(rank)
+
+    def _do(self, rank: int, operation: Reduce | Copy) -> None:
+        into, source = self._at(rank, operation.into), self._at(rank, operation.source)
+        if isinstance(operation, Reduce):
+            combine(self._reduction, into, source)
+        else:
+            into[:] = source
+
+    def _at(self, rank: int, part: Slice) -> Array:
+        return self._memory[rank][part.buffer][part.start : part.stop]
+
+
+def _memory(plan: GroupedPlan, given: Array | None) -> dict[Buffer, Array]:
+    program = plan.program
+    sizes = {Buffer.INPUT: program.input_elements, Buffer.OUTPUT: program.output_elements}
+    sizes[Buffer.SCRATCH] = plan.scratch_elements
+    memory = {buffer: np.full(size, -(2**30) + 7) for buffer, size in sizes.items()}
+    if given is not None:
+        memory[Buffer.OUTPUT if program.in_place else Buffer.INPUT][:] = given
+    return memory
+
+
+def _data(schedule: Schedule, program: Program, reduction: Reduction) -> Array | None:
+    collective = schedule.collective
+    if collective.kind in {Kind.BROADCAST, Kind.SCATTER}:
+        gives = program.rank == collective.root
+    else:
+        gives = program.rank in collective.ranks
+    if not gives:
+        return None
+    elements = program.output_elements if program.in_place else program.input_elements
+    data = np.zeros(elements, dtype=np.int64)
+    for start, part in sample_data(
+        collective, program.rank, elements, dtype="int64", reduction=reduction, seed=0
+    ):
+        data[start : start + len(part)] = part
+    return data
+
+
+def simulate(
+    schedule: Schedule,
+    size: int,
+    *,
+    pieces: int = 1,
+    window: int = 8,
+    reduction: Reduction = Reduction.SUM,
+    seed: int = 0,
+    eager: bool = False,
+) -> list[GroupedPlan]:
+    programs = lower(schedule, size * lay_out(schedule, 0).blocks, pieces=pieces, window=window)
+    plans = [plan_groups(program) for program in programs]
+    inputs = [_data(schedule, program, reduction) for program in programs]
+    expected = define(schedule.collective, inputs, reduction)
+    for rank, (wanted, got) in enumerate(
+        zip(expected, Simulation(plans, inputs, reduction, seed, eager).run(), strict=True)
+    ):
+        if wanted is None:
+            assert not len(got), f"rank {rank} gets nothing"
+        else:
+            np.testing.assert_array_equal(got, wanted, f"rank {rank}")
+    return plans
+
+
+def check_plan(plan: GroupedPlan) -> None:
+    """Everything once, at its time, in order; nothing written in a call that is touched elsewhere in it."""
+    messages = [m for m in plan.program.operations if isinstance(m, Send | Receive)]
+    done = [m for phase in plan.phases for m in phase.messages]
+    assert sorted(_name(m) for m in messages) == sorted(_name(m) for m in done)
+    times = [phase.time for phase in plan.phases]
+    assert times == sorted(set(times))
+    for phase in plan.phases:
+        assert all(message.time == phase.time for message in phase.messages)
+        tags = [message.tag for message in phase.messages]
+        assert tags == sorted(tags)
+        for one, other in combinations((*phase.messages, *phase.during), 2):
+            if isinstance(one, Reduce | Copy) and isinstance(other, Reduce | Copy):
+                continue
+            assert not _clash(one, other), f"{one} / {other}"
+    touched = [
+        part
+        for phase in plan.phases
+        for o in (*phase.messages, *phase.during, *phase.after)
+        for part in _touched(o)
+    ]
+    assert all(part.stop <= plan.scratch_elements for part in touched if part.buffer is Buffer.SCRATCH)
+
+
+def _name(message: Send | Receive) -> tuple[Any, ...]:
+    length = (message.source if isinstance(message, Send) else message.into).length
+    return (message.time, message.tag, isinstance(message, Send), message.peer, length)
+
+
+def _touched(operation: Operation) -> list[Slice]:
+    return [getattr(operation, name) for name in ("source", "into") if hasattr(operation, name)]
+
+
+def _clash(one: Operation, other: Operation) -> bool:
+    return any(
+        hasattr(a, "into")
+        and a.into.buffer is part.buffer
+        and a.into.start < part.stop
+        and part.start < a.into.stop
+        for a, b in ((one, other), (other, one))
+        for part in _touched(b)
+    )
+
+
+DRAWN = {
+    "ring": ring_allreduce(4),
+    "tree": tree_broadcast(),
+    "exchange": recursive_doubling(),
+    "uneven": uneven_allreduce(),
+    "relay": allgather_over_relay(),
+    "gather": direct("gather", 3, root=1),
+    "scatter": direct("scatter", 3, root=2),
+    "alltoall": direct("alltoall", 3),
+    "custom": custom_exchange(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_drawn_schedules(name: str) -> None:
+    for size in (0, 1, 2, 23):
+        for pieces in (1, 3):
+            for window in (1, 8):
+                for plan in simulate(DRAWN[name], size, pieces=pieces, window=window, seed=size):
+                    check_plan(plan)
+
+
+@given(
+    schedules(),
+    st.integers(0, 50),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(0, 2**16),
+    st.booleans(),
+)
+@settings(max_examples=300)
+def test_random_schedules(
+    schedule: Schedule, size: int, pieces: int, window: int, seed: int, eager: bool
+) -> None:
+    for plan in simulate(schedule, size, pieces=pieces, window=window, seed=seed, eager=eager):
+        check_plan(plan)
+
+
+@given(schedules([kind for kind in Kind if kind.reduces]), st.sampled_from(Reduction), st.integers(0, 2**16))
+@settings(max_examples=60)
+def test_every_reduction(schedule: Schedule, reduction: Reduction, seed: int) -> None:
+    simulate(schedule, 12, pieces=2, reduction=reduction, seed=seed, eager=True)
