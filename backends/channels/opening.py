@@ -53,11 +53,11 @@ class Opening:
         """
         try:
             sequence, count, root, kind, elements, schedule = _FORMAT.unpack(data)
-            return cls(
-                sequence, count, root, _KINDS[kind], elements.rstrip(b"\0").decode("ascii"), schedule
-            )
+            return cls(sequence, count, root, _KINDS[kind], elements.rstrip(b"\0").decode("ascii"), schedule)
         except (struct.error, IndexError, UnicodeDecodeError) as error:
-            raise DisagreementError(f"received {data[:16].hex()}... where a collective should begin") from error
+            raise DisagreementError(
+                f"received {data[:16].hex()}... where a collective should begin"
+            ) from error
 
     def __str__(self) -> str:
         """As messages show it."""
