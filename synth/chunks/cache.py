@@ -96,18 +96,23 @@ class ChunkCache:
             problem: what it is about.
             details: everything else that it depends on.
         """
-        text = _canonical(
-            {
-                "subject": subject,
-                "topology": _topology_document(problem.topology),
-                "demands": [[sorted(demand.sources), sorted(demand.targets)] for demand in problem.demands],
-                "routes": [[route.src, *route.via, route.dst] for route in problem.routes],
-                "details": details,
-                "solvers": _solver_versions(),
-                "sources": _sources(),
-            }
-        )
-        return hashlib.sha256(text.encode()).hexdigest()
+        content = {
+            "topology": _topology_document(problem.topology),
+            "demands": [[sorted(demand.sources), sorted(demand.targets)] for demand in problem.demands],
+            "routes": [[route.src, *route.via, route.dst] for route in problem.routes],
+            "details": details,
+        }
+        return self.key_of_content(subject, content)
+
+    def key_of_content(self, subject: str, content: Mapping[str, object]) -> str:
+        """The key of an answer that depends on plain JSON values, the solvers and our sources only.
+
+        Args:
+            subject: what kind of answer it is.
+            content: those values by name.
+        """
+        state = {"solvers": _solver_versions(), "sources": _sources()}
+        return hashlib.sha256(_canonical({"subject": subject, **content, **state}).encode()).hexdigest()
 
     def get(self, key: str) -> Plan | Impossible | None:
         """The answer that was kept; None where there is none that can be read."""

@@ -1,0 +1,240 @@
+"""What a process group may be told: its fabric, its limits, its ways; from code or from the environment.
+
+A training script is launched in many ways, so that everything a person on the cluster may have to say is an
+environment variable as well. What code says wins over the environment, field by field.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from synth.collective import NAMED_KINDS
+from synth.errors import InputError
+from synth.formats.numerals import shorten
+from synth.methods import METHODS, NEED_SIZE
+from synth.sizes import parse_size
+from synth.topology import Topology
+
+log = logging.getLogger(__name__)
+
+TRANSPORTS = ("auto", "sockets", "shared memory")
+"""How bytes may travel: "auto" is shared memory inside a host and sockets between hosts."""
+
+_KNOWN_METHODS = ("auto", *(name for name in METHODS if name not in NEED_SIZE))
+_MOST_RANKS = 1 << 16  # a typing error such as 0-99999999 must not fill the memory
+_ELSEWHERE = frozenset({"ARBORCAST_CACHE"})  # read by `synth.cache_folder`
+_warned: set[str] = set()
+"""Variables of which it was said in this process that nobody reads them."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a group is made with; every field has a default that works.
+
+    Attributes:
+        topology: the fabric: a spec (`dgx1`), a path, or the value itself; None for a full mesh.
+        ranks: the rank of the fabric that each rank of the default group is; None where they are the same.
+        deadline_s: seconds that finding the schedules of one collective may take.
+        gloo_below: bytes below which gloo serves; 0 for never, None for what was measured.
+        transport: one of `TRANSPORTS`.
+        piece_bytes: of what is in flight at once; None for what was measured.
+        prepare: collectives whose schedules are found when the group is made, not at the first call.
+        address: of this host, for the other hosts; None for the one that the store's host is reached from.
+        method: "auto", or the one method (see `synth.methods`) whose schedule serves all sizes.
+        cache: whether tables and answers of solvers are kept and used on disk.
+        without: links of the fabric that are down, as pairs of its ranks; both directions are left out.
+
+    Raises:
+        InputError: a field breaks a rule.
+    """
+
+    topology: str | os.PathLike[str] | Topology | None = None
+    ranks: Sequence[int] | None = None
+    deadline_s: float = 30.0
+    gloo_below: int | None = None
+    transport: str = "auto"
+    piece_bytes: int | None = None
+    prepare: tuple[str, ...] = ("allreduce", "broadcast")
+    address: str | None = None
+    method: str = "auto"
+    cache: bool = True
+    without: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check every field; lists become tuples, so that nobody changes them later."""
+        if self.ranks is not None:
+            object.__setattr__(self, "ranks", tuple(self.ranks))
+        object.__setattr__(self, "prepare", tuple(self.prepare))
+        object.__setattr__(self, "without", tuple((first, second) for first, second in self.without))
+        for name, rule_of in _RULES.items():
+            value = getattr(self, name)
+            rule = rule_of(value)
+            if rule is not None:
+                raise InputError(f"{name}: {rule}, got {_shown(value)}")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Options:
+        """What the ARBORCAST_* variables say; a variable that is empty says nothing.
+
+        Raises:
+            InputError: the value of a variable breaks a rule; one line with its name, the value and the rule.
+        """
+        return cls(**_read(environ))
+
+    def merged(self, environ: Mapping[str, str] = os.environ) -> Options:
+        """These options, with what the environment says in place of each field that has its default.
+
+        Raises:
+            InputError: as for `from_environment`, for variables of fields that were given as well.
+        """
+        defaults = {field.name: field.default for field in fields(self)}
+        said = _read(environ)
+        return replace(self, **{name: said[name] for name in said if getattr(self, name) == defaults[name]})
+
+
+def _read(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that variables give, each checked."""
+    found: dict[str, Any] = {}
+    for variable, (name, parse) in _VARIABLES.items():
+        text = environ.get(variable, "").strip()
+        if not text:
+            continue
+        try:
+            value = parse(text)
+            rule = _RULES[name](value) if name in _RULES else None
+            if rule is not None:
+                raise ValueError(rule)
+        except ValueError as error:  # InputError is one
+            raise InputError(f"{variable}={shorten(text)}: {error}") from error
+        found[name] = value
+    _warn_of_unknown(environ)
+    return found
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    known = [*_VARIABLES, *_ELSEWHERE]
+    for name in sorted(environ):
+        if name.startswith("ARBORCAST_") and name not in known and name not in _warned:
+            _warned.add(name)
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            log.warning("environment variable %s: nothing reads it; %s", shorten(name), hint)
+
+
+def _parse_ranks(text: str) -> tuple[int, ...]:
+    """Ranks such as `1,4,5,6` or `0-3,8`, in this order."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = (number.strip() for number in part.partition("-"))
+        if not _is_number(first) or (dash and not _is_number(last)):
+            raise ValueError(f"must be ranks such as 1,4,5,6 or 0-3,8, got {shorten(part.strip())}")
+        start, end = int(first), int(last or first)
+        if end < start or len(ranks) + end - start >= _MOST_RANKS:
+            rule = "the last must not be below the first" if end < start else f"at most {_MOST_RANKS} ranks"
+            raise ValueError(f"{rule}, got {shorten(part.strip())}")
+        ranks += range(start, end + 1)
+    return tuple(ranks)
+
+
+def _parse_links(text: str) -> tuple[tuple[int, int], ...]:
+    """Links such as `0-3,2-5`."""
+    links = []
+    for part in text.split(","):
+        first, _, second = (number.strip() for number in part.partition("-"))
+        if not _is_number(first) or not _is_number(second):
+            raise ValueError(f"must be pairs of ranks of the fabric such as 0-3,2-5, got {shorten(part)}")
+        links.append((int(first), int(second)))
+    return tuple(links)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError("must be a number of seconds such as 30") from error
+
+
+def _parse_bytes(text: str) -> int:
+    try:
+        return 0 if text == "0" else parse_size(text)
+    except InputError as error:
+        raise ValueError("must be 0 or a size such as 65536, 64KiB or 1.5MB") from error
+
+
+def _parse_transport(text: str) -> str:
+    return text.replace("-", " ").replace("_", " ").lower()
+
+
+def _ranks_rule(ranks: Sequence[int] | None) -> str | None:
+    if ranks is None:
+        return None
+    if not ranks or any(type(rank) is not int or rank < 0 for rank in ranks):
+        return "must be ranks of the fabric, from 0 on"
+    if len(set(ranks)) < len(ranks):
+        twice = next(rank for rank in ranks if list(ranks).count(rank) > 1)
+        return f"must name each rank once, names {twice} twice"
+    return None
+
+
+def _deadline_rule(seconds: float) -> str | None:
+    return None if 0 < seconds < math.inf else "must be a positive number of seconds"
+
+
+def _transport_rule(transport: str) -> str | None:
+    return None if transport in TRANSPORTS else f"must be one of {', '.join(TRANSPORTS)}"
+
+
+def _method_rule(method: str) -> str | None:
+    if method in NEED_SIZE:
+        return "needs chunks, steps and rounds, which serve one schedule; auto finds the best ones"
+    return None if method in _KNOWN_METHODS else f"must be one of {', '.join(_KNOWN_METHODS)}"
+
+
+def _prepare_rule(kinds: Sequence[str]) -> str | None:
+    known = [kind.value for kind in NAMED_KINDS]
+    return None if set(kinds) <= set(known) else f"must be some of {', '.join(known)}"
+
+
+def _without_rule(links: Sequence[tuple[int, int]]) -> str | None:
+    if all(type(rank) is int and rank >= 0 for link in links for rank in link):
+        return "must join two different ranks" if any(first == second for first, second in links) else None
+    return "must be pairs of ranks of the fabric"
+
+
+_RULES: dict[str, Callable[[Any], str | None]] = {
+    "ranks": _ranks_rule,
+    "deadline_s": _deadline_rule,
+    "gloo_below": lambda size: None if size is None or size >= 0 else "must be at least 0 bytes",
+    "transport": _transport_rule,
+    "piece_bytes": lambda size: None if size is None or size >= 1 else "must be at least 1 byte",
+    "prepare": _prepare_rule,
+    "address": lambda address: None if address is None or address.strip() else "must not be empty",
+    "method": _method_rule,
+    "without": _without_rule,
+}
+"""For each field the rule that a value breaks, None where it breaks none."""
+
+_VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "ARBORCAST_TOPOLOGY": ("topology", str),
+    "ARBORCAST_RANKS": ("ranks", _parse_ranks),
+    "ARBORCAST_DEADLINE": ("deadline_s", _parse_seconds),
+    "ARBORCAST_GLOO_BELOW": ("gloo_below", _parse_bytes),
+    "ARBORCAST_TRANSPORT": ("transport", _parse_transport),
+    "ARBORCAST_METHOD": ("method", str),
+    "ARBORCAST_WITHOUT": ("without", _parse_links),
+}
+"""The field that each variable gives, and how it is read."""
+
+
+def _shown(value: object) -> str:
+    return shorten(list(value)) if isinstance(value, tuple) else shorten(value)

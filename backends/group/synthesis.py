@@ -1,0 +1,196 @@
+"""From a fabric to the table of one collective: found in a child process, by a deadline, kept on disk.
+
+A training process has threads, CUDA, and a `__main__` that must not run twice, and solvers cannot be asked to
+stop; so the work is done by a child (`synth.chunks.worker`) that imports no torch and is killed in time. It
+answers twice: the first schedule, which has the best rate, and then the comparison of all that apply.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from backends.errors import ExecutionError
+from backends.group.options import Options
+from backends.group.table import TABLE_FORMAT, Table
+from synth.cache_folder import cache_folder
+from synth.chunks.cache import ChunkCache
+from synth.chunks.worker import Worker, WorkerDiedError, wait
+from synth.collective import Collective, Kind
+from synth.deadline import Deadline
+from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.formats import topology_to_document
+from synth.formats.numerals import shorten
+from synth.methods import Request, answer
+from synth.schedule import Schedule
+from synth.selection import SIZES, Choice, Selection, candidates
+from synth.topology import Topology
+from synth.verifier import verify
+
+log = logging.getLogger(__name__)
+
+COMPARED_PART = 0.7
+"""Part of the deadline in which candidates are made; what is left is for simulating and checking them."""
+
+FEW_SIZES = (64 << 10, 1 << 20, 16 << 20)
+"""Sizes at which candidates are compared where making them took until the deadline."""
+
+
+def synthesize_table(topology: Topology, kind: Kind, root: int | None, options: Options) -> Table:
+    """The table of one collective among all ranks of a topology.
+
+    Args:
+        topology: of the group: its rank i is rank i of the group.
+        kind: of the collective.
+        root: a rank, for kinds that have one.
+        options: `deadline_s`, `method` and `cache` count here.
+
+    Raises:
+        InputError: the collective does not fit the topology, or the method the collective.
+        InfeasibleError: some rank cannot be reached.
+        TimedOutError: there was no schedule by the deadline.
+        ExecutionError: the child died or failed in a way of its own.
+    """
+    collective = Collective.on(topology, kind, root=root or 0)
+    if not options.cache:
+        return _made(topology, collective, options)
+    kept = ChunkCache(cache_folder() / "tables")
+    key = _key(kept, topology, collective, options.method)
+    table = _kept(kept, key, topology, collective)
+    if table is None:
+        table = _made(topology, collective, options)
+        if not table.is_cut_short:
+            # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
+            kept.put_json(key, table.to_bytes().decode())
+    return table
+
+
+def _made(topology: Topology, collective: Collective, options: Options) -> Table:
+    """The table out of a child process; the first schedule's alone where no more was done by the deadline."""
+    what = f"{collective.kind} on {topology.name}"
+    late = f"{what}: there was no schedule within {options.deadline_s:g} s"
+    deadline = Deadline.after(options.deadline_s)
+    request = Request(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
+    worker = Worker(memory_bytes=None, modules=(__name__,))
+    try:
+        worker.start(what, first_table, topology, collective, options.method, request)
+        if not wait([worker], deadline):
+            raise TimedOutError(late)
+        first: Table = worker.result()
+        if not first.is_cut_short:
+            return first
+        worker.start(what, whole_table)
+        whole: Table | None = worker.result() if wait([worker], deadline) else None
+        return first if whole is None else whole
+    except TimedOutError as error:
+        raise TimedOutError(late, error.best) from error
+    except (InputError, InfeasibleError):
+        raise
+    except WorkerDiedError as error:
+        raise ExecutionError(f"synthesis of {error}") from error
+    except Exception as error:
+        raise ExecutionError(f"synthesis of {what}: {type(error).__name__}: {error}") from error
+    finally:
+        worker.kill()
+
+
+_held: list[Iterator[Table]] = []
+"""In the child: where its one question stands between the two tasks."""
+
+
+def first_table(topology: Topology, collective: Collective, method: str, request: Request) -> Table:
+    """In the child: the first table that there is; cut short unless there is nothing to compare it with.
+
+    Raises:
+        InputError: see `synthesize_table`, like the next one.
+        InfeasibleError: some rank cannot be reached.
+        TimedOutError: the deadline of the request passed first.
+    """
+    _held[:] = [tables(topology, collective, method, request)]
+    return next(_held[0])
+
+
+def whole_table() -> Table | None:
+    """In the child: the table of all that was compared; None where the first is all there is."""
+    return next(_held[0], None)
+
+
+def tables(topology: Topology, collective: Collective, method: str, request: Request) -> Iterator[Table]:
+    """The table of the first schedule, and then that of all candidates by the deadline of the request.
+
+    There is only one table for one method, and where the first schedule took until the deadline. Errors are
+    those of `first_table`.
+    """
+    if method != "auto":
+        try:
+            schedule, is_late = answer(topology, collective, method, request), False
+        except TimedOutError as error:
+            if error.best is None:
+                raise
+            schedule, is_late = error.best, True
+        yield _checked((Choice(0, schedule),), is_cut_short=is_late)
+        return
+    found: list[Schedule] = []
+    is_late = False
+    try:
+        for schedule in candidates(topology, collective, request):
+            found.append(schedule)
+            if len(found) == 1:
+                yield _checked((Choice(0, schedule),), is_cut_short=True)
+    except TimedOutError as error:
+        found += [] if error.best is None else [error.best]
+        if not found:
+            raise
+        is_late = True
+    selection = Selection(tuple(found))
+    yield _checked(selection.choices(FEW_SIZES if is_late else SIZES), is_cut_short=is_late)
+
+
+def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:
+    """The table of schedules that do what they should: nobody runs one that was not replayed."""
+    for choice in choices:
+        verdict = verify(choice.schedule)
+        if not verdict.correct:
+            name = choice.schedule.method.name
+            raise ExecutionError(f"method {name} made a schedule that is not correct: {verdict.errors[0]}")
+    return Table.of(choices, is_cut_short=is_cut_short)
+
+
+def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective) -> Table | None:
+    """The table of an earlier time, under the present name of the topology."""
+    text = kept.get_json(key)
+    if text is None:
+        return None
+    source = f"kept table {kept.folder / key}.json"
+    try:
+        if not isinstance(text, str):
+            raise InputError(f"{source}: must hold text, got {shorten(text)}")
+        table = Table.from_bytes(text.encode(), source).renamed(topology.name)
+        if table.collective != collective or table.topology != topology:
+            raise InputError(f"{source}: must be of {collective.kind} on the topology that was asked for")
+        return table
+    except InputError as error:
+        log.warning("a table is made anew: %s", error)
+        return None
+
+
+def _key(kept: ChunkCache, topology: Topology, collective: Collective, method: str) -> str:
+    """Of everything that a table depends on; the name of the topology is not."""
+    content = {
+        "topology": {**topology_to_document(topology), "name": ""},
+        "collective": [collective.kind.value, collective.root],
+        "method": method,
+        "made by": _own_sources(),
+    }
+    return kept.key_of_content(TABLE_FORMAT, content)
+
+
+@cache
+def _own_sources() -> str:
+    """The state of the files here that make tables; the key holds that of `synth` anyway."""
+    folder = Path(__file__).parent
+    files = ("synthesis.py", "table.py")
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()
