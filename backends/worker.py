@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from backends.errors import ExecutionError
 from backends.job import Answer, Job
-from backends.torch_p2p import ExecutionError, Executor
+from backends.torch_p2p import Executor
 from backends.trial import Trial
 
 JOBS_FILE = "jobs.pickle"

@@ -1,0 +1,415 @@
+"""The collectives of one group: for each call the schedule that serves its size, or gloo.
+
+A communicator belongs to one group of ranks; all of them make the same calls in the same order, each from
+one thread at a time. Schedules come from the fabric: rank 0 finds those of a collective when it is first
+needed, all others take them from it. What serves a call depends on nothing but the collective, the root and
+the number of bytes, so that all ranks decide alike; before a byte moves they check that they did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    BroadcastOptions,
+    ReduceScatterOptions,
+)
+
+from backends.channels.network import Network
+from backends.channels.opening import Opening
+from backends.engine import Engine
+from backends.errors import ExecutionError
+from backends.flow import Flow, compile_flow
+from backends.group.exchange import share_table
+from backends.group.fabric import fabric_for
+from backends.group.options import Options
+from backends.group.synthesis import synthesize_table
+from backends.group.table import Entry, Table
+from backends.layout import Buffer
+from backends.lowering import lower_rank
+from backends.torch_names import PrefixStore, Store, new_gloo
+from backends.torch_reduction import Operator, name_of, operator_of
+from synth.collective import Kind
+from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.formats.documents import topology_to_document
+from synth.sizes import format_size
+from synth.topology import Topology
+
+log = logging.getLogger(__name__)
+
+SERVED = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
+"""The collectives that schedules serve here."""
+
+GLOO_BELOW = {
+    Kind.ALLREDUCE: 16 << 10,
+    Kind.BROADCAST: 16 << 10,
+    Kind.ALLGATHER: 16 << 10,
+    Kind.REDUCE_SCATTER: 16 << 10,
+}
+"""Bytes of the whole buffer below which gloo is faster, as measured on loopback (`bench/loopback.py`)."""
+
+PIECE_BYTES = 256 << 10
+MAX_PIECES = 64
+FLOWS_KEPT = 128
+_PREPARING = b"prepare\0"  # in place of a schedule: a rank that is about to take part in making a table
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What serves a call.
+
+    Attributes:
+        entry: the schedule and from which size on it serves; None where gloo does.
+        reason: one line on why.
+    """
+
+    entry: Entry | None
+    reason: str
+
+    def __str__(self) -> str:
+        """As `explain` shows it."""
+        return self.reason
+
+
+class Communicator:
+    """One rank of a group.
+
+    Args:
+        store: that all ranks of the group share, and nobody else.
+        rank: this rank in the group.
+        size: ranks of the group.
+        options: where None, what the environment says.
+        global_ranks: of the group's ranks in the default group; all of it where None.
+        world_size: ranks of the default group; that of this group where None.
+        timeout_s: after how many seconds without progress a call fails.
+
+    Raises:
+        InputError: options that do not fit, or that differ between ranks.
+        ExecutionError: a rank did not come in time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        options: Options | None = None,
+        global_ranks: Sequence[int] | None = None,
+        world_size: int | None = None,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.options = (options or Options()).merged()
+        self._global_ranks = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
+        self._world_size = size if world_size is None else world_size
+        self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
+        self._store = store
+        self._generation = 0
+        self._check_settings()
+        self._network = Network(
+            PrefixStore("channels", store),
+            rank,
+            size,
+            timeout_s=timeout_s,
+            transport=self.options.transport,
+            address=self.options.address,
+        )
+        self._network.connect({(rank + 1) % size, (rank - 1) % size} - {rank})
+        self._engine = Engine(rank, self._network, timeout_s=timeout_s)
+        gloo_store = PrefixStore("small", store)
+        self._gloo = new_gloo(gloo_store, rank, size, timedelta(seconds=timeout_s))
+        self._tables: dict[tuple[Kind, int], Table | str] = {}
+        self._flows: OrderedDict[tuple[bytes, int, int], Flow] = OrderedDict()
+        self._counts: Counter[tuple[Kind, str]] = Counter()
+        self._sequence = 0
+
+    # ------------------------------------------------------------------ collectives
+
+    def allreduce(self, tensor: Tensor, op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> None:
+        """Combine the flat tensors of all ranks, in place; what `serves` says no to is refused."""
+        operator = _operator(op, tensor.dtype)
+        operator.before_in_place(tensor)
+        call = self._call(Kind.ALLREDUCE, -1, tensor.numel(), tensor.dtype, operator)
+
+        def by_gloo() -> Any:
+            options = AllreduceOptions()
+            options.reduceOp = _gloo_op(op)
+            return self._gloo.allreduce([tensor], options)
+
+        if self._run(call, tensor.dtype, {Buffer.OUTPUT: tensor}, operator, by_gloo):
+            operator.after(tensor, self.size)
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Fill the flat tensor with the root's."""
+        call = self._call(Kind.BROADCAST, root, tensor.numel(), tensor.dtype)
+
+        def by_gloo() -> Any:
+            options = BroadcastOptions()
+            options.rootRank = root
+            return self._gloo.broadcast([tensor], options)
+
+        self._run(call, tensor.dtype, {Buffer.OUTPUT: tensor}, None, by_gloo)
+
+    def allgather(self, output: Tensor, given: Tensor) -> None:
+        """Concatenate the flat tensors of all ranks, in their order."""
+        call = self._call(Kind.ALLGATHER, -1, output.numel(), output.dtype)
+        memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
+        self._run(
+            call,
+            output.dtype,
+            memory,
+            None,
+            lambda: self._gloo._allgather_base(output, given, AllgatherOptions()),
+        )
+
+    def reduce_scatter(
+        self, output: Tensor, given: Tensor, op: dist.ReduceOp | dist.ReduceOp.RedOpType
+    ) -> None:
+        """Combine the flat tensors of all ranks and give each its block of the result."""
+        operator = _operator(op, given.dtype)
+        given = operator.before(given)
+        call = self._call(Kind.REDUCE_SCATTER, -1, given.numel(), given.dtype, operator)
+
+        def by_gloo() -> Any:
+            options = ReduceScatterOptions()
+            options.reduceOp = _gloo_op(op)
+            return self._gloo._reduce_scatter_base(output, given, options)
+
+        memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
+        if self._run(call, given.dtype, memory, operator, by_gloo):
+            operator.after(output, self.size)
+
+    # ------------------------------------------------------------------ around them
+
+    def prepare(self, kind: Kind | str, root: int = 0) -> Table | None:
+        """Find the schedules of a collective now, not at the first call; all ranks make this call.
+
+        Returns:
+            them; None where there are none, so that gloo serves it.
+        """
+        kind = Kind(kind)
+        table = self._table(kind, root if kind is Kind.BROADCAST else -1)
+        return None if isinstance(table, str) else table
+
+    def explain(self, nbytes: int, kind: Kind | str = Kind.ALLREDUCE, root: int = 0) -> str:
+        """What serves calls of that size, in one line; without a word to the other ranks.
+
+        Args:
+            nbytes: of the whole buffer: of all blocks for allgather and reduce-scatter.
+            kind: one of `SERVED`.
+            root: of a broadcast.
+        """
+        kind = Kind(kind)
+        of = f"{kind} of {format_size(nbytes)}" if nbytes else f"{kind} of 0 B"
+        if (reason := self._reason_for_gloo(kind, nbytes)) is not None:
+            return f"{of}: gloo, {reason}"
+        table = self._tables.get((kind, root if kind is Kind.BROADCAST else -1))
+        if table is None:
+            return f"{of}: a schedule, found at the first such call"
+        if isinstance(table, str):
+            return f"{of}: gloo, {table}"
+        return f"{of}: {table.at(nbytes)} on {self.fabric.topology.name}"
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """How many calls of each collective were served by a schedule, and how many by gloo."""
+        kinds = {kind for kind, _ in self._counts}
+        return {
+            str(kind): {path: self._counts[kind, path] for path in ("schedule", "gloo")}
+            for kind in SERVED
+            if kind in kinds
+        }
+
+    def avoid(self, first: int, second: int) -> None:
+        """Leave out the link between two ranks of the fabric from now on; all ranks make this call.
+
+        Raises:
+            InputError: there is no such link.
+        """
+        options = replace(self.options, without=(*self.options.without, (first, second)))
+        self.fabric = fabric_for(options, self._global_ranks, self._world_size)
+        self.options = options
+        self._tables.clear()
+        self._flows.clear()
+        self._generation += 1
+
+    def transports(self) -> dict[int, str]:
+        """How bytes travel to each rank that this one is connected with."""
+        return {peer: channel.transport for peer, channel in sorted(self._network.channels.items())}
+
+    def abort(self, reason: str) -> None:
+        """Make all ranks' calls fail, now and later."""
+        self._network.abort(reason)
+
+    def close(self) -> None:
+        """End the connections; others that still work with what this rank sent are not disturbed."""
+        self._network.close()
+
+    # ------------------------------------------------------------------ one call
+
+    def _call(
+        self, kind: Kind, root: int, count: int, dtype: torch.dtype, operator: Operator | None = None
+    ) -> Opening:
+        elements = str(dtype).removeprefix("torch.")
+        if operator is not None:
+            elements += f" {operator.name}"
+        return Opening(self._sequence, count, root, kind, elements)
+
+    def _run(
+        self,
+        call: Opening,
+        dtype: torch.dtype,
+        memory: dict[Buffer, Tensor],
+        operator: Operator | None,
+        by_gloo: Callable[[], Any],
+    ) -> bool:
+        """Serve a call; returns whether by a schedule."""
+        nbytes = call.count * dtype.itemsize
+        if self._reason_for_gloo(call.kind, nbytes) is None:
+            table = self._table(call.kind, call.root, call)
+            if not isinstance(table, str):
+                key, flow = self._flow(table, nbytes, call.count, dtype)
+                opening = replace(call, sequence=self._next(), schedule=key)
+                self._engine.run(flow, memory, opening, operator)
+                self._counts[call.kind, "schedule"] += 1
+                return True
+        self._by_gloo(replace(call, sequence=self._next()), by_gloo)
+        self._counts[call.kind, "gloo"] += 1
+        return False
+
+    def _by_gloo(self, opening: Opening, start: Callable[[], Any]) -> None:
+        """Have gloo serve a call while the ranks check that all of them want that."""
+        if self.size == 1:
+            start().wait()
+            return
+        self._engine.agree(opening)
+        try:
+            start().wait()
+        except RuntimeError as error:
+            reason = f"rank {self.rank}: {opening}: {str(error).splitlines()[0]}"
+            self._network.abort(reason)
+            raise ExecutionError(reason) from error
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence - 1
+
+    def _reason_for_gloo(self, kind: Kind, nbytes: int) -> str | None:
+        """Why gloo serves such a call whatever the schedules are; None where it does not."""
+        if self.size == 1:
+            return "a group of one rank"
+        below = self.options.gloo_below
+        below = GLOO_BELOW[kind] if below is None else below
+        if nbytes < below:
+            return f"which is as fast below {format_size(below)}"
+        return None
+
+    # ------------------------------------------------------------------ schedules
+
+    def _table(self, kind: Kind, root: int, call: Opening | None = None) -> Table | str:
+        """The schedules of a collective; where there are none, the reason."""
+        table = self._tables.get((kind, root))
+        if table is None:
+            if self.size > 1:
+                # Whoever means something else is found out now, not when the wait for a table has ended.
+                opening = call or Opening(0, 0, root, kind, "")
+                self._engine.agree(replace(opening, sequence=self._next(), schedule=_PREPARING))
+            table = self._tables[kind, root] = self._make_table(kind, root)
+        return table
+
+    def _make_table(self, kind: Kind, root: int) -> Table | str:
+        if self.size == 1:
+            return "a group of one rank"
+        topology, asked_root = self.fabric.topology, root if root >= 0 else None
+        try:
+            table = share_table(
+                self._store,
+                f"table/{self._generation}/{kind}/{root}",
+                self.rank,
+                lambda: synthesize_table(topology, kind, asked_root, self.options),
+                timeout_s=self.options.deadline_s + 60,
+            )
+        except (InfeasibleError, TimedOutError) as error:
+            if self.rank == 0:
+                log.warning("%s on %s: gloo serves it: %s", kind, topology.name, error)
+            return str(error)
+        self._network.connect(table.peers(self.rank))
+        if self.rank == 0:
+            log.info("%s", table.summary())
+        return table
+
+    def _flow(self, table: Table, nbytes: int, count: int, dtype: torch.dtype) -> tuple[bytes, Flow]:
+        """The program of a call, compiled once per schedule, length and size of an element."""
+        entry = table.at(nbytes)
+        name = f"{table.digest}/{entry.from_bytes}"
+        digest = hashlib.sha256(name.encode()).digest()[:8]
+        key = (digest, count, dtype.itemsize)
+        flow = self._flows.get(key)
+        if flow is None:
+            pieces = pieces_for(entry, nbytes, self.options.piece_bytes or PIECE_BYTES)
+            flow = compile_flow(lower_rank(entry.schedule, self.rank, count, pieces=pieces))
+            while len(self._flows) >= FLOWS_KEPT:
+                self._flows.popitem(last=False)
+            self._flows[key] = flow
+        self._flows.move_to_end(key)
+        return digest, flow
+
+    def _check_settings(self) -> None:
+        """Refuse to begin with ranks that would decide otherwise, naming both values."""
+        settings = {
+            "fabric": _digest_of(self.fabric.topology),
+            "ranks": self._global_ranks,
+            "gloo_below": self.options.gloo_below,
+            "piece_bytes": self.options.piece_bytes,
+            "transport": self.options.transport,
+            "method": self.options.method,
+            "prepare": self.options.prepare,
+        }
+        if self.rank == 0:
+            self._store.set("settings", json.dumps(settings))
+            return
+        of_first = json.loads(self._store.get("settings"))
+        for name, value in json.loads(json.dumps(settings)).items():
+            if value != of_first[name]:
+                raise InputError(
+                    f"{name}: must be the same on all ranks, got {value} on rank {self.rank} "
+                    f"and {of_first[name]} on rank 0"
+                )
+
+
+def pieces_for(entry: Entry, nbytes: int, piece_bytes: int, most: int = MAX_PIECES) -> int:
+    """Into how many pieces each chunk of a schedule is cut; one number, so that trees stay in step."""
+    largest = max((chunk.share for chunk in entry.schedule.chunks), default=0)
+    return max(1, min(most, int(nbytes * largest) // piece_bytes))
+
+
+def _operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:
+    operator = operator_of(op, dtype)
+    if operator is None:
+        raise InputError(f"reduction {name_of(op)}: schedules do not serve it on elements of {dtype}")
+    return operator
+
+
+def _gloo_op(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> dist.ReduceOp:
+    """What gloo is asked for: the factor of PREMUL_SUM, which it lacks, has been applied before."""
+    sum_ = dist.ReduceOp(dist.ReduceOp.SUM)
+    return sum_ if name_of(op) == "PREMUL_SUM" else dist.ReduceOp(getattr(dist.ReduceOp, name_of(op)))
+
+
+def _digest_of(topology: Topology) -> str:
+    """Of everything that schedules depend on."""
+    text = json.dumps(topology_to_document(topology), sort_keys=True)
+    return f"{topology.name} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"

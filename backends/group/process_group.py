@@ -1,0 +1,375 @@
+"""The process group "synth": gloo, except that the great collectives run synthesized schedules.
+
+allreduce, broadcast, allgather and reduce-scatter in all their forms go to a `Communicator`, one after
+another on a thread of their own, and return work with a future as gloo's does. Everything else, and whatever
+schedules do not serve (sparse tensors, truth values, other devices' tensors), goes to an inner gloo as it is.
+
+This is the one module that knows how torch 2.13 lets a process group be written in Python. Newer versions
+take a `Backend`; `create` is where the two would part.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    BroadcastOptions,
+    ReduceScatterOptions,
+)
+
+from backends.group.communicator import SERVED, Communicator
+from backends.group.options import Options
+from backends.group.work_queue import WorkQueue
+from backends.torch_names import PrefixStore, Store, new_gloo, split, work_of
+from backends.torch_reduction import operator_of
+from synth.collective import Kind
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+"""How long a group that is destroyed waits for calls in flight."""
+
+_SUM = dist.ReduceOp(dist.ReduceOp.SUM)
+
+
+class SynthGroup(dist.ProcessGroup):
+    """A process group on CPU tensors.
+
+    Args:
+        store: of this group.
+        rank: this rank in the group.
+        size: ranks of the group.
+        timeout: after which a call without progress fails.
+        options: where None, what the environment says.
+        global_ranks: of the group's ranks.
+        world_size: ranks of the default group.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        *,
+        options: Options | None = None,
+        global_ranks: Sequence[int],
+        world_size: int,
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
+        self._store = store
+        inner = new_gloo(PrefixStore("inner", store), rank, size, timeout)
+        inner._set_sequence_number_for_group()
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
+        self._inner = inner
+        self._handed_over: Counter[Kind] = Counter()
+        self._communicator = Communicator(
+            PrefixStore("synth", store),
+            rank,
+            size,
+            options=options,
+            global_ranks=global_ranks,
+            world_size=world_size,
+            timeout_s=timeout.total_seconds(),
+        )
+        self._queue = WorkQueue("synth")
+        is_whole = len(global_ranks) == world_size
+        if is_whole:
+            if rank == 0 and size > 1:
+                level = logging.WARNING if self._communicator.fabric.is_assumed else logging.INFO
+                log.log(level, "process group synth: fabric %s", self._communicator.fabric)
+            for kind in self._communicator.options.prepare:
+                if Kind(kind) in SERVED:
+                    self._communicator.prepare(kind)
+
+    # ------------------------------------------------------------------ what torch asks of a group
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        """What `torch.distributed.get_backend` says."""
+        return "synth"
+
+    def get_group_store(self) -> Store:
+        """The store that the group was made with."""
+        return self._store
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
+        """Combine the tensors of all ranks, in place."""
+        tensors, op = _listed(tensors), _op_of(opts)
+        if not (_is_one_plain(tensors) and _serves(op, tensors[0])):
+            return self._hand_over(Kind.ALLREDUCE, super().allreduce, tensors, _reduce_options(op))
+        return self._submit(lambda: self._communicator.allreduce(_flat(tensors[0]), op), tensors)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
+        """Combine several tensors of all ranks, in place, as one message."""
+        op = _op_of(opts)
+        if not (_are_plain_alike(tensors) and _serves(op, tensors[0])):
+            options = AllreduceCoalescedOptions()
+            options.reduceOp = op
+            return self._hand_over(Kind.ALLREDUCE, super().allreduce_coalesced, tensors, options)
+
+        def run() -> None:
+            if len(tensors) == 1:
+                return self._communicator.allreduce(_flat(tensors[0]), op)
+            together = torch.cat([_flat(tensor) for tensor in tensors])
+            self._communicator.allreduce(together, op)
+            _spread(together, tensors)
+            return None
+
+        return self._submit(run, list(tensors))
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
+        """Fill the tensor on all ranks with the root's."""
+        tensors = _listed(tensors)
+        if isinstance(opts, int):
+            root, opts = opts, BroadcastOptions()
+            opts.rootRank = root
+        opts = opts or BroadcastOptions()
+        root = opts.rootRank
+        if not (_is_one_plain(tensors) and opts.rootTensor == 0 and 0 <= root < self.size()):
+            return self._hand_over(Kind.BROADCAST, super().broadcast, tensors, opts)
+        # Only bits travel, so that every type does.
+        return self._submit(lambda: self._communicator.broadcast(_flat(tensors[0]), root), tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Gather the tensors of all ranks on all ranks, each in a tensor of its own."""
+        if isinstance(inputs, Tensor):
+            outputs, inputs = [list(outputs)], [inputs]
+        opts = opts if isinstance(opts, AllgatherOptions) else AllgatherOptions()
+        if not (_is_one_plain(inputs) and len(outputs) == 1 and _fits(outputs[0], inputs[0], self.size())):
+            return self._hand_over(Kind.ALLGATHER, super().allgather, outputs, inputs, opts)
+
+        def run() -> None:
+            together = torch.empty(self.size() * inputs[0].numel(), dtype=inputs[0].dtype)
+            self._communicator.allgather(together, _flat(inputs[0]))
+            _spread(together, outputs[0])
+
+        return self._submit(run, outputs)
+
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
+        """Gather the tensors of all ranks on all ranks, one after another in one tensor."""
+        opts = opts or AllgatherOptions()
+        if not _fits_single(output, given, self.size()):
+            return self._hand_over(Kind.ALLGATHER, super().all_gather_single, output, given, opts)
+        return self._submit(lambda: self._communicator.allgather(_flat(output), _flat(given)), [output])
+
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """The same for several pairs of tensors."""
+        opts = opts or AllgatherOptions()
+        pairs = list(zip(outputs, inputs, strict=False))
+        if len(outputs) != len(inputs) or not all(_fits_single(*pair, self.size()) for pair in pairs):
+            return self._hand_over(Kind.ALLGATHER, super().all_gather_single_coalesced, outputs, inputs, opts)
+
+        def run() -> None:
+            for output, given in pairs:
+                self._communicator.allgather(_flat(output), _flat(given))
+
+        return self._submit(run, list(outputs))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> dist.Work:
+        """Combine a tensor per rank of all ranks and give each rank its own."""
+        if isinstance(outputs, Tensor):
+            outputs, inputs = [outputs], [list(inputs)]
+        op = _op_of(opts)
+        plain = _is_one_plain(outputs) and len(inputs) == 1 and _fits(inputs[0], outputs[0], self.size())
+        if not (plain and _serves(op, outputs[0])):
+            return self._hand_over(
+                Kind.REDUCE_SCATTER, super().reduce_scatter, outputs, inputs, _scatter_options(op)
+            )
+
+        def run() -> None:
+            together = torch.cat([_flat(tensor) for tensor in inputs[0]])
+            self._communicator.reduce_scatter(_flat(outputs[0]), together, op)
+
+        return self._submit(run, outputs)
+
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
+        """Combine the tensors of all ranks and give each rank its block."""
+        op = _op_of(opts)
+        if not (_fits_single(given, output, self.size()) and _serves(op, output)):
+            return self._hand_over(
+                Kind.REDUCE_SCATTER, super().reduce_scatter_single, output, given, _scatter_options(op)
+            )
+        return self._submit(
+            lambda: self._communicator.reduce_scatter(_flat(output), _flat(given), op), [output]
+        )
+
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """The same for several pairs of tensors."""
+        op = _op_of(opts)
+        pairs = list(zip(outputs, inputs, strict=False))
+        fit = all(_fits_single(given, output, self.size()) for output, given in pairs)
+        if len(outputs) != len(inputs) or not fit or not all(_serves(op, output) for output in outputs):
+            return self._hand_over(
+                Kind.REDUCE_SCATTER,
+                super().reduce_scatter_single_coalesced,
+                outputs,
+                inputs,
+                _scatter_options(op),
+            )
+
+        def run() -> None:
+            for output, given in pairs:
+                self._communicator.reduce_scatter(_flat(output), _flat(given), op)
+
+        return self._submit(run, list(outputs))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
+    def abort(self) -> None:
+        """Make all ranks' calls fail, those in flight too."""
+        self._communicator.abort(f"rank {self.rank()} aborted the group")
+        self._queue.close("the group was aborted", wait_s=0)
+
+    def shutdown(self) -> None:
+        """Finish what is in flight and end the connections; `destroy_process_group` calls it."""
+        if self._queue.close("the group was destroyed", wait_s=CLOSE_S):
+            self._communicator.close()
+        else:
+            self._communicator.abort(f"rank {self.rank()} destroyed the group with calls in flight")
+
+    # ------------------------------------------------------------------ what ours has beyond that
+
+    def explain(self, nbytes: int, kind: Kind | str = Kind.ALLREDUCE, root: int = 0) -> str:
+        """What serves calls of that size, in one line; see `Communicator.explain`."""
+        return self._communicator.explain(nbytes, kind, root)
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """How many calls of each collective each path served.
+
+        "schedule" and "gloo" are calls that could be either; "handed over" are those that schedules do not
+        serve at all.
+        """
+        counts = self._communicator.counters()
+        for kind, calls in self._handed_over.items():
+            counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["handed over"] = calls
+        return counts
+
+    def avoid(self, first: int, second: int) -> None:
+        """Use the link between two ranks of the fabric no more; all ranks make this call."""
+        self._queue.submit(lambda: self._communicator.avoid(first, second), None).wait()
+
+    def prepare(self, kind: Kind | str, root: int = 0) -> None:
+        """Find the schedules of a collective now; all ranks make this call."""
+        self._queue.submit(lambda: self._communicator.prepare(kind, root) and None, None).wait()
+
+    @property
+    def fabric(self) -> str:
+        """The links among the ranks of this group, and where that knowledge comes from, in one line."""
+        return str(self._communicator.fabric)
+
+    # ------------------------------------------------------------------ the two ways of a call
+
+    def _submit(self, function: Callable[[], None], result: Any) -> dist.Work:
+        return work_of(self._queue.submit(function, result))
+
+    def _hand_over(self, kind: Kind, function: Callable[..., dist.Work], *arguments: Any) -> dist.Work:
+        self._handed_over[kind] += 1
+        return function(*arguments)
+
+
+def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
+    """What `torch.distributed` calls for a new group: the class that this version of torch wants.
+
+    Args:
+        options: torch's, with the store, the ranks and the timeout.
+        backend_options: `Options` where the caller gave `pg_options`.
+    """
+    global_ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    # While the default group is being made it is not there to be asked, and the group is all there is.
+    world_size = dist.get_world_size() if dist.is_initialized() else options.group_size
+    return SynthGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options=backend_options,
+        global_ranks=global_ranks,
+        world_size=world_size,
+    )
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _op_of(opts: Any) -> dist.ReduceOp:
+    """The operation out of torch's options, or the bare one that some forms take instead."""
+    op = getattr(opts, "reduceOp", opts)
+    if op is None:
+        return _SUM
+    return op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
+
+
+def _reduce_options(op: dist.ReduceOp) -> AllreduceOptions:
+    options = AllreduceOptions()
+    options.reduceOp = op
+    return options
+
+
+def _scatter_options(op: dist.ReduceOp) -> ReduceScatterOptions:
+    options = ReduceScatterOptions()
+    options.reduceOp = op
+    return options
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
+
+
+def _is_one_plain(tensors: Sequence[Tensor]) -> bool:
+    return len(tensors) == 1 and _is_plain(tensors[0])
+
+
+def _are_plain_alike(tensors: Sequence[Tensor]) -> bool:
+    return bool(tensors) and all(_is_plain(one) and one.dtype == tensors[0].dtype for one in tensors)
+
+
+def _serves(op: dist.ReduceOp, tensor: Tensor) -> bool:
+    return operator_of(op, tensor.dtype) is not None
+
+
+def _fits(many: Sequence[Tensor], one: Tensor, size: int) -> bool:
+    """Whether there is a tensor like this one for each rank."""
+    return len(many) == size and all(
+        _is_plain(each) and each.dtype == one.dtype and each.shape == one.shape for each in many
+    )
+
+
+def _fits_single(whole: Tensor, block: Tensor, size: int) -> bool:
+    """Whether one tensor has room for a block of each rank."""
+    return (
+        _is_plain(whole)
+        and _is_plain(block)
+        and whole.dtype == block.dtype
+        and whole.numel() == size * block.numel()
+    )
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().view(-1)
+
+
+def _spread(together: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy consecutive parts of a flat tensor into others."""
+    parts = split(together, [tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        _flat(tensor).copy_(part)

@@ -1,0 +1,133 @@
+"""Runs the calls of one group one after another, away from the threads that make them.
+
+One thread at a time executes. When it has finished a call it hands the execution on before it completes the
+call's future, because callbacks of futures may make further calls and wait for them (PowerSGD's do): with
+a fixed thread they would wait for themselves. Threads are made when they are missed, mostly one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.errors import ExecutionError
+
+IDLE_S = 60.0
+"""A thread that has had nothing to do for so long ends, unless it is the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[[], Any]
+    result: Any
+    future: torch.futures.Future[Any]
+
+
+class WorkQueue:
+    """First in, first out.
+
+    Args:
+        name: of its threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._calls: deque[_Call] = deque()
+        self._is_executing = False
+        self._idle = 0
+        self._threads = 0
+        self._closed: str | None = None
+
+    def submit(self, function: Callable[[], Any], result: list[Tensor] | None) -> torch.futures.Future[Any]:
+        """Have the function called after all that were submitted before.
+
+        Args:
+            function: what to do; what it raises goes into the future.
+            result: what the future holds in the end; what the function returned where None.
+        """
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        with self._changed:
+            if self._closed is None:
+                self._calls.append(_Call(function, result, future))
+                if not self._is_executing:
+                    self._rouse()
+                return future
+        future.set_exception(ExecutionError(self._closed))
+        return future
+
+    def close(self, reason: str, *, wait_s: float) -> bool:
+        """Take no more calls, and wait for those that were made.
+
+        Args:
+            reason: what later calls fail with.
+            wait_s: how long to wait; after that, calls that have not begun fail with the reason.
+
+        Returns:
+            whether nothing is being executed any more.
+        """
+        end = time.monotonic() + wait_s
+        with self._changed:
+            self._closed = reason
+            while (self._calls or self._is_executing) and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            dropped = list(self._calls)
+            self._calls.clear()
+            self._changed.notify_all()
+            is_still = not self._is_executing
+        for call in dropped:
+            call.future.set_exception(ExecutionError(reason))
+        return is_still
+
+    def _rouse(self) -> None:
+        """Let a thread take the next call; the lock is held."""
+        if self._idle:
+            self._changed.notify_all()
+        else:
+            self._threads += 1
+            threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True).start()
+
+    def _serve(self) -> None:
+        while (call := self._next()) is not None:
+            error: BaseException | None = None
+            returned: Any = None
+            try:
+                with torch.no_grad():
+                    returned = call.function()
+            except BaseException as raised:
+                error = raised
+            with self._changed:
+                self._is_executing = False
+                if self._calls:
+                    self._rouse()
+                self._changed.notify_all()
+            self._complete(call, returned, error)
+
+    def _next(self) -> _Call | None:
+        with self._changed:
+            self._idle += 1
+            try:
+                while self._is_executing or not self._calls:
+                    if self._closed is not None and not self._calls:
+                        return None
+                    if not self._changed.wait(IDLE_S) and self._idle > 1:
+                        return None
+                self._is_executing = True
+                return self._calls.popleft()
+            finally:
+                self._idle -= 1
+
+    @staticmethod
+    def _complete(call: _Call, returned: Any, error: BaseException | None) -> None:
+        if error is not None:
+            # Only exceptions proper fit into a future; what else there is ends as one.
+            call.future.set_exception(error if isinstance(error, Exception) else ExecutionError(repr(error)))
+        else:
+            call.future.set_result(returned if call.result is None else call.result)

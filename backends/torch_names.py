@@ -1,0 +1,30 @@
+"""Names of torch.distributed that its type stubs lack or misplace, in one place."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+Store = c10d.Store
+PrefixStore = c10d.PrefixStore
+FileStore = c10d.FileStore
+
+
+def new_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """A process group of gloo with all its methods; the stubs know none of them."""
+    return c10d.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def work_of(future: torch.futures.Future[Any]) -> dist.Work:
+    """Work that is complete when a future is."""
+    return cast(dist.Work, cast(Any, c10d)._create_work_from_future(future))
+
+
+def split(tensor: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
+    """`Tensor.split`, which has no types."""
+    return cast(tuple[Tensor, ...], cast(Any, tensor).split(lengths))
