@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import backends.torch_p2p as p2p  # noqa: E402
-from backends.errors import ExecutionError
+from backends.errors import ExecutionError  # noqa: E402
 from backends.torch_p2p import Executor  # noqa: E402
 from synth.errors import InputError  # noqa: E402
 from synth.schedule import Chunk, Schedule, Transfer  # noqa: E402
