@@ -252,10 +252,11 @@ class Communicator:
 
     def abort(self, reason: str) -> None:
         """Make all ranks' calls fail, now and later."""
-        self._network.abort(reason)
+        self._engine.give_up(reason)
 
     def close(self) -> None:
         """End the connections; others that still work with what this rank sent are not disturbed."""
+        self._engine.close()
         self._network.close()
 
     # ------------------------------------------------------------------ one call
@@ -295,12 +296,18 @@ class Communicator:
         if self.size == 1:
             start().wait()
             return
-        self._engine.agree(opening)
+        self._engine.begin(opening)
         try:
-            start().wait()
+            work = start()
+            # gloo works in threads of its own: meanwhile a peer that gives up is noticed here.
+            work.get_future().add_done_callback(lambda _: self._engine.ring())
+            self._engine.stand_by(work.is_completed)
+            work.wait()
+        except ExecutionError:
+            raise
         except RuntimeError as error:
             reason = f"rank {self.rank}: {opening}: {str(error).splitlines()[0]}"
-            self._network.abort(reason)
+            self._engine.give_up(reason)
             raise ExecutionError(reason) from error
 
     def _next(self) -> int:
