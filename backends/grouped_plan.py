@@ -31,7 +31,7 @@ Local: TypeAlias = Reduce | Copy
 Message: TypeAlias = Send | Receive
 
 ALIGNMENT = 16
-"""Slots of scratch start at multiples of so many elements: 16 bytes or more, which wide loads on GPUs want."""
+"""Slots of scratch start at multiples of so many elements, that is of 16 bytes: GPUs load so much at once."""
 
 
 class PhaseError(RuntimeError):

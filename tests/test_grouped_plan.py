@@ -6,7 +6,6 @@ progresses at once; messages of a pair have no names and match in their order.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
     direct,
-    make,
     recursive_doubling,
     ring_allreduce,
     schedules,
@@ -30,14 +28,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.deadlock import DeadlockError
-from backends.grouped_plan import ALIGNMENT, GroupedPlan, Phase, PhaseError, plan_groups
+from backends.grouped_plan import GroupedPlan, Phase, plan_groups
 from backends.layout import Buffer, Slice, lay_out
 from backends.lowering import lower
 from backends.program import Copy, Operation, Program, Receive, Reduce, Send
 from backends.reduction import Array, Reduction, combine, finish
 from backends.reference import define, sample_data
-from synth.collective import Collective, Kind
-from synth.schedule import Chunk, Schedule, Transfer
+from synth.collective import Kind
+from synth.schedule import Schedule
 
 Pair = tuple[int, int]
 
