@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from backends.errors import ExecutionError
+from backends.group.comparison import Comparison
 from backends.group.options import Options
 from backends.group.table import TABLE_FORMAT, Table
 from synth.cache_folder import cache_folder
@@ -26,7 +27,7 @@ from synth.formats import topology_to_document
 from synth.formats.numerals import shorten
 from synth.methods import Request, answer
 from synth.schedule import Schedule
-from synth.selection import SIZES, Choice, Selection, candidates
+from synth.selection import SIZES, Choice, candidates
 from synth.topology import Topology
 from synth.verifier import verify
 
@@ -145,8 +146,8 @@ def tables(topology: Topology, collective: Collective, method: str, request: Req
         if not found:
             raise
         is_late = True
-    selection = Selection(tuple(found))
-    yield _checked(selection.choices(FEW_SIZES if is_late else SIZES), is_cut_short=is_late)
+    comparison = Comparison(tuple(found))
+    yield _checked(comparison.choices(FEW_SIZES if is_late else SIZES), is_cut_short=is_late)
 
 
 def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:
@@ -192,5 +193,5 @@ def _key(kept: ChunkCache, topology: Topology, collective: Collective, method: s
 def _own_sources() -> str:
     """The state of the files here that make tables; the key holds that of `synth` anyway."""
     folder = Path(__file__).parent
-    files = ("synthesis.py", "table.py")
+    files = ("comparison.py", "synthesis.py", "table.py")
     return hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()

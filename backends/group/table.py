@@ -58,6 +58,11 @@ class Entry:
     from_bytes: int
     schedule: Schedule
 
+    def __str__(self) -> str:
+        """As logs and `explain` show it."""
+        size = f" from {format_size(self.from_bytes)}" if self.from_bytes else ""
+        return f"{describe(self.schedule)}{size}"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -138,12 +143,8 @@ class Table:
             if root is None
             else f"{kind} from {root} on {self.topology.name}"
         )
-        parts = [describe(entry.schedule) for entry in self.entries]
-        for index, entry in enumerate(self.entries):
-            if index:
-                parts[index] += f" from {format_size(entry.from_bytes)}"
         cut = "; cut short by the deadline" if self.is_cut_short else ""
-        return f"{what}: {', '.join(parts)}{cut}"
+        return f"{what}: {', '.join(map(str, self.entries))}{cut}"
 
     def to_bytes(self) -> bytes:
         """The document of the table; the same table gives the same bytes."""
