@@ -22,5 +22,13 @@ class ChannelClosedError(ExecutionError):
         self.reason = reason
 
 
+class PeerLeftError(ChannelClosedError):
+    """The peer left the group in good order: an error only for who still needs it. `reason` is None."""
+
+    def __init__(self, peer: int) -> None:
+        super().__init__(peer, "has left the group")
+        self.reason = None
+
+
 class DisagreementError(ExecutionError):
     """Ranks of one group do not call the same collective; the message holds both calls."""

@@ -10,9 +10,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from backends.errors import ExecutionError
+from backends.torch_names import PrefixStore, Store
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -31,7 +32,7 @@ def boot_id() -> str | None:
 
 
 def listening_address(
-    store: dist.Store, address: str | None = None, environ: Mapping[str, str] = os.environ
+    store: Store, address: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> str:
     """The numeric address to listen at.
 
@@ -74,7 +75,7 @@ def address_of_interface(name: str) -> str:
     raise ExecutionError(f"{INTERFACE_VARIABLE}: interface {name!r} has no address on this host")
 
 
-def _guesses(store: dist.Store) -> Iterator[str]:
+def _guesses(store: Store) -> Iterator[str]:
     """Addresses that may do, the likeliest first."""
     host = _store_host(store)
     if host is not None:
@@ -90,11 +91,11 @@ def _guesses(store: dist.Store) -> Iterator[str]:
         yield _resolve(socket.gethostname())
 
 
-def _store_host(store: dist.Store) -> tuple[str, int] | None:
+def _store_host(store: Store) -> tuple[str, int] | None:
     """Host and port of the TCP store below any prefixes, None for other kinds."""
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return (store.host, store.port) if isinstance(store, dist.TCPStore) else None
+    return (store.host, store.port) if isinstance(store, c10d.TCPStore) else None
 
 
 def _source_address(host: str, port: int) -> str:

@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from backends.errors import ChannelClosedError
+
 
 class Channel(ABC):
     """Both directions between this rank and one other.
@@ -74,6 +76,10 @@ class Channel(ABC):
 
         It may be read until the next call of `receive`, `take` or `opening`.
         """
+
+    def last_words(self) -> ChannelClosedError:
+        """Why a peer is gone, as far as it said; what is unread may be lost, so this is for who gives up."""
+        return ChannelClosedError(self.peer)
 
     @abstractmethod
     def abort(self, reason: str) -> None:

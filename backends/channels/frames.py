@@ -23,7 +23,6 @@ class Code(IntEnum):
 
 
 HEADER = struct.Struct("<BxxxI")  # code, bytes that follow
-LEFT_THE_GROUP = "has left the group"
 REASON_BYTES = 2048  # a longer reason is cut
 
 

@@ -1,78 +1,45 @@
 """The connections of one rank to the others of its group: made on demand, by shared memory within a host.
 
 Ranks find each other through the group's store alone. Of two ranks that connect, the higher dials; it first
-tries the lower one's Unix socket where both run under one kernel, and its TCP address otherwise.
+tries the lower one's Unix socket where both run under one kernel, and its TCP address otherwise. Nobody waits
+for an answer before he has answered everybody else, so that no circle of waiting ranks can arise.
+
+    publish own address -> dial and greet all lower ranks -> answer all higher ranks -> hear the answers
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
-import selectors
 import socket
 import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
+from typing import TypedDict
 
-import torch.distributed as dist
-
-from backends.channels.addresses import boot_id, listener, listening_address
-from backends.channels.greeting import (
-    ANSWER_BYTES,
-    GREETING_BYTES,
-    TOKEN_BYTES,
-    Greeting,
-    answer,
-    refusal_length,
-)
-from backends.channels.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel, create_memory
+from backends.channels.addresses import boot_id, listening_address
+from backends.channels.dialing import Call, dial_tcp, dial_unix, hear
+from backends.channels.greeting import TOKEN_BYTES, Greeting, answer
+from backends.channels.reception import Guest, Reception
+from backends.channels.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel
 from backends.channels.socket_channel import FAREWELL_S, SocketChannel
 from backends.channels.stream import StreamChannel
 from backends.errors import ExecutionError
+from backends.torch_names import Store
 
 TRANSPORTS = ("auto", "sockets", "shared memory")
 _PREFIX = "arborcast/channels"
 
 
-class _Guest:
-    """A connection that somebody made to this rank and that is not yet a channel."""
+class _Entry(TypedDict):
+    """What a rank publishes: its TCP listener, and for shared memory its kernel and its Unix socket."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self.sock = sock
-        self.said = b""
-        self.descriptors: list[int] = []
-        self.greeting: Greeting | None = None
-
-    def listen(self) -> bool:
-        """Read on; False where it is gone or says something else than a greeting."""
-        try:
-            if self.sock.family == socket.AF_UNIX:
-                said, descriptors, _, _ = socket.recv_fds(self.sock, GREETING_BYTES - len(self.said), 1)
-                self.descriptors += descriptors
-            else:
-                said = self.sock.recv(GREETING_BYTES - len(self.said))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self.said += said
-        if len(self.said) == GREETING_BYTES:
-            self.greeting = Greeting.from_bytes(self.said)
-            return self.greeting is not None
-        return bool(said)
-
-    def close(self) -> None:
-        self.sock.close()
-        self.close_descriptors()
-
-    def close_descriptors(self) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-        self.descriptors.clear()
+    host: str
+    port: int
+    boot_id: str | None
+    name: str | None
 
 
 class Network:
@@ -97,7 +64,7 @@ class Network:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         size: int,
         *,
@@ -121,11 +88,17 @@ class Network:
         if transport == "shared memory" and self.why_no_shared_memory:
             raise ExecutionError(f"rank {rank} cannot use shared memory: {self.why_no_shared_memory}")
         self._channels: dict[int, SocketChannel] = {}
-        self._guests: list[_Guest] = []
-        self._listeners: list[socket.socket] = []
-        self._token: bytes | None = None
+        self._token = b""
+        self._is_closed = False
+        here = listening_address(store, address)
         try:
-            self._publish(address)
+            self._reception = Reception(
+                here, is_local=transport != "sockets" and self.why_no_shared_memory is None
+            )
+        except OSError as error:
+            raise ExecutionError(f"rank {rank} cannot listen at {here}: {error}") from error
+        try:
+            self._publish()
         except BaseException:
             self.close()
             raise
@@ -138,33 +111,33 @@ class Network:
     def connect(self, peers: Iterable[int]) -> None:
         """Connect to ranks; those that are connected stay so.
 
-        Every rank calls it at the same point of its program, `b` among the peers of `a` where `a` is among those
-        of `b`.
+        Every rank calls it at the same point of its program, `b` among the peers of `a` where `a` is among
+        those of `b`.
 
         Raises:
-            ExecutionError: a rank did not come in time, refused or cannot be reached as asked; the message names
-                it. The network is closed then.
+            ExecutionError: a rank did not come in time, refused or cannot be reached as asked; the message
+                names it. The network is closed then.
         """
-        deadline = time.monotonic() + self._timeout_s
         missing = sorted(set(peers) - self._channels.keys() - {self.rank})
         if not missing:
             return
-        called: dict[int, tuple[socket.socket, int | None]] = {}
+        if self._is_closed:
+            raise ExecutionError(f"rank {self.rank} connects to ranks {missing} after it left the group")
+        deadline = time.monotonic() + self._timeout_s
+        calls: dict[int, Call] = {}
         try:
             self._learn_token(deadline)
-            below = [peer for peer in missing if peer < self.rank]
-            entries = self._entries(below, deadline)
-            for peer in below:
-                called[peer] = self._dial(peer, entries[peer], deadline)
+            lower = [peer for peer in missing if peer < self.rank]
+            for peer, entry in self._entries(lower, deadline).items():
+                calls[peer] = self._dial(peer, entry, deadline)
             self._welcome({peer for peer in missing if peer > self.rank}, deadline)
-            for peer in below:
-                self._hear(peer, called[peer][0], deadline)
-                self._adopt(peer, *called.pop(peer), is_first=True)
+            for peer in lower:
+                self._hear(peer, calls[peer], deadline)
+                call = calls.pop(peer)
+                self._adopt(peer, call.sock, call.memory, is_first=True)
         except BaseException as error:
-            for sock, descriptor in called.values():
-                sock.close()
-                if descriptor is not None:
-                    os.close(descriptor)
+            for call in calls.values():
+                call.close()
             self.abort(f"could not connect: {error}")
             raise
 
@@ -177,12 +150,8 @@ class Network:
         self._end(None)
 
     def _end(self, reason: str | None) -> None:
-        for sock in self._listeners:
-            sock.close()
-        for guest in self._guests:
-            guest.close()
-        self._listeners.clear()
-        self._guests.clear()
+        self._is_closed = True
+        self._reception.close()
         for channel in self._channels.values():
             channel.hang_up(reason)
         deadline = time.monotonic() + FAREWELL_S
@@ -194,199 +163,137 @@ class Network:
             return "this system has no anonymous shared memory (memfd_create)"
         return None if self._boot_id else "this system does not tell which processes share a kernel (boot_id)"
 
-    def _publish(self, address: str | None) -> None:
-        """Listen, and say in the store where."""
+    def _publish(self) -> None:
+        """Say in the store where this rank listens; rank 0 also draws the group's token."""
         if self.rank == 0:
             self._store.set(f"{_PREFIX}/token", secrets.token_hex(TOKEN_BYTES))
-        here = listening_address(self._store, address)
-        try:
-            self._listeners.append(listener(here))
-        except OSError as error:
-            raise ExecutionError(f"rank {self.rank} cannot listen at {here}: {error}") from error
-        entry = {"address": self._listeners[0].getsockname()[:2]}
-        if self._transport != "sockets" and self.why_no_shared_memory is None:
-            name = f"arborcast-{secrets.token_hex(TOKEN_BYTES)}"
-            local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listeners.append(local)
-            local.bind(f"\0{name}")
-            local.listen(socket.SOMAXCONN)
-            entry |= {"boot_id": self._boot_id, "name": name}
-        for sock in self._listeners:
-            sock.setblocking(False)
+        reception = self._reception
+        entry = _Entry(host=reception.host, port=reception.port, boot_id=self._boot_id, name=reception.name)
         self._store.set(f"{_PREFIX}/{self.rank}", json.dumps(entry))
 
     def _learn_token(self, deadline: float) -> None:
-        if self._token is None:
+        if not self._token:
             self._await_keys({f"{_PREFIX}/token": 0}, deadline)
             self._token = bytes.fromhex(self._store.get(f"{_PREFIX}/token").decode())
 
-    def _entries(self, peers: list[int], deadline: float) -> dict[int, dict[str, object]]:
+    def _entries(self, peers: list[int], deadline: float) -> dict[int, _Entry]:
         """What ranks have published."""
         self._await_keys({f"{_PREFIX}/{peer}": peer for peer in peers}, deadline)
         return {peer: json.loads(self._store.get(f"{_PREFIX}/{peer}")) for peer in peers}
 
     def _await_keys(self, owners: dict[str, int], deadline: float) -> None:
+        if not owners:
+            return
         try:
-            if owners:
-                left = timedelta(seconds=max(0.001, deadline - time.monotonic()))
-                self._store.wait(list(owners), left)
+            self._store.wait(list(owners), timedelta(seconds=max(0.001, deadline - time.monotonic())))
         except RuntimeError as error:
-            absent = [owner for key, owner in owners.items() if not self._store.check([key])]
+            try:
+                absent = [owner for key, owner in owners.items() if not self._store.check([key])]
+            except RuntimeError:
+                absent = []
+            if not absent:
+                raise ExecutionError(f"rank {self.rank} lost the group's store: {error}") from error
             raise self._late(absent) from error
 
     def _late(self, absent: Iterable[int]) -> ExecutionError:
         who = ", ".join(map(str, sorted(absent)))
         return ExecutionError(
-            f"rank {self.rank} waited {self._timeout_s:g} s for a connection with rank {who}, which did not come"
+            f"rank {self.rank} waited {self._timeout_s:g} s to connect with rank {who}, which did not come"
         )
 
-    def _dial(self, peer: int, entry: dict[str, object], deadline: float) -> tuple[socket.socket, int | None]:
-        """A connection to a rank, greeting sent, and the memory that goes with it."""
-        greeting = self._greeting(peer).to_bytes()
-        name = entry.get("name")
-        if self._transport != "sockets" and name is not None and entry.get("boot_id") == self._boot_id:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                _connect_unix(sock, f"\0{name}", deadline)
-            except OSError:  # another network namespace, which has its own abstract names
-                sock.close()
-            else:
-                descriptor = create_memory(self._slot_bytes, self._slots)
-                socket.send_fds(sock, [greeting], [descriptor])
-                return sock, descriptor
-        if self._transport == "shared memory":
-            raise ExecutionError(f"ranks {peer} and {self.rank} cannot share memory: they see no common host")
-        host, port = entry["address"]  # type: ignore[misc]
+    def _dial(self, peer: int, entry: _Entry, deadline: float) -> Call:
+        """Connect to a rank and greet it."""
+        greeting = Greeting(self._token, self.rank, peer, self._slot_bytes, self._slots)
+        name, host = entry["name"], entry["host"]
+        is_near = self._transport != "sockets" and name is not None and entry["boot_id"] == self._boot_id
         try:
-            sock = socket.create_connection((host, port), max(0.001, deadline - time.monotonic()))
-            sock.sendall(greeting)
+            if is_near and name is not None and (call := dial_unix(name, greeting, deadline)) is not None:
+                return call
+            if self._transport != "shared memory":
+                return dial_tcp(host, entry["port"], greeting, deadline)
         except TimeoutError as error:
             raise self._late([peer]) from error
         except OSError as error:
             raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} at {host}: {error}") from error
-        return sock, None
+        why = (
+            "nobody answers at its Unix socket"
+            if is_near
+            else "they do not run under one kernel, or it will not"
+        )
+        raise ExecutionError(f"ranks {peer} and {self.rank} cannot share memory: {why}")
 
-    def _greeting(self, to: int) -> Greeting:
-        assert self._token is not None
-        return Greeting(self._token, self.rank, to, self._slot_bytes, self._slots)
-
-    def _hear(self, peer: int, sock: socket.socket, deadline: float) -> None:
+    def _hear(self, peer: int, call: Call, deadline: float) -> None:
         """Wait for the answer to a greeting."""
-        data = b""
-        length = ANSWER_BYTES
         try:
-            while len(data) < length:
-                sock.settimeout(max(0.001, deadline - time.monotonic()))
-                got = sock.recv(length - len(data))
-                if not got:
-                    raise ExecutionError(f"rank {peer} ended while rank {self.rank} connected to it")
-                data += got
-                if len(data) == ANSWER_BYTES:
-                    length += refusal_length(data, peer)
+            refusal = hear(call.sock, peer, deadline)
         except TimeoutError as error:
             raise self._late([peer]) from error
         except OSError as error:
-            raise ExecutionError(f"rank {peer} ended while rank {self.rank} connected to it") from error
-        if length > ANSWER_BYTES:
-            raise ExecutionError(data[ANSWER_BYTES:].decode(errors="replace"))
+            raise self._lost(peer) from error
+        if refusal:
+            raise ExecutionError(refusal)
+
+    def _lost(self, peer: int) -> ExecutionError:
+        return ExecutionError(f"rank {peer} ended while rank {self.rank} was connecting with it")
 
     def _welcome(self, expected: set[int], deadline: float) -> None:
-        """Accept the connections of ranks; those of others are kept for their time, strangers are dropped."""
-        with selectors.DefaultSelector() as selector:
-            for source in (*self._listeners, *(guest.sock for guest in self._guests if not guest.greeting)):
-                selector.register(source, selectors.EVENT_READ)
-            guests = {guest.sock: guest for guest in self._guests}
-            while expected := self._seat(expected):
-                left = deadline - time.monotonic()
-                events = selector.select(max(0, left))
-                if not events and left <= 0:
-                    raise self._late(expected)
-                for key, _ in events:
-                    sock = key.fileobj
-                    assert isinstance(sock, socket.socket)
-                    if sock in self._listeners:
-                        with contextlib.suppress(OSError):
-                            guest = _Guest(sock.accept()[0])
-                            self._guests.append(guest)
-                            guests[guest.sock] = guest
-                            selector.register(guest.sock, selectors.EVENT_READ)
-                        continue
-                    guest = guests[sock]
-                    stays = guest.listen()
-                    if guest.greeting or not stays:
-                        selector.unregister(sock)
-                    if not stays:
-                        self._guests.remove(guest)
-                        guest.close()
+        """Seat these ranks as they come; others are kept for their time, strangers are dropped."""
+        while expected := self._seat(expected):
+            left = deadline - time.monotonic()
+            if not self._reception.wait(max(0, left)) and left <= 0:
+                raise self._late(expected)
 
     def _seat(self, expected: set[int]) -> set[int]:
         """Make channels of the guests that are expected; returns who is still to come."""
-        for guest in list(self._guests):
+        guests = self._reception.guests
+        for guest in list(guests):
             greeting = guest.greeting
-            if greeting is None:
-                continue
+            assert greeting is not None
             if greeting.token != self._token or greeting.to != self.rank:
-                self._guests.remove(guest)
+                guests.remove(guest)
                 guest.close()
             elif greeting.rank in expected:
-                self._guests.remove(guest)
+                guests.remove(guest)
                 self._receive(guest, greeting)
                 expected = expected - {greeting.rank}
         return expected
 
-    def _receive(self, guest: _Guest, greeting: Greeting) -> None:
-        """Answer a rank's greeting; a channel is made unless it is refused."""
-        peer = greeting.rank
-        refusal = ""
-        if (greeting.slot_bytes, greeting.slots) != (self._slot_bytes, self._slots):
-            refusal = (
-                f"rank {peer} has {greeting.slots} slots of {greeting.slot_bytes} bytes, "
-                f"rank {self.rank} has {self._slots} of {self._slot_bytes}: all ranks need the same"
-            )
-        elif self._transport == "shared memory" and not guest.descriptors:
-            refusal = f"ranks {self.rank} and {peer} cannot share memory: rank {peer} connected without any"
-        elif (
-            guest.descriptors and os.fstat(guest.descriptors[0]).st_size < 2 * self._slots * self._slot_bytes
-        ):
-            refusal = f"rank {peer} sent memory of {os.fstat(guest.descriptors[0]).st_size} bytes to rank {self.rank}"
+    def _receive(self, guest: Guest, greeting: Greeting) -> None:
+        """Answer a rank's greeting and make its channel."""
+        refusal = self._refusal(guest, greeting)
         try:
             guest.sock.sendall(answer(refusal))
         except OSError as error:
             guest.close()
-            raise ExecutionError(f"rank {peer} ended while rank {self.rank} connected to it") from error
+            raise self._lost(greeting.rank) from error
         if refusal:
             guest.close()
             raise ExecutionError(refusal)
-        descriptor = guest.descriptors.pop() if guest.descriptors else None
-        self._adopt(peer, guest.sock, descriptor, is_first=False)
+        memory = guest.descriptors.pop() if guest.descriptors else None
+        self._adopt(greeting.rank, guest.sock, memory, is_first=False)
 
-    def _adopt(self, peer: int, sock: socket.socket, descriptor: int | None, *, is_first: bool) -> None:
+    def _refusal(self, guest: Guest, greeting: Greeting) -> str:
+        """Why a rank cannot be let in, empty where it can."""
+        peer, ours = greeting.rank, 2 * self._slots * self._slot_bytes
+        if (greeting.slot_bytes, greeting.slots) != (self._slot_bytes, self._slots):
+            return (
+                f"rank {peer} has {greeting.slots} slots of {greeting.slot_bytes} bytes, "
+                f"but rank {self.rank} has {self._slots} of {self._slot_bytes}: all ranks need the same"
+            )
+        if guest.descriptors and (theirs := os.fstat(guest.descriptors[0]).st_size) < ours:
+            return f"rank {peer} sent {theirs} bytes of memory to rank {self.rank}, which needs {ours}"
+        if not guest.descriptors and self._transport == "shared memory":
+            return f"ranks {self.rank} and {peer} cannot share memory: rank {peer} connected without any"
+        return ""
+
+    def _adopt(self, peer: int, sock: socket.socket, memory: int | None, *, is_first: bool) -> None:
         """Make a channel of an answered connection."""
-        if descriptor is None:
+        if memory is None:
             self._channels[peer] = StreamChannel(sock, peer)
             return
         try:
             self._channels[peer] = SharedMemoryChannel(
-                sock,
-                peer,
-                descriptor,
-                is_first=is_first,
-                slot_bytes=self._slot_bytes,
-                slots=self._slots,
+                sock, peer, memory, is_first=is_first, slot_bytes=self._slot_bytes, slots=self._slots
             )
         finally:
-            os.close(descriptor)
-
-
-def _connect_unix(sock: socket.socket, name: str, deadline: float) -> None:
-    """Connect to an abstract name; where its queue is full, the kernel says so at once instead of waiting."""
-    while True:
-        try:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            sock.connect(name)
-        except (BlockingIOError, TimeoutError):
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return
+            os.close(memory)

@@ -1,4 +1,4 @@
-"""What two ranks compare before the first byte of a collective: do both mean the same one?"""
+"""What two ranks compare before the first byte of a collective: whether both mean the same one."""
 
 from __future__ import annotations
 

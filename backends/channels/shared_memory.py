@@ -17,6 +17,7 @@ import os
 import socket
 import struct
 from collections import deque
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ from torch import Tensor
 from backends.channels.frames import HEADER, Code, opening_frame
 from backends.channels.opening import OPENING_BYTES
 from backends.channels.socket_channel import SocketChannel
-from backends.errors import ChannelClosedError, DisagreementError
+from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
+from backends.torch_names import split
 
 SLOT_BYTES = 512 << 10
 SLOTS = 4
@@ -73,8 +75,8 @@ class SharedMemoryChannel(SocketChannel):
         mine, theirs = memory[:half], memory[half:]
         if not is_first:
             mine, theirs = theirs, mine
-        self._out = mine.split(slot_bytes)
-        self._in = theirs.split(slot_bytes)
+        self._out = split(mine, [slot_bytes] * slots)
+        self._in = split(theirs, [slot_bytes] * slots)
         self._free = slots  # of the slots that this rank sends through
         self._sent = self._received = 0  # slots used so far in each direction
         self._starved = False
@@ -93,11 +95,6 @@ class SharedMemoryChannel(SocketChannel):
     def wants_write(self) -> bool:
         """See `Channel.wants_write`."""
         return bool(self._outbox)
-
-    @property
-    def is_within_a_part(self) -> bool:
-        """Never: a part is in its slot before the peer hears of it."""
-        return False
 
     def drop_memory(self) -> None:
         """Let go of the slots; tensors that were taken and are still held keep the memory."""
@@ -144,10 +141,19 @@ class SharedMemoryChannel(SocketChannel):
     def opening(self) -> bytes | None:
         """See `Channel.opening`."""
         self._give_back_held()
-        if self._next_arrival() and isinstance(first := self._arrivals[0], bytes):
-            self._arrivals.popleft()
-            return first
-        return None
+        if not self._next_arrival():
+            return None
+        first = self._arrivals.popleft()
+        if not isinstance(first, bytes):
+            self._disagree(first, "a collective should begin")
+        return first
+
+    def last_words(self) -> ChannelClosedError:
+        """See `Channel.last_words`."""
+        while self._gone is None and self._read():
+            pass
+        self._gone = self._gone or ChannelClosedError(self.peer)
+        return self._gone
 
     def receive(self, into: Tensor) -> int:
         """See `Channel.receive`."""
@@ -169,17 +175,20 @@ class SharedMemoryChannel(SocketChannel):
     def _part(self, length: int) -> Tensor:
         """The first arrival, a part of `length` bytes, where it lies."""
         arrival = self._arrivals.popleft()
-        if isinstance(arrival, bytes):
-            raise DisagreementError(
-                f"rank {self.peer} sends another collective where a part of {length} bytes is due"
-            )
-        got = arrival if isinstance(arrival, int) else arrival.numel()
-        if got != length:
-            raise DisagreementError(
-                f"rank {self.peer} sends a part of {got} bytes where a part of {length} bytes is due"
-            )
         if isinstance(arrival, Tensor):
-            return arrival
+            if arrival.numel() == length:
+                return arrival
+        elif arrival == length:
+            return self._next_slot(length)
+        self._disagree(arrival, f"a part of {length} bytes is due")
+
+    def _disagree(self, arrival: int | Tensor | bytes, due: str) -> NoReturn:
+        what = "the begin of a collective"
+        if not isinstance(arrival, bytes):
+            what = f"a part of {arrival if isinstance(arrival, int) else arrival.numel()} bytes"
+        raise DisagreementError(f"rank {self.peer} sends {what} where {due}")
+
+    def _next_slot(self, length: int) -> Tensor:
         slot = self._in[self._received % len(self._in)]
         self._received += 1
         self._holding = True
@@ -231,8 +240,7 @@ class SharedMemoryChannel(SocketChannel):
             sent = 0
         except OSError:
             # Not raised here: a slot may be given back to a peer that has left what is still to be read.
-            while self._gone is None and self._read():
-                pass
+            self.last_words()
             return
         if sent < len(frame):
             self._outbox += frame[sent:]
@@ -289,7 +297,7 @@ class SharedMemoryChannel(SocketChannel):
         elif code == Code.ABORT:
             self._gone = ChannelClosedError(self.peer, data[body:end].decode(errors="replace"))
         elif code == Code.BYE:
-            self._gone = self._left()
+            self._gone = PeerLeftError(self.peer)
         else:
             raise DisagreementError(f"rank {self.peer} sent {data[at : at + 8].hex()} where a frame begins")
         return end

@@ -11,17 +11,12 @@ import fcntl
 import select
 import socket
 import struct
+import termios
 import time
-from abc import abstractmethod
 
 from backends.channels.channel import Channel
-from backends.channels.frames import LEFT_THE_GROUP, abort_frame, bye_frame
+from backends.channels.frames import abort_frame, bye_frame
 from backends.errors import ChannelClosedError
-
-try:
-    from termios import TIOCOUTQ
-except ImportError:  # Windows has neither this nor the sockets that would need it
-    TIOCOUTQ = 0
 
 FAREWELL_S = 0.2  # that the last bytes may take; after it the kernel goes on alone
 _DISCARD_BYTES = 1 << 16
@@ -41,11 +36,6 @@ class SocketChannel(Channel):
     def fileno(self) -> int:
         """The descriptor to poll, -1 once closed."""
         return self._socket.fileno()
-
-    @property
-    @abstractmethod
-    def is_within_a_part(self) -> bool:
-        """Whether the peer has got only some of a part, so that no frame can follow."""
 
     def abort(self, reason: str) -> None:
         """See `Channel.abort`."""
@@ -68,8 +58,7 @@ class SocketChannel(Channel):
         self._ending = True
         if self._gone is None:
             self._gone = ChannelClosedError(self.peer, "cannot be reached: this rank has closed the channel")
-        if not self.is_within_a_part:
-            self._outbox += bye_frame() if reason is None else abort_frame(reason)
+        self._outbox += self._filler() + (bye_frame() if reason is None else abort_frame(reason))
         self._push()
 
     def finish(self, deadline: float) -> None:
@@ -90,6 +79,10 @@ class SocketChannel(Channel):
             self._socket.close()
             self.drop_memory()
 
+    def _filler(self) -> bytes:
+        """What must go before a last frame."""
+        return b""
+
     def drop_memory(self) -> None:
         """Let go of what the channel holds besides its socket."""
 
@@ -108,10 +101,10 @@ class SocketChannel(Channel):
 
     def _unsent_bytes(self) -> int:
         """Bytes that the peer's kernel has not acknowledged: of TCP; Unix sockets deliver at once."""
-        if self._socket.family == socket.AF_UNIX or not TIOCOUTQ:
+        if self._socket.family == socket.AF_UNIX:
             return 0
         try:
-            return int(struct.unpack("i", fcntl.ioctl(self._socket, TIOCOUTQ, bytes(4)))[0])
+            return int(struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))[0])
         except OSError:
             return 0
 
@@ -125,6 +118,3 @@ class SocketChannel(Channel):
         except OSError:
             pass
         return False
-
-    def _left(self) -> ChannelClosedError:
-        return ChannelClosedError(self.peer, LEFT_THE_GROUP)

@@ -1,16 +1,20 @@
-"""A channel over TCP, or over any stream socket: each part is a header and its bytes.
+"""A channel over TCP, or over any stream socket: each part is a header, its bytes and a seal.
 
 Bytes go from the caller's tensor into the socket and from the socket into the caller's tensor, with no copy
 between; the header of the next frame is read ahead in the same call as the end of a part.
 
-    header | part's bytes | header | part's bytes | header | opening | ...
-    `---- one sendmsg ---'           `-- one recvmsg_into --'
+    header | part's bytes | seal | header | part's bytes | seal | header | opening | ...
+    `------- one sendmsg -------'         `-------- one recvmsg_into -------'
+
+The seal is one byte which says that the part is what it should be. A rank that gives up in the middle of a
+part fills it up, breaks the seal and can still say why: the last byte of a part counts as received only with
+a good seal, so that no message with such a part is ever complete.
 """
 
 from __future__ import annotations
 
 import socket
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +22,10 @@ from torch import Tensor
 from backends.channels.frames import HEADER, Code, opening_frame
 from backends.channels.opening import OPENING_BYTES
 from backends.channels.socket_channel import SocketChannel
-from backends.errors import ChannelClosedError, DisagreementError
+from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
 
 PART_BYTES = 256 << 10
+_GOOD, _BROKEN = b"\1", b"\0"  # seals
 _SKIM_BYTES = 1 << 16
 
 
@@ -42,10 +47,12 @@ class StreamChannel(SocketChannel):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._owed = 0  # bytes of the part whose header is sent, that the caller still has
         self._no_room = False
-        self._header = bytearray(HEADER.size)
-        self._header_view = memoryview(self._header)
+        self._tail = bytearray(1 + HEADER.size)  # the seal of a part and the header of the next frame
+        self._tail_view = memoryview(self._tail)
+        self._header_view = self._tail_view[1:]
         self._read_ahead = 0  # bytes of the next header that are here
-        self._coming = 0  # bytes of the current part that are not here
+        self._is_within_part = False  # between the header of a part and its seal
+        self._coming = 0  # bytes of the current part that are not here, without its seal
         self._body = bytearray()  # of an opening or a reason that is not all here
         self._landing: Tensor | None = None
         self._landed = 0
@@ -60,16 +67,15 @@ class StreamChannel(SocketChannel):
         """See `Channel.wants_write`."""
         return self._no_room or bool(self._outbox)
 
-    @property
-    def is_within_a_part(self) -> bool:
-        """See `SocketChannel.is_within_a_part`."""
-        return self._owed > 0
+    def _filler(self) -> bytes:
+        """What ends a part of which the peer has got only some."""
+        return bytes(self._owed) + _BROKEN if self._owed else b""
 
     def on_ready(self) -> None:
         """See `Channel.on_ready`."""
         if self._outbox:
             self._send(b"")
-        if not self._coming:
+        if not self._is_within_part:
             self._next_frame()
 
     def open(self, opening: bytes) -> None:
@@ -80,14 +86,14 @@ class StreamChannel(SocketChannel):
 
     def send(self, data: Tensor) -> int:
         """See `Channel.send`."""
-        view = memoryview(data.numpy())
+        view = _view(data)
         size, done = len(view), 0
         self._no_room = False
         while done < size:
             if not self._owed:
                 self._owed = min(self.part_bytes, size - done)
                 self._outbox += HEADER.pack(Code.PART, self._owed)
-            taken = self._send(view[done : done + self._owed])
+            taken = self._send(view[done : done + self._owed], _GOOD)
             done += taken
             self._owed -= taken
             if self._owed:
@@ -95,67 +101,78 @@ class StreamChannel(SocketChannel):
                 break
         return done
 
-    def _send(self, data: memoryview | bytes) -> int:
-        """Send the outbox and as much of `data` as there is room for; returns the bytes of `data`."""
+    def _send(self, data: memoryview | bytes, seal: bytes = b"") -> int:
+        """Send the outbox, and as much of `data` as there is room for; returns the bytes of `data`.
+
+        A seal that finds no room after all of `data` is kept in the outbox.
+        """
         if self._gone is not None:
             raise self._gone
         waiting = len(self._outbox)
         try:
-            sent = self._socket.sendmsg([self._outbox, data]) if waiting else self._socket.send(data)
+            sent = self._socket.sendmsg([self._outbox, data, seal])
         except BlockingIOError:
             return 0
         except OSError as error:
-            self._gone = self._last_words()
-            raise self._gone from error
+            raise self.last_words() from error
         if sent < waiting:
             del self._outbox[:sent]
             return 0
         self._outbox.clear()
-        return sent - waiting
+        sent -= waiting
+        if sent < len(data):
+            return sent
+        if sent == len(data):
+            self._outbox += seal
+        return len(data)
 
     def opening(self) -> bytes | None:
         """See `Channel.opening`."""
-        if self._coming:
+        frame = None if self._is_within_part else self._next_frame()
+        if frame is None:
             return None
-        frame = self._next_frame()
-        if frame is None or frame[0] != Code.OPENING:
-            return None
-        opening = self._whole_body(frame[1])
-        if opening is not None and len(opening) != OPENING_BYTES:
-            raise DisagreementError(
-                f"rank {self.peer} sent an opening of {len(opening)} bytes, but one has {OPENING_BYTES}"
-            )
-        return opening
+        if frame != (Code.OPENING, OPENING_BYTES):
+            self._disagree(*frame, "a collective should begin")
+        return self._whole_body(OPENING_BYTES)
 
     def receive(self, into: Tensor) -> int:
         """See `Channel.receive`."""
-        return self._fill(memoryview(into.numpy()), 0)
+        return self._fill(_view(into), 0)
 
     def take(self, length: int) -> Tensor | None:
         """See `Channel.take`."""
         if self._landing is None:
             self._landing = torch.empty(self.part_bytes, dtype=torch.uint8)
         part = self._landing[:length]
-        self._landed = self._fill(memoryview(part.numpy()), self._landed)
+        self._landed = self._fill(_view(part), self._landed)
         if self._landed < length:
             return None
         self._landed = 0
         return part
 
     def _fill(self, view: memoryview, done: int) -> int:
-        """Fill the rest of a message behind its first `done` bytes; returns how many of them are here then."""
+        """Fill the rest of a message behind its first `done` bytes; how many of them are received then."""
         size = len(view)
         while done < size:
-            if not self._coming and not self._begin_part(min(self.part_bytes, size - done)):
+            if not self._is_within_part and not self._begin_part(min(self.part_bytes, size - done)):
                 break
             coming = self._coming
-            got = self._recv([view[done : done + coming], self._header_view])
-            taken = min(got, coming)
-            done += taken
-            self._coming -= taken
-            if not self._coming:
-                self._read_ahead = got - taken
-            if got < coming + HEADER.size:
+            if coming:
+                asked = coming + len(self._tail)
+                got = self._recv([view[done : done + coming], self._tail_view])
+                taken = min(got, coming)
+                self._coming -= taken
+                done += taken
+                if self._coming:
+                    break
+                done -= 1  # until the seal is seen
+            else:
+                asked = len(self._tail)
+                got, taken = self._recv([self._tail_view]), 0
+            if got == taken or not self._see_seal(got - taken):
+                break
+            done += 1
+            if got < asked:
                 break  # a short read has emptied the socket
         return done
 
@@ -165,14 +182,21 @@ class StreamChannel(SocketChannel):
         if frame is None:
             return False
         if frame != (Code.PART, expected):
-            self._disagree(*frame, expected)
+            self._disagree(*frame, f"a part of {expected} bytes is due")
         self._read_ahead = 0
+        self._is_within_part = True
         self._coming = expected
         return True
 
-    def _disagree(self, code: int, length: int, expected: int) -> NoReturn:
-        what = f"a part of {length} bytes" if code == Code.PART else "another collective"
-        raise DisagreementError(f"rank {self.peer} sends {what} where a part of {expected} bytes is due")
+    def _see_seal(self, got: int) -> bool:
+        """End a part of which the first `got` bytes of the tail are here; whether it is good."""
+        self._is_within_part = False
+        self._read_ahead = got - 1
+        return self._tail[:1] == _GOOD
+
+    def _disagree(self, code: int, length: int, due: str) -> NoReturn:
+        what = f"a part of {length} bytes" if code == Code.PART else "the begin of a collective"
+        raise DisagreementError(f"rank {self.peer} sends {what} where {due}")
 
     def _next_frame(self) -> tuple[int, int] | None:
         """Code and length of the next frame, a part or an opening, where its header is here.
@@ -184,14 +208,14 @@ class StreamChannel(SocketChannel):
             self._read_ahead += self._recv([self._header_view[self._read_ahead :]])
             if self._read_ahead < HEADER.size:
                 return None
-        code, length = HEADER.unpack(self._header)
+        code, length = HEADER.unpack(self._header_view)
         if code in (Code.PART, Code.OPENING):
             return code, length
         if code == Code.BYE:
-            self._gone = self._left()
+            self._gone = PeerLeftError(self.peer)
             raise self._gone
         if code != Code.ABORT:
-            raise DisagreementError(f"rank {self.peer} sent {bytes(self._header).hex()} where a frame begins")
+            raise DisagreementError(f"rank {self.peer} sent {self._header_view.hex()} where a frame begins")
         reason = self._whole_body(length)
         if reason is None:
             return None
@@ -199,7 +223,7 @@ class StreamChannel(SocketChannel):
         raise self._gone
 
     def _whole_body(self, length: int) -> bytes | None:
-        """The `length` bytes behind the header that is here, where they are all here; the frame is then done."""
+        """The `length` bytes behind the header, where they are all here; the frame is then done with."""
         if len(self._body) < length:
             room = bytearray(length - len(self._body))
             self._body += room[: self._recv([room])]
@@ -226,21 +250,31 @@ class StreamChannel(SocketChannel):
             raise self._gone
         return got
 
-    def _last_words(self) -> ChannelClosedError:
-        """Why a peer takes nothing any more: from its last frame, which may lie behind unread parts."""
-        unread = bytearray(self._header[: self._read_ahead])
+    def last_words(self) -> ChannelClosedError:
+        """See `Channel.last_words`; they may lie behind unread parts."""
+        if self._gone is not None:
+            return self._gone
+        unread = bytearray(self._header_view[: self._read_ahead]) + self._body
         try:
             while piece := self._socket.recv(_SKIM_BYTES):
                 unread += piece
         except OSError:
             pass
-        at = self._coming
+        self._gone = self._find_last_words(unread)
+        return self._gone
+
+    def _find_last_words(self, unread: bytearray) -> ChannelClosedError:
+        at = self._coming + 1 if self._is_within_part else 0
         while at + HEADER.size <= len(unread):
             code, length = HEADER.unpack_from(unread, at)
             at += HEADER.size
             if code == Code.BYE:
-                return self._left()
+                return PeerLeftError(self.peer)
             if code == Code.ABORT:
                 return ChannelClosedError(self.peer, unread[at : at + length].decode(errors="replace"))
-            at += length
+            at += length + 1 if code == Code.PART else length
         return ChannelClosedError(self.peer)
+
+
+def _view(data: Tensor) -> memoryview:
+    return memoryview(cast(Any, data.numpy()))
