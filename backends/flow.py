@@ -1,12 +1,12 @@
-"""From a program to what a data-flow run of it needs: who waits for whom, in which order each peer's bytes come.
+"""From a program to what a data-flow run of it needs: who waits for whom, and the order of each peer's bytes.
 
-A `Flow` is a plain value without torch in it. A receive into scratch whose data is only reduced into something
-else becomes one action with that reduction, so that arriving bytes are combined where they land and the
-scratch is not needed. `backends.engine` runs flows over channels.
+A `Flow` is a plain value without torch in it. A receive into scratch whose data is only reduced into
+something else becomes one action with that reduction, so that arriving bytes are combined where they land
+and the scratch is not needed. `backends.engine` runs flows over channels.
 
     program of a tree's root                       its flow
-    0  receive scratch[0:4] from rank 1            0  output[0:4] = output[0:4] + what comes from rank 1
-    1  receive scratch[4:8] from rank 2            1  output[0:4] = output[0:4] + what comes from rank 2, after 0
+    0  receive scratch[0:4] from rank 1            0  output[0:4] += what comes from rank 1
+    1  receive scratch[4:8] from rank 2            1  output[0:4] += what comes from rank 2, after 0
     2  reduce scratch[0:4] into output[0:4]
     3  reduce scratch[4:8] into output[0:4]
     4  send output[0:4] to rank 1                  2  send output[0:4] to rank 1, after 1
@@ -225,7 +225,7 @@ def _find_joins(operations: tuple[Operation, ...]) -> dict[int, int]:
 
 
 def _next_touches(operations: tuple[Operation, ...]) -> Iterator[tuple[int, list[tuple[int, bool, bool]]]]:
-    """Receives, last to first, each with the next one or two operations on its slice: index, reads, writes."""
+    """Receives, last first, each with the next one or two operations on its slice: index, reads, writes."""
     later: dict[tuple[Buffer, int], list[tuple[int, bool, bool]]] = {}
     for index in range(len(operations) - 1, -1, -1):
         operation = operations[index]
