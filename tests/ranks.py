@@ -53,13 +53,13 @@ def run_ranks(
         arguments: the same for all ranks.
         backend: what the default process group is made of; None for no group: the function then finds the
             path of an empty file store in the environment variable TEST_STORE.
-        environ: set in every process before the group is made; ARBORCAST_CACHE is a fresh folder otherwise.
+        environ: set in every process before the group is made.
         group_timeout_s: of the default group.
         timeout_s: after which all processes are killed and the test fails.
         may_fail: whether a rank that raises or is killed gives a `Failure` instead of failing the test.
     """
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"TEST_STORE": f"{folder}/store", "ARBORCAST_CACHE": f"{folder}/cache"} | (environ or {})
+        settings = {"TEST_STORE": f"{folder}/store"} | (environ or {})
         children, pipes = [], []
         for rank in range(size):
             ours, theirs = PROCESSES.Pipe()
