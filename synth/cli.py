@@ -57,6 +57,7 @@ from synth.options import (
     whole,
     writable,
 )
+from synth.probe_command import end_after_rank_0, is_follower, probe
 
 if TYPE_CHECKING:
     from synth.collective import Collective
@@ -464,6 +465,9 @@ def run(
         raise _NotCorrectError(f"{file}: {wrong.wrong} wrong elements at {wrong.bytes} bytes")
 
 
+app.command()(probe)
+
+
 class _NotCorrectError(Exception):
     """The answer is no: exit status 1 with this one line."""
 
@@ -553,7 +557,10 @@ def _status() -> int:
         fail(f"{place}{error.strerror or error}")
         return 2
     except tuple(STATUS) as error:
-        fail(_line(error))
+        if is_follower():  # rank 0 says the same
+            end_after_rank_0()
+        else:
+            fail(_line(error))
         return next(status for kind, status in STATUS.items() if isinstance(error, kind))
     if status == INTERRUPTED:
         fail("interrupted")

@@ -1,0 +1,1 @@
+"""`synth probe`: the fabric between running processes, measured and put into a topology."""

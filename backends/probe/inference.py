@@ -1,0 +1,220 @@
+"""From measurements to the simplest topology that explains them, and what it does not explain.
+
+Flows that get less when they run together than alone share something. Which flows do decides among the
+shapes of `backends.probe.shape`: every candidate is built, asked for the rate of every flow in every
+experiment (`backends.probe.prediction`), and the one that misses least wins, where every shared link must
+earn its place. Nothing else is tried: a fabric of another shape gives warnings, each with both numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
+
+from backends.probe.measurements import Flow, Measurements, Spread
+from backends.probe.prediction import Predictor, agrees, fair_rates, ratio
+from backends.probe.rounding import clustered
+from backends.probe.shape import Groups, Shape, build, capacity
+from synth.topology import Topology
+
+ALIKE = 0.06
+"""Rates and latencies that differ by less are made equal."""
+
+EXPLAINED = 0.2
+"""A prediction may miss the spread of a measurement by this part of it."""
+
+_WORTH = 0.02
+"""A link to or from a switch must lower the error (sum of log ratios beyond EXPLAINED) by this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A measurement that a topology does not explain.
+
+    Attributes:
+        flow: whose rate it is.
+        among: all flows that ran; the flow alone where it ran alone.
+        measured: GB/s.
+        predicted: GB/s by the topology.
+    """
+
+    flow: Flow
+    among: tuple[Flow, ...]
+    measured: Spread
+    predicted: float
+
+    def __str__(self) -> str:
+        """One line."""
+        others = len(self.among) - 1
+        beside = f" beside {others} other{'s' if others > 1 else ''}" if others else ""
+        return (
+            f"{self.flow[0]}->{self.flow[1]}{beside}: measured {self.measured.median:.3g} GB/s "
+            f"({self.measured.minimum:.3g} to {self.measured.maximum:.3g}), "
+            f"the topology says {self.predicted:.3g}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What `infer` found: the topology, the shape it has, and the worst that it does not explain."""
+
+    topology: Topology
+    shape: Shape
+    misses: tuple[Miss, ...]
+
+
+def infer(
+    measured: Measurements, *, name: str = "measured", alike: float = ALIKE, explained: float = EXPLAINED
+) -> Inference:
+    """The simplest topology that explains what was measured.
+
+    Args:
+        measured: of at least two ranks.
+        name: of the topology.
+        alike: relative difference below which numbers are made equal.
+        explained: how far a prediction may be outside the spread of a measurement.
+    """
+    best: tuple[float, Topology, Shape] | None = None
+    for shape in candidates(measured, explained=explained):
+        topology = build(shape, measured, name=name, alike=alike)
+        links = sum(topology.is_switch(link.src) or topology.is_switch(link.dst) for link in topology.links)
+        cost = error(topology, measured, explained=explained) + _WORTH * links
+        if best is None or cost < best[0] - 1e-9:  # the first, which is the simplest, among equals
+            best = cost, topology, shape
+    assert best is not None  # there is always the shape of direct links
+    return Inference(best[1], best[2], misses(best[1], measured, explained=explained))
+
+
+def candidates(measured: Measurements, *, explained: float) -> Iterator[Shape]:
+    """The shapes worth a try, simple ones first."""
+    everyone = tuple(range(measured.ranks))
+    for groups in ((everyone,), *partitions(measured, explained=explained)):
+        plain = Shape(groups)
+        yield plain
+        ported = _with_ports(plain, measured, explained=explained)
+        stars = _stars(ported, measured, explained=explained)
+        if stars:
+            yield replace(ported, stars=stars)
+        if ported != plain:
+            yield ported
+        yield replace(plain, shared=True)
+
+
+def error(topology: Topology, measured: Measurements, *, explained: float) -> float:
+    """By how much the topology's rates miss what was measured, in sum: logarithms beyond what is allowed."""
+    predictor = Predictor(topology)
+    missed = 0.0
+    for rates in measured.experiments:
+        for flow, predicted in predictor.rates(rates).items():
+            near = min(max(predicted, rates[flow].minimum), rates[flow].maximum)
+            missed += max(0.0, math.log(ratio(predicted, near) / (1 + explained)))
+    return missed
+
+
+def misses(topology: Topology, measured: Measurements, *, explained: float) -> tuple[Miss, ...]:
+    """The worst of each flow, alone and under load, that the topology does not explain."""
+    predictor = Predictor(topology)
+    worst: dict[tuple[Flow, bool], Miss] = {}
+    for rates in measured.experiments:
+        for flow, predicted in predictor.rates(rates).items():
+            spread = rates[flow]
+            if agrees(predicted, spread.minimum, spread.maximum, explained):
+                continue
+            key = flow, len(rates) == 1
+            miss = Miss(flow, tuple(sorted(rates)), spread, predicted)
+            before = worst.get(key)
+            if before is None or _size(miss) > _size(before):
+                worst[key] = miss
+    return tuple(worst[key] for key in sorted(worst))
+
+
+def _size(miss: Miss) -> float:
+    return ratio(miss.measured.median, miss.predicted)
+
+
+def _with_ports(shape: Shape, measured: Measurements, *, explained: float) -> Shape:
+    """A port for each rank whose flows inside its group slow each other down when all run at once."""
+    out_ports, in_ports = set(), set()
+    for load in measured.loads:
+        inside = [flow for flow in load.flows if shape.group_of(flow[0]) == shape.group_of(flow[1])]
+        alone = sum(measured.solo[flow].median for flow in inside)
+        together = sum(load.rates[flow].median for flow in inside)
+        if together * (1 + explained) >= alone:
+            continue
+        sources, destinations = {flow[0] for flow in load.flows}, {flow[1] for flow in load.flows}
+        if len(sources) == 1:
+            out_ports |= sources
+        if len(destinations) == 1:
+            in_ports |= destinations
+    return replace(shape, out_ports=frozenset(out_ports), in_ports=frozenset(in_ports))
+
+
+def _stars(shape: Shape, measured: Measurements, *, explained: float) -> frozenset[int]:
+    """The groups of which all ranks have both ports, and no pair another limit."""
+    found = set()
+    for number, group in enumerate(shape.groups):
+        if len(group) < 2 or not set(group) <= shape.out_ports & shape.in_ports:
+            continue
+        limits = [
+            (frozenset(flows), capacity(measured, flows.__contains__, near=explained).median)
+            for rank in group
+            for flows in (
+                {(rank, other) for other in range(measured.ranks)},
+                {(other, rank) for other in range(measured.ranks)},
+            )
+        ]
+        if all(
+            agrees(fair_rates([flow], limits)[flow], spread.minimum, spread.maximum, explained)
+            for flow in permutations(group, 2)
+            for spread in [measured.solo[flow]]
+        ):
+            found.add(number)
+    return frozenset(found)
+
+
+def partitions(measured: Measurements, *, explained: float) -> list[Groups]:
+    """Ways to group the ranks that something speaks for: hosts, rates, latencies, flows that share.
+
+    Each has at least two groups, one of them of several ranks.
+    """
+    ranks = measured.ranks
+    pairs = list(combinations(range(ranks), 2))
+    found: list[Groups] = [
+        _components(ranks, [pair for pair in pairs if measured.hosts[pair[0]] == measured.hosts[pair[1]]])
+    ]
+    slower = [
+        min(measured.solo[a, b], measured.solo[b, a], key=lambda spread: spread.median) for a, b in pairs
+    ]
+    levels = dict(zip(pairs, clustered(slower, alike=explained), strict=True))
+    for level in sorted(set(levels.values())):
+        found.append(_components(ranks, [pair for pair in pairs if levels[pair] >= level]))
+    times = dict(
+        zip(pairs, clustered([measured.latency_us[pair] for pair in pairs], alike=explained), strict=True)
+    )
+    for time in sorted(set(times.values())):
+        found.append(_components(ranks, [pair for pair in pairs if times[pair] <= time]))
+    found.append(_components(ranks, list(_same_side(measured, explained=explained))))
+    return [groups for groups in dict.fromkeys(found) if 1 < len(groups) < ranks]
+
+
+def _same_side(measured: Measurements, *, explained: float) -> Iterator[Flow]:
+    """Pairs of ranks on one side of an uplink: sources, and destinations, of disjoint flows that share."""
+    for load in measured.loads:
+        if len(load.rates) != 2:
+            continue
+        (a, b), (c, d) = load.flows
+        alone = measured.solo[a, b].median + measured.solo[c, d].median
+        together = sum(rate.median for rate in load.rates.values())
+        if len({a, b, c, d}) == 4 and together * (1 + explained) < alone:
+            yield a, c
+            yield b, d
+
+
+def _components(ranks: int, edges: list[Flow]) -> Groups:
+    group = list(range(ranks))
+    for first, second in edges:
+        kept, gone = sorted((group[first], group[second]))
+        group = [kept if of == gone else of for of in group]
+    return tuple(tuple(rank for rank in range(ranks) if group[rank] == label) for label in sorted(set(group)))

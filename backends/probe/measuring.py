@@ -1,0 +1,151 @@
+"""Measures the fabric between the ranks of a group: what `plan` asks for, by `traffic`.
+
+Ranks that take no part in an experiment wait at the barrier, asleep. Repeats go round the whole list again
+and again, so that a disturbance spoils one value of many measurements and not all values of one.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from backends.channels.network import Network
+from backends.probe.measurements import Flow, Load, Measurements, Spread
+from backends.probe.plan import broad_loads, matchings, solo_rounds, targeted_loads
+from backends.probe.traffic import Period, flood, ping_pong
+from synth import progress
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure.
+
+    Attributes:
+        pings: round trips of each pair.
+        repeats: of every rate of a flow alone.
+        load_repeats: of every load.
+        period: of one measurement of rates.
+        parallel: whether flows of disjoint pairs are measured at once instead of alone.
+        slowed: part by which a load must slow a flow before it is asked who else shares its way.
+        timeout_s: after which a rank that does nothing is given up.
+    """
+
+    pings: int = 200
+    repeats: int = 5
+    load_repeats: int = 3
+    period: Period = field(default_factory=lambda: Period(window_s=0.04, warmup_s=0.01))
+    parallel: bool = False
+    slowed: float = 0.2
+    timeout_s: float = 60
+
+
+def measure(network: Network, group: dist.ProcessGroup, effort: Effort) -> Measurements:
+    """Measure everything; all ranks of the group call it and get the same answer.
+
+    Args:
+        network: of this rank; it is connected to all others here.
+        group: of the ranks, for barriers and the exchange of results.
+        effort: how long.
+
+    Raises:
+        ExecutionError: a rank is gone or does not answer.
+    """
+    network.connect(range(network.size))
+    return _Session(network, group, effort).run()
+
+
+class _Session:
+    def __init__(self, network: Network, group: dist.ProcessGroup, effort: Effort) -> None:
+        self.network = network
+        self.group = group
+        self.effort = effort
+        self.rank, self.ranks = network.rank, network.size
+
+    def run(self) -> Measurements:
+        effort = self.effort
+        latency_us = self.latencies()
+        solo = {
+            flow: spread
+            for load in self.rates("alone", solo_rounds(self.ranks, parallel=effort.parallel), effort.repeats)
+            for flow, spread in load.rates.items()
+        }
+        loads = self.rates("loaded", broad_loads(self.ranks), effort.load_repeats)
+        asked = targeted_loads(solo, loads, slowed=effort.slowed)
+        loads += self.rates("in pairs", asked, effort.load_repeats)
+        hosts = self.gathered(socket.gethostname())
+        transports = self.gathered(
+            {(self.rank, peer): channel.transport for peer, channel in self.network.channels.items()}
+        )
+        return Measurements(
+            ranks=self.ranks,
+            latency_us=latency_us,
+            solo=solo,
+            loads=tuple(loads),
+            hosts=tuple(hosts),
+            transports={flow: name for part in transports for flow, name in part.items()},
+            exact=not effort.parallel,
+        )
+
+    def latencies(self) -> dict[Flow, Spread]:
+        """Half round trips of every pair, which count for both directions."""
+        pairs = list(combinations(range(self.ranks), 2))
+        rounds = matchings(self.ranks) if self.effort.parallel else [(pair,) for pair in pairs]
+        mine: dict[Flow, list[float]] = {}
+        for done, round_ in enumerate(rounds):
+            progress.report("latency", done, len(rounds))
+            self.meet()
+            for pair in round_:
+                if self.rank in pair:
+                    peer = pair[0] if self.rank == pair[1] else pair[1]
+                    times = ping_pong(
+                        self.network.channels[peer],
+                        begins=self.rank == pair[0],
+                        repeats=self.effort.pings,
+                        timeout_s=self.effort.timeout_s,
+                    )
+                    if self.rank == pair[0]:
+                        mine[pair] = times
+        found = {pair: Spread.of(times) for part in self.gathered(mine) for pair, times in part.items()}
+        return found | {(second, first): spread for (first, second), spread in found.items()}
+
+    def rates(self, what: str, loads: Sequence[tuple[Flow, ...]], repeats: int) -> list[Load]:
+        """The rates of all flows of each load, measured so many times."""
+        mine: dict[tuple[int, Flow], list[float]] = {}
+        for turn in range(repeats):
+            for number, flows in enumerate(loads):
+                progress.report(what, turn * len(loads) + number, repeats * len(loads))
+                self.meet()
+                to = [destination for source, destination in flows if source == self.rank]
+                of = [source for source, destination in flows if destination == self.rank]
+                if to or of:
+                    got = flood(
+                        self.network.channels,
+                        to=to,
+                        of=of,
+                        period=self.effort.period,
+                        timeout_s=self.effort.timeout_s,
+                    )
+                    for source, rate in got.items():
+                        mine.setdefault((number, (source, self.rank)), []).append(rate)
+        merged = {key: values for part in self.gathered(mine) for key, values in part.items()}
+        return [
+            Load({flow: Spread.of(merged[number, flow]) for flow in flows})
+            for number, flows in enumerate(loads)
+        ]
+
+    def meet(self) -> None:
+        """All ranks begin at the same moment, as near as messages can tell."""
+        dist.barrier(self.group)
+
+    def gathered(self, part: Part) -> list[Part]:
+        """What each rank has, on every rank."""
+        parts: list[Part] = [part] * self.ranks
+        dist.all_gather_object(parts, part, self.group)
+        return parts

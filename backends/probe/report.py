@@ -1,0 +1,205 @@
+"""Measurements for people and tools: a topology file with every spread in it, a table, a JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from backends.probe.comparison import Comparison
+from backends.probe.inference import Inference
+from backends.probe.measurements import Flow, Measurements, Spread
+from backends.probe.prediction import Predictor
+from synth.formats import topology_to_document
+from synth.topology import Link, Topology
+
+
+def topology_file(found: Inference, measured: Measurements) -> str:
+    """A topology file (YAML) that says in its comments what it was made of. It holds no date."""
+    lines = [*_head(found, measured), "", f"name: {found.topology.name}", f"ranks: {found.topology.ranks}"]
+    if found.topology.switches:
+        lines.append(f"switches: [{', '.join(switch.name for switch in found.topology.switches)}]")
+    lines.append("links:")
+    lines += [f"  - {{{ends}, {numbers}}}" for ends, numbers in _links(found.topology)]
+    return "\n".join([*lines, "", *_foot(measured)]) + "\n"
+
+
+def _head(found: Inference, measured: Measurements) -> Iterator[str]:
+    alone = "one pair at a time" if measured.exact else "disjoint pairs at the same time (--parallel-rounds)"
+    yield "# Measured by `synth probe`. Bandwidths are GB/s (1e9 bytes), latencies one way in us."
+    yield f"# Rates of pairs: {alone}, {_repeats(measured)} times each. Transport: {transports(measured)}."
+    for host, ranks in hosts(measured).items():
+        yield f"# host {host}: ranks {', '.join(map(str, ranks))}"
+    yield f"# Shape: {describe_shape(found)}."
+    yield "# Rates that the measurement cannot tell apart are made equal, all are rounded to two digits."
+    for miss in found.misses:
+        yield f"# NOT EXPLAINED {miss}"
+
+
+def _foot(measured: Measurements) -> Iterator[str]:
+    yield "# Every measurement: minimum / median / maximum."
+    yield "# pair   latency us   GB/s alone"
+    for flow in sorted(measured.solo):
+        yield f"# {_arrow(flow)}   {_three(measured.latency_us[flow])}   {_three(measured.solo[flow])}"
+    yield "# GB/s of flows that ran at once"
+    for load in measured.loads:
+        repeats = next(iter(load.rates.values())).repeats
+        each = ", ".join(f"{_arrow(flow)} {_three(load.rates[flow])}" for flow in load.flows)
+        yield f"# {repeats} times: {each}"
+
+
+def _links(topology: Topology) -> Iterator[tuple[str, str]]:
+    """Ends and numbers of each link; two that are alike both ways stand on one line."""
+    links = {(link.src, link.dst): link for link in topology.links}
+    done: set[tuple[int, int]] = set()
+    for (src, dst), link in links.items():
+        if (src, dst) in done:
+            continue
+        back = links.get((dst, src))
+        first, second = topology.label(src), topology.label(dst)
+        if back is not None and (back.bandwidth, back.latency_us) == (link.bandwidth, link.latency_us):
+            done.add((dst, src))
+            yield f"between: [{first}, {second}]", _numbers(link)
+        else:
+            yield f"from: {first}, to: {second}", _numbers(link)
+
+
+def _numbers(link: Link) -> str:
+    return f"bandwidth: {_decimal(link.bandwidth)}, latency_us: {_decimal(link.latency_us)}"
+
+
+def _decimal(value: Fraction) -> str:
+    """As a decimal where that is exact and short, else as a fraction."""
+    text = f"{float(value):.12g}"
+    return text if "e" not in text and Fraction(text) == value else str(value)
+
+
+def describe_shape(found: Inference) -> str:
+    """In words, what shares what."""
+    shape = found.shape
+    parts = []
+    if len(shape.groups) > 1:
+        boxes = " | ".join(" ".join(map(str, group)) for group in shape.groups)
+        parts.append(f"boxes {boxes} with uplinks")
+    if shape.shared:
+        parts.append("all flows (of a box) share one resource")
+    elif shape.stars:
+        parts.append("each rank has a port that its flows share")
+    elif shape.out_ports or shape.in_ports:
+        parts.append(f"shared ports out of {_ranks(shape.out_ports)}, into {_ranks(shape.in_ports)}")
+    else:
+        parts.append(
+            "a link of its own for each pair (of a box)" if parts else "a link of its own for each pair"
+        )
+    return "; ".join(parts)
+
+
+def table_rows(measured: Measurements) -> list[tuple[str, ...]]:
+    """A row for each pair: latency, rate alone, its spread, the lowest rate under load."""
+    rows: list[tuple[str, ...]] = []
+    for flow in sorted(measured.solo):
+        rate, loaded = measured.solo[flow], measured.lowest_loaded(flow)
+        rows.append(
+            (
+                _arrow(flow),
+                f"{measured.latency_us[flow].median:.1f}",
+                f"{rate.median:.3g}",
+                f"{rate.minimum:.3g} to {rate.maximum:.3g}",
+                "-" if loaded is None else f"{loaded.median:.3g}",
+            )
+        )
+    return rows
+
+
+TABLE_HEADER = ("pair", "latency us", "GB/s", "spread", "loaded GB/s")
+"""Of `table_rows`."""
+
+
+def describe(
+    found: Inference, measured: Measurements, comparison: Comparison | None, output: Path | None
+) -> Iterator[str]:
+    """The lines under the table."""
+    alone = "each pair alone" if measured.exact else "disjoint pairs at once, so rates alone may be higher"
+    for host, ranks in hosts(measured).items():
+        yield f"host       {host}: ranks {', '.join(map(str, ranks))}"
+    yield f"measured   {alone}, {_repeats(measured)} times; {transports(measured)}"
+    yield f"topology   {describe_shape(found)}"
+    if comparison is not None:
+        if comparison.scale != 1:
+            yield f"compared   after scaling all given rates by {comparison.scale:.3g}, which fits best"
+        if comparison.unlinked:
+            pairs = ", ".join(map(_arrow, comparison.unlinked))
+            yield f"           not compared, as the given topology has no link: {pairs}"
+        count = len(comparison.contradictions)
+        yield f"           {count} contradictions" if count else "           no contradiction"
+    if output is not None:
+        yield f"written    {output}"
+
+
+def document(found: Inference, measured: Measurements, comparison: Comparison | None) -> dict[str, Any]:
+    """Everything for `--json`; spreads are lists of minimum, median and maximum."""
+    predictor = Predictor(found.topology)
+    return {
+        "ranks": measured.ranks,
+        "hosts": list(measured.hosts),
+        "exact": measured.exact,
+        "shape": describe_shape(found),
+        "pairs": [
+            {
+                "from": flow[0],
+                "to": flow[1],
+                "transport": measured.transports.get(flow),
+                "latency_us": measured.latency_us[flow].to_document(),
+                "bandwidth": measured.solo[flow].to_document(),
+                "predicted": predictor.rates([flow])[flow],
+            }
+            for flow in sorted(measured.solo)
+        ],
+        "loads": [
+            [
+                {"from": flow[0], "to": flow[1], "bandwidth": load.rates[flow].to_document()}
+                for flow in load.flows
+            ]
+            for load in measured.loads
+        ],
+        "unexplained": [str(miss) for miss in found.misses],
+        "topology": topology_to_document(found.topology),
+        "check": None
+        if comparison is None
+        else {
+            "scale": comparison.scale,
+            "contradictions": list(comparison.contradictions),
+            "not_compared": [list(flow) for flow in comparison.unlinked],
+        },
+    }
+
+
+def hosts(measured: Measurements) -> dict[str, list[int]]:
+    """The ranks on each host."""
+    found: dict[str, list[int]] = {}
+    for rank, host in enumerate(measured.hosts):
+        found.setdefault(host, []).append(rank)
+    return found
+
+
+def transports(measured: Measurements) -> str:
+    """How the bytes travel: one name where all pairs go alike."""
+    names = sorted(set(measured.transports.values()))
+    return " and ".join(names) or "unknown"
+
+
+def _repeats(measured: Measurements) -> int:
+    return next(iter(measured.solo.values())).repeats
+
+
+def _ranks(ranks: Sequence[int] | frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(ranks))) or "none"
+
+
+def _arrow(flow: Flow) -> str:
+    return f"{flow[0]}->{flow[1]}"
+
+
+def _three(spread: Spread) -> str:
+    return f"{spread.minimum:.3g}/{spread.median:.3g}/{spread.maximum:.3g}"

@@ -1,0 +1,205 @@
+"""`synth probe`: options, and what rank 0 says. The measurement is `backends.probe`'s.
+
+It is the one command that torchrun starts several times at once. Rank 0 speaks; the others end with its
+status.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from synth.console import fail, print_json, print_lines, progress, table
+from synth.errors import InputError
+from synth.options import AsJson, rank_list, seconds, whole, writable
+
+if TYPE_CHECKING:
+    from backends.probe.measurements import Measurements
+    from synth.topology import Topology
+
+START = "torchrun --nproc-per-node 4 --no-python synth probe -o fabric.yaml"
+_RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TRANSPORTS = ("auto", "sockets", "shared memory")
+_FOLLOWERS_WAIT_S = 2.0
+_WARNINGS = 10
+
+_logger = logging.getLogger(__name__)
+
+
+def is_follower() -> bool:
+    """Whether this process is another rank of `synth probe` than 0, and so has nothing to say."""
+    return sys.argv[1:2] == ["probe"] and os.environ.get("RANK", "0") != "0"
+
+
+def end_after_rank_0() -> None:
+    """Give rank 0 the time for its line: torchrun ends all ranks as soon as one has failed."""
+    time.sleep(_FOLLOWERS_WAIT_S)
+
+
+def probe(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="write the topology file here (YAML)")
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option("--check", metavar="SPEC", help="compare with this topology; contradictions: status 1"),
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option("--ranks", help="of --check: which of its ranks the processes are: 1,4,5,6")
+    ] = None,
+    absolute: Annotated[
+        bool, typer.Option("--absolute", help="with --check: compare rates as they are, not their pattern")
+    ] = False,
+    tolerance: Annotated[
+        str,
+        typer.Option("--tolerance", help="with --check: how far outside the measured spread a rate may lie"),
+    ] = "1/4",
+    transport: Annotated[
+        str,
+        typer.Option("--transport", help="auto (shared memory inside a host), sockets or 'shared memory'"),
+    ] = "auto",
+    parallel_rounds: Annotated[
+        bool, typer.Option("--parallel-rounds", help="measure disjoint pairs at once: fast, but not exact")
+    ] = False,
+    repeats: Annotated[
+        int, typer.Option("--repeats", parser=whole, metavar="N", help="of each rate of a pair alone")
+    ] = 5,
+    load_repeats: Annotated[
+        int, typer.Option("--load-repeats", parser=whole, metavar="N", help="of each rate under load")
+    ] = 3,
+    pings: Annotated[
+        int, typer.Option("--pings", parser=whole, metavar="N", help="round trips of each pair")
+    ] = 200,
+    window: Annotated[
+        float, typer.Option("--window", parser=seconds, metavar="SECONDS", help="of one measurement")
+    ] = 0.04,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", parser=seconds, metavar="SECONDS", help="to give up a silent rank after"),
+    ] = 60,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the fabric between processes that torchrun started, and write it as a topology."""
+    for option, value in (("--repeats", repeats), ("--load-repeats", load_repeats), ("--pings", pings)):
+        if value < 1:
+            raise InputError(f"{option} {value}: must be at least 1")
+    if transport not in _TRANSPORTS:
+        raise InputError(f"--transport {transport}: must be one of {', '.join(_TRANSPORTS)}")
+    if check is None and (ranks is not None or absolute):
+        raise InputError(f"{'--absolute' if absolute else '--ranks'}: goes with --check SPEC only")
+    _see_rendezvous()
+    from backends.errors import ExecutionError
+    from backends.probe.measuring import Effort
+    from backends.probe.session import run
+    from backends.probe.traffic import Period
+    from synth.options import part_of_one
+
+    effort = Effort(
+        pings=pings,
+        repeats=repeats,
+        load_repeats=load_repeats,
+        period=Period(window_s=window, warmup_s=min(0.01, window / 2)),
+        parallel=parallel_rounds,
+        timeout_s=timeout,
+    )
+    report = _Report(output, check, ranks, absolute, float(part_of_one("--tolerance", tolerance)), as_json)
+    try:
+        with progress("measuring", quiet=as_json or is_follower()):
+            status = run(prepare=report.prepare, conclude=report.conclude, effort=effort, transport=transport)
+    except ExecutionError as error:
+        fail(f"rank {os.environ['RANK']}: {error}")
+        status = 1
+    if status:
+        raise typer.Exit(status)
+
+
+def _see_rendezvous() -> None:
+    missing = [name for name in _RENDEZVOUS if name not in os.environ]
+    if missing:
+        raise InputError(f"probe: must run on several processes, as in: {START} ({missing[0]} is not set)")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not os.environ[name].isdecimal():
+            raise InputError(f"{name}: must be a whole number, got {os.environ[name]!r}")
+    if int(os.environ["WORLD_SIZE"]) < 2:
+        raise InputError(f"probe: must run on at least 2 processes, got {os.environ['WORLD_SIZE']}")
+
+
+class _Report:
+    """What rank 0 does with the input before and with the answer after the measurement."""
+
+    def __init__(
+        self,
+        output: Path | None,
+        check: str | None,
+        ranks: str | None,
+        absolute: bool,
+        tolerance: float,
+        as_json: bool,
+    ) -> None:
+        self.output = output
+        self.check = check
+        self.ranks = ranks
+        self.absolute = absolute
+        self.tolerance = tolerance
+        self.as_json = as_json
+        self.given: Topology | None = None
+
+    def prepare(self, ranks: int) -> int:
+        """See what can be seen before any time is spent; 2 where the input is wrong, which is said."""
+        from topologies import load
+
+        try:
+            writable(self.output)
+            if self.check is not None:
+                self.given = load(self.check, ranks=None if self.ranks is None else rank_list(self.ranks))
+                if self.given.ranks != ranks:
+                    raise InputError(
+                        f"--check {self.check}: has {self.given.ranks} ranks, but {ranks} processes measure; "
+                        "choose as many with --ranks"
+                    )
+        except InputError as error:
+            fail(str(error))
+            return 2
+        return 0
+
+    def conclude(self, measured: Measurements) -> int:
+        """Say and write everything; 1 where the given topology is contradicted."""
+        from backends.probe.comparison import compare
+        from backends.probe.inference import infer
+        from backends.probe.report import TABLE_HEADER, describe, document, table_rows, topology_file
+        from synth.formats.atomic import write_atomically
+
+        found = infer(measured)
+        comparison = None
+        if self.given is not None:
+            comparison = compare(measured, self.given, tolerance=self.tolerance, absolute=self.absolute)
+        if self.output is not None:
+            try:
+                write_atomically(self.output, topology_file(found, measured))
+            except InputError as error:  # a disk that became full: the table is not lost
+                fail(str(error))
+                return 2
+        contradictions = comparison.contradictions if comparison else ()
+        if self.as_json:
+            whole_ = document(found, measured, comparison)
+            print_json({**whole_, "file": None if self.output is None else str(self.output)})
+        else:
+            print_lines(table(TABLE_HEADER, table_rows(measured)))
+            print_lines(describe(found, measured, comparison, self.output))
+        sys.stdout.flush()
+        _warn([f"not explained: {miss}" for miss in found.misses], most=_WARNINGS)
+        _warn(list(contradictions), most=len(contradictions))
+        return 1 if contradictions else 0
+
+
+def _warn(lines: list[str], *, most: int) -> None:
+    for line in lines[:most]:
+        _logger.warning("%s", line)
+    if len(lines) > most:
+        _logger.warning("and %d more such lines (all of them with --json)", len(lines) - most)
