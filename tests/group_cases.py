@@ -94,3 +94,9 @@ def check_same(what: str, case: Case, tested: Any, reference: Any) -> Outcome:
             f"{what}: {got.error}: {got.message}; gloo {expected.error}"
         )
     return expected
+
+
+def counted(group: Any, path: str = "schedule", kind: str | None = None) -> int:
+    """How many calls of the group that path has served: "schedule", "gloo" or "handed over"."""
+    counters = group.counters()
+    return sum(paths.get(path, 0) for name, paths in counters.items() if kind in {None, name})

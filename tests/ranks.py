@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,14 @@ def run_ranks(
     if failed and not may_fail:
         raise AssertionError("\n".join(f"rank {rank}: {f.error}: {f.message}" for rank, f in failed.items()))
     return results
+
+
+@cache
+def _compiled_kernels() -> str:
+    """Where this process keeps them: with a fresh cache each test would compile them, for half a minute."""
+    import synth.compiled  # noqa: F401  (sets the variable)
+
+    return os.environ["NUMBA_CACHE_DIR"]
 
 
 def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:

@@ -44,8 +44,8 @@ class Simulation:
     """All ranks at once; a seed decides what happens next among all that may.
 
     With `eager` a send may leave before its receive is there, as small messages do; without it, a message
-    passes when the calls of both its ends have begun. Either way data is read and written at any moment of the
-    calls, so that whatever else is touched meanwhile shows.
+    passes when the calls of both its ends have begun. Either way data is read and written at any moment of
+    the calls, so that whatever else is touched meanwhile shows.
     """
 
     def __init__(

@@ -44,6 +44,7 @@ from backends.torch_reduction import Operator, name_of, operator_of
 from synth.collective import Kind
 from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.formats.documents import topology_to_document
+from synth.schedule import Schedule
 from synth.sizes import format_size
 from synth.topology import Topology
 
@@ -204,6 +205,11 @@ class Communicator:
         kind = Kind(kind)
         table = self._table(kind, root if kind is Kind.BROADCAST else -1)
         return None if isinstance(table, str) else table
+
+    def schedule(self, kind: Kind, root: int, nbytes: int) -> Schedule | None:
+        """The schedule of a call of that size; all ranks make this call. None where there is none."""
+        table = self._table(kind, root)
+        return None if isinstance(table, str) else table.at(nbytes).schedule
 
     def explain(self, nbytes: int, kind: Kind | str = Kind.ALLREDUCE, root: int = 0) -> str:
         """What serves calls of that size, in one line; without a word to the other ranks.

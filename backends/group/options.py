@@ -122,8 +122,9 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if name.startswith("ARBORCAST_") and name not in known and name not in _warned:
             _warned.add(name)
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
+            stems = {variable.removeprefix("ARBORCAST_"): variable for variable in known}
+            near = difflib.get_close_matches(name.removeprefix("ARBORCAST_"), stems, n=1)
+            hint = f"did you mean {stems[near[0]]}?" if near else f"there are {', '.join(sorted(known))}"
             log.warning("environment variable %s: nothing reads it; %s", shorten(name), hint)
 
 

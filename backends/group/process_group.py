@@ -28,11 +28,13 @@ from torch._C._distributed_c10d import (
 )
 
 from backends.group.communicator import SERVED, Communicator
+from backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
 from backends.group.options import Options
 from backends.group.work_queue import WorkQueue
 from backends.torch_names import PrefixStore, Store, new_gloo, split, work_of
 from backends.torch_reduction import operator_of
 from synth.collective import Kind
+from synth.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,11 @@ class SynthGroup(dist.ProcessGroup):
         inner._set_sequence_number_for_group()
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
-        self._inner = inner
+        self._cuda: CudaSchedules | None = None
+        if has_nccl():
+            nccl = new_nccl(PrefixStore("nccl", store), rank, size, timeout)
+            self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+            self._cuda = CudaSchedules(self)
         self._handed_over: Counter[Kind] = Counter()
         self._communicator = Communicator(
             PrefixStore("synth", store),
@@ -106,6 +112,10 @@ class SynthGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
         """Combine the tensors of all ranks, in place."""
         tensors, op = _listed(tensors), _op_of(opts)
+        if self._is_for_cuda(tensors) and _serves(op, tensors[0]):
+            schedule = self._schedule_for_cuda(Kind.ALLREDUCE, -1, tensors[0])
+            if schedule is not None and self._cuda is not None:
+                return self._cuda.allreduce(schedule, tensors[0], op)
         if not (_is_one_plain(tensors) and _serves(op, tensors[0])):
             return self._hand_over(Kind.ALLREDUCE, super().allreduce, tensors, _reduce_options(op))
         return self._submit(lambda: self._communicator.allreduce(_flat(tensors[0]), op), tensors)
@@ -136,6 +146,10 @@ class SynthGroup(dist.ProcessGroup):
             opts.rootRank = root
         opts = opts or BroadcastOptions()
         root = opts.rootRank
+        if self._is_for_cuda(tensors) and opts.rootTensor == 0 and 0 <= root < self.size():
+            schedule = self._schedule_for_cuda(Kind.BROADCAST, root, tensors[0])
+            if schedule is not None and self._cuda is not None:
+                return self._cuda.broadcast(schedule, tensors[0])
         if not (_is_one_plain(tensors) and opts.rootTensor == 0 and 0 <= root < self.size()):
             return self._hand_over(Kind.BROADCAST, super().broadcast, tensors, opts)
         # Only bits travel, so that every type does.
@@ -259,6 +273,8 @@ class SynthGroup(dist.ProcessGroup):
         serve at all.
         """
         counts = self._communicator.counters()
+        for kind, calls in ({} if self._cuda is None else self._cuda.calls).items():
+            counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["schedule"] += calls
         for kind, calls in self._handed_over.items():
             counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["handed over"] = calls
         return counts
@@ -280,6 +296,19 @@ class SynthGroup(dist.ProcessGroup):
 
     def _submit(self, function: Callable[[], None], result: Any) -> dist.Work:
         return work_of(self._queue.submit(function, result))
+
+    def _is_for_cuda(self, tensors: Sequence[Tensor]) -> bool:
+        return self._cuda is not None and len(tensors) == 1 and _is_plain(tensors[0], "cuda")
+
+    def _schedule_for_cuda(self, kind: Kind, root: int, tensor: Tensor) -> Schedule | None:
+        """The schedule for a tensor on a GPU; None where NCCL serves by itself."""
+        nbytes = tensor.numel() * tensor.itemsize
+        below = self._communicator.options.gloo_below
+        if self.size() == 1 or nbytes < (NCCL_BELOW if below is None else below):
+            return None
+        found: list[Schedule | None] = []
+        self._queue.submit(lambda: found.append(self._communicator.schedule(kind, root, nbytes)), None).wait()
+        return found[0]
 
     def _hand_over(self, kind: Kind, function: Callable[..., dist.Work], *arguments: Any) -> dist.Work:
         self._handed_over[kind] += 1
@@ -331,8 +360,8 @@ def _scatter_options(op: dist.ReduceOp) -> ReduceScatterOptions:
     return options
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
+def _is_plain(tensor: Tensor, device: str = "cpu") -> bool:
+    return tensor.device.type == device and tensor.layout == torch.strided and tensor.is_contiguous()
 
 
 def _is_one_plain(tensors: Sequence[Tensor]) -> bool:
