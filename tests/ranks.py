@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch", "torch.distributed", "backends.torch_p2p", "synth"])
+PROCESSES.set_forkserver_preload(["torch", "torch.distributed", "backends.torch_p2p", "backends.group.process_group"])
 
 
 @dataclass(frozen=True)
