@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from backends.channels.frames import HEADER, Code, opening_frame
-from backends.channels.opening import OPENING_BYTES
 from backends.channels.socket_channel import SocketChannel
 from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
 from backends.torch_names import split
@@ -33,6 +32,7 @@ SLOTS = 4
 INLINE_BYTES = 2 << 10
 _READ_BYTES = 16 << 10
 _LENGTH = struct.Struct("<BI")
+_LONGER = frozenset((Code.PART, Code.INLINE, Code.OPENING, Code.ABORT, Code.BYE))
 _WHOLE_SLOT = bytes([Code.WHOLE_SLOT])
 _GIVEN_BACK = bytes([Code.GIVEN_BACK])
 
@@ -106,16 +106,16 @@ class SharedMemoryChannel(SocketChannel):
         if self._outbox:
             self._post(b"")
         self._read()
-        self._raise_if_gone()
+        self._raise_if_read()
 
     def open(self, opening: bytes) -> None:
         """See `Channel.open`."""
         self._post(opening_frame(opening))
-        self._raise_if_cut()
+        self._raise_if_gone()
 
     def send(self, data: Tensor) -> int:
         """See `Channel.send`."""
-        self._raise_if_cut()
+        self._raise_if_gone()
         size, done = data.numel(), 0
         while done < size and not self._outbox:
             length = min(self.part_bytes, size - done)
@@ -135,7 +135,7 @@ class SharedMemoryChannel(SocketChannel):
             else:
                 break
             done += length
-        self._raise_if_cut()
+        self._raise_if_gone()
         return done
 
     def opening(self) -> bytes | None:
@@ -212,18 +212,13 @@ class SharedMemoryChannel(SocketChannel):
         """Whether something that came is unread."""
         if not self._arrivals:
             self._read()
-            self._raise_if_gone()
+            self._raise_if_read()
         return bool(self._arrivals)
 
-    def _raise_if_gone(self) -> None:
-        """What came before the peer went is read first."""
-        if self._gone is not None and not self._arrivals:
-            raise self._gone
-
-    def _raise_if_cut(self) -> None:
-        """Nothing can be sent to a peer that went, whatever it left unread."""
-        if self._gone is not None:
-            raise self._gone
+    def _raise_if_read(self) -> None:
+        """For what is not sending: what came before the peer went is used first."""
+        if not self._arrivals:
+            self._raise_if_gone()
 
     def _post(self, frame: bytes) -> None:
         """Send a frame behind the slots to give back and what waits; keep what the socket has no room for."""
@@ -280,6 +275,8 @@ class SharedMemoryChannel(SocketChannel):
     def _read_long(self, data: bytes, at: int) -> int:
         """Take in a frame of several bytes; where it ends, 0 where not all of it is here."""
         code = data[at]
+        if code not in _LONGER:
+            raise DisagreementError(f"rank {self.peer} sent {data[at : at + 8].hex()} where a frame begins")
         header = _LENGTH if code in (Code.PART, Code.INLINE) else HEADER
         body = at + header.size
         if body > len(data):
@@ -292,12 +289,10 @@ class SharedMemoryChannel(SocketChannel):
             self._arrivals.append(length)
         elif code == Code.INLINE:
             self._arrivals.append(torch.frombuffer(bytearray(data[body:end]), dtype=torch.uint8))
-        elif code == Code.OPENING and length == OPENING_BYTES:
+        elif code == Code.OPENING:
             self._arrivals.append(data[body:end])
         elif code == Code.ABORT:
             self._gone = ChannelClosedError(self.peer, data[body:end].decode(errors="replace"))
-        elif code == Code.BYE:
-            self._gone = PeerLeftError(self.peer)
         else:
-            raise DisagreementError(f"rank {self.peer} sent {data[at : at + 8].hex()} where a frame begins")
+            self._gone = PeerLeftError(self.peer)
         return end

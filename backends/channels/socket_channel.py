@@ -79,6 +79,10 @@ class SocketChannel(Channel):
             self._socket.close()
             self.drop_memory()
 
+    def _raise_if_gone(self) -> None:
+        if self._gone is not None:
+            raise self._gone
+
     def _filler(self) -> bytes:
         """What must go before a last frame."""
         return b""

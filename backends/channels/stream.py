@@ -19,7 +19,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-from backends.channels.frames import HEADER, Code, opening_frame
+from backends.channels.frames import HEADER, REASON_BYTES, Code, opening_frame
 from backends.channels.opening import OPENING_BYTES
 from backends.channels.socket_channel import SocketChannel
 from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
@@ -73,6 +73,7 @@ class StreamChannel(SocketChannel):
 
     def on_ready(self) -> None:
         """See `Channel.on_ready`."""
+        self._raise_if_gone()
         if self._outbox:
             self._send(b"")
         if not self._is_within_part:
@@ -80,12 +81,14 @@ class StreamChannel(SocketChannel):
 
     def open(self, opening: bytes) -> None:
         """See `Channel.open`."""
+        self._raise_if_gone()
         assert not self._owed, "an opening within a message"
         self._outbox += opening_frame(opening)
         self._send(b"")
 
     def send(self, data: Tensor) -> int:
         """See `Channel.send`."""
+        self._raise_if_gone()
         view = _view(data)
         size, done = len(view), 0
         self._no_room = False
@@ -106,8 +109,6 @@ class StreamChannel(SocketChannel):
 
         A seal that finds no room after all of `data` is kept in the outbox.
         """
-        if self._gone is not None:
-            raise self._gone
         waiting = len(self._outbox)
         try:
             sent = self._socket.sendmsg([self._outbox, data, seal])
@@ -214,7 +215,7 @@ class StreamChannel(SocketChannel):
         if code == Code.BYE:
             self._gone = PeerLeftError(self.peer)
             raise self._gone
-        if code != Code.ABORT:
+        if code != Code.ABORT or length > REASON_BYTES:
             raise DisagreementError(f"rank {self.peer} sent {self._header_view.hex()} where a frame begins")
         reason = self._whole_body(length)
         if reason is None:
@@ -236,8 +237,7 @@ class StreamChannel(SocketChannel):
 
     def _recv(self, buffers: list[memoryview | bytearray]) -> int:
         """Bytes read into the buffers, 0 where nothing is there now."""
-        if self._gone is not None:
-            raise self._gone
+        self._raise_if_gone()
         try:
             got = self._socket.recvmsg_into(buffers)[0]
         except BlockingIOError:

@@ -1,0 +1,519 @@
+"""Both kinds of channel, end to end in one process over a socket pair, and with a peer process that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks import Failure, run_ranks, store_path
+from torch import Tensor
+
+from backends.channels.channel import Channel
+from backends.channels.opening import OPENING_BYTES
+from backends.channels.shared_memory import SharedMemoryChannel, create_memory
+from backends.channels.stream import StreamChannel
+from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
+
+PART = 4096  # of every channel here; shared memory has 3 slots of it
+TRANSPORTS = ("sockets", "shared memory")
+
+
+def connected(transport: str, sock: socket.socket, peer: int, memory: int) -> Channel:
+    if transport == "sockets":
+        return StreamChannel(sock, peer, PART)
+    return SharedMemoryChannel(sock, peer, memory, is_first=peer == 1, slot_bytes=PART, slots=3)
+
+
+@contextlib.contextmanager
+def pair(transport: str) -> Iterator[tuple[Channel, Channel]]:
+    """The channel of rank 0 to rank 1 and that of rank 1 to rank 0."""
+    ours, theirs = socket.socketpair()
+    memory = create_memory(PART, 3)
+    for sock in (ours, theirs):  # little room, so that sends stop in the middle of parts
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    channels = connected(transport, ours, 1, memory), connected(transport, theirs, 0, memory)
+    os.close(memory)
+    try:
+        yield channels
+    finally:
+        for channel in channels:
+            channel.close()
+
+
+def some_bytes(length: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass
+class End:
+    """One end with what it is to send and to receive, in order: openings as bytes, messages as tensors."""
+
+    channel: Channel
+    out: deque[Tensor | bytes]
+    due: deque[Tensor | bytes]
+    takes: bool
+    got: list[Tensor] = field(default_factory=list)
+    done: int = 0
+
+    def send(self) -> bool:
+        if not self.out:
+            return False
+        first = self.out[0]
+        if isinstance(first, bytes):
+            self.channel.open(first)
+            self.out.popleft()
+            return True
+        count = self.channel.send(first) if len(first) else 0
+        if count == len(first):
+            self.out.popleft()
+        else:
+            # What was handed over may be overwritten.
+            self.out[0] = first[count:].clone()
+            first.zero_()
+        return count > 0 or not len(first)
+
+    def receive(self) -> bool:
+        if not self.due:
+            return False
+        first = self.due[0]
+        if isinstance(first, bytes):
+            opening = self.channel.opening()
+            if opening is None:
+                return False
+            assert opening == first
+            self.due.popleft()
+            return True
+        if not self.done:
+            self.got.append(torch.zeros(len(first), dtype=torch.uint8))
+        into = self.got[-1][self.done :]
+        if self.takes and len(into):
+            part = self.channel.take(min(PART, len(into)))
+            count = 0 if part is None else len(part)
+            if part is not None:
+                into[:count] = part
+        else:
+            count = self.channel.receive(into)
+        self.done += count
+        if self.done < len(first):
+            return count > 0
+        assert torch.equal(self.got[-1], first)
+        self.due.popleft()
+        self.done = 0
+        return True
+
+
+def run(*ends: End) -> None:
+    """Until all is received; polls as the engine does, so that missing `wants_...` would hang."""
+    while any(end.due or end.out for end in ends):
+        moved = [end.send() | end.receive() for end in ends]
+        if any(moved):
+            continue
+        poll = select.poll()
+        by_descriptor = {end.channel.fileno(): end for end in ends}
+        for descriptor, end in by_descriptor.items():
+            reads = select.POLLIN if end.due or end.channel.wants_read else 0
+            poll.register(descriptor, reads | (select.POLLOUT if end.channel.wants_write else 0))
+        events = poll.poll(5000)
+        assert events, "nobody waits for what would move"
+        for descriptor, _ in events:
+            by_descriptor[descriptor].channel.on_ready()
+
+
+def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.001)
+
+
+def send_all(channel: Channel, data: Tensor) -> None:
+    assert channel.send(data) == len(data)
+
+
+SIZES = st.lists(
+    st.one_of(st.none(), st.integers(0, 3000), st.sampled_from([PART, PART + 1, 2 * PART, 5 * PART - 7])),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@given(there=SIZES, back=SIZES, takes=st.tuples(st.booleans(), st.booleans()))
+def test_whatever_is_sent_arrives_in_order(
+    transport: str, there: list[int | None], back: list[int | None], takes: tuple[bool, bool]
+) -> None:
+    """Messages of all lengths both ways at once; None is an opening between them."""
+
+    def stream(sizes: list[int | None], seed: int) -> list[Tensor | bytes]:
+        return [
+            bytes([at]) * OPENING_BYTES if size is None else some_bytes(size, seed + at)
+            for at, size in enumerate(sizes)
+        ]
+
+    with pair(transport) as (a, b):
+        run(
+            End(a, deque(stream(there, 0)), deque(stream(back, 50)), takes[0]),
+            End(b, deque(stream(back, 50)), deque(stream(there, 0)), takes[1]),
+        )
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_next_collective_may_begin_before_this_one_is_read(transport: str) -> None:
+    with pair(transport) as (a, b):
+        a.open(b"a" * OPENING_BYTES)
+        send_all(a, some_bytes(100, 1))
+        a.open(b"b" * OPENING_BYTES)
+        send_all(a, some_bytes(200, 2))
+        assert b.opening() == b"a" * OPENING_BYTES
+        first = b.take(100)
+        assert first is not None
+        assert torch.equal(first, some_bytes(100, 1))
+        assert b.opening() == b"b" * OPENING_BYTES
+        into = torch.zeros(200, dtype=torch.uint8)
+        assert b.receive(into) == 200
+        assert torch.equal(into, some_bytes(200, 2))
+        assert b.opening() is None
+        assert b.receive(into) == 0
+        assert b.take(1) is None
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_lengths_that_differ_are_refused_with_both(transport: str) -> None:
+    with pair(transport) as (a, b):
+        send_all(a, some_bytes(100))
+        with pytest.raises(
+            DisagreementError, match="rank 0 sends a part of 100 bytes where a part of 64 bytes is due"
+        ):
+            b.receive(torch.zeros(64, dtype=torch.uint8))
+    with pair(transport) as (a, b):
+        send_all(a, some_bytes(3000))
+        with pytest.raises(DisagreementError, match="a part of 3000 bytes where a part of 4096 bytes is due"):
+            b.take(PART)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_collectives_that_are_out_of_step_are_refused(transport: str) -> None:
+    with pair(transport) as (a, b):
+        a.open(bytes(OPENING_BYTES))
+        with pytest.raises(
+            DisagreementError, match="the begin of a collective where a part of 64 bytes is due"
+        ):
+            b.take(64)
+    with pair(transport) as (a, b):
+        send_all(a, some_bytes(100))
+        with pytest.raises(
+            DisagreementError, match="rank 0 sends a part of 100 bytes where a collective should begin"
+        ):
+            b.opening()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_reason_comes_after_what_was_sent_before(transport: str) -> None:
+    with pair(transport) as (a, b):
+        send_all(a, some_bytes(100))
+        a.abort("gave up: the café burns")
+        b.on_ready()
+        assert b.take(100) is not None
+        for _ in range(2):
+            with pytest.raises(ChannelClosedError, match=r"^rank 0 gave up: the café burns$") as caught:
+                b.take(100)
+        assert caught.value.reason == "gave up: the café burns"
+        with pytest.raises(ChannelClosedError, match="the café burns"):
+            b.send(some_bytes(1))
+        with pytest.raises(ChannelClosedError, match="the café burns"):
+            b.open(bytes(OPENING_BYTES))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_reason_is_known_to_who_can_only_send(transport: str) -> None:
+    """It lies behind an unread message; the error of the socket alone would not tell it."""
+    with pair(transport) as (a, b):
+        send_all(a, some_bytes(100))
+        a.abort("gave up")
+        with pytest.raises(ChannelClosedError, match="rank 0 gave up"):
+            for _ in range(100):
+                b.send(some_bytes(50))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_who_leaves_in_order_is_told_from_who_dies(transport: str) -> None:
+    with pair(transport) as (a, b):
+        send_all(a, some_bytes(100))
+        a.close()
+        a.close()
+        assert a.fileno() == -1
+        assert b.receive(torch.zeros(100, dtype=torch.uint8)) == 100
+        with pytest.raises(PeerLeftError, match=r"^rank 0 has left the group$") as caught:
+            b.on_ready()
+        assert caught.value.reason is None
+        with pytest.raises(PeerLeftError):
+            b.opening()
+        with pytest.raises(ChannelClosedError, match="rank 1 cannot be reached: this rank has closed"):
+            a.send(some_bytes(1))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_socket_that_ends_without_a_word(transport: str) -> None:
+    ours, theirs = socket.socketpair()
+    memory = create_memory(PART, 3)
+    channel = connected(transport, ours, 1, memory)
+    os.close(memory)
+    theirs.close()
+    for call in (lambda: channel.take(8), channel.on_ready, lambda: channel.open(bytes(OPENING_BYTES))):
+        with pytest.raises(ChannelClosedError, match="rank 1 closed its connection: it died") as caught:
+            call()
+        assert caught.value.reason is None
+    assert "it died" in str(channel.last_words())
+    channel.close()
+
+
+def test_abort_within_a_part_never_completes_it() -> None:
+    """The rest of the part is filled up, so that the reason can follow; its last byte is never counted."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    long = 12_000  # more than the socket takes at once
+    a, b = StreamChannel(ours, 1, long), StreamChannel(theirs, 0, long)
+    data = some_bytes(3 * long)
+    handed_over = a.send(data)
+    assert handed_over % long, "the socket should fill within a part"
+    into = torch.zeros(3 * long, dtype=torch.uint8)
+    received = b.receive(into)  # makes room for the rest
+    a.abort("gave up: rank 7 died")
+    with pytest.raises(ChannelClosedError, match="rank 7 died"):
+        while True:
+            received += b.receive(into[received:])
+    whole = handed_over - handed_over % long
+    assert handed_over <= received < whole + long
+    assert torch.equal(into[:handed_over], data[:handed_over])
+    b.close()
+
+
+def test_abort_never_waits_for_who_does_not_read() -> None:
+    with pair("sockets") as (a, b):
+        a.send(some_bytes(30 * PART))
+        start = time.monotonic()
+        a.abort("gave up")
+        assert time.monotonic() - start < 5  # 0.2 s are meant; a hang would be one of minutes
+        with pytest.raises(ChannelClosedError, match="it died or was ended"):
+            while True:
+                b.receive(torch.zeros(30 * PART, dtype=torch.uint8))
+
+
+def test_reasons_may_be_long() -> None:
+    for transport in TRANSPORTS:
+        with pair(transport) as (a, b):
+            a.abort("é" * 5000)
+            with pytest.raises(ChannelClosedError, match=r"^rank 0 é{1000}"):
+                b.on_ready()
+
+
+def test_sender_waits_for_slots_and_reuses_them() -> None:
+    with pair("shared memory") as (a, b):
+        data = some_bytes(7 * PART)
+        assert a.send(data) == 3 * PART
+        assert a.wants_read
+        assert not a.wants_write
+        first = b.take(PART)
+        assert first is not None
+        assert a.send(data[3 * PART :]) == 0
+        assert torch.equal(first, data[:PART])  # still there: it may be read until the next call
+        assert b.take(PART) is not None
+        assert b.take(PART) is not None  # two slots are free now, and given back
+        a.on_ready()
+        assert not a.wants_read
+        assert a.send(data[3 * PART :]) == 2 * PART
+
+
+def test_short_parts_need_no_slot() -> None:
+    with pair("shared memory") as (a, b):
+        for at in range(5):
+            send_all(a, some_bytes(24, at))
+        for at in range(5):
+            part = b.take(24)
+            assert part is not None
+            assert torch.equal(part.view(torch.float64), some_bytes(24, at).view(torch.float64))
+
+
+def test_socket_without_room_is_said() -> None:
+    with pair("sockets") as (a, b):
+        data = some_bytes(100 * PART)
+        count = a.send(data)
+        assert 0 < count < 100 * PART
+        assert a.wants_write
+        assert not a.wants_read
+        into = torch.zeros(100 * PART, dtype=torch.uint8)
+        received = b.receive(into)
+        assert received
+        assert a.send(data[count:])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_openings_without_room_are_kept(transport: str) -> None:
+    with pair(transport) as (a, b):
+        number = 300
+        for at in range(number):
+            a.open(at.to_bytes(8, "little") * (OPENING_BYTES // 8) + bytes(OPENING_BYTES % 8))
+        assert a.wants_write
+        seen = 0
+        while seen < number:
+            opening = b.opening()
+            if opening is None:
+                a.on_ready()
+            else:
+                assert int.from_bytes(opening[:8], "little") == seen
+                seen += 1
+        assert not a.wants_write
+
+
+def test_close_waits_for_what_is_kept() -> None:
+    """Openings that found no room go out while the peer reads; here nobody does, and close still ends."""
+    with pair("shared memory") as (a, _):
+        for _ in range(500):
+            a.open(bytes(OPENING_BYTES))
+        assert a.wants_write
+        a.close()
+        assert a.fileno() == -1
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_nothing_is_left_open(transport: str) -> None:
+    def mappings() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count("memfd:arborcast")
+
+    held = mappings()
+    before = len(list(Path("/proc/self/fd").iterdir())), held
+    for _ in range(5):
+        with pair(transport) as (a, b):
+            send_all(a, some_bytes(2 * PART))
+            b.take(PART)
+    held = mappings()
+    assert (len(list(Path("/proc/self/fd").iterdir())), held) == before
+
+
+def test_frames_of_somebody_else() -> None:
+    for transport in TRANSPORTS:
+        ours, theirs = socket.socketpair()
+        memory = create_memory(PART, 3)
+        channel = connected(transport, ours, 1, memory)
+        os.close(memory)
+        theirs.sendall(b"\x63" * 64)
+        with pytest.raises(DisagreementError, match="rank 1 sent 6363636363636363 where a frame begins"):
+            channel.take(8)
+        channel.close()
+        theirs.close()
+
+
+# With a peer process that ends
+
+
+def meet(rank: int, transport: str, part_bytes: int) -> Channel:
+    """A channel between ranks 0 and 1 through a socket whose path both know; rank 0 brings the memory."""
+    path = str(store_path())
+    sock = socket.socket(socket.AF_UNIX)
+    if rank == 0:
+        sock.bind(path)
+        sock.listen()
+        sock, listener = sock.accept()[0], sock
+        listener.close()
+        memory = create_memory(part_bytes, 4)
+        socket.send_fds(sock, [b"m"], [memory])
+    else:
+        until(lambda: sock.connect_ex(path) == 0)
+        memory = socket.recv_fds(sock, 1, 1)[1][0]
+    if transport == "sockets":
+        os.close(memory)
+        return StreamChannel(sock, 1 - rank, part_bytes)
+    channel = SharedMemoryChannel(sock, 1 - rank, memory, is_first=rank == 0, slot_bytes=part_bytes, slots=4)
+    os.close(memory)
+    return channel
+
+
+def dies_while_sending(rank: int, size: int, transport: str) -> str:
+    channel = meet(rank, transport, 1 << 20)
+    data = some_bytes(1 << 26)
+    if rank == 0:
+        sent = 0
+        while sent < len(data) // 4:
+            sent += channel.send(data[sent:])
+        os.kill(os.getpid(), signal.SIGKILL)
+    into = torch.zeros(1 << 26, dtype=torch.uint8)
+    received = 0
+    try:
+        while received < len(into):
+            received += channel.receive(into[received:])
+    except ChannelClosedError as error:
+        assert torch.equal(into[:received], data[:received])
+        assert received >= len(data) // 4 - (1 << 20)
+        return str(error)
+    return "all of it arrived"
+
+
+def dies_while_receiving(rank: int, size: int, transport: str) -> str:
+    channel = meet(rank, transport, 1 << 20)
+    if rank == 0:
+        until(lambda: channel.take(1 << 20) is not None)
+        os.kill(os.getpid(), signal.SIGKILL)
+    data = some_bytes(1 << 26)
+    sent = 0
+    try:
+        while sent < len(data):
+            count = channel.send(data[sent:])
+            sent += count
+            if not count:
+                poll = select.poll()
+                poll.register(
+                    channel.fileno(),
+                    select.POLLIN * channel.wants_read | select.POLLOUT * channel.wants_write,
+                )
+                assert poll.poll(20_000), "not told that the peer is gone"
+                channel.on_ready()
+    except ChannelClosedError as error:
+        return str(error)
+    return "all of it was sent"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("body", [dies_while_sending, dies_while_receiving])
+def test_killed_peer(body: Callable[..., str], transport: str) -> None:
+    killed, other = run_ranks(2, body, transport, backend=None, may_fail=True)
+    assert killed == Failure("killed", "ended without an answer")
+    assert other == "rank 0 closed its connection: it died or was ended"
+    assert not list(Path("/dev/shm").glob("*arborcast*"))
+
+
+def leaves_at_once(rank: int, size: int, transport: str) -> int:
+    channel = meet(rank, transport, 1 << 16)
+    data = some_bytes(150_000)
+    if rank == 0:
+        sent = 0
+        while sent < len(data):
+            sent += channel.send(data[sent:])
+        channel.close()
+        os._exit(0)
+    into = torch.zeros(150_000, dtype=torch.uint8)
+    received = 0
+    time.sleep(0.3)  # so that rank 0 is surely gone
+    while received < len(into):
+        received += channel.receive(into[received:])
+    assert torch.equal(into, data)
+    with pytest.raises(PeerLeftError):
+        channel.on_ready()
+    return received
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_was_handed_over_arrives_though_the_sender_exits(transport: str) -> None:
+    assert run_ranks(2, leaves_at_once, transport, backend=None, may_fail=True)[1] == 150_000
