@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import combinations, permutations
 
 from backends.probe.measurements import Flow, Measurements, Spread
 from backends.probe.prediction import Predictor, agrees, fair_rates, ratio
-from backends.probe.rounding import clustered
+from backends.probe.rounding import clustered, rounded
 from backends.probe.shape import Groups, Shape, build, capacity
-from synth.topology import Topology
+from synth.topology import Link, Topology
 
 ALIKE = 0.06
 """Rates and latencies that differ by less are made equal."""
@@ -78,8 +79,8 @@ def infer(
     """
     best: tuple[float, Topology, Shape] | None = None
     for shape in candidates(measured, explained=explained):
-        topology = build(shape, measured, name=name, alike=alike)
-        links = sum(topology.is_switch(link.src) or topology.is_switch(link.dst) for link in topology.links)
+        topology = fitted(build(shape, measured, name=name, alike=alike), measured, explained=explained)
+        links = sum(_joins_switch(topology, link) for link in topology.links)
         cost = error(topology, measured, explained=explained) + _WORTH * links
         if best is None or cost < best[0] - 1e-9:  # the first, which is the simplest, among equals
             best = cost, topology, shape
@@ -111,6 +112,42 @@ def error(topology: Topology, measured: Measurements, *, explained: float) -> fl
             near = min(max(predicted, rates[flow].minimum), rates[flow].maximum)
             missed += max(0.0, math.log(ratio(predicted, near) / (1 + explained)))
     return missed
+
+
+def fitted(topology: Topology, measured: Measurements, *, explained: float) -> Topology:
+    """The topology with the rates around switches moved, in steps, to where they explain most.
+
+    A shared link's capacity is first the most that was ever seen through it, which luck can make too much;
+    and where one flow alone cannot fill a port that several fill together, no rate fits both. Links that
+    are equal stay so.
+    """
+    best = error(topology, measured, explained=explained)
+    rates = {link.bandwidth for link in topology.links if _joins_switch(topology, link)}
+    for rate in sorted(rates):
+        for step in (Fraction(9, 10), Fraction(10, 9)):
+            now, factor = rate, step
+            while best > 0 and Fraction(1, 4) < factor < 4:
+                to = rounded(float(rate * factor))
+                moved = _with_rate(topology, now, to)
+                missed = error(moved, measured, explained=explained)
+                if missed > best - _WORTH or to in rates:
+                    break
+                topology, best, now, factor = moved, missed, to, factor * step
+            if now != rate:
+                break
+    return topology
+
+
+def _with_rate(topology: Topology, before: Fraction, after: Fraction) -> Topology:
+    links = [
+        replace(link, bandwidth=after) if link.bandwidth == before and _joins_switch(topology, link) else link
+        for link in topology.links
+    ]
+    return replace(topology, links=tuple(links))
+
+
+def _joins_switch(topology: Topology, link: Link) -> bool:
+    return topology.is_switch(link.src) or topology.is_switch(link.dst)
 
 
 def misses(topology: Topology, measured: Measurements, *, explained: float) -> tuple[Miss, ...]:

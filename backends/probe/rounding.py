@@ -20,10 +20,10 @@ _MULTIPLES = 8
 def clustered(values: Sequence[Spread], *, alike: float) -> list[Fraction]:
     """A round number for each value, the same for values that cannot be told apart.
 
-    In ascending order a value joins the one before it where it is within `alike` of the lowest of them, or
-    where the median of each lies in the spread of the other. A cluster's number is the median of its
-    medians, as a multiple of the lowest cluster's where it is within `alike` of one, else with two
-    significant digits.
+    In ascending order a value joins those before it where it is within `alike` of the last of them and
+    within twice that of the first, or where the medians of the first and of it lie in the spread of each
+    other. A cluster's number is the median of its medians: as a multiple of the lowest cluster's number where
+    it is within `alike` of one, else with two significant digits.
 
     Args:
         values: all positive.
@@ -32,7 +32,7 @@ def clustered(values: Sequence[Spread], *, alike: float) -> list[Fraction]:
     order = sorted(range(len(values)), key=lambda index: values[index].median)
     clusters: list[list[int]] = []
     for index in order:
-        if clusters and _alike(values[clusters[-1][0]], values[index], alike):
+        if clusters and _joins(values[index], [values[member] for member in clusters[-1]], alike):
             clusters[-1].append(index)
         else:
             clusters.append([index])
@@ -58,10 +58,11 @@ def rounded(value: float) -> Fraction:
     return steps * Fraction(10) ** exponent
 
 
-def _alike(low: Spread, high: Spread, alike: float) -> bool:
-    if high.median <= low.median * (1 + alike):
+def _joins(value: Spread, cluster: Sequence[Spread], alike: float) -> bool:
+    first, last = cluster[0], cluster[-1]
+    if value.median <= min(last.median * (1 + alike), first.median * (1 + alike) ** 2):
         return True
-    return high.minimum <= low.median and high.median <= low.maximum
+    return value.minimum <= first.median and value.median <= first.maximum
 
 
 def _near_multiple(value: float, unit: Fraction, alike: float) -> Fraction:

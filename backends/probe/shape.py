@@ -89,16 +89,23 @@ class Shape:
 def capacity(measured: Measurements, among: Callable[[Flow], bool], *, near: float) -> Spread:
     """How much all flows of a kind got at once, at most: what the link that they share can carry.
 
-    The median of the sums that come near the largest one, so that one lucky measurement does not decide.
+    The median of the sums that come near the largest one, so that one lucky measurement does not decide; its
+    spread is that of all their repeats.
 
     Args:
         measured: all of it.
         among: whether a flow counts.
         near: how far below the largest sum another still counts, relatively.
     """
-    sums = [sum(rate.median for flow, rate in rates.items() if among(flow)) for rates in measured.experiments]
-    largest = max(sums)
-    return Spread.of(value for value in sums if value * (1 + near) >= largest)
+    chosen = [[rate for flow, rate in rates.items() if among(flow)] for rates in measured.experiments]
+    largest = max(sum(rate.median for rate in rates) for rates in chosen)
+    high = [rates for rates in chosen if sum(rate.median for rate in rates) * (1 + near) >= largest]
+    return Spread(
+        min(sum(rate.minimum for rate in rates) for rates in high),
+        statistics.median(sum(rate.median for rate in rates) for rates in high),
+        max(sum(rate.maximum for rate in rates) for rates in high),
+        len(high),
+    )
 
 
 def build(shape: Shape, measured: Measurements, *, name: str, alike: float) -> Topology:
