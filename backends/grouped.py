@@ -205,9 +205,10 @@ class GroupedExecutor:
         text = json.dumps([schedule_to_document(self.schedule), knobs], sort_keys=True)
         own = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
         mine = torch.tensor([own], dtype=torch.int64, device=self.device)
-        everybody = torch.empty(self._group.size(), dtype=torch.int64, device=self.device)
-        dist.all_gather_into_tensor(everybody, mine, group=self._group)
-        for rank, other in enumerate(everybody.tolist()):
+        everybody = [torch.empty_like(mine) for _ in range(self._group.size())]
+        dist.all_gather(everybody, mine, group=self._group)
+        for rank, digest in enumerate(everybody):
+            other = int(digest.item())
             if other != own:
                 raise DisagreementError(
                     f"rank {self.rank}: its schedule and knobs (digest {own:014x}) are not those of "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -24,10 +26,11 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from group_cases import OPS, values  # noqa: E402
-from ranks import run_ranks  # noqa: E402
+from ranks import Failure, run_ranks  # noqa: E402
 
 import synth  # noqa: E402
 import topologies  # noqa: E402
+from backends.errors import ExecutionError  # noqa: E402
 from backends.grouped import GroupedExecutor  # noqa: E402
 from backends.layout import lay_out  # noqa: E402
 from backends.reduction import Array, Reduction  # noqa: E402
@@ -122,6 +125,16 @@ def drawn() -> dict[int, list[Job]]:
         jobs[schedule.topology.ranks].append((schedule, elements, dtype, reduction, chance.randint(1, 5)))
 
     collect()
+    by_hand = (
+        tree_broadcast(),
+        recursive_doubling(),
+        uneven_allreduce(),
+        allgather_over_relay(),
+        custom_exchange(),
+    )
+    for schedule in by_hand:
+        for elements in (1, 100):
+            jobs[schedule.topology.ranks] += [(schedule, elements, "int64", Reduction.SUM, 3)]
     return jobs
 
 
@@ -139,18 +152,6 @@ def test_synthesized_schedules_of_every_kind(spec: str) -> None:
         for pieces in (1, 7)
     ]
     assert all(run_ranks(fabric.ranks, run_all, jobs))
-
-
-def test_drawn_schedules() -> None:
-    for schedule in (
-        tree_broadcast(),
-        recursive_doubling(),
-        uneven_allreduce(),
-        allgather_over_relay(),
-        custom_exchange(),
-    ):
-        jobs = [(schedule, size, "int64", Reduction.SUM, pieces) for size in (1, 100) for pieces in (1, 3)]
-        assert any(run_ranks(schedule.topology.ranks, run_all, jobs))
 
 
 # Every operation and type --------------------------------------------------------------------------
@@ -185,3 +186,158 @@ def every_operation(rank: int, size: int, device: Any = CPU) -> int:
 def test_every_operation_and_type() -> None:
     # SUM, PRODUCT, MIN, MAX on 8 types, AVG and PREMUL_SUM on 4, the three bitwise ones on the other 4
     assert run_ranks(4, every_operation) == [4 * 8 + 2 * 4 + 3 * 4] * 4
+
+
+# The order of messages -----------------------------------------------------------------------------
+
+
+def equal_tags(rank: int, size: int) -> int:
+    """Both ways between all ranks, one tag, lengths that depend on the number, posted in fits and starts."""
+    group, chance = dist.group.WORLD, random.Random(rank)
+    assert group is not None
+    peers = [peer for peer in range(size) if peer != rank]
+    lengths = [1 + number * 7919 % 3001 for number in range(60)]
+    works, received = [], []
+    waiting = {("send", peer): 0 for peer in peers} | {("receive", peer): 0 for peer in peers}
+    while waiting:
+        way, peer = chance.choice(list(waiting))
+        for _ in range(chance.randint(1, 9)):
+            number = waiting[way, peer]
+            if number == len(lengths):
+                del waiting[way, peer]
+                break
+            waiting[way, peer] += 1
+            if way == "send":
+                data = torch.full((lengths[number],), 1000 * rank + number)
+                works.append((group.send([data], peer, 0), data))
+            else:
+                data = torch.full((lengths[number],), -1)
+                works.append((group.recv([data], peer, 0), data))
+                received.append((data, 1000 * peer + number))
+        time.sleep(chance.choice([0, 0, 0, 0.002]))
+    for work, _ in works:
+        work.wait()
+    assert all(bool((data == expected).all()) for data, expected in received)
+    return len(received)
+
+
+def test_gloo_matches_equal_tags_of_a_pair_in_the_order_of_posting() -> None:
+    assert run_ranks(3, equal_tags) == [120] * 3
+
+
+# Calls ---------------------------------------------------------------------------------------------
+
+
+def call_by_call(rank: int, size: int) -> None:
+    executor = GroupedExecutor(ring_allreduce(size), device=CPU, pieces=2, cache=2)
+    works = []
+    tensors = [torch.full((3, 5), float(rank + number), requires_grad=True) for number in range(4)]
+    for tensor in tensors:
+        works.append(executor.allreduce(tensor, async_op=True))
+    for number, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+        assert work is not None
+        assert work.wait()
+        assert tensor.eq(sum(other + number for other in range(size))).all()
+        doubled = work.get_future().then(lambda future: 2 * future.value()[0]).wait()
+        assert torch.equal(doubled, 2 * tensor.detach().view(-1))
+    for length in (1, 2, 3, 1):
+        executor.allreduce(torch.zeros(length))
+    assert [key[0] for key in executor._cache] == [3, 1]
+    with pytest.raises(InputError, match="its schedule is for allreduce, not for broadcast"):
+        executor.broadcast(torch.zeros(3))
+
+
+def test_calls_return_works_with_futures_and_keep_their_plans() -> None:
+    run_ranks(3, call_by_call)
+
+
+def refusals(rank: int, size: int) -> None:
+    executor = GroupedExecutor(ring_allreduce(size), device=CPU)
+    for tensor, message in (
+        (torch.zeros(4, 4).t(), r"allreduce: output must be contiguous, got shape \(4, 4\)"),
+        (torch.zeros(4, device="meta"), "allreduce: output must be on cpu, got meta"),
+        (
+            torch.zeros(4, dtype=torch.complex64),
+            "reduction SUM: schedules do not serve it on torch.complex64",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            executor.allreduce(tensor)
+    with pytest.raises(InputError, match="output must have 4 elements on this rank, got None"):
+        executor.run(4, torch.float32)
+    with pytest.raises(InputError, match="output must have 4 elements on this rank, got 3"):
+        executor.run(4, torch.float32, output=torch.zeros(3))
+    with pytest.raises(InputError, match=r"output must be of type torch.int8, got torch.float32"):
+        executor.run(4, torch.int8, output=torch.zeros(4))
+    with pytest.raises(InputError, match=f"full-5 has 5 ranks, the process group has {size}"):
+        GroupedExecutor(ring_allreduce(5), device=CPU)
+    for device in ("cuda", "meta"):
+        with pytest.raises(InputError, match=f"must be cpu or cuda with its index, got {device}"):
+            GroupedExecutor(ring_allreduce(size), device=torch.device(device))
+    gathers = GroupedExecutor(synth.solve(topologies.load(f"full:{size}"), "allgather"), device=CPU)
+    both = torch.zeros(2 * size)
+    with pytest.raises(InputError, match="must not overlap the input, except as its own block"):
+        gathers.run(2 * size, torch.float32, given=both[1:3] if rank == 0 else both[:2], output=both)
+    both[2 * rank :][:2] = rank
+    gathers.run(2 * size, torch.float32, given=both[2 * rank :][:2], output=both)
+    assert both.tolist() == [float(index // 2) for index in range(2 * size)]
+    after = torch.ones(4)
+    executor.allreduce(after)  # nothing above has sent a message
+    assert after.tolist() == [size] * 4
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    run_ranks(3, refusals)
+
+
+def disagree(rank: int, size: int, knob: bool) -> None:
+    ring, pieces = ring_allreduce(size), None
+    if rank == 1 and knob:
+        pieces = 3
+    elif rank == 1:
+        ring = synth.solve(topologies.load(f"full:{size}"), "allreduce")
+    GroupedExecutor(ring, device=CPU, pieces=pieces)
+
+
+@pytest.mark.parametrize("knob", [False, True])
+def test_ranks_with_different_schedules_are_refused_at_once(knob: bool) -> None:
+    results = run_ranks(3, disagree, knob, may_fail=True)
+    for rank, result in enumerate(results):
+        assert isinstance(result, Failure) and result.error == "DisagreementError"
+        other = 0 if rank == 1 else 1
+        assert f"rank {rank}: its schedule and knobs (digest " in result.message
+        assert f"are not those of rank {other} (" in result.message
+
+
+def one_dies(rank: int, size: int) -> str:
+    executor = GroupedExecutor(ring_allreduce(size), device=CPU, pieces=4)
+    executor.allreduce(torch.ones(1000))
+    if rank == 1:
+        os._exit(1)
+    with pytest.raises(ExecutionError) as failure:
+        while True:
+            executor.allreduce(torch.ones(1000))
+    with pytest.raises(
+        ExecutionError, match=f"rank {rank}: an earlier call failed: allreduce, messages of time"
+    ):
+        executor.allreduce(torch.ones(1000))
+    return str(failure.value)
+
+
+def test_a_rank_that_dies_is_an_error_on_all_others() -> None:
+    results = run_ranks(3, one_dies, may_fail=True, group_timeout_s=15)
+    assert isinstance(results[1], Failure)
+    for rank in (0, 2):
+        assert f"rank {rank}: allreduce, messages of time " in results[rank]
+        assert " with ranks " in results[rank]
+
+
+def pieces(rank: int, size: int) -> list[int]:
+    executor = GroupedExecutor(ring_allreduce(size), device=CPU)
+    mib = 1 << 20
+    return [executor.pieces_for(count, torch.float32) for count in (1, mib // 2, mib, 4 * mib, 16 * mib)]
+
+
+def test_pieces_are_of_a_mebibyte_or_more_and_at_most_16() -> None:
+    """A ring of two has chunks of half the buffer."""
+    assert run_ranks(2, pieces)[0] == [1, 1, 2, 8, 16]
