@@ -298,12 +298,16 @@ class FlowRun:
         """Wait until a channel moves or somebody rings."""
         by_descriptor = {}
         for line in self._lines.values():
-            if self._may_send(line) and not (line.channel.wants_read or line.channel.wants_write):
-                self._to_push.append(line)  # room was found on the way, as something else was read
-            descriptor = line.channel.fileno()
+            channel = line.channel
+            # Sending may have read what is to be received, and receiving may have found room to send.
+            if self._may_send(line) and not (channel.wants_read or channel.wants_write):
+                self._to_push.append(line)
+            if channel.has_unread and (line.awaits_opening or self._may_receive(line)):
+                self._to_pull.append(line)
+            descriptor = channel.fileno()
             by_descriptor[descriptor] = line
             self._lookout.want(descriptor, self._wanted(line))
-        if self._to_push:
+        if self._to_push or self._to_pull:
             return
         now = time.monotonic()
         left = self._deadline - now
@@ -336,7 +340,7 @@ class FlowRun:
             line.is_gone = True
             if line.sent < len(line.sends):  # whoever leaves in peace has got everything before
                 operation = self._actions[line.sends[line.sent]].operation
-                raise LineError(str(operation), ChannelClosedError(line.channel.peer))
+                raise LineError(str(operation), line.channel.last_words())
         try:
             line.channel.on_ready()
         except ChannelClosedError as error:
@@ -389,54 +393,22 @@ class FlowRun:
         return self._bytes[part.buffer].narrow(0, part.start * size, part.length * size)
 
     def find_reason(self, peer: int, seconds: float) -> ChannelClosedError | None:
-        """After a peer went without a word: what it or another one says within that time about why.
+        """After a peer went without a word: what another one says within that time about why.
 
-        The run has failed; whatever still comes goes where it would have gone.
+        The run has failed; what still comes is lost.
         """
-        lines = {line.channel.fileno(): line for line in self._lines.values()}
+        others = {line.channel.fileno(): line for line in self._lines.values() if line.channel.peer != peer}
         end = time.monotonic() + seconds
         self._lookout.clear()
-        for descriptor in lines:
-            self._lookout.want(descriptor, READ | LEAVING)
-        first = self._lines.get(peer)
-        moved = [first] if first is not None else []
-        while lines:
-            for line in moved:
-                try:
-                    if self._read_on(line):
-                        continue
-                except ChannelClosedError as error:
-                    if error.reason is not None:
-                        return error
-                # It says no more that we could understand, and would only keep us awake.
-                self._lookout.want(line.channel.fileno(), 0)
-                lines.pop(line.channel.fileno(), None)
-            left = end - time.monotonic()
-            if left <= 0:
-                break
-            moved = [lines[descriptor] for descriptor, _ in self._lookout.sleep(left)]
+        for descriptor in others:
+            self._lookout.want(descriptor, LEAVING)
+        while others and (left := end - time.monotonic()) > 0:
+            for descriptor, _ in self._lookout.sleep(left):
+                self._lookout.want(descriptor, 0)
+                told = others.pop(descriptor).channel.last_words()
+                if told.reason is not None:
+                    return told
         return None
-
-    def _read_on(self, line: Line) -> bool:
-        """Read all that is there, to come to a peer's last words; whether there was anything."""
-        channel = line.channel
-        channel.on_ready()
-        any_came = False
-        while line.received < len(line.receives):
-            rest = line.incoming
-            if rest is None:
-                into = self._bytes_of(self._actions[line.receives[line.received]].into)
-                rest = into[line.offset :]
-            count = channel.receive(rest)
-            if not count:
-                return any_came
-            any_came = True
-            line.offset, line.incoming = 0, rest[count:]
-            if count == len(rest):
-                line.incoming = None
-                line.received += 1
-        channel.on_ready()
-        return any_came
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,14 @@ class Channel(ABC):
     def wants_write(self) -> bool:
         """Whether something waits for room in the socket, so that it must be polled for writing."""
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether something of the peer is here that the descriptor no longer tells of.
+
+        It may have come with what a send looked for.
+        """
+        return False
+
     @abstractmethod
     def on_ready(self) -> None:
         """To be called when the descriptor is readable or writable: move what moves by itself."""

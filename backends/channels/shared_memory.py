@@ -96,6 +96,11 @@ class SharedMemoryChannel(SocketChannel):
         """See `Channel.wants_write`."""
         return bool(self._outbox)
 
+    @property
+    def has_unread(self) -> bool:
+        """See `Channel.has_unread`."""
+        return bool(self._arrivals)
+
     def drop_memory(self) -> None:
         """Let go of the slots; tensors that were taken and are still held keep the memory."""
         self._out = self._in = ()
