@@ -34,7 +34,8 @@ _logger = logging.getLogger(__name__)
 
 def is_follower() -> bool:
     """Whether this process is another rank of `synth probe` than 0, and so has nothing to say."""
-    return sys.argv[1:2] == ["probe"] and os.environ.get("RANK", "0") != "0"
+    is_probe = sys.argv[1:2] == ["probe"] and all(name in os.environ for name in _RENDEZVOUS)
+    return is_probe and os.environ["RANK"] != "0"
 
 
 def end_after_rank_0() -> None:
@@ -98,7 +99,6 @@ def probe(
     from backends.probe.measuring import Effort
     from backends.probe.session import run
     from backends.probe.traffic import Period
-    from synth.options import part_of_one
 
     effort = Effort(
         pings=pings,
@@ -108,7 +108,7 @@ def probe(
         parallel=parallel_rounds,
         timeout_s=timeout,
     )
-    report = _Report(output, check, ranks, absolute, float(part_of_one("--tolerance", tolerance)), as_json)
+    report = _Report(output, check, ranks, absolute, _part("--tolerance", tolerance), as_json)
     try:
         with progress("measuring", quiet=as_json or is_follower()):
             status = run(prepare=report.prepare, conclude=report.conclude, effort=effort, transport=transport)
@@ -117,6 +117,19 @@ def probe(
         status = 1
     if status:
         raise typer.Exit(status)
+
+
+def _part(option: str, text: str) -> float:
+    """An option's number that is not negative."""
+    from synth.formats.numerals import parse_number, shorten
+
+    try:
+        value = parse_number(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from error
+    if value < 0:
+        raise InputError(f"{option}: must not be negative, got {shorten(text)}")
+    return float(value)
 
 
 def _see_rendezvous() -> None:
@@ -175,10 +188,12 @@ class _Report:
         from backends.probe.report import TABLE_HEADER, describe, document, table_rows, topology_file
         from synth.formats.atomic import write_atomically
 
-        found = infer(measured)
+        found = infer(measured, name="measured" if self.output is None else _name(self.output))
         comparison = None
         if self.given is not None:
-            comparison = compare(measured, self.given, tolerance=self.tolerance, absolute=self.absolute)
+            comparison = compare(
+                measured, self.given, tolerance=self.tolerance, absolute=self.absolute, name=self.check
+            )
         if self.output is not None:
             try:
                 write_atomically(self.output, topology_file(found, measured))
@@ -193,9 +208,15 @@ class _Report:
             print_lines(table(TABLE_HEADER, table_rows(measured)))
             print_lines(describe(found, measured, comparison, self.output))
         sys.stdout.flush()
-        _warn([f"not explained: {miss}" for miss in found.misses], most=_WARNINGS)
+        if self.given is None or self.output is not None:  # else nobody asked for a topology
+            _warn([f"not explained: {miss}" for miss in found.misses], most=_WARNINGS)
         _warn(list(contradictions), most=len(contradictions))
         return 1 if contradictions else 0
+
+
+def _name(output: Path) -> str:
+    """What the measured topology is called: as its file is."""
+    return output.stem if output.stem.isprintable() else "measured"
 
 
 def _warn(lines: list[str], *, most: int) -> None:

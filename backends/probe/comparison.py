@@ -33,7 +33,12 @@ class Comparison:
 
 
 def compare(
-    measured: Measurements, topology: Topology, *, tolerance: float, absolute: bool = False
+    measured: Measurements,
+    topology: Topology,
+    *,
+    tolerance: float,
+    absolute: bool = False,
+    name: str | None = None,
 ) -> Comparison:
     """Compare rates, alone and under load; latencies are those of this transport and are not compared.
 
@@ -44,6 +49,7 @@ def compare(
         topology: what was said.
         tolerance: how far a rate may lie outside what was measured, relatively.
         absolute: compare without taking out a factor.
+        name: what contradictions call the topology; its own name where None.
 
     Raises:
         InputError: another number of ranks.
@@ -53,6 +59,7 @@ def compare(
             f"topology {topology.name}: has {topology.ranks} ranks, and {measured.ranks} processes measured; "
             "choose as many with --ranks"
         )
+    name = name or topology.name
     predictor = Predictor(topology)
     said = {flow: predictor.rates([flow]).get(flow) for flow in sorted(measured.solo)}
     scale = 1.0
@@ -60,8 +67,7 @@ def compare(
     if linked and not absolute:
         scale = statistics.median(measured.solo[flow].median / rate for flow, rate in linked.items())
     found = [
-        _line(miss, topology.name, scale)
-        for miss in misses(_scaled(topology, scale), measured, explained=tolerance)
+        _line(miss, name, scale) for miss in misses(_scaled(topology, scale), measured, explained=tolerance)
     ]
     slowest = min((rate * scale for rate in linked.values()), default=0.0)
     unlinked = []
@@ -69,7 +75,7 @@ def compare(
         spread = measured.solo[flow]
         if linked and spread.minimum >= slowest:
             found.append(
-                f"{flow[0]}->{flow[1]}: {topology.name} has no link, measured {spread.median:.3g} GB/s, as "
+                f"{flow[0]}->{flow[1]}: {name} has no link, measured {spread.median:.3g} GB/s, as "
                 f"fast as its linked pairs"
             )
         else:

@@ -53,7 +53,8 @@ class Measurements:
     Attributes:
         ranks: number of ranks.
         latency_us: one way, half of a round trip, of every ordered pair.
-        solo: GB/s of every ordered pair. With `exact` nothing else ran, else disjoint pairs did.
+        solo: GB/s of every ordered pair. With `exact` nothing else ran, else disjoint pairs did, and the
+            rounds in which they did are among the loads.
         loads: flows that ran at once.
         hosts: the name of each rank's host.
         transports: how the bytes of each pair travel; may be empty.
@@ -71,8 +72,9 @@ class Measurements:
     @property
     def experiments(self) -> Iterator[Mapping[Flow, Spread]]:
         """The rates of everything that ran: flows alone first, then the loads."""
-        for flow in sorted(self.solo):
-            yield {flow: self.solo[flow]}
+        if self.exact:
+            for flow in sorted(self.solo):
+                yield {flow: self.solo[flow]}
         for load in self.loads:
             yield load.rates
 

@@ -71,11 +71,8 @@ class _Session:
     def run(self) -> Measurements:
         effort = self.effort
         latency_us = self.latencies()
-        solo = {
-            flow: spread
-            for load in self.rates("alone", solo_rounds(self.ranks, parallel=effort.parallel), effort.repeats)
-            for flow, spread in load.rates.items()
-        }
+        rounds = self.rates("alone", solo_rounds(self.ranks, parallel=effort.parallel), effort.repeats)
+        solo = {flow: spread for load in rounds for flow, spread in load.rates.items()}
         loads = self.rates("loaded", broad_loads(self.ranks), effort.load_repeats)
         asked = targeted_loads(solo, loads, slowed=effort.slowed)
         loads += self.rates("in pairs", asked, effort.load_repeats)
@@ -87,7 +84,7 @@ class _Session:
             ranks=self.ranks,
             latency_us=latency_us,
             solo=solo,
-            loads=tuple(loads),
+            loads=(*rounds, *loads) if effort.parallel else tuple(loads),
             hosts=tuple(hosts),
             transports={flow: name for part in transports for flow, name in part.items()},
             exact=not effort.parallel,

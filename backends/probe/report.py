@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +18,12 @@ from synth.topology import Link, Topology
 
 def topology_file(found: Inference, measured: Measurements) -> str:
     """A topology file (YAML) that says in its comments what it was made of. It holds no date."""
-    lines = [*_head(found, measured), "", f"name: {found.topology.name}", f"ranks: {found.topology.ranks}"]
+    lines = [
+        *_head(found, measured),
+        "",
+        f"name: {json.dumps(found.topology.name)}",
+        f"ranks: {found.topology.ranks}",
+    ]
     if found.topology.switches:
         lines.append(f"switches: [{', '.join(switch.name for switch in found.topology.switches)}]")
     lines.append("links:")
@@ -132,7 +138,7 @@ def describe(
             pairs = ", ".join(map(_arrow, comparison.unlinked))
             yield f"           not compared, as the given topology has no link: {pairs}"
         count = len(comparison.contradictions)
-        yield f"           {count} contradictions" if count else "           no contradiction"
+        yield f"           {count or 'no'} contradiction{'s' if count > 1 else ''}"
     if output is not None:
         yield f"written    {output}"
 
