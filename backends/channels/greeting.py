@@ -9,7 +9,7 @@ from backends.errors import ExecutionError
 
 _MAGIC = b"arborch1"
 TOKEN_BYTES = 16
-_GREETING = struct.Struct(f"<8s{TOKEN_BYTES}sIIQI")
+_GREETING = struct.Struct(f"<8s{TOKEN_BYTES}sIIQI?")
 _ANSWER = struct.Struct("<8sI")
 GREETING_BYTES = _GREETING.size
 ANSWER_BYTES = _ANSWER.size
@@ -26,6 +26,7 @@ class Greeting:
         to: to whom.
         slot_bytes: bytes of a slot of shared memory.
         slots: of each direction.
+        wants_memory: whether a connection without memory is of no use.
     """
 
     token: bytes
@@ -33,16 +34,19 @@ class Greeting:
     to: int
     slot_bytes: int
     slots: int
+    wants_memory: bool
 
     def to_bytes(self) -> bytes:
         """`GREETING_BYTES` bytes."""
-        return _GREETING.pack(_MAGIC, self.token, self.rank, self.to, self.slot_bytes, self.slots)
+        return _GREETING.pack(
+            _MAGIC, self.token, self.rank, self.to, self.slot_bytes, self.slots, self.wants_memory
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Greeting | None:
         """What `to_bytes` made; None where the bytes are something else."""
-        magic, token, rank, to, slot_bytes, slots = _GREETING.unpack(data)
-        return cls(token, rank, to, slot_bytes, slots) if magic == _MAGIC else None
+        magic, *said = _GREETING.unpack(data)
+        return cls(*said) if magic == _MAGIC else None
 
 
 def answer(refusal: str = "") -> bytes:

@@ -203,24 +203,20 @@ class Network:
 
     def _dial(self, peer: int, entry: _Entry, deadline: float) -> Call:
         """Connect to a rank and greet it."""
-        greeting = Greeting(self._token, self.rank, peer, self._slot_bytes, self._slots)
+        wants_memory = self._transport == "shared memory"
+        greeting = Greeting(self._token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
         name, host = entry["name"], entry["host"]
-        is_near = self._transport != "sockets" and name is not None and entry["boot_id"] == self._boot_id
         try:
-            if is_near and name is not None and (call := dial_unix(name, greeting, deadline)) is not None:
-                return call
-            if self._transport != "shared memory":
-                return dial_tcp(host, entry["port"], greeting, deadline)
+            if self._transport != "sockets" and name is not None and entry["boot_id"] == self._boot_id:
+                call = dial_unix(name, greeting, deadline)
+                if call is not None:
+                    return call
+            # Where nothing but memory will do, this is for both to learn that there is none.
+            return dial_tcp(host, entry["port"], greeting, deadline)
         except TimeoutError as error:
             raise self._late([peer]) from error
         except OSError as error:
             raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} at {host}: {error}") from error
-        why = (
-            "nobody answers at its Unix socket"
-            if is_near
-            else "they do not run under one kernel, or it will not"
-        )
-        raise ExecutionError(f"ranks {peer} and {self.rank} cannot share memory: {why}")
 
     def _hear(self, peer: int, call: Call, deadline: float) -> None:
         """Wait for the answer to a greeting."""
@@ -282,8 +278,11 @@ class Network:
             )
         if guest.descriptors and (theirs := os.fstat(guest.descriptors[0]).st_size) < ours:
             return f"rank {peer} sent {theirs} bytes of memory to rank {self.rank}, which needs {ours}"
-        if not guest.descriptors and self._transport == "shared memory":
-            return f"ranks {self.rank} and {peer} cannot share memory: rank {peer} connected without any"
+        if not guest.descriptors and (greeting.wants_memory or self._transport == "shared memory"):
+            return (
+                f"ranks {self.rank} and {peer} cannot share memory as asked: "
+                "they are on two hosts or in two network namespaces, or one of them takes sockets only"
+            )
         return ""
 
     def _adopt(self, peer: int, sock: socket.socket, memory: int | None, *, is_first: bool) -> None:
