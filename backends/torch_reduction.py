@@ -38,9 +38,9 @@ _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 _FLOATING = frozenset({"AVG", "PREMUL_SUM"})
 _TYPES = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-    | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.uint8, torch.int8, torch.int32, torch.int64}
 )
-"""What torch can add and compare on the CPU; it cannot do that with float8 or wider unsigned integers."""
+"""What gloo reduces as well, so that a call does not fail for being small."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from backends.flow import Flow, compile_flow
 from backends.group.exchange import share_table
 from backends.group.fabric import fabric_for
 from backends.group.options import Options
-from backends.group.synthesis import synthesize_table
+from backends.group.synthesis import KERNELS_S, synthesize_table
 from backends.group.table import Entry, Table
 from backends.layout import Buffer
 from backends.lowering import lower_rank
@@ -161,7 +161,8 @@ class Communicator:
         def by_gloo() -> Any:
             options = BroadcastOptions()
             options.rootRank = root
-            return self._gloo.broadcast([tensor], options)
+            # As bytes, because gloo knows few types.
+            return self._gloo.broadcast([tensor.view(torch.uint8)], options)
 
         self._run(call, tensor.dtype, {Buffer.OUTPUT: tensor}, None, by_gloo)
 
@@ -174,7 +175,9 @@ class Communicator:
             output.dtype,
             memory,
             None,
-            lambda: self._gloo._allgather_base(output, given, AllgatherOptions()),
+            lambda: self._gloo._allgather_base(
+                output.view(torch.uint8), given.view(torch.uint8), AllgatherOptions()
+            ),
         )
 
     def reduce_scatter(
@@ -353,7 +356,7 @@ class Communicator:
                 f"table/{self._generation}/{kind}/{root}",
                 self.rank,
                 lambda: synthesize_table(topology, kind, asked_root, self.options),
-                timeout_s=self.options.deadline_s + 60,
+                timeout_s=self.options.deadline_s + KERNELS_S + 60,
             )
         except (InfeasibleError, TimedOutError) as error:
             if self.rank == 0:

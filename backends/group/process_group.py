@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -101,6 +102,9 @@ class SynthGroup(dist.ProcessGroup):
 
     # ------------------------------------------------------------------ what torch asks of a group
 
+    # What is handed over must be called from the method itself: only there does pybind11 know that it is
+    # asked for the base class's, and does not come back.
+
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         """What `torch.distributed.get_backend` says."""
         return "synth"
@@ -117,8 +121,14 @@ class SynthGroup(dist.ProcessGroup):
             if schedule is not None and self._cuda is not None:
                 return self._cuda.allreduce(schedule, tensors[0], op)
         if not (_is_one_plain(tensors) and _serves(op, tensors[0])):
-            return self._hand_over(Kind.ALLREDUCE, super().allreduce, tensors, _reduce_options(op))
-        return self._submit(lambda: self._communicator.allreduce(_flat(tensors[0]), op), tensors)
+            self._handed_over[Kind.ALLREDUCE] += 1
+            return super().allreduce(tensors, _reduce_options(op))
+
+        def run() -> None:
+            with _written(tensors[0]) as flat:
+                self._communicator.allreduce(flat, op)
+
+        return self._submit(run, tensors)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """Combine several tensors of all ranks, in place, as one message."""
@@ -126,15 +136,17 @@ class SynthGroup(dist.ProcessGroup):
         if not (_are_plain_alike(tensors) and _serves(op, tensors[0])):
             options = AllreduceCoalescedOptions()
             options.reduceOp = op
-            return self._hand_over(Kind.ALLREDUCE, super().allreduce_coalesced, tensors, options)
+            self._handed_over[Kind.ALLREDUCE] += 1
+            return super().allreduce_coalesced(tensors, options)
 
         def run() -> None:
             if len(tensors) == 1:
-                return self._communicator.allreduce(_flat(tensors[0]), op)
-            together = torch.cat([_flat(tensor) for tensor in tensors])
-            self._communicator.allreduce(together, op)
-            _spread(together, tensors)
-            return None
+                with _written(tensors[0]) as flat:
+                    self._communicator.allreduce(flat, op)
+            else:
+                together = torch.cat([_flat(tensor) for tensor in tensors])
+                self._communicator.allreduce(together, op)
+                _spread(together, tensors)
 
         return self._submit(run, list(tensors))
 
@@ -151,9 +163,15 @@ class SynthGroup(dist.ProcessGroup):
             if schedule is not None and self._cuda is not None:
                 return self._cuda.broadcast(schedule, tensors[0])
         if not (_is_one_plain(tensors) and opts.rootTensor == 0 and 0 <= root < self.size()):
-            return self._hand_over(Kind.BROADCAST, super().broadcast, tensors, opts)
-        # Only bits travel, so that every type does.
-        return self._submit(lambda: self._communicator.broadcast(_flat(tensors[0]), root), tensors)
+            self._handed_over[Kind.BROADCAST] += 1
+            return super().broadcast(tensors, opts)
+
+        def run() -> None:
+            # Only bits travel, so that every type does.
+            with _written(tensors[0]) as flat:
+                self._communicator.broadcast(flat, root)
+
+        return self._submit(run, tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """Gather the tensors of all ranks on all ranks, each in a tensor of its own."""
@@ -161,7 +179,8 @@ class SynthGroup(dist.ProcessGroup):
             outputs, inputs = [list(outputs)], [inputs]
         opts = opts if isinstance(opts, AllgatherOptions) else AllgatherOptions()
         if not (_is_one_plain(inputs) and len(outputs) == 1 and _fits(outputs[0], inputs[0], self.size())):
-            return self._hand_over(Kind.ALLGATHER, super().allgather, outputs, inputs, opts)
+            self._handed_over[Kind.ALLGATHER] += 1
+            return super().allgather(outputs, inputs, opts)
 
         def run() -> None:
             together = torch.empty(self.size() * inputs[0].numel(), dtype=inputs[0].dtype)
@@ -174,8 +193,14 @@ class SynthGroup(dist.ProcessGroup):
         """Gather the tensors of all ranks on all ranks, one after another in one tensor."""
         opts = opts or AllgatherOptions()
         if not _fits_single(output, given, self.size()):
-            return self._hand_over(Kind.ALLGATHER, super().all_gather_single, output, given, opts)
-        return self._submit(lambda: self._communicator.allgather(_flat(output), _flat(given)), [output])
+            self._handed_over[Kind.ALLGATHER] += 1
+            return super().all_gather_single(output, given, opts)
+
+        def run() -> None:
+            with _written(output) as flat:
+                self._communicator.allgather(flat, _flat(given))
+
+        return self._submit(run, [output])
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -184,11 +209,13 @@ class SynthGroup(dist.ProcessGroup):
         opts = opts or AllgatherOptions()
         pairs = list(zip(outputs, inputs, strict=False))
         if len(outputs) != len(inputs) or not all(_fits_single(*pair, self.size()) for pair in pairs):
-            return self._hand_over(Kind.ALLGATHER, super().all_gather_single_coalesced, outputs, inputs, opts)
+            self._handed_over[Kind.ALLGATHER] += 1
+            return super().all_gather_single_coalesced(outputs, inputs, opts)
 
         def run() -> None:
             for output, given in pairs:
-                self._communicator.allgather(_flat(output), _flat(given))
+                with _written(output) as flat:
+                    self._communicator.allgather(flat, _flat(given))
 
         return self._submit(run, list(outputs))
 
@@ -203,13 +230,13 @@ class SynthGroup(dist.ProcessGroup):
         op = _op_of(opts)
         plain = _is_one_plain(outputs) and len(inputs) == 1 and _fits(inputs[0], outputs[0], self.size())
         if not (plain and _serves(op, outputs[0])):
-            return self._hand_over(
-                Kind.REDUCE_SCATTER, super().reduce_scatter, outputs, inputs, _scatter_options(op)
-            )
+            self._handed_over[Kind.REDUCE_SCATTER] += 1
+            return super().reduce_scatter(outputs, inputs, _scatter_options(op))
 
         def run() -> None:
             together = torch.cat([_flat(tensor) for tensor in inputs[0]])
-            self._communicator.reduce_scatter(_flat(outputs[0]), together, op)
+            with _written(outputs[0]) as flat:
+                self._communicator.reduce_scatter(flat, together, op)
 
         return self._submit(run, outputs)
 
@@ -217,12 +244,14 @@ class SynthGroup(dist.ProcessGroup):
         """Combine the tensors of all ranks and give each rank its block."""
         op = _op_of(opts)
         if not (_fits_single(given, output, self.size()) and _serves(op, output)):
-            return self._hand_over(
-                Kind.REDUCE_SCATTER, super().reduce_scatter_single, output, given, _scatter_options(op)
-            )
-        return self._submit(
-            lambda: self._communicator.reduce_scatter(_flat(output), _flat(given), op), [output]
-        )
+            self._handed_over[Kind.REDUCE_SCATTER] += 1
+            return super().reduce_scatter_single(output, given, _scatter_options(op))
+
+        def run() -> None:
+            with _written(output) as flat:
+                self._communicator.reduce_scatter(flat, _flat(given), op)
+
+        return self._submit(run, [output])
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
@@ -232,17 +261,13 @@ class SynthGroup(dist.ProcessGroup):
         pairs = list(zip(outputs, inputs, strict=False))
         fit = all(_fits_single(given, output, self.size()) for output, given in pairs)
         if len(outputs) != len(inputs) or not fit or not all(_serves(op, output) for output in outputs):
-            return self._hand_over(
-                Kind.REDUCE_SCATTER,
-                super().reduce_scatter_single_coalesced,
-                outputs,
-                inputs,
-                _scatter_options(op),
-            )
+            self._handed_over[Kind.REDUCE_SCATTER] += 1
+            return super().reduce_scatter_single_coalesced(outputs, inputs, _scatter_options(op))
 
         def run() -> None:
             for output, given in pairs:
-                self._communicator.reduce_scatter(_flat(output), _flat(given), op)
+                with _written(output) as flat:
+                    self._communicator.reduce_scatter(flat, _flat(given), op)
 
         return self._submit(run, list(outputs))
 
@@ -298,7 +323,12 @@ class SynthGroup(dist.ProcessGroup):
         return work_of(self._queue.submit(function, result))
 
     def _is_for_cuda(self, tensors: Sequence[Tensor]) -> bool:
-        return self._cuda is not None and len(tensors) == 1 and _is_plain(tensors[0], "cuda")
+        return (
+            self._cuda is not None
+            and len(tensors) == 1
+            and _is_plain(tensors[0], "cuda")
+            and tensors[0].is_contiguous()  # as NCCL wants it
+        )
 
     def _schedule_for_cuda(self, kind: Kind, root: int, tensor: Tensor) -> Schedule | None:
         """The schedule for a tensor on a GPU; None where NCCL serves by itself."""
@@ -309,10 +339,6 @@ class SynthGroup(dist.ProcessGroup):
         found: list[Schedule | None] = []
         self._queue.submit(lambda: found.append(self._communicator.schedule(kind, root, nbytes)), None).wait()
         return found[0]
-
-    def _hand_over(self, kind: Kind, function: Callable[..., dist.Work], *arguments: Any) -> dist.Work:
-        self._handed_over[kind] += 1
-        return function(*arguments)
 
 
 def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
@@ -361,7 +387,8 @@ def _scatter_options(op: dist.ReduceOp) -> ReduceScatterOptions:
 
 
 def _is_plain(tensor: Tensor, device: str = "cpu") -> bool:
-    return tensor.device.type == device and tensor.layout == torch.strided and tensor.is_contiguous()
+    """Whether schedules can work with it, as far as all ranks judge alike: strides differ between ranks."""
+    return tensor.device.type == device and tensor.layout == torch.strided
 
 
 def _is_one_plain(tensors: Sequence[Tensor]) -> bool:
@@ -393,12 +420,28 @@ def _fits_single(whole: Tensor, block: Tensor, size: int) -> bool:
     )
 
 
+def _lies_flat(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().view(-1)
+    """Its elements in their order: a view where they lie so, else a copy."""
+    if _lies_flat(tensor):
+        return tensor.detach().view(-1)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+
+
+@contextmanager
+def _written(tensor: Tensor) -> Iterator[Tensor]:
+    """The same for a tensor that is written to: what a copy holds in the end goes back."""
+    flat = _flat(tensor)
+    yield flat
+    if not _lies_flat(tensor):
+        tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def _spread(together: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy consecutive parts of a flat tensor into others."""
     parts = split(together, [tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
-        _flat(tensor).copy_(part)
+        tensor.detach().copy_(part.view(tensor.shape))
