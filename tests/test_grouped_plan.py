@@ -6,9 +6,11 @@ progresses at once; messages of a pair have no names and match in their order.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +20,7 @@ from drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
     direct,
+    make,
     recursive_doubling,
     ring_allreduce,
     schedules,
@@ -28,14 +31,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.deadlock import DeadlockError
-from backends.grouped_plan import GroupedPlan, Phase, plan_groups
+from backends.grouped_plan import ALIGNMENT, GroupedPlan, Phase, PhaseError, plan_groups
 from backends.layout import Buffer, Slice, lay_out
-from backends.lowering import lower
+from backends.lowering import lower, lower_rank
 from backends.program import Copy, Operation, Program, Receive, Reduce, Send
 from backends.reduction import Array, Reduction, combine, finish
 from backends.reference import define, sample_data
 from synth.collective import Kind
-from synth.schedule import Schedule
+from synth.schedule import Chunk, Schedule, Transfer
 
 Pair = tuple[int, int]
 
@@ -289,3 +292,159 @@ def test_random_schedules(
 @settings(max_examples=60)
 def test_every_reduction(schedule: Schedule, reduction: Reduction, seed: int) -> None:
     simulate(schedule, 12, pieces=2, reduction=reduction, seed=seed, eager=True)
+
+
+def lines(plan: GroupedPlan) -> list[str]:
+    """A line per phase: time | messages | during | after."""
+    return [
+        " | ".join(
+            [
+                str(phase.time),
+                *(", ".join(map(_short, part)) for part in (phase.messages, phase.during, phase.after)),
+            ]
+        )
+        for phase in plan.phases
+    ]
+
+
+def _short(operation: Operation) -> str:
+    match operation:
+        case Send():
+            return f"{_place(operation.source)}>{operation.peer}"
+        case Receive():
+            return f"{operation.peer}>{_place(operation.into)}"
+        case Reduce():
+            return f"{_place(operation.into)}+={_place(operation.source)}"
+        case Copy():
+            return f"{_place(operation.into)}={_place(operation.source)}"
+
+
+def _place(part: Slice) -> str:
+    return f"{part.buffer.value[0]}{part.start}:{part.stop}"
+
+
+def test_a_pipeline() -> None:
+    """A chain 0 > 1 > 2 with three pieces of two elements."""
+    chain = [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1)]
+    programs = lower(make("broadcast", [Chunk(Fraction(1), 0)], chain, total=3), 6, pieces=3)
+    assert lines(plan_groups(programs[1])) == [
+        "0 | 0>o0:2 |  | ",
+        "1 | 0>o2:4, o0:2>2 |  | ",
+        "2 | 0>o4:6, o2:4>2 |  | ",
+        "3 | o4:6>2 |  | ",
+    ]
+
+
+def test_what_the_next_call_needs_not_is_done_while_it_runs() -> None:
+    """Rank 0 exchanges with 1, then with 2; its first piece is complete one call before the second."""
+    assert lines(plan_groups(lower(recursive_doubling(), 32, pieces=2)[0])) == [
+        "0 | o0:16>1, 1>s0:16 |  | o0:16+=s0:16",
+        "1 | o16:32>1, 1>s0:16, o0:16>2, 2>s16:32 |  | o16:32+=s0:16",
+        "2 | o16:32>2, 2>s0:16 | o0:16+=s16:32 | o16:32+=s0:16",
+    ]
+
+
+def test_the_own_block_is_copied_while_messages_pass() -> None:
+    programs = lower(direct("alltoall", 2), 8)
+    assert lines(plan_groups(programs[0])) == ["0 | i4:8>1, 1>o4:8 | o0:4=i0:4 | "]
+    assert plan_groups(lower(direct("alltoall", 2), 0)[0]).phases == ()
+
+
+def replaced_while_sent() -> Schedule:
+    """Rank 1 adds all up; while it sends the sum to 0, rank 0 sends its own value, for nothing, to 2."""
+    transfers = [
+        Transfer(0, 0, 1, 0, True),
+        Transfer(0, 2, 1, 0, True),
+        Transfer(0, 0, 2, 1),
+        Transfer(0, 1, 0, 1),
+        Transfer(0, 1, 2, 2),
+    ]
+    return make("allreduce", [Chunk(Fraction(1), 1)], transfers, total=3)
+
+
+def test_what_would_overwrite_a_slice_that_is_being_sent_is_staged() -> None:
+    for seed in range(20):
+        plans = simulate(replaced_while_sent(), 4, seed=seed)
+    assert lines(plans[0]) == ["0 | o0:4>1 |  | ", "1 | o0:4>2, 1>s0:4 |  | o0:4=s0:4"]
+    check_plan(plans[0])
+    with pytest.raises(AssertionError, match=r"send output\[0:4\].* / receive output\[0:4\]"):
+        check_plan(naive(plans[0].program))
+
+
+def naive(program: Program) -> GroupedPlan:
+    """Operations by their times, where the program has them."""
+    times = sorted({operation.time for operation in program.operations})
+    phases = []
+    for time in times:
+        now = [operation for operation in program.operations if operation.time == time]
+        messages = [o for o in now if isinstance(o, Send | Receive)]
+        local = [o for o in now if isinstance(o, Reduce | Copy)]
+        phases.append(Phase(time, tuple(sorted(messages, key=lambda m: m.tag)), (), tuple(local)))
+    return GroupedPlan(program, tuple(phases), program.scratch_elements)
+
+
+def star(leaves: int) -> Schedule:
+    transfers = [Transfer(0, leaf, 0, 0, True) for leaf in range(1, leaves + 1)]
+    return make("reduce", [Chunk(Fraction(1), 0)], transfers, total=leaves + 1)
+
+
+def test_the_simulation_finds_the_races_that_plans_avoid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three leaves and two slots: the third message would overwrite the first before it is added."""
+    programs = lower(star(3), 16, window=2)
+    with pytest.raises(AssertionError, match=r"receive scratch\[0:16\].* / receive scratch\[0:16\]"):
+        check_plan(naive(programs[0]))
+    monkeypatch.setitem(globals(), "plan_groups", naive)
+    with pytest.raises(AssertionError, match="rank 0"):
+        simulate(star(3), 16, window=2)
+
+
+def test_the_simulation_finds_calls_in_another_order() -> None:
+    schedule = ring_allreduce(3)
+    plans = [plan_groups(program) for program in lower(schedule, 9)]
+    inputs = [_data(schedule, plan.program, Reduction.SUM) for plan in plans]
+    swapped = dataclasses.replace(
+        plans[0], phases=(plans[0].phases[1], plans[0].phases[0], *plans[0].phases[2:])
+    )
+    with pytest.raises(DeadlockError, match=r"ranks \[0, 1, 2\] wait for ever"):
+        crossed = [
+            dataclasses.replace(plan, phases=_split(plan.phases[0]) + plan.phases[1:]) for plan in plans
+        ]
+        Simulation(crossed, inputs, Reduction.SUM, 0, eager=False).run()
+    found = Simulation([swapped, *plans[1:]], inputs, Reduction.SUM, 0, eager=True).run()
+    expected = define(schedule.collective, inputs, Reduction.SUM)
+    assert any(not np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def _split(phase: Phase) -> tuple[Phase, ...]:
+    """Receives and sends in two calls: a circle of ranks that all receive first."""
+    receives = tuple(m for m in phase.messages if isinstance(m, Receive))
+    sends = tuple(m for m in phase.messages if isinstance(m, Send))
+    return (
+        dataclasses.replace(phase, messages=receives, after=()),
+        dataclasses.replace(phase, messages=sends, during=()),
+    )
+
+
+def test_a_program_whose_messages_need_one_another_at_one_time_is_refused() -> None:
+    part = Slice(Buffer.OUTPUT, 0, 4)
+    relay = (Receive(2, 1, part, 0), Send(2, 2, part, 1, (0,)))
+    with pytest.raises(PhaseError, match=r"rank 0, time 2: send output.* \(tag 1\) belongs to a group"):
+        plan_groups(Program(0, relay, 0, 4, 0, True, 1))
+    doubled = (Reduce(2, part, part), Send(2, 2, part, 1, (0,)))
+    with pytest.raises(PhaseError, match=r"rank 0, time 2: reduce .* belongs to a group call"):
+        plan_groups(Program(0, doubled, 0, 4, 0, True, 1))
+
+
+def test_scratch_is_used_again_from_phase_to_phase() -> None:
+    """A ring of four in 16 pieces has at most three of its reductions in flight on a rank."""
+    plan = plan_groups(lower_rank(ring_allreduce(4), 0, 1 << 12, pieces=16))
+    assert plan.scratch_elements == 3 * (1 << 12) // 4 // 16
+    ragged = plan_groups(lower_rank(uneven_allreduce(), 0, 10_000, pieces=3))
+    starts = {
+        message.into.start
+        for phase in ragged.phases
+        for message in phase.messages
+        if isinstance(message, Receive) and message.into.buffer is Buffer.SCRATCH
+    }
+    assert all(start % ALIGNMENT == 0 for start in starts)
+    assert ragged.scratch_elements < 10_000
