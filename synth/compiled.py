@@ -54,6 +54,9 @@ _folder = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_folder() / "numba" / _
 _keeps = _prepared(_folder)
 os.environ["NUMBA_CACHE_DIR"] = str(_folder)
 
+KERNEL_FOLDER = _folder if _keeps else None
+"""Where machine code is kept; None where it cannot be."""
+
 import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when it is imported)
 
 

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from fractions import Fraction
 
 from synth.collective import NAMED_KINDS
 from synth.methods import pareto, solve
 from synth.simulator import simulate
 from synth.topology import Link, Topology
+
+
+log = logging.getLogger(__name__)
 
 
 def warm() -> None:
@@ -24,9 +29,22 @@ def warm() -> None:
         pareto(topology, "broadcast", max_steps=2, cache=False)
 
 
+def warm_once() -> None:
+    """The same, but only where it has not been done for these kernels in this cache."""
+    from synth.compiled import KERNEL_FOLDER
+
+    marker = None if KERNEL_FOLDER is None else KERNEL_FOLDER / "warm"
+    if marker is None or marker.exists():
+        return
+    log.info("kernels are compiled, once; this takes about half a minute")
+    warm()
+    with contextlib.suppress(OSError):
+        marker.touch()
+
+
 def _both_ways(pairs: list[tuple[int, int]]) -> list[Link]:
     return [Link(src, dst, Fraction(1)) for a, b in pairs for src, dst in ((a, b), (b, a))]
 
 
 if __name__ == "__main__":
-    warm()
+    warm_once()

@@ -30,6 +30,7 @@ from synth.schedule import Schedule
 from synth.selection import SIZES, Choice, candidates
 from synth.topology import Topology
 from synth.verifier import verify
+from synth.warm import warm_once
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,10 @@ COMPARED_PART = 0.7
 
 FEW_SIZES = (64 << 10, 1 << 20, 16 << 20)
 """Sizes at which candidates are compared where making them took until the deadline."""
+
+
+KERNELS_S = 240.0
+"""How long a machine may take to compile the kernels, which it does once; the deadline begins after that."""
 
 
 def synthesize_table(topology: Topology, kind: Kind, root: int | None, options: Options) -> Table:
@@ -73,10 +78,14 @@ def _made(topology: Topology, collective: Collective, options: Options) -> Table
     """The table out of a child process; the first schedule's alone where no more was done by the deadline."""
     what = f"{collective.kind} on {topology.name}"
     late = f"{what}: there was no schedule within {options.deadline_s:g} s"
-    deadline = Deadline.after(options.deadline_s)
     request = Request(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
     worker = Worker(memory_bytes=None, modules=(__name__,))
     try:
+        worker.start("the compilation of kernels", warm_once)
+        if not wait([worker], Deadline.after(KERNELS_S)):
+            raise TimedOutError(f"{what}: the kernels were not compiled within {KERNELS_S:g} s")
+        worker.result()
+        deadline = Deadline.after(options.deadline_s)
         worker.start(what, first_table, topology, collective, options.method, request)
         if not wait([worker], deadline):
             raise TimedOutError(late)
