@@ -131,7 +131,6 @@ def _on_processes(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["ARBORCAST_CACHE"] = os.environ.get("ARBORCAST_CACHE", f"{folder}/cache")
         pipes, children = [], []
         for rank in range(ranks):
             ours, theirs = context.Pipe()

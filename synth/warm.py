@@ -14,7 +14,6 @@ from synth.methods import pareto, solve
 from synth.simulator import simulate
 from synth.topology import Link, Topology
 
-
 log = logging.getLogger(__name__)
 
 
