@@ -32,7 +32,7 @@ from backends.group.communicator import SERVED, Communicator
 from backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
 from backends.group.options import Options
 from backends.group.work_queue import WorkQueue
-from backends.torch_names import PrefixStore, Store, new_gloo, split, work_of
+from backends.torch_names import PrefixStore, Store, new_gloo, split
 from backends.torch_reduction import operator_of
 from synth.collective import Kind
 from synth.schedule import Schedule
@@ -320,7 +320,7 @@ class SynthGroup(dist.ProcessGroup):
     # ------------------------------------------------------------------ the two ways of a call
 
     def _submit(self, function: Callable[[], None], result: Any) -> dist.Work:
-        return work_of(self._queue.submit(function, result))
+        return self._queue.submit(function, result)
 
     def _is_for_cuda(self, tensors: Sequence[Tensor]) -> bool:
         return (

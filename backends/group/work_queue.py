@@ -1,7 +1,7 @@
 """Runs the calls of one group one after another, away from the threads that make them.
 
 One thread at a time executes. When it has finished a call it hands the execution on before it completes the
-call's future, because callbacks of futures may make further calls and wait for them (PowerSGD's do): with
+call's work, because callbacks of futures may make further calls and wait for them (PowerSGD's do): with
 a fixed thread they would wait for themselves. Threads are made when they are missed, mostly one.
 """
 
@@ -11,23 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from backends.errors import ExecutionError
+from backends.group.queued_work import QueuedWork
 
 IDLE_S = 60.0
 """A thread that has had nothing to do for so long ends, unless it is the only one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    function: Callable[[], Any]
-    result: Any
-    future: torch.futures.Future[Any]
 
 
 class WorkQueue:
@@ -40,28 +32,28 @@ class WorkQueue:
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[QueuedWork] = deque()
         self._is_executing = False
         self._idle = 0
         self._threads = 0
         self._closed: str | None = None
 
-    def submit(self, function: Callable[[], Any], result: list[Tensor] | None) -> torch.futures.Future[Any]:
+    def submit(self, function: Callable[[], Any], result: Any = None) -> QueuedWork:
         """Have the function called after all that were submitted before.
 
         Args:
-            function: what to do; what it raises goes into the future.
-            result: what the future holds in the end; what the function returned where None.
+            function: what to do; what it raises is raised where the work is waited for.
+            result: what the work results in; what the function returned where None.
         """
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        work = QueuedWork(function, result)
         with self._changed:
             if self._closed is None:
-                self._calls.append(_Call(function, result, future))
+                self._calls.append(work)
                 if not self._is_executing:
                     self._rouse()
-                return future
-        future.set_exception(ExecutionError(self._closed))
-        return future
+                return work
+        work.finish(error=ExecutionError(self._closed))
+        return work
 
     def close(self, reason: str, *, wait_s: float) -> bool:
         """Take no more calls, and wait for those that were made.
@@ -82,8 +74,8 @@ class WorkQueue:
             self._calls.clear()
             self._changed.notify_all()
             is_still = not self._is_executing
-        for call in dropped:
-            call.future.set_exception(ExecutionError(reason))
+        for work in dropped:
+            work.finish(error=ExecutionError(reason))
         return is_still
 
     def _rouse(self) -> None:
@@ -95,12 +87,12 @@ class WorkQueue:
             threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True).start()
 
     def _serve(self) -> None:
-        while (call := self._next()) is not None:
+        while (work := self._next()) is not None:
             error: BaseException | None = None
             returned: Any = None
             try:
                 with torch.no_grad():
-                    returned = call.function()
+                    returned = work.function()
             except BaseException as raised:
                 error = raised
             with self._changed:
@@ -108,9 +100,10 @@ class WorkQueue:
                 if self._calls:
                     self._rouse()
                 self._changed.notify_all()
-            self._complete(call, returned, error)
+            work.finish(returned, error)
+            del work, returned, error  # while this thread sleeps, nobody's tensors live on in it
 
-    def _next(self) -> _Call | None:
+    def _next(self) -> QueuedWork | None:
         with self._changed:
             self._idle += 1
             try:
@@ -123,11 +116,3 @@ class WorkQueue:
                 return self._calls.popleft()
             finally:
                 self._idle -= 1
-
-    @staticmethod
-    def _complete(call: _Call, returned: Any, error: BaseException | None) -> None:
-        if error is not None:
-            # Only exceptions proper fit into a future; what else there is ends as one.
-            call.future.set_exception(error if isinstance(error, Exception) else ExecutionError(repr(error)))
-        else:
-            call.future.set_result(returned if call.result is None else call.result)
