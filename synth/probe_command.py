@@ -94,6 +94,7 @@ def probe(
         raise InputError(f"--transport {transport}: must be one of {', '.join(_TRANSPORTS)}")
     if check is None and (ranks is not None or absolute):
         raise InputError(f"{'--absolute' if absolute else '--ranks'}: goes with --check SPEC only")
+    allowed = _part("--tolerance", tolerance)
     _see_rendezvous()
     from backends.errors import ExecutionError
     from backends.probe.measuring import Effort
@@ -108,7 +109,7 @@ def probe(
         parallel=parallel_rounds,
         timeout_s=timeout,
     )
-    report = _Report(output, check, ranks, absolute, _part("--tolerance", tolerance), as_json)
+    report = _Report(output, check, ranks, absolute, allowed, as_json)
     try:
         with progress("measuring", quiet=as_json or is_follower()):
             status = run(prepare=report.prepare, conclude=report.conclude, effort=effort, transport=transport)

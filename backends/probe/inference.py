@@ -151,20 +151,19 @@ def _joins_switch(topology: Topology, link: Link) -> bool:
 
 
 def misses(topology: Topology, measured: Measurements, *, explained: float) -> tuple[Miss, ...]:
-    """The worst of each flow, alone and under load, that the topology does not explain."""
+    """What is not explained, at most one of each flow: its rate alone if that is not, else the worst load."""
     predictor = Predictor(topology)
-    worst: dict[tuple[Flow, bool], Miss] = {}
+    worst: dict[Flow, Miss] = {}
     for rates in measured.experiments:
         for flow, predicted in predictor.rates(rates).items():
             spread = rates[flow]
             if agrees(predicted, spread.minimum, spread.maximum, explained):
                 continue
-            key = flow, len(rates) == 1
             miss = Miss(flow, tuple(sorted(rates)), spread, predicted)
-            before = worst.get(key)
-            if before is None or _size(miss) > _size(before):
-                worst[key] = miss
-    return tuple(worst[key] for key in sorted(worst))
+            before = worst.get(flow)
+            if before is None or (len(before.among) > 1 and _size(miss) > _size(before)):
+                worst[flow] = miss
+    return tuple(worst[flow] for flow in sorted(worst))
 
 
 def _size(miss: Miss) -> float:
