@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -309,8 +310,14 @@ class Communicator:
         try:
             work = start()
             # gloo works in threads of its own: meanwhile a peer that gives up is noticed here.
-            work.get_future().add_done_callback(lambda _: self._engine.ring())
-            self._engine.stand_by(work.is_completed)
+            ended = threading.Event()
+
+            def end(_: object) -> None:
+                ended.set()
+                self._engine.ring()
+
+            work.get_future().add_done_callback(end)
+            self._engine.stand_by(ended.is_set)
             work.wait()
         except ExecutionError:
             raise
