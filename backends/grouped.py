@@ -8,9 +8,12 @@ that tests plans, order and arithmetic on real processes.
     own stream              >  wait | reduce, copy | wait | reduce, ... >
     NCCL's stream                group 0           group 1
 
-What ran where: everything that is reached on CPU tensors over gloo has run. The lines that only CUDA tensors
-reach (streams, events, coalesced calls) are written after torch 2.13 and have NOT RUN on a GPU yet;
-`tests/test_grouped.py` has the tests for them, which need one GPU, and `bench/nccl.py` measures.
+What ran where: everything that CPU tensors reach has run, over gloo, on two to eight processes; the calls of
+a transport that coalesces have run on one that only notes them. What only CUDA tensors reach is written after
+torch 2.13 and NCCL's documentation and HAS NOT RUN on a GPU yet: the own stream and its waits
+(`_own_stream`, the end of `run`), `record_stream`, futures with devices, one work for a coalesced call, the
+digests' exchange as the first call of a communicator. `tests/test_grouped.py` has tests of all of it for one
+GPU, which the ranks share; `bench/nccl.py` measures.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class GroupedExecutor:
     on the host, except that NCCL connects two ranks when they first exchange a message. All ranks make their
     calls on the group in the same order, as NCCL wants it. A rank whose count or type differs from the
     others' is not found out here: NCCL's watchdog ends the call after the group's timeout, as it does for
-    NCCL's own collectives.
+    NCCL's own collectives. With TORCH_NCCL_BLOCKING_WAIT set the host does wait, call by call.
 
     Args:
         schedule: what to run; correct ones only, `synth.verify` says which are. Equal on all ranks, like all

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import defaultdict
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +20,7 @@ import pytest
 from drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
+    make,
     recursive_doubling,
     ring_allreduce,
     schedules,
@@ -26,8 +33,9 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from group_cases import OPS, values  # noqa: E402
-from ranks import Failure, run_ranks  # noqa: E402
+from ranks import Failure, run_ranks, store_path  # noqa: E402
 
+import backends.grouped as grouped  # noqa: E402, PLR0402
 import synth  # noqa: E402
 import topologies  # noqa: E402
 from backends.errors import ExecutionError  # noqa: E402
@@ -35,10 +43,10 @@ from backends.grouped import GroupedExecutor  # noqa: E402
 from backends.layout import lay_out  # noqa: E402
 from backends.reduction import Array, Reduction  # noqa: E402
 from backends.reference import define, sample_data  # noqa: E402
-from backends.torch_reduction import operator_of  # noqa: E402
+from backends.torch_reduction import Operator, operator_of  # noqa: E402
 from synth.collective import NAMED_KINDS, Kind  # noqa: E402
 from synth.errors import InputError  # noqa: E402
-from synth.schedule import Schedule  # noqa: E402
+from synth.schedule import Chunk, Schedule, Transfer  # noqa: E402
 
 CPU = torch.device("cpu")
 Job = tuple[Schedule, int, str, Reduction, int]  # ..., elements of a block, type, reduction, pieces
@@ -158,6 +166,8 @@ def test_synthesized_schedules_of_every_kind(spec: str) -> None:
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int32", "int64")
 
+BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+
 
 def every_operation(rank: int, size: int, device: Any = CPU) -> int:
     """What schedules serve, beside gloo's own; how many pairs of operation and type that were."""
@@ -173,9 +183,12 @@ def every_operation(rank: int, size: int, device: Any = CPU) -> int:
             mine = values(rank, 1001, dtype, op_name).to(device)
             theirs = mine.clone()
             executor.allreduce(mine, op)
-            if device.type == "cpu" and op_name in {"AVG", "PREMUL_SUM"}:
-                everybody = sum(values(other, 1001, dtype, op_name).double() for other in range(size))
-                theirs = (everybody * (1 / size if op_name == "AVG" else 0.5)).to(dtype)  # type: ignore[union-attr]
+            if device.type == "cuda" and op_name in BITWISE:  # NCCL has none of them
+                everybody = [values(other, 1001, dtype, op_name) for other in range(size)]
+                theirs = functools.reduce(BITWISE[op_name], everybody).to(device)
+            elif device.type == "cpu" and op_name in {"AVG", "PREMUL_SUM"}:
+                total = sum(values(other, 1001, dtype, op_name).double() for other in range(size))
+                theirs = (total * (1 / size if op_name == "AVG" else 0.5)).to(dtype)  # type: ignore[union-attr]
             else:
                 dist.all_reduce(theirs, op)
             assert torch.equal(mine, theirs), f"{op_name} {name}"
@@ -341,3 +354,212 @@ def pieces(rank: int, size: int) -> list[int]:
 def test_pieces_are_of_a_mebibyte_or_more_and_at_most_16() -> None:
     """A ring of two has chunks of half the buffer."""
     assert run_ranks(2, pieces)[0] == [1, 1, 2, 8, 16]
+
+
+# Calls in the order in which NCCL wants them, on a transport that only writes them down --------------
+
+
+class _Notes:
+    """A group of two that coalesces; nothing is sent, and what is called, waited for or added is noted."""
+
+    supports_coalescing = True
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 0
+
+    def name(self) -> str:
+        return "gloo"
+
+    def _get_backend(self, device: Any) -> _Notes:
+        return self
+
+    def _start_coalescing(self, device: Any) -> None:
+        self.lines.append("start")
+
+    def _end_coalescing(self, device: Any) -> _Notes:
+        self.lines.append("end")
+        return self
+
+    def send(self, tensors: list[Any], peer: int, tag: int) -> None:
+        self.lines.append(f"send {tensors[0].numel()} to {peer} tag {tag}")
+
+    def recv(self, tensors: list[Any], peer: int, tag: int) -> None:
+        self.lines.append(f"receive {tensors[0].numel()} from {peer} tag {tag}")
+
+    def wait(self) -> None:
+        self.lines.append("wait")
+
+
+def test_a_coalesced_call_is_waited_for_once_and_before_what_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes: Any = _Notes()
+
+    def combine(a: Any, b: Any, out: Any) -> None:
+        notes.lines.append("add")
+
+    monkeypatch.setattr(GroupedExecutor, "_agree", lambda self: None)
+    monkeypatch.setattr(grouped, "operator_of", lambda op, dtype: Operator("sum", combine))
+    GroupedExecutor(ring_allreduce(2), notes, device=CPU).allreduce(torch.zeros(10))
+    call = ["start", "receive 5 from 1 tag 0", "send 5 to 1 tag 0", "end", "wait"]
+    assert notes.lines == [*call, "add", *call]
+    notes.lines.clear()
+    GroupedExecutor(exchange(), notes, device=CPU, pieces=2).allreduce(torch.zeros(10))
+    call = ["start", "receive 5 from 1 tag 0", "send 5 to 1 tag 0", "end"]
+    assert notes.lines == [
+        *call,
+        "wait",
+        *call,
+        "add",
+        "wait",
+        "add",
+    ]  # the first sum while the second passes
+
+
+def exchange() -> Schedule:
+    """Two ranks that send each other all they have."""
+    transfers = [Transfer(0, rank, 1 - rank, 0, True) for rank in range(2)]
+    return make("allreduce", [Chunk(Fraction(1), 0)], transfers, total=2)
+
+
+# NCCL: one GPU is enough, which all ranks share ------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+ONE_GPU = {
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+}
+"""Ranks that share a GPU must look like ranks on different hosts, which talk over sockets."""
+
+
+def on_gpu(rank: int, size: int, name: str, *arguments: Any) -> Any:
+    """A function of this module with a group of NCCL; each rank claims a host of its own before that."""
+    os.environ["NCCL_HOSTID"] = f"rank-{rank}"
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    store = dist.FileStore(str(store_path()), size)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
+    try:
+        return globals()[name](rank, size, *arguments, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def run_on_gpu(size: int, name: str, *arguments: Any) -> list[Any]:
+    return run_ranks(size, on_gpu, name, *arguments, backend=None, environ=ONE_GPU, timeout_s=240)
+
+
+@needs_gpu
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_random_schedules_on_nccl(ranks: int) -> None:
+    assert any(run_on_gpu(ranks, "run_all", drawn()[ranks]))
+
+
+@needs_gpu
+def test_synthesized_schedules_on_nccl() -> None:
+    fabric = topologies.load("full:4")
+    jobs = [
+        (synth.solve(fabric, kind.value), 100_003, "float32", Reduction.SUM, pieces)
+        for kind in NAMED_KINDS
+        for pieces in (1, 16)
+    ]
+    assert all(run_on_gpu(4, "run_all", jobs))
+
+
+@needs_gpu
+def test_every_operation_and_type_on_nccl() -> None:
+    assert run_on_gpu(4, "every_operation") == [4 * 8 + 2 * 4 + 3 * 4] * 4
+
+
+def never_waits(rank: int, size: int, device: Any) -> None:
+    """Torch raises where anything in a call would wait for the GPU; a call returns while the GPU is busy."""
+    executor = GroupedExecutor(ring_allreduce(size), device=device, pieces=4)
+    tensor = torch.full((1 << 20,), float(rank), device=device)
+    executor.allreduce(tensor)  # NCCL connects, scratch is made
+    torch.cuda.synchronize()
+    tensor.fill_(rank)
+    torch.cuda._sleep(1 << 33)  # seconds
+    busy = torch.cuda.Event()
+    busy.record()
+    torch.cuda.set_sync_debug_mode("error")
+    executor.allreduce(tensor)
+    for _ in range(3):
+        work = executor.allreduce(tensor, async_op=True)
+        assert work is not None
+        work.wait()
+    still_busy = not busy.query()
+    torch.cuda.set_sync_debug_mode("default")
+    total = size * (size - 1) / 2 * size**3
+    assert torch.equal(tensor, torch.full_like(tensor, total))
+    assert still_busy, "the host has waited for the GPU"
+
+
+@needs_gpu
+def test_the_host_never_waits_on_nccl() -> None:
+    run_on_gpu(2, "never_waits")
+
+
+def streams_and_memory(rank: int, size: int, device: Any) -> None:
+    """Calls from two streams share scratch; an input may be freed as soon as the call has returned."""
+    sums = GroupedExecutor(ring_allreduce(size), device=device, pieces=3)
+    gathers = GroupedExecutor(synth.solve(topologies.load(f"full:{size}"), "allgather"), device=device)
+    streams = [torch.cuda.Stream(device) for _ in range(2)]
+    tensors = []
+    for number in range(20):
+        with torch.cuda.stream(streams[number % 2]):
+            tensors.append(torch.full((50_000 + number,), float(rank + number), device=device))
+            sums.allreduce(tensors[-1])
+            tensors[-1].add_(1)
+    torch.cuda.synchronize()
+    for number, tensor in enumerate(tensors):
+        wanted = sum(other + number for other in range(size)) + 1
+        assert torch.equal(tensor, torch.full_like(tensor, wanted))
+    block = 1 << 20
+    for number in range(10):
+        output = torch.empty(size * block, device=device)
+        work = gathers.run(
+            size * block,
+            torch.float32,
+            given=torch.full((block,), float(rank + number), device=device),
+            output=output,
+            async_op=True,
+        )
+        spoiler = torch.full((block,), -1.0, device=device)  # where the input was, unless it is kept
+        assert work is not None
+        work.wait()
+        wanted = torch.arange(size, device=device).repeat_interleave(block) + number
+        assert torch.equal(output, wanted.float())
+        assert bool((spoiler == -1).all())
+
+
+@needs_gpu
+def test_streams_and_memory_on_nccl() -> None:
+    run_on_gpu(3, "streams_and_memory")
+
+
+# The benchmark of NCCL -------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_the_benchmark_prints_what_it_measured(device: str) -> None:
+    script = Path(__file__).resolve().parent.parent / "bench" / "nccl.py"
+    asked = ["--device", device, "--sizes", "64KiB", "1MiB", "--rounds", "5"]
+    command = [sys.executable, str(script), *asked]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["has_gpu"] == (device == "cuda")
+    assert [row["bytes"] for row in document["rows"]] == [1 << 16, 1 << 20]
+    for row in document["rows"]:
+        own = row["time_us"]["nccl" if device == "cuda" else "gloo"]
+        assert row["speed_up"] == pytest.approx(own / row["time_us"]["schedule"])
