@@ -27,7 +27,7 @@ from backends.channels.shared_memory import SharedMemoryChannel, create_memory
 from backends.channels.stream import StreamChannel
 from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
 
-PART = 4096  # of every channel here; shared memory has 3 slots of it
+PART = 16384  # of every channel here; shared memory has 3 slots of it
 TRANSPORTS = ("sockets", "shared memory")
 
 
@@ -144,7 +144,7 @@ def send_all(channel: Channel, data: Tensor) -> None:
 
 
 SIZES = st.lists(
-    st.one_of(st.none(), st.integers(0, 3000), st.sampled_from([PART, PART + 1, 2 * PART, 5 * PART - 7])),
+    st.one_of(st.none(), st.integers(0, 12_000), st.sampled_from([PART, PART + 1, 2 * PART, 5 * PART - 7])),
     max_size=8,
 )
 
@@ -198,8 +198,10 @@ def test_lengths_that_differ_are_refused_with_both(transport: str) -> None:
         ):
             b.receive(torch.zeros(64, dtype=torch.uint8))
     with pair(transport) as (a, b):
-        send_all(a, some_bytes(3000))
-        with pytest.raises(DisagreementError, match="a part of 3000 bytes where a part of 4096 bytes is due"):
+        assert a.send(some_bytes(10_000))
+        with pytest.raises(
+            DisagreementError, match="a part of 10000 bytes where a part of 16384 bytes is due"
+        ):
             b.take(PART)
 
 
@@ -397,7 +399,7 @@ def test_nothing_is_left_open(transport: str) -> None:
     before = len(list(Path("/proc/self/fd").iterdir())), held
     for _ in range(5):
         with pair(transport) as (a, b):
-            send_all(a, some_bytes(2 * PART))
+            assert a.send(some_bytes(2 * PART))
             b.take(PART)
     held = mappings()
     assert (len(list(Path("/proc/self/fd").iterdir())), held) == before

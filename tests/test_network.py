@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import select
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -375,6 +378,43 @@ def test_where_memory_cannot_be_passed_sockets_serve_and_say_why(monkeypatch: py
         assert first.why_no_shared_memory == "this system has no anonymous shared memory (memfd_create)"
     with pytest.raises(ExecutionError, match="rank 0 cannot use shared memory: this system has no anonymous"):
         Network(store, 0, 2, timeout_s=1, transport="shared memory")
+
+
+def in_a_namespace_of_its_own(rank: int, size: int) -> tuple[dict[int, str], str]:
+    """Two ranks joined by one link; `lo` has only the rank's address, and nowhere is 127.0.0.1."""
+    unshare_network = 0x40000000  # CLONE_NEWNET
+    if ctypes.CDLL(None).unshare(unshare_network):
+        return {}, "not allowed"
+    store = file_store(size)
+
+    def shell(*commands: str) -> None:
+        for command in commands:
+            subprocess.run(command.split(), check=True)
+
+    shell("ip link set lo up", "ip addr del 127.0.0.1/8 dev lo", f"ip addr add 10.99.0.{rank + 1}/32 dev lo")
+    store.set(f"{rank} is there", str(os.getpid()))
+    if rank == 0:
+        shell(f"ip link add link0 type veth peer name link1 netns {store.get('1 is there').decode()}")
+        store.set("link", "")
+    store.wait(["link"])
+    shell(
+        f"ip link set link{rank} up",
+        f"ip route add 10.99.0.{2 - rank}/32 dev link{rank} scope link src 10.99.0.{rank + 1}",
+    )
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    network = Network(store, rank, size, timeout_s=20)
+    network.connect(range(size))
+    exchange(network)
+    network.close()
+    return transports(network), network._reception.host
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
+def test_ranks_in_network_namespaces_of_their_own() -> None:
+    got = run_ranks(2, in_a_namespace_of_its_own, backend=None)
+    if got[0] == ({}, "not allowed"):
+        pytest.skip("no new network namespaces here")
+    assert got == [({1: "sockets"}, "10.99.0.1"), ({0: "sockets"}, "10.99.0.2")]
 
 
 def test_other_hosts_have_another_boot_id(monkeypatch: pytest.MonkeyPatch) -> None:

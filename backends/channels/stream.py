@@ -24,7 +24,8 @@ from backends.channels.opening import OPENING_BYTES
 from backends.channels.socket_channel import SocketChannel
 from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
 
-PART_BYTES = 256 << 10
+# Parts of 256 KiB take 1.2 times the CPU time from 4 MiB on; larger buffers in the kernel gain nothing.
+PART_BYTES = 512 << 10
 _GOOD, _BROKEN = b"\1", b"\0"  # seals
 _SKIM_BYTES = 1 << 16
 
