@@ -128,7 +128,7 @@ def test_a_deadline_that_no_machine_meets(cache: Path) -> None:
 
 def test_the_first_schedule_is_better_than_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline passes while the others are compared."""
-    answers = iter([True, False])
+    answers = iter([True, True, False])  # kernels, the first schedule, all of them
 
     def wait(workers: Collection[Worker], deadline: Deadline) -> list[Worker]:
         return module_wait(workers, Deadline.after(200)) if next(answers) else []
@@ -142,6 +142,14 @@ def test_the_first_schedule_is_better_than_none(cache: Path, monkeypatch: pytest
     assert entry.schedule.rate == entry.schedule.bound.rate
     assert verify(entry.schedule).correct
     assert not kept(cache)
+
+
+def test_kernels_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KERNELS_S", 0.001)
+    with pytest.raises(
+        TimedOutError, match=r"allreduce on ring:3.* kernels were not compiled within 0\.001 s"
+    ):
+        synthesize_table(RING, Kind.ALLREDUCE, None, QUICK)
 
 
 def found_until_late(best: Schedule | None, *found: Schedule) -> Any:

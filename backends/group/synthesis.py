@@ -40,7 +40,6 @@ COMPARED_PART = 0.7
 FEW_SIZES = (64 << 10, 1 << 20, 16 << 20)
 """Sizes at which candidates are compared where making them took until the deadline."""
 
-
 KERNELS_S = 240.0
 """How long a machine may take to compile the kernels, which it does once; the deadline begins after that."""
 
@@ -57,7 +56,7 @@ def synthesize_table(topology: Topology, kind: Kind, root: int | None, options: 
     Raises:
         InputError: the collective does not fit the topology, or the method the collective.
         InfeasibleError: some rank cannot be reached.
-        TimedOutError: there was no schedule by the deadline.
+        TimedOutError: there was no schedule by the deadline, or no kernels within `KERNELS_S`.
         ExecutionError: the child died or failed in a way of its own.
     """
     collective = Collective.on(topology, kind, root=root or 0)
@@ -75,29 +74,13 @@ def synthesize_table(topology: Topology, kind: Kind, root: int | None, options: 
 
 
 def _made(topology: Topology, collective: Collective, options: Options) -> Table:
-    """The table out of a child process; the first schedule's alone where no more was done by the deadline."""
+    """The table out of a child process."""
     what = f"{collective.kind} on {topology.name}"
-    late = f"{what}: there was no schedule within {options.deadline_s:g} s"
-    request = Request(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
     worker = Worker(memory_bytes=None, modules=(__name__,))
     try:
-        worker.start("the compilation of kernels", warm_once)
-        if not wait([worker], Deadline.after(KERNELS_S)):
-            raise TimedOutError(f"{what}: the kernels were not compiled within {KERNELS_S:g} s")
-        worker.result()
-        deadline = Deadline.after(options.deadline_s)
-        worker.start(what, first_table, topology, collective, options.method, request)
-        if not wait([worker], deadline):
-            raise TimedOutError(late)
-        first: Table = worker.result()
-        if not first.is_cut_short:
-            return first
-        worker.start(what, whole_table)
-        whole: Table | None = worker.result() if wait([worker], deadline) else None
-        return first if whole is None else whole
-    except TimedOutError as error:
-        raise TimedOutError(late, error.best) from error
-    except (InputError, InfeasibleError):
+        _warm(worker, what)
+        return _by(worker, what, topology, collective, options)
+    except (InputError, InfeasibleError, TimedOutError):
         raise
     except WorkerDiedError as error:
         raise ExecutionError(f"synthesis of {error}") from error
@@ -105,6 +88,33 @@ def _made(topology: Topology, collective: Collective, options: Options) -> Table
         raise ExecutionError(f"synthesis of {what}: {type(error).__name__}: {error}") from error
     finally:
         worker.kill()
+
+
+def _warm(worker: Worker, what: str) -> None:
+    """Have the kernels compiled, where no process has done it on this machine yet."""
+    worker.start(what, warm_once)
+    if not wait([worker], Deadline.after(KERNELS_S)):
+        raise TimedOutError(f"{what}: the kernels were not compiled within {KERNELS_S:g} s")
+    worker.result()
+
+
+def _by(worker: Worker, what: str, topology: Topology, collective: Collective, options: Options) -> Table:
+    """The table that a child makes; the first schedule's alone where no more was done by the deadline."""
+    late = f"{what}: there was no schedule within {options.deadline_s:g} s"
+    deadline = Deadline.after(options.deadline_s)
+    request = Request(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
+    worker.start(what, first_table, topology, collective, options.method, request)
+    if not wait([worker], deadline):
+        raise TimedOutError(late)
+    try:
+        first: Table = worker.result()
+    except TimedOutError as error:  # it speaks of the part of the deadline that it was given
+        raise TimedOutError(late, error.best) from error
+    if not first.is_cut_short:
+        return first
+    worker.start(what, whole_table)
+    whole: Table | None = worker.result() if wait([worker], deadline) else None
+    return first if whole is None else whole
 
 
 _held: list[Iterator[Table]] = []
