@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -300,6 +301,46 @@ def test_abort_within_a_part_never_completes_it() -> None:
     assert handed_over <= received < whole + long
     assert torch.equal(into[:handed_over], data[:handed_over])
     b.close()
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_bytes_may_come_one_by_one(takes: bool) -> None:
+    """A part is complete with its seal, and not a byte before."""
+    ours, theirs = socket.socketpair()
+    channel = StreamChannel(ours, 1, part_bytes=4)
+    header, tail = struct.Struct("<BxxxI"), b"\x01"
+    stream = header.pack(1, 4) + b"abcd" + tail + header.pack(1, 2) + b"ef" + tail
+    # Of the six bytes of the message, how many are received after each byte of the stream.
+    counts = [0] * 8 + [1, 2, 3, 3, 4] + [4] * 8 + [5, 5, 6]
+    into = torch.zeros(6, dtype=torch.uint8)
+    done = 0
+    for at, count in enumerate(counts):
+        theirs.sendall(stream[at : at + 1])
+        if takes:
+            part = channel.take(4 if done < 4 else 2)
+            if part is not None:
+                into[done : done + len(part)] = part
+                done += len(part)
+            assert done == (6 if count == 6 else count // 4 * 4)
+        else:
+            done += channel.receive(into[done:])
+            assert done == count
+    assert bytes(into.tolist()) == b"abcdef"
+    channel.close()
+    theirs.close()
+
+
+def test_part_that_was_not_all_there_to_be_taken_may_be_received() -> None:
+    ours, theirs = socket.socketpair()
+    channel = StreamChannel(ours, 1, part_bytes=4)
+    theirs.sendall(struct.pack("<BxxxI", 1, 4) + b"abc")
+    assert channel.take(4) is None
+    theirs.sendall(b"d\x01" + struct.pack("<BxxxI", 1, 2) + b"ef\x01")
+    into = torch.zeros(6, dtype=torch.uint8)
+    assert channel.receive(into) == 6
+    assert bytes(into.tolist()) == b"abcdef"
+    channel.close()
+    theirs.close()
 
 
 def test_abort_never_waits_for_who_does_not_read() -> None:

@@ -139,7 +139,13 @@ class StreamChannel(SocketChannel):
 
     def receive(self, into: Tensor) -> int:
         """See `Channel.receive`."""
-        return self._fill(_view(into), 0)
+        view = _view(into)
+        landed = self._landed
+        if landed:  # somebody tried to take this part before all of it was there
+            assert self._landing is not None
+            view[:landed] = _view(self._landing[:landed])
+            self._landed = 0
+        return self._fill(view, landed)
 
     def take(self, length: int) -> Tensor | None:
         """See `Channel.take`."""
