@@ -26,14 +26,17 @@ from torch import Tensor
 from backends.channels.channel import Channel
 from backends.channels.opening import Opening
 from backends.errors import ChannelClosedError, DisagreementError, ExecutionError
-from backends.flow import Flow
-from backends.flow_run import NOTHING, Bell, FlowRun, Line, LineError
+from backends.flow import Flow, compile_flow
+from backends.flow_run import FlowRun
 from backends.layout import Buffer
-from backends.lookout import READ, Lookout
+from backends.line import Line, LineError
+from backends.lookout import READ, Bell, Lookout
+from backends.program import Program
 from backends.torch_reduction import Operator
 
 _GAVE_UP = "gave up: "
 _EMPTY: tuple[int, ...] = ()
+_NOTHING = compile_flow(Program(0, (), 0, 0, 0, False, 1))  # of a rank that only compares openings
 
 
 class Connections(Protocol):
@@ -171,7 +174,7 @@ class Engine:
                 for peer, channel in self._network.channels.items()
             }
             run = FlowRun(
-                NOTHING, {}, None, opening, lines, self._lookout, rank=self.rank, timeout_s=self._timeout_s
+                _NOTHING, {}, None, opening, lines, self._lookout, rank=self.rank, timeout_s=self._timeout_s
             )
             self._lookout.want(self._bell, READ)
             try:

@@ -53,8 +53,9 @@ class Action:
         into: what is written; what is sent, for a send.
         source: of a reduction or copy what is read besides; of a combine what the arriving data is combined
             with (often `into` itself); `into` for the others.
+        into_number: the place of `into` among the flow's slices.
+        source_number: that of `source`.
         peer: of a message, -1 for what is local.
-        waits: how many other actions must be complete before.
         waiters: the actions that wait for this one.
     """
 
@@ -62,8 +63,9 @@ class Action:
     operation: Operation
     into: Slice
     source: Slice
+    into_number: int
+    source_number: int
     peer: int
-    waits: int
     waiters: tuple[int, ...]
 
 
@@ -76,6 +78,13 @@ class Flow:
         actions: in the order of the program.
         sends: the actions that send to each peer, in the order in which their bytes must go.
         receives: the actions that receive from each peer, in the order in which their bytes come.
+        slices: all that the actions use, each once.
+        cuts: of each buffer, how to cut it so that (almost) all slices come out of one pass: the lengths of
+            consecutive stretches with the number of the slice that each is, -1 for none. A slice that
+            overlaps another one in part is not among them.
+        waits: of every action, how many others must be complete before.
+        at_once: the local actions that wait for nothing.
+        computes: whether anything is combined or copied here.
         scratch_elements: length of the working space that is still needed.
     """
 
@@ -83,6 +92,11 @@ class Flow:
     actions: tuple[Action, ...]
     sends: Mapping[int, tuple[int, ...]]
     receives: Mapping[int, tuple[int, ...]]
+    slices: tuple[Slice, ...]
+    cuts: Mapping[Buffer, tuple[tuple[int, int], ...]]
+    waits: tuple[int, ...]
+    at_once: tuple[int, ...]
+    computes: bool
     scratch_elements: int
 
     @property
@@ -113,23 +127,32 @@ def compile_flow(program: Program) -> Flow:
             waiters[numbers[before]].append(number)
         if draft.peer >= 0:
             orders[draft.act is Act.SEND][draft.peer].append(number)
-    actions = tuple(
-        Action(
-            draft.act,
-            _shown(draft),
-            _moved(draft.into, starts),
-            _moved(draft.source, starts),
-            draft.peer,
-            len(draft.after),
-            tuple(waiters[number]),
+    slices: dict[Slice, int] = {}
+    actions = []
+    for number, draft in enumerate(drafts):
+        into, source = _moved(draft.into, starts), _moved(draft.source, starts)
+        actions.append(
+            Action(
+                draft.act,
+                _shown(draft),
+                into,
+                source,
+                slices.setdefault(into, len(slices)),
+                slices.setdefault(source, len(slices)),
+                draft.peer,
+                tuple(waiters[number]),
+            )
         )
-        for number, draft in enumerate(drafts)
-    )
     return Flow(
         program,
-        actions,
+        tuple(actions),
         {peer: tuple(order) for peer, order in sorted(orders[True].items())},
         {peer: tuple(order) for peer, order in sorted(orders[False].items())},
+        tuple(slices),
+        _cut(slices),
+        tuple(len(draft.after) for draft in drafts),
+        tuple(number for number, draft in enumerate(drafts) if draft.peer < 0 and not draft.after),
+        any(draft.act >= Act.COMBINE for draft in drafts),
         starts.elements,
     )
 
@@ -271,6 +294,21 @@ def _renumber(parts: Iterable[Slice]) -> _Starts:
         starts.elements += max(part.stop - start, 0)
         end = max(end, part.stop)
     return starts
+
+
+def _cut(slices: Mapping[Slice, int]) -> dict[Buffer, tuple[tuple[int, int], ...]]:
+    """See `Flow.cuts`; short slices go before long ones that overlap them."""
+    cuts: dict[Buffer, list[tuple[int, int]]] = defaultdict(list)
+    ends: dict[Buffer, int] = defaultdict(int)
+    for part in sorted(slices, key=lambda part: (part.buffer, part.start, part.stop)):
+        end = ends[part.buffer]
+        if part.start < end:
+            continue
+        if part.start > end:
+            cuts[part.buffer].append((part.start - end, -1))
+        cuts[part.buffer].append((part.length, slices[part]))
+        ends[part.buffer] = part.stop
+    return {buffer: tuple(found) for buffer, found in cuts.items()}
 
 
 def _moved(part: Slice, starts: _Starts) -> Slice:

@@ -7,7 +7,9 @@ every later sleep at once.
 
 from __future__ import annotations
 
+import os
 import select
+from dataclasses import dataclass
 
 READ = select.POLLIN
 WRITE = select.POLLOUT
@@ -46,3 +48,15 @@ class Lookout:
         """Descriptors with their events, none where the time is over first."""
         # Rounded up: a sleep that ends too early would be repeated without rest.
         return self._poll.poll(int(seconds * 1000) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Bell:
+    """How a thread tells a sleeping run to ask again: a descriptor, and how often to ask without it."""
+
+    descriptor: int
+    look_every_s: float
+
+    def silence(self) -> None:
+        """Forget how often it was rung."""
+        os.eventfd_read(self.descriptor)
