@@ -63,13 +63,16 @@ def synthesize_table(topology: Topology, kind: Kind, root: int | None, options: 
     if not options.cache:
         return _made(topology, collective, options)
     kept = ChunkCache(cache_folder() / "tables")
-    key = _key(kept, topology, collective, options.method)
-    table = _kept(kept, key, topology, collective)
-    if table is None:
-        table = _made(topology, collective, options)
-        if not table.is_cut_short:
-            # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
-            kept.put_json(key, table.to_bytes().decode())
+    whole = _key(kept, topology, collective, options.method)
+    # What a deadline cut short is kept for that deadline alone: more time may give more.
+    cut_short = _key(kept, topology, collective, options.method, options.deadline_s)
+    for key in (whole, cut_short):
+        table = _kept(kept, key, topology, collective)
+        if table is not None:
+            return table
+    table = _made(topology, collective, options)
+    # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
+    kept.put_json(cut_short if table.is_cut_short else whole, table.to_bytes().decode())
     return table
 
 
@@ -197,12 +200,19 @@ def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective
         return None
 
 
-def _key(kept: ChunkCache, topology: Topology, collective: Collective, method: str) -> str:
+def _key(
+    kept: ChunkCache,
+    topology: Topology,
+    collective: Collective,
+    method: str,
+    deadline_s: float | None = None,
+) -> str:
     """Of everything that a table depends on; the name of the topology is not."""
     content = {
         "topology": {**topology_to_document(topology), "name": ""},
         "collective": [collective.kind.value, collective.root],
         "method": method,
+        "deadline": deadline_s,
         "made by": _own_sources(),
     }
     return kept.key_of_content(TABLE_FORMAT, content)
