@@ -27,6 +27,7 @@ from tests.ranks import run_ranks
 
 REFERENCE = "gloo"
 BACKENDS = (REFERENCE, "synth", "cpu:synth")
+ENVIRON = {"ARBORCAST_TOPOLOGY": f"full:{RANKS}", "ARBORCAST_GLOO_BELOW": "0"}
 Array: TypeAlias = np.ndarray[Any, Any]
 
 # Of the largest element. Sums of four terms in another order, over three steps; where gradients travel as
@@ -95,20 +96,9 @@ def _calls_by_schedule() -> int:
     return sum(calls_by_schedule(group) for group in dist.distributed_c10d._world.pg_map)
 
 
-@pytest.fixture(scope="module")
-def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Schedules for every message; each is searched for once, since the launches share a cache."""
-    cache = tmp_path_factory.mktemp("cache")
-    return {
-        "ARBORCAST_TOPOLOGY": f"full:{RANKS}",
-        "ARBORCAST_GLOO_BELOW": "0",
-        "ARBORCAST_CACHE": str(cache),
-    }
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_gives_what_gloo_gives(family: str, environ: dict[str, str]) -> None:
-    outcomes = run_ranks(RANKS, _run_family, family, backend=None, environ=environ, timeout_s=200)
+def test_it_gives_what_gloo_gives(family: str) -> None:
+    outcomes = run_ranks(RANKS, _run_family, family, backend=None, environ=ENVIRON, timeout_s=200)
     wrong = []
     for rank, backend, check in product(range(RANKS), BACKENDS[1:], FAMILIES[family]):
         got, expected = outcomes[rank][backend][check], outcomes[rank][REFERENCE][check]
@@ -154,9 +144,9 @@ def _along(way: tuple[str, ...], name: str, rank: int, size: int) -> list[Array]
     return _as_arrays(values)
 
 
-def test_checkpoints_pass_from_group_to_group(environ: dict[str, str]) -> None:
+def test_checkpoints_pass_from_group_to_group() -> None:
     ways = (("gloo", "synth", "gloo"), ("gloo", "gloo", "gloo"))
     for rank, (mixed, pure) in enumerate(
-        run_ranks(RANKS, _train_through_checkpoints, *ways, backend=None, environ=environ)
+        run_ranks(RANKS, _train_through_checkpoints, *ways, backend=None, environ=ENVIRON)
     ):
         assert not _differences(mixed, pure), f"rank {rank}"
