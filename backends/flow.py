@@ -223,7 +223,7 @@ def _find_joins(operations: tuple[Operation, ...]) -> dict[int, int]:
     for receive, touches in _next_touches(operations):
         operation = operations[receive]
         assert isinstance(operation, Receive)
-        first, reads, writes = touches[0]
+        first, _, writes = touches[0]
         reduce = operations[first]
         if not isinstance(reduce, Reduce):
             continue
@@ -235,7 +235,7 @@ def _find_joins(operations: tuple[Operation, ...]) -> dict[int, int]:
         )
         if passes:
             candidates[first].insert(0, receive)  # better than the other way: it saves the scratch
-        elif reads and writes and reduce.into == operation.into:
+        elif reduce.into == operation.into:
             candidates[first].append(receive)
     joins: dict[int, int] = {}
     for reduce_index in sorted(candidates):
