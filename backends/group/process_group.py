@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,8 @@ from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
     BroadcastOptions,
     ReduceScatterOptions,
 )
@@ -102,8 +104,10 @@ class SynthGroup(dist.ProcessGroup):
 
     # ------------------------------------------------------------------ what torch asks of a group
 
-    # What is handed over must be called from the method itself: only there does pybind11 know that it is
-    # asked for the base class's, and does not come back.
+    # Nothing that torch's trampoline knows (allreduce, broadcast, allgather, reduce_scatter, the coalesced
+    # ones, all_to_all_single, barrier, send, recv) may go to `super()` or be left to it: it keeps the
+    # interpreter's lock until gloo has taken its own, which gloo's threads hold while they release tensors,
+    # for which they need the interpreter's.
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         """What `torch.distributed.get_backend` says."""
@@ -122,7 +126,7 @@ class SynthGroup(dist.ProcessGroup):
                 return self._cuda.allreduce(schedule, tensors[0], op)
         if not (_is_one_plain(tensors) and _serves(op, tensors[0])):
             self._handed_over[Kind.ALLREDUCE] += 1
-            return super().allreduce(tensors, _reduce_options(op))
+            return self._by_backend(tensors, "allreduce", tensors, _reduce_options(op))
 
         def run() -> None:
             with _written(tensors[0]) as flat:
@@ -137,7 +141,7 @@ class SynthGroup(dist.ProcessGroup):
             options = AllreduceCoalescedOptions()
             options.reduceOp = op
             self._handed_over[Kind.ALLREDUCE] += 1
-            return super().allreduce_coalesced(tensors, options)
+            return self._by_backend(tensors, "allreduce_coalesced", tensors, options)
 
         def run() -> None:
             if len(tensors) == 1:
@@ -164,7 +168,7 @@ class SynthGroup(dist.ProcessGroup):
                 return self._cuda.broadcast(schedule, tensors[0])
         if not (_is_one_plain(tensors) and opts.rootTensor == 0 and 0 <= root < self.size()):
             self._handed_over[Kind.BROADCAST] += 1
-            return super().broadcast(tensors, opts)
+            return self._by_backend(tensors, "broadcast", tensors, opts)
 
         def run() -> None:
             # Only bits travel, so that every type does.
@@ -180,7 +184,7 @@ class SynthGroup(dist.ProcessGroup):
         opts = opts if isinstance(opts, AllgatherOptions) else AllgatherOptions()
         if not (_is_one_plain(inputs) and len(outputs) == 1 and _fits(outputs[0], inputs[0], self.size())):
             self._handed_over[Kind.ALLGATHER] += 1
-            return super().allgather(outputs, inputs, opts)
+            return self._by_backend(inputs, "allgather", outputs, inputs, opts)
 
         def run() -> None:
             together = torch.empty(self.size() * inputs[0].numel(), dtype=inputs[0].dtype)
@@ -210,7 +214,14 @@ class SynthGroup(dist.ProcessGroup):
         pairs = list(zip(outputs, inputs, strict=False))
         if len(outputs) != len(inputs) or not all(_fits_single(*pair, self.size()) for pair in pairs):
             self._handed_over[Kind.ALLGATHER] += 1
-            return super().all_gather_single_coalesced(outputs, inputs, opts)
+            if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
+                return super().all_gather_single_coalesced(outputs, inputs, opts)
+
+            def hand_over() -> None:
+                for output, given in pairs:
+                    self._by_backend([given], "_allgather_base", output, given, opts).wait()
+
+            return self._submit(hand_over, list(outputs))
 
         def run() -> None:
             for output, given in pairs:
@@ -231,7 +242,7 @@ class SynthGroup(dist.ProcessGroup):
         plain = _is_one_plain(outputs) and len(inputs) == 1 and _fits(inputs[0], outputs[0], self.size())
         if not (plain and _serves(op, outputs[0])):
             self._handed_over[Kind.REDUCE_SCATTER] += 1
-            return super().reduce_scatter(outputs, inputs, _scatter_options(op))
+            return self._by_backend(outputs, "reduce_scatter", outputs, inputs, _scatter_options(op))
 
         def run() -> None:
             together = torch.cat([_flat(tensor) for tensor in inputs[0]])
@@ -262,7 +273,16 @@ class SynthGroup(dist.ProcessGroup):
         fit = all(_fits_single(given, output, self.size()) for output, given in pairs)
         if len(outputs) != len(inputs) or not fit or not all(_serves(op, output) for output in outputs):
             self._handed_over[Kind.REDUCE_SCATTER] += 1
-            return super().reduce_scatter_single_coalesced(outputs, inputs, _scatter_options(op))
+            if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
+                return super().reduce_scatter_single_coalesced(outputs, inputs, _scatter_options(op))
+
+            def hand_over() -> None:
+                for output, given in pairs:
+                    self._by_backend(
+                        [given], "_reduce_scatter_base", output, given, _scatter_options(op)
+                    ).wait()
+
+            return self._submit(hand_over, list(outputs))
 
         def run() -> None:
             for output, given in pairs:
@@ -272,6 +292,30 @@ class SynthGroup(dist.ProcessGroup):
         return self._submit(run, list(outputs))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
+    def all_to_all_single(
+        self, output: Tensor, given: Tensor, output_lengths: Any, given_lengths: Any, opts: Any = None
+    ) -> dist.Work:
+        """Exchange a part of each rank's tensor with each other rank; never by schedules."""
+        opts = opts or AllToAllOptions()
+        return self._by_backend([given], "alltoall_base", output, given, output_lengths, given_lengths, opts)
+
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """Complete when all ranks have called it."""
+        opts = opts or BarrierOptions()
+        device = opts.device or torch.device("cpu")
+        work: dist.Work = cast(Any, self._get_backend(device)).barrier(opts)
+        return work
+
+    def send(self, tensors: Any, dst: int, tag: int) -> dist.Work:
+        """Send a tensor to one rank."""
+        return self._by_backend(tensors, "send", tensors, dst, tag)
+
+    def recv(self, tensors: Any, src: int, tag: int) -> dist.Work:
+        """Receive a tensor from one rank."""
+        return self._by_backend(tensors, "recv", tensors, src, tag)
 
     def abort(self) -> None:
         """Make all ranks' calls fail, those in flight too."""
@@ -318,6 +362,16 @@ class SynthGroup(dist.ProcessGroup):
         return str(self._communicator.fabric)
 
     # ------------------------------------------------------------------ the two ways of a call
+
+    @staticmethod
+    def _is_on_gpu(tensors: Sequence[Tensor]) -> bool:
+        return any(tensor.device.type != "cpu" for tensor in tensors)
+
+    def _by_backend(self, tensors: Sequence[Tensor], method: str, *arguments: Any) -> dist.Work:
+        """Have gloo, or whatever serves tensors of that device, do it alone."""
+        backend = self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
+        work: dist.Work = getattr(backend, method)(*arguments)
+        return work
 
     def _submit(self, function: Callable[[], None], result: Any) -> dist.Work:
         return self._queue.submit(function, result)
