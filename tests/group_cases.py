@@ -90,9 +90,9 @@ def check_same(what: str, case: Case, tested: Any, reference: Any) -> Outcome:
         assert_equal(got.tensors, expected.tensors, what)
     else:
         assert got.error is not None, f"{what}: no error; gloo: {expected.message}"
-        assert issubclass(got.error, expected.error), (
-            f"{what}: {got.error}: {got.message}; gloo {expected.error}"
-        )
+        # Of an empty list torch says that it is not implemented; gloo itself has a better reason.
+        like = RuntimeError if expected.error is NotImplementedError else expected.error
+        assert issubclass(got.error, like), f"{what}: {got.error}: {got.message}; gloo {expected.error}"
     return expected
 
 
