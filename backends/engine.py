@@ -195,6 +195,21 @@ class Engine:
             self._lookout.clear()
             self._network.abort(_GAVE_UP + self._failure)
 
+    def blame(self, opening: Opening, error: str) -> NoReturn:
+        """End the engine because what served a call in its place failed with an error that names no rank.
+
+        Raises:
+            ExecutionError: with the peer that went or gave up, where one did or does so within a moment.
+        """
+        self._refuse_after_failure()
+        lines = {peer: Line(channel) for peer, channel in self._network.channels.items()}
+        run = FlowRun(
+            _NOTHING, {}, None, opening, lines, self._lookout, rank=self.rank, timeout_s=self._timeout_s
+        )
+        told = run.find_reason(None, self._search_s)
+        blamed = "" if told is None else f" ({told})"
+        self._end(f"rank {self.rank}: {opening}: {error}{blamed}", told)
+
     def close(self) -> None:
         """Free what the engine holds besides the network; it must not be used any more."""
         if self._bell >= 0:
@@ -256,16 +271,21 @@ class Engine:
         if not isinstance(error, ExecutionError):
             self.give_up(f"rank {self.rank}: {opening}: {type(error).__name__}: {error}")
             raise error
-        message = f"rank {self.rank}: {opening}: {error}"
-        cause = None
+        told: ChannelClosedError | None = None
         if isinstance(error, LineError):
-            told: ChannelClosedError | None = error.closed
-            assert told is not None
+            told = error.closed
             if told.reason is None and run is not None:
                 told = run.find_reason(told.peer, self._search_s)
-            if told is not None and told.reason is not None and told.reason.startswith(_GAVE_UP):
-                cause = told.reason.removeprefix(_GAVE_UP)
-                if cause not in message:
-                    message += f" ({told})"
+        self._end(f"rank {self.rank}: {opening}: {error}", told, error)
+
+    def _end(
+        self, message: str, told: ChannelClosedError | None, error: BaseException | None = None
+    ) -> NoReturn:
+        """Give up for the reason that a peer has told, where it did, and raise."""
+        cause = None
+        if told is not None and told.reason is not None and told.reason.startswith(_GAVE_UP):
+            cause = told.reason.removeprefix(_GAVE_UP)
+            if cause not in message:
+                message += f" ({told})"
         self.give_up(cause or message)
         raise ExecutionError(message) from error

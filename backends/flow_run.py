@@ -325,11 +325,13 @@ class FlowRun:
                     found.append(str(self._actions[order[done]].operation))
         return "; ".join(found) or "hand over what is left"
 
-    def find_reason(self, peer: int, seconds: float) -> ChannelClosedError | None:
+    def find_reason(self, peer: int | None, seconds: float) -> ChannelClosedError | None:
         """After a peer went without a word: what another one says within that time about why.
 
-        The run has failed; what still comes is lost.
+        Where none of them says anything, the first one that went. The run has failed; what still comes is
+        lost.
         """
+        silent: ChannelClosedError | None = None
         others = {line.channel.fileno(): line for line in self._lines.values() if line.channel.peer != peer}
         end = time.monotonic() + seconds
         self._lookout.clear()
@@ -341,7 +343,8 @@ class FlowRun:
                 told = others.pop(descriptor).channel.last_words()
                 if told.reason is not None:
                     return told
-        return None
+                silent = silent or told
+        return silent
 
 
 def _views(flow: Flow, memory: Mapping[Buffer, Tensor], scale: int) -> list[Tensor]:

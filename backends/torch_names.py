@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from typing import Any, cast
 
@@ -14,10 +15,24 @@ Store = c10d.Store
 PrefixStore = c10d.PrefixStore
 FileStore = c10d.FileStore
 
+_NOBODY_SENDS = (1 << 31) - 1
+"""A tag."""
+
 
 def new_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """A process group of gloo with all its methods; the stubs know none of them."""
     return c10d.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def break_gloo(gloo: Any) -> None:
+    """End all calls of a gloo group, now and later, here and on ranks that wait for this one.
+
+    Gloo has no such call: its `abort` does nothing. But a receive that waits in vain closes all connections.
+    """
+    if gloo.size() > 1:
+        peer = (gloo.rank() + 1) % gloo.size()
+        with contextlib.suppress(RuntimeError):
+            gloo.recv([torch.empty(1)], peer, _NOBODY_SENDS).wait(timedelta(milliseconds=1))
 
 
 def work_of(future: torch.futures.Future[Any]) -> dist.Work:

@@ -40,7 +40,7 @@ from backends.group.synthesis import KERNELS_S, synthesize_table
 from backends.group.table import Entry, Table
 from backends.layout import Buffer
 from backends.lowering import lower_rank
-from backends.torch_names import PrefixStore, Store, new_gloo
+from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo
 from backends.torch_reduction import Operator, name_of, operator_of
 from synth.collective import Kind
 from synth.errors import InfeasibleError, InputError, TimedOutError
@@ -260,9 +260,15 @@ class Communicator:
         """How bytes travel to each rank that this one is connected with."""
         return {peer: channel.transport for peer, channel in sorted(self._network.channels.items())}
 
+    @property
+    def failure(self) -> str | None:
+        """Why every further call is refused; None while it is not."""
+        return self._engine.failure
+
     def abort(self, reason: str) -> None:
         """Make all ranks' calls fail, now and later."""
         self._engine.give_up(reason)
+        break_gloo(self._gloo)
 
     def close(self) -> None:
         """End the connections; others that still work with what this rank sent are not disturbed."""
@@ -322,9 +328,7 @@ class Communicator:
         except ExecutionError:
             raise
         except RuntimeError as error:
-            reason = f"rank {self.rank}: {opening}: {str(error).splitlines()[0]}"
-            self._engine.give_up(reason)
-            raise ExecutionError(reason) from error
+            self._engine.blame(opening, str(error).splitlines()[0])
 
     def _next(self) -> int:
         self._sequence += 1

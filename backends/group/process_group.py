@@ -30,11 +30,12 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
+from backends.errors import ExecutionError
 from backends.group.communicator import SERVED, Communicator
 from backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
 from backends.group.options import Options
 from backends.group.work_queue import WorkQueue
-from backends.torch_names import PrefixStore, Store, new_gloo, split
+from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo, split
 from backends.torch_reduction import operator_of
 from synth.collective import Kind
 from synth.schedule import Schedule
@@ -93,6 +94,8 @@ class SynthGroup(dist.ProcessGroup):
             timeout_s=timeout.total_seconds(),
         )
         self._queue = WorkQueue("synth")
+        self._inner = inner
+        self._is_broken = False
         is_whole = len(global_ranks) == world_size
         if is_whole:
             if rank == 0 and size > 1:
@@ -306,6 +309,7 @@ class SynthGroup(dist.ProcessGroup):
         """Complete when all ranks have called it."""
         opts = opts or BarrierOptions()
         device = opts.device or torch.device("cpu")
+        self._refuse_after_failure()
         work: dist.Work = cast(Any, self._get_backend(device)).barrier(opts)
         return work
 
@@ -319,7 +323,7 @@ class SynthGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Make all ranks' calls fail, those in flight too."""
-        self._communicator.abort(f"rank {self.rank()} aborted the group")
+        self._break(f"rank {self.rank()} aborted the group")
         self._queue.close("the group was aborted", wait_s=0)
 
     def shutdown(self) -> None:
@@ -327,7 +331,7 @@ class SynthGroup(dist.ProcessGroup):
         if self._queue.close("the group was destroyed", wait_s=CLOSE_S):
             self._communicator.close()
         else:
-            self._communicator.abort(f"rank {self.rank()} destroyed the group with calls in flight")
+            self._break(f"rank {self.rank()} destroyed the group with calls in flight")
 
     # ------------------------------------------------------------------ what ours has beyond that
 
@@ -369,12 +373,33 @@ class SynthGroup(dist.ProcessGroup):
 
     def _by_backend(self, tensors: Sequence[Tensor], method: str, *arguments: Any) -> dist.Work:
         """Have gloo, or whatever serves tensors of that device, do it alone."""
+        self._refuse_after_failure()
         backend = self._get_backend(tensors[0].device if tensors else torch.device("cpu"))
         work: dist.Work = getattr(backend, method)(*arguments)
         return work
 
     def _submit(self, function: Callable[[], None], result: Any) -> dist.Work:
-        return self._queue.submit(function, result)
+        def run() -> None:
+            try:
+                function()
+            except BaseException:
+                if self._communicator.failure is not None:
+                    self._break(self._communicator.failure)
+                raise
+
+        return self._queue.submit(run, result)
+
+    def _refuse_after_failure(self) -> None:
+        """Say the first reason: gloo would only say that its connections are closed."""
+        if self._communicator.failure is not None:
+            raise ExecutionError(f"rank {self.rank()}: an earlier call failed: {self._communicator.failure}")
+
+    def _break(self, reason: str) -> None:
+        """Make everything fail from now on, what gloo does as well: nobody may wait for who has given up."""
+        if not self._is_broken:
+            self._is_broken = True
+            self._communicator.abort(reason)
+            break_gloo(self._inner)
 
     def _is_for_cuda(self, tensors: Sequence[Tensor]) -> bool:
         return (
