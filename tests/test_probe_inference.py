@@ -171,3 +171,21 @@ def test_the_topology_found_can_be_solved(fabric: Fabric) -> None:
 def test_the_same_measurements_give_the_same_topology() -> None:
     measured = boxes([[0, 1], [2, 3]], 25, 5).measured(noise=0.05)
     assert infer(measured) == infer(measured)
+
+
+def test_an_uplink_that_flows_share_unfairly_keeps_its_capacity() -> None:
+    measured = boxes([[0, 1], [2, 3]], 25, 5, named=True).measured(noise=0)
+
+    def unfair(load: Load) -> Load:
+        """The first of the flows between the boxes takes nine tenths of what they get."""
+        crossing = [flow for flow in load.flows if flow[0] // 2 != flow[1] // 2 and flow[0] < flow[1]]
+        total = sum(load.rates[flow].median for flow in crossing)
+        shares = [0.9, *[0.1 / max(1, len(crossing) - 1)] * (len(crossing) - 1)]
+        if len(crossing) < 2:
+            return load
+        taken = {flow: total * share for flow, share in zip(crossing, shares, strict=True)}
+        return Load(load.rates | {flow: Spread(rate, rate, rate, 3) for flow, rate in taken.items()})
+
+    found = infer(replace(measured, loads=tuple(map(unfair, measured.loads))))
+    assert bandwidths(found)["box0.up", "box1.down"] == 5
+    assert found.misses  # and it is told

@@ -103,13 +103,20 @@ def candidates(measured: Measurements, *, explained: float) -> Iterator[Shape]:
         yield replace(plain, shared=True)
 
 
-def error(topology: Topology, measured: Measurements, *, explained: float) -> float:
-    """By how much the topology's rates miss what was measured, in sum: logarithms beyond what is allowed."""
+def error(topology: Topology, measured: Measurements, *, explained: float, together: bool = False) -> float:
+    """By how much the topology's rates miss what was measured, in sum: logarithms beyond what is allowed.
+
+    Of each flow, or with `together` of all flows of an experiment in sum.
+    """
     predictor = Predictor(topology)
     missed = 0.0
     for rates in measured.experiments:
-        for flow, predicted in predictor.rates(rates).items():
-            near = min(max(predicted, rates[flow].minimum), rates[flow].maximum)
+        said = predictor.rates(rates)
+        pairs = [(said[flow], rates[flow].minimum, rates[flow].maximum) for flow in said]
+        if together:
+            pairs = [(sum(p[0] for p in pairs), sum(p[1] for p in pairs), sum(p[2] for p in pairs))]
+        for predicted, minimum, maximum in pairs:
+            near = min(max(predicted, minimum), maximum)
             missed += max(0.0, math.log(ratio(predicted, near) / (1 + explained)))
     return missed
 
@@ -118,10 +125,10 @@ def fitted(topology: Topology, measured: Measurements, *, explained: float) -> T
     """The topology with the rates around switches moved, in steps, to where they explain most.
 
     A shared link's capacity is first the most that was ever seen through it, which luck can make too much;
-    and where one flow alone cannot fill a port that several fill together, no rate fits both. Links that
-    are equal stay so.
+    and where one flow alone cannot fill a port that several fill together, no rate fits both. What all
+    flows of an experiment get together counts, however unfairly they share it. Links that are equal stay so.
     """
-    best = error(topology, measured, explained=explained)
+    best = error(topology, measured, explained=explained, together=True)
     rates = {link.bandwidth for link in topology.links if _joins_switch(topology, link)}
     for rate in sorted(rates):
         for step in (Fraction(9, 10), Fraction(10, 9)):
@@ -129,7 +136,7 @@ def fitted(topology: Topology, measured: Measurements, *, explained: float) -> T
             while best > 0 and Fraction(1, 4) < factor < 4:
                 to = rounded(float(rate * factor))
                 moved = _with_rate(topology, now, to)
-                missed = error(moved, measured, explained=explained)
+                missed = error(moved, measured, explained=explained, together=True)
                 if missed > best - _WORTH or to in rates:
                     break
                 topology, best, now, factor = moved, missed, to, factor * step

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TypeVar
 
@@ -31,7 +31,9 @@ class Effort:
         pings: round trips of each pair.
         repeats: of every rate of a flow alone.
         load_repeats: of every load.
-        period: of one measurement of rates.
+        period: of one measurement of rates; of a load it is longer where the slowest pair would get less than
+            `load_bytes` through, so that flows have the time to share, but at most ten times as long.
+        load_bytes: see there.
         parallel: whether flows of disjoint pairs are measured at once instead of alone.
         slowed: part by which a load must slow a flow before it is asked who else shares its way.
         timeout_s: after which a rank that does nothing is given up.
@@ -41,6 +43,7 @@ class Effort:
     repeats: int = 5
     load_repeats: int = 3
     period: Period = field(default_factory=lambda: Period(window_s=0.04, warmup_s=0.01))
+    load_bytes: int = 2 << 20
     parallel: bool = False
     slowed: float = 0.2
     timeout_s: float = 60
@@ -71,11 +74,15 @@ class _Session:
     def run(self) -> Measurements:
         effort = self.effort
         latency_us = self.latencies()
-        rounds = self.rates("alone", solo_rounds(self.ranks, parallel=effort.parallel), effort.repeats)
+        alone = solo_rounds(self.ranks, parallel=effort.parallel)
+        rounds = self.rates("alone", alone, effort.repeats, effort.period)
         solo = {flow: spread for load in rounds for flow, spread in load.rates.items()}
-        loads = self.rates("loaded", broad_loads(self.ranks), effort.load_repeats)
+        needed_s = effort.load_bytes / min(spread.median for spread in solo.values()) / 1e9
+        window_s = max(effort.period.window_s, min(needed_s, 10 * effort.period.window_s))
+        period = replace(effort.period, window_s=window_s)
+        loads = self.rates("loaded", broad_loads(self.ranks), effort.load_repeats, period)
         asked = targeted_loads(solo, loads, slowed=effort.slowed)
-        loads += self.rates("in pairs", asked, effort.load_repeats)
+        loads += self.rates("in pairs", asked, effort.load_repeats, period)
         hosts = self.gathered(socket.gethostname())
         transports = self.gathered(
             {(self.rank, peer): channel.transport for peer, channel in self.network.channels.items()}
@@ -112,7 +119,7 @@ class _Session:
         found = {pair: Spread.of(times) for part in self.gathered(mine) for pair, times in part.items()}
         return found | {(second, first): spread for (first, second), spread in found.items()}
 
-    def rates(self, what: str, loads: Sequence[tuple[Flow, ...]], repeats: int) -> list[Load]:
+    def rates(self, what: str, loads: Sequence[tuple[Flow, ...]], repeats: int, period: Period) -> list[Load]:
         """The rates of all flows of each load, measured so many times."""
         mine: dict[tuple[int, Flow], list[float]] = {}
         for turn in range(repeats):
@@ -126,7 +133,7 @@ class _Session:
                         self.network.channels,
                         to=to,
                         of=of,
-                        period=self.effort.period,
+                        period=period,
                         timeout_s=self.effort.timeout_s,
                     )
                     for source, rate in got.items():

@@ -7,6 +7,7 @@ and after it (a file is contradicted) it tells the others, so that all end with 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
@@ -76,7 +77,8 @@ def _group(timeout_s: float) -> Iterator[dist.ProcessGroup]:
     except ExecutionError:
         raise
     except RuntimeError as error:  # of torch: a rendezvous or a barrier that failed
-        reason = str(error).strip().splitlines()[0]
+        # Gloo begins with a place in its source and ends with advice.
+        reason = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0]).partition(". ")[0]
         raise ExecutionError(f"probe: the ranks cannot reach each other any more: {reason}") from error
     finally:
         if dist.is_initialized():
