@@ -35,8 +35,8 @@ class QueuedWork(dist.Work):
         self._trigger: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
 
-    def finish(self, returned: Any = None, error: BaseException | None = None) -> None:
-        """Set the outcome, once; callbacks of the future run in this thread.
+    def settle(self, returned: Any = None, error: BaseException | None = None) -> None:
+        """Set the outcome, once: who waits goes on. `call_back` is to follow.
 
         Args:
             returned: by the function.
@@ -50,9 +50,18 @@ class QueuedWork(dist.Work):
         del self.function  # and the tensors that it holds
         with self._lock:
             self._done.set()
-            trigger = self._trigger
+
+    def call_back(self) -> None:
+        """Have the future done; its callbacks run in this thread and may take long."""
+        with self._lock:
+            trigger, self._trigger = self._trigger, None
         if trigger is not None:
             trigger.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """End without having been executed."""
+        self.settle(error=error)
+        self.call_back()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return True when the call has succeeded; Ctrl-C interrupts.

@@ -1,8 +1,8 @@
 """Runs the calls of one group one after another, away from the threads that make them.
 
-One thread at a time executes. When it has finished a call it hands the execution on before it completes the
-call's work, because callbacks of futures may make further calls and wait for them (PowerSGD's do): with
-a fixed thread they would wait for themselves. Threads are made when they are missed, mostly one.
+One thread at a time executes. When it has finished a call it hands the execution on before it calls back, as
+callbacks of futures may make further calls and wait for them (PowerSGD's do): with a fixed thread they would
+wait for themselves. Threads are made when they are missed, mostly one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WorkQueue:
                 if not self._is_executing:
                     self._rouse()
                 return work
-        work.finish(error=ExecutionError(self._closed))
+        work.fail(ExecutionError(self._closed))
         return work
 
     def close(self, reason: str, *, wait_s: float) -> bool:
@@ -75,7 +75,7 @@ class WorkQueue:
             self._changed.notify_all()
             is_still = not self._is_executing
         for work in dropped:
-            work.finish(error=ExecutionError(reason))
+            work.fail(ExecutionError(reason))
         return is_still
 
     def _rouse(self) -> None:
@@ -91,16 +91,18 @@ class WorkQueue:
             error: BaseException | None = None
             returned: Any = None
             try:
-                with torch.no_grad():
+                # Callers may be in inference mode, whose tensors nothing else may write to.
+                with torch.inference_mode():
                     returned = work.function()
             except BaseException as raised:
                 error = raised
+            work.settle(returned, error)  # before the next one begins: works end in their order
             with self._changed:
                 self._is_executing = False
                 if self._calls:
                     self._rouse()
                 self._changed.notify_all()
-            work.finish(returned, error)
+            work.call_back()
             del work, returned, error  # while this thread sleeps, nobody's tensors live on in it
 
     def _next(self) -> QueuedWork | None:
