@@ -247,6 +247,25 @@ def test_the_first_cause_is_passed_on() -> None:
     assert all("rank 0: out of memory" in str(results[rank]) for rank in (1, 2, 3, 4))
 
 
+def test_who_goes_without_a_word_is_explained_by_another() -> None:
+    networks = fake_networks(3)
+    engines = [Engine(network.rank, network, timeout_s=30, search_s=5) for network in networks]
+
+    def work(engine: Engine) -> None:
+        if engine.rank == 1:
+            time.sleep(0.05)
+            networks[1].vanish()
+        elif engine.rank == 2:
+            time.sleep(0.2)
+            engine.give_up("rank 2: disk full")
+        else:
+            Job(direct("gather", 3, root=0), 4).run(engine, np.arange(4))
+
+    message = str(each(engines, work)[0])
+    assert "rank 1 closed its connection" in message
+    assert message.endswith("(rank 2 gave up: rank 2: disk full)")
+
+
 def test_an_interrupt_ends_it_for_all() -> None:
     class Interrupting:
         name = "sum"
