@@ -36,6 +36,8 @@ from backends.flow import Flow, compile_flow
 from backends.group.exchange import share_table
 from backends.group.fabric import fabric_for
 from backends.group.options import Options
+from backends.group.pieces import ONE_HOST, SEVERAL_HOSTS
+from backends.group.settings import are_on_one_host, compare_settings
 from backends.group.synthesis import KERNELS_S, synthesize_table
 from backends.group.table import Entry, Table
 from backends.layout import Buffer
@@ -62,8 +64,6 @@ GLOO_BELOW = {
 }
 """Bytes of the whole buffer below which gloo is faster, as measured on loopback (`bench/loopback.py`)."""
 
-PIECE_BYTES = 256 << 10
-MAX_PIECES = 64
 FLOWS_KEPT = 128
 _PREPARING = b"prepare\0"  # in place of a schedule: a rank that is about to take part in making a table
 
@@ -121,7 +121,9 @@ class Communicator:
         self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
         self._store = store
         self._generation = 0
-        self._check_settings()
+        compare_settings(store, rank, self._settings())
+        rule = ONE_HOST if are_on_one_host(store, rank, size) else SEVERAL_HOSTS
+        self._cut = replace(rule, piece_bytes=self.options.piece_bytes or rule.piece_bytes)
         self._network = Network(
             PrefixStore("channels", store),
             rank,
@@ -386,7 +388,7 @@ class Communicator:
         key = (digest, count, dtype.itemsize)
         flow = self._flows.get(key)
         if flow is None:
-            pieces = pieces_for(entry, nbytes, self.options.piece_bytes or PIECE_BYTES)
+            pieces = self._cut.pieces(entry.schedule, nbytes)
             flow = compile_flow(lower_rank(entry.schedule, self.rank, count, pieces=pieces))
             while len(self._flows) >= FLOWS_KEPT:
                 self._flows.popitem(last=False)
@@ -394,9 +396,9 @@ class Communicator:
         self._flows.move_to_end(key)
         return digest, flow
 
-    def _check_settings(self) -> None:
-        """Refuse to begin with ranks that would decide otherwise, naming both values."""
-        settings = {
+    def _settings(self) -> dict[str, object]:
+        """What all ranks must have alike, since they decide by it."""
+        return {
             "fabric": _digest_of(self.fabric.topology),
             "ranks": self._global_ranks,
             "gloo_below": self.options.gloo_below,
@@ -405,22 +407,6 @@ class Communicator:
             "method": self.options.method,
             "prepare": self.options.prepare,
         }
-        if self.rank == 0:
-            self._store.set("settings", json.dumps(settings))
-            return
-        of_first = json.loads(self._store.get("settings"))
-        for name, value in json.loads(json.dumps(settings)).items():
-            if value != of_first[name]:
-                raise InputError(
-                    f"{name}: must be the same on all ranks, got {value} on rank {self.rank} "
-                    f"and {of_first[name]} on rank 0"
-                )
-
-
-def pieces_for(entry: Entry, nbytes: int, piece_bytes: int, most: int = MAX_PIECES) -> int:
-    """Into how many pieces each chunk of a schedule is cut; one number, so that trees stay in step."""
-    largest = max((chunk.share for chunk in entry.schedule.chunks), default=0)
-    return max(1, min(most, int(nbytes * largest) // piece_bytes))
 
 
 def _operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:
