@@ -33,6 +33,7 @@ from torch._C._distributed_c10d import (
 from backends.errors import ExecutionError
 from backends.group.communicator import SERVED, Communicator
 from backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
+from backends.group.fabric import Fabric
 from backends.group.options import Options
 from backends.group.work_queue import WorkQueue
 from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo, split
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
 """How long a group that is destroyed waits for calls in flight."""
+
+_announced: set[str] = set()
+"""What this process has said of fabrics."""
 
 _SUM = dist.ReduceOp(dist.ReduceOp.SUM)
 
@@ -97,10 +101,9 @@ class SynthGroup(dist.ProcessGroup):
         self._inner = inner
         self._is_broken = False
         is_whole = len(global_ranks) == world_size
+        if global_ranks[rank] == 0 and size > 1:
+            _announce(self._communicator.fabric, is_whole)
         if is_whole:
-            if rank == 0 and size > 1:
-                level = logging.WARNING if self._communicator.fabric.is_assumed else logging.INFO
-                log.log(level, "process group synth: fabric %s", self._communicator.fabric)
             for kind in self._communicator.options.prepare:
                 if Kind(kind) in SERVED:
                     self._communicator.prepare(kind)
@@ -439,6 +442,16 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
         global_ranks=global_ranks,
         world_size=world_size,
     )
+
+
+def _announce(fabric: Fabric, is_whole: bool) -> None:
+    """Say once what the fabric of the job is; that it is only assumed is said of whichever group is first."""
+    key = "assumed" if fabric.is_assumed else str(fabric)
+    if key not in _announced and (is_whole or fabric.is_assumed):
+        _announced.add(key)
+        log.log(
+            logging.WARNING if fabric.is_assumed else logging.INFO, "process group synth: fabric %s", fabric
+        )
 
 
 def _listed(tensors: Any) -> list[Tensor]:
