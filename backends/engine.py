@@ -7,10 +7,10 @@ goes to all peers, which pass it on; everybody fails at once and knows the first
 
 Calls that something else serves, as gloo does small ones, are accompanied instead of run:
 
-    engine.begin(opening)              # one short send
+    engine.agree(opening)              # gloo ends the process when more bytes come than it expects
     work = gloo.allreduce(...)
     work.get_future().add_done_callback(lambda _: engine.ring())
-    engine.stand_by(work.is_completed) # raises at once where a peer gives up or means another call
+    engine.stand_by(work.is_completed) # raises at once where a peer gives up
     work.wait()
 """
 
@@ -78,6 +78,7 @@ class Engine:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._begun: Opening | None = None
+        self._has_agreed = False  # the rank before, to what has begun
         self._failure: str | None = None
 
     @property
@@ -146,6 +147,7 @@ class Engine:
         """
         self._refuse_after_failure()
         self._begun = opening
+        self._has_agreed = False
         try:
             self._open(opening, {self._next})
         except BaseException as error:
@@ -153,6 +155,8 @@ class Engine:
 
     def stand_by(self, is_done: Callable[[], bool] = lambda: True, *, look_every_s: float = 0.1) -> None:
         """The second half: return when the rank before agrees and `is_done`, fail if a peer gives up before.
+
+        It may be called again for the same call, with another `is_done`.
 
         Args:
             is_done: whether what serves the call has ended; call `ring` when it has.
@@ -162,12 +166,13 @@ class Engine:
             ExecutionError: as for `agree`; a peer that leaves in peace after it has agreed is no failure.
         """
         self._refuse_after_failure()
-        opening, self._begun = self._begun, None
+        opening = self._begun
         assert opening is not None, "stand_by follows begin"
         run = None
         try:
-            has_agreed = self._sees(opening)
+            has_agreed = self._has_agreed or self._sees(opening)
             if has_agreed and not self._is_full() and is_done():
+                self._has_agreed = True
                 return
             lines = {
                 peer: Line(channel, awaits_opening=peer == self._before and not has_agreed)
@@ -181,6 +186,7 @@ class Engine:
                 run.run(until=is_done, bell=Bell(self._bell, look_every_s))
             finally:
                 self._lookout.want(self._bell, 0)
+            self._has_agreed = True
         except BaseException as error:
             self._fail(error, opening, run)
 

@@ -114,13 +114,17 @@ class Communicator:
     ) -> None:
         self.rank = rank
         self.size = size
-        self.options = (options or Options()).merged()
         self._global_ranks = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
         self._world_size = size if world_size is None else world_size
-        self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
+        try:
+            self.options = (options or Options()).merged()
+            self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
+        except InputError as error:
+            compare_settings(store, rank, size, error)
+            raise
         self._store = store
         self._generation = 0
-        compare_settings(store, rank, self._settings())
+        compare_settings(store, rank, size, self._settings())
         rule = ONE_HOST if are_on_one_host(store, rank, size) else SEVERAL_HOSTS
         self._cut = replace(rule, piece_bytes=self.options.piece_bytes or rule.piece_bytes)
         self._network = Network(
@@ -320,7 +324,8 @@ class Communicator:
         if self.size == 1:
             start().wait()
             return
-        self._engine.begin(opening)
+        # Not before the ranks agree: gloo ends the process when more bytes come than it expects.
+        self._engine.agree(opening)
         try:
             work = start()
             # gloo works in threads of its own: meanwhile a peer that gives up is noticed here.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from backends.channels.addresses import boot_id
@@ -12,27 +12,45 @@ from backends.torch_names import Store
 from synth.errors import InputError
 
 
-def compare_settings(store: Store, rank: int, settings: Mapping[str, object]) -> None:
-    """Refuse to begin with ranks that would decide otherwise.
+def compare_settings(store: Store, rank: int, size: int, settings: Mapping[str, object] | Exception) -> None:
+    """Refuse to begin with ranks that would decide otherwise; one rank compares and tells all.
+
+    So nobody goes on and waits for a rank that was refused.
 
     Args:
         store: of the group.
         rank: this one.
-        settings: values that JSON can hold.
+        size: ranks of the group.
+        settings: values that JSON can hold; or why this rank has none, which it is to raise itself.
 
     Raises:
-        InputError: this rank differs from rank 0; names the setting and both values.
+        InputError: a rank differs from rank 0, or has no settings; names the setting and both values, or says
+            why it has none. The same on all ranks.
     """
+    said = {"refused": str(settings)} if isinstance(settings, Exception) else dict(settings)
+    store.set(f"settings/{rank}", json.dumps(said))
     if rank == 0:
-        store.set("settings", json.dumps(settings))
-        return
-    of_first = json.loads(store.get("settings"))
-    for name, value in json.loads(json.dumps(settings)).items():
-        if value != of_first[name]:
-            raise InputError(
-                f"{name}: must be the same on all ranks, got {value} on rank {rank} "
-                f"and {of_first[name]} on rank 0"
-            )
+        everybody = (json.loads(store.get(f"settings/{other}")) for other in range(size))
+        store.set("settings", _difference(everybody))
+    difference = store.get("settings").decode()
+    if difference:
+        raise InputError(difference)
+
+
+def _difference(everybody: Iterable[Mapping[str, object]]) -> str:
+    """The first setting that is not as rank 0's; empty where all are alike."""
+    first: Mapping[str, object] = {}
+    for rank, settings in enumerate(everybody):
+        if "refused" in settings:
+            return f"rank {rank}: {settings['refused']}"
+        first = first or settings
+        for name, value in first.items():
+            if settings[name] != value:
+                return (
+                    f"{name}: must be the same on all ranks, got {value} on rank 0 "
+                    f"and {settings[name]} on rank {rank}"
+                )
+    return ""
 
 
 def are_on_one_host(store: Store, rank: int, size: int) -> bool:
