@@ -17,6 +17,7 @@ Calls that something else serves, as gloo does small ones, are accompanied inste
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
@@ -76,6 +77,7 @@ class Engine:
         self._before = (rank - 1) % network.size
         self._lookout = Lookout()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell_lock = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._begun: Opening | None = None
         self._has_agreed = False  # the rank before, to what has begun
@@ -111,20 +113,20 @@ class Engine:
                 more use.
         """
         self._refuse_after_failure()
-        lines = {}
-        for peer, channel in self._network.channels.items():
-            receives = flow.receives.get(peer, _EMPTY)
-            lines[peer] = Line(
-                channel,
-                sends=flow.sends.get(peer, _EMPTY),
-                receives=receives,
-                awaits_opening=bool(receives) or peer == self._before,
-            )
-        whole = self._with_scratch(flow, memory, dtype)
-        run = FlowRun(
-            flow, whole, operator, opening, lines, self._lookout, rank=self.rank, timeout_s=self._timeout_s
-        )
+        run = None
         try:
+            lines = self._lines(flow)
+            whole = self._with_scratch(flow, memory, dtype)
+            run = FlowRun(
+                flow,
+                whole,
+                operator,
+                opening,
+                lines,
+                self._lookout,
+                rank=self.rank,
+                timeout_s=self._timeout_s,
+            )
             self._open(opening, {*flow.sends, self._next})
             run.run()
         except BaseException as error:
@@ -192,7 +194,9 @@ class Engine:
 
     def ring(self) -> None:
         """Make `stand_by` ask again whether all is done; from any thread."""
-        os.eventfd_write(self._bell, 1)
+        with self._bell_lock:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     def give_up(self, reason: str) -> None:
         """End the engine because of a failure elsewhere, and tell all peers; once is enough."""
@@ -218,10 +222,24 @@ class Engine:
 
     def close(self) -> None:
         """Free what the engine holds besides the network; it must not be used any more."""
-        if self._bell >= 0:
-            os.close(self._bell)
-            self._bell = -1
+        with self._bell_lock:  # who rings late must not find another file under this number
+            if self._bell >= 0:
+                os.close(self._bell)
+                self._bell = -1
         self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def _lines(self, flow: Flow) -> dict[int, Line]:
+        """One for every channel, those that the flow does not use included: they too may bring bad news."""
+        lines = {}
+        for peer, channel in self._network.channels.items():
+            receives = flow.receives.get(peer, _EMPTY)
+            lines[peer] = Line(
+                channel,
+                sends=flow.sends.get(peer, _EMPTY),
+                receives=receives,
+                awaits_opening=bool(receives) or peer == self._before,
+            )
+        return lines
 
     def _open(self, opening: Opening, peers: set[int]) -> None:
         data = opening.to_bytes()
@@ -272,8 +290,11 @@ class Engine:
         What a peer gave as its reason is passed on as it is, so that the first cause is what everybody knows.
         """
         if isinstance(error, DisagreementError):
-            self.give_up(str(error))
-            raise error
+            message = str(error)
+            if not message.startswith(f"rank {self.rank},"):  # a channel's, which does not know the call
+                message = f"rank {self.rank}: {opening}: {message}"
+            self.give_up(message)
+            raise DisagreementError(message) from error
         if not isinstance(error, ExecutionError):
             self.give_up(f"rank {self.rank}: {opening}: {type(error).__name__}: {error}")
             raise error

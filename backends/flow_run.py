@@ -65,7 +65,7 @@ class FlowRun:
         self._lookout = lookout
         self._rank = rank
         self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self._deadline: float | None = None  # set when sleep begins, forgotten when something happens
         # Actions, and openings to be seen, that keep the run from ending.
         self._missing = len(flow.actions) + sum(line.awaits_opening for line in lines.values())
         self._local: deque[int] = deque(flow.at_once)
@@ -250,10 +250,10 @@ class FlowRun:
         if self._to_push or self._to_pull:
             return
         now = time.monotonic()
-        left = self._deadline - now
-        if is_over:  # what is awaited now has a deadline of its own
-            left = self._timeout_s
-        elif left <= 0:
+        if self._deadline is None:
+            self._deadline = now + self._timeout_s
+        left = self._timeout_s if is_over else self._deadline - now  # `until` has a deadline of its own
+        if left <= 0:
             raise ExecutionError(f"{self._waits_for()}: nothing happened for {self._timeout_s:g} s")
         events = self._lookout.sleep(left if bell is None else min(left, bell.look_every_s))
         for descriptor, happened in events:
@@ -261,7 +261,7 @@ class FlowRun:
                 bell.silence()
             else:
                 self._wake(by_descriptor[descriptor], happened)
-                self._deadline = now + self._timeout_s
+                self._deadline = None
 
     def _wanted(self, line: Line) -> int:
         """What to look for; nothing that would wake us without there being anything to do."""
