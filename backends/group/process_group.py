@@ -34,6 +34,7 @@ from backends.errors import ExecutionError
 from backends.group.communicator import SERVED, Communicator
 from backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
 from backends.group.fabric import Fabric
+from backends.group.incarnation import fresh_store
 from backends.group.options import Options
 from backends.group.work_queue import WorkQueue
 from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo, split
@@ -77,6 +78,7 @@ class SynthGroup(dist.ProcessGroup):
         world_size: int,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the next version's
+        store = fresh_store(store, rank, size, timeout_s=timeout.total_seconds())
         self._store = store
         inner = new_gloo(PrefixStore("inner", store), rank, size, timeout)
         inner._set_sequence_number_for_group()
