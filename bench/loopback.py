@@ -9,30 +9,24 @@ every result is checked. Results go to `bench/results/loopback.json`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import multiprocessing
-import os
 import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # children are started without PYTHONPATH
 
+from contenders import BASELINE, COLLECTIVES, CONTENDERS, Buffers, Call, Case, Contender, Measured, Sample
 from measured import circumstances
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
-    from torch import Tensor
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "loopback.json"
@@ -40,34 +34,6 @@ WARM_UPS = 2
 SAMPLE_S = 0.020  # one sample repeats short calls for at least this long
 POOL_BYTES = 64 << 20  # of buffers that the calls of one sample work on, so that each is checked
 GROUP_TIMEOUT_S = 120.0
-BASELINE = "gloo"
-
-# What a contender's groups are told; None is not the process group "synth".
-CONTENDERS: dict[str, dict[str, str] | None] = {
-    BASELINE: None,
-    "sockets": {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_TRANSPORT": "sockets"},
-    "shared memory": {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_TRANSPORT": "shared memory"},
-    "as it comes": {},
-    "executor": None,
-}
-COLLECTIVES = ("allreduce", "broadcast", "allgather", "reduce-scatter")
-
-
-@dataclass(frozen=True)
-class Case:
-    """What all contenders do in turns: a collective on a buffer, as algbw counts it."""
-
-    collective: str
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One contender in one round: of one call, the slowest rank's time and the CPU time of all ranks."""
-
-    seconds: float
-    cpu_seconds: float
-    calls: int
 
 
 def main() -> None:
@@ -83,7 +49,7 @@ def main() -> None:
         ]
         measured = _on_processes(ranks, cases, arguments.contenders, arguments.runs)
         for case, found in zip(cases, measured, strict=True):
-            rows += [_row(ranks, case, name, samples, found) for name, samples in found.items()]
+            rows += [_row(ranks, case, name, found) for name in found]
         _print([row for row in rows if row["ranks"] == ranks])
     from synth.formats.atomic import write_atomically
 
@@ -126,8 +92,8 @@ def _arguments() -> argparse.Namespace:
 
 def _on_processes(
     ranks: int, cases: Sequence[Case], contenders: Sequence[str], runs: int
-) -> list[dict[str, list[Sample]]]:
-    """The samples of each case by contender, measured on that many processes."""
+) -> list[dict[str, Measured]]:
+    """What was measured of each case by contender, on that many processes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])
     with tempfile.TemporaryDirectory() as folder:
@@ -181,149 +147,25 @@ def _child(
         world_size=ranks,
         timeout=timedelta(seconds=GROUP_TIMEOUT_S),
     )
-    calls = {name: _contender(name) for name in contenders}
-    results = [_measure(case, calls, rank, ranks, runs) for case in cases]
+    entered = {name: Contender(name) for name in contenders}
+    results = [_measure(case, entered, rank, ranks, runs) for case in cases]
     pipe.send(results)
     dist.barrier()
     dist.destroy_process_group()
-
-
-# ------------------------------------------------------------------------------------ the contenders
-
-Call = Callable[["Buffers", int], None]
-Prepare = Callable[[Case, int], Call]
-
-
-def _contender(name: str) -> Prepare:
-    """Makes its group on all ranks; what comes back gives for a case what does call number i of a sample."""
-    import torch.distributed as dist
-
-    if name == "executor":
-        group = dist.new_group(backend="gloo")
-        return lambda case, ranks: _executor_call(case, ranks, group)
-    told = CONTENDERS[name]
-    if told is None:
-        group = dist.new_group(backend="gloo")
-    else:
-        import backends.group.register  # noqa: F401 - makes "synth" known
-
-        with _environment(told):
-            group = dist.new_group(backend="synth")
-    return lambda case, _: _group_call(case, group)
-
-
-@contextlib.contextmanager
-def _environment(settings: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
-    import torch.distributed as dist
-
-    def call(buffers: Buffers, i: int) -> None:
-        match case.collective:
-            case "allreduce":
-                dist.all_reduce(buffers.outputs[i], group=group)
-            case "broadcast":
-                dist.broadcast(buffers.outputs[i], 0, group=group)
-            case "allgather":
-                dist.all_gather_single(buffers.outputs[i], buffers.inputs[i], group=group)
-            case _:
-                dist.reduce_scatter_single(buffers.outputs[i], buffers.inputs[i], group=group)
-
-    return call
-
-
-def _executor_call(case: Case, ranks: int, group: dist.ProcessGroup) -> Call:
-    import synth
-    import topologies
-    from backends.torch_p2p import Executor
-    from synth.collective import Collective
-
-    topology = topologies.load(f"full:{ranks}")
-    executor = Executor(synth.solve(topology, Collective.on(topology, case.collective)), group)
-
-    def call(buffers: Buffers, i: int) -> None:
-        match case.collective:
-            case "allreduce":
-                executor.allreduce(buffers.outputs[i])
-            case "broadcast":
-                executor.broadcast(buffers.outputs[i])
-            case "allgather":
-                executor.allgather(buffers.outputs[i], buffers.inputs[i])
-            case _:
-                executor.reduce_scatter(buffers.outputs[i], buffers.inputs[i])
-
-    return call
-
-
-class Buffers:
-    """What the calls of one sample work on, filled afresh before each; values depend on rank and index.
-
-    Sums are exact in float32, whatever the order in which they are made.
-    """
-
-    def __init__(self, case: Case, rank: int, ranks: int) -> None:
-        import torch
-
-        count = case.size_bytes // 4
-        whole = torch.arange(count, dtype=torch.float32).remainder_(1021)
-        block = slice(rank * count // ranks, (rank + 1) * count // ranks)
-        summed = whole * ranks + ranks * (ranks - 1) // 2
-        self.inputs: list[Tensor] = []
-        self.outputs: list[Tensor] = []
-        self._input: Tensor | None = None
-        self._initial: Tensor | None = None
-        match case.collective:
-            case "allreduce":
-                self._initial, self._expected = whole + rank, summed
-            case "broadcast":
-                self._initial, self._expected = whole + rank, whole
-            case "allgather":
-                self._input, self._expected = whole[block].clone(), whole
-            case _:
-                self._input, self._expected = whole + rank, summed[block].clone()
-
-    def fill(self, calls: int) -> None:
-        """As many buffers as calls, in the state before them."""
-        self.inputs = [] if self._input is None else [self._input] * calls  # never written to
-        missing = range(len(self.outputs), calls)
-        self.outputs = [*self.outputs[:calls], *(self._expected.clone() for _ in missing)]
-        for output in self.outputs:
-            if self._initial is None:
-                output.fill_(-1.0)
-            else:
-                output.copy_(self._initial)
-
-    def check(self, what: str) -> None:
-        """Raise where a result is wrong anywhere."""
-        import torch
-
-        for i, output in enumerate(self.outputs):
-            if not torch.equal(output, self._expected):
-                wrong = int((output != self._expected).nonzero()[0])
-                raise RuntimeError(
-                    f"{what}, call {i}: element {wrong} must be {self._expected[wrong]}, got {output[wrong]}"
-                )
 
 
 # ---------------------------------------------------------------------------------- the measurement
 
 
 def _measure(
-    case: Case, contenders: dict[str, Prepare], rank: int, ranks: int, runs: int
-) -> dict[str, list[Sample]]:
-    """On one rank, the same result on all: the samples of each contender in the order of the rounds."""
+    case: Case, contenders: dict[str, Contender], rank: int, ranks: int, runs: int
+) -> dict[str, Measured]:
+    """On one rank, the same result on all: what each contender did."""
     if rank == 0:
         print(f"{ranks} ranks, {case.collective} of {case.size_bytes} bytes ...", file=sys.stderr)
     buffers = Buffers(case, rank, ranks)
-    calls = {name: prepare(case, ranks) for name, prepare in contenders.items()}
+    calls = {name: contender.call(case, ranks) for name, contender in contenders.items()}
+    before = {name: contender.count(case) for name, contender in contenders.items()}
     repeats = dict.fromkeys(calls, 1)
     samples: dict[str, list[Sample]] = {name: [] for name in calls}
     names = list(calls)
@@ -335,7 +177,9 @@ def _measure(
             else:
                 wanted = math.ceil(SAMPLE_S / sample.seconds)
                 repeats[name] = max(1, min(wanted, POOL_BYTES // case.size_bytes, 1000))
-    return samples
+    return {
+        name: contender.measured(case, before[name], samples[name]) for name, contender in contenders.items()
+    }
 
 
 def _sample(call: Call, buffers: Buffers, repeats: int, what: str) -> Sample:
@@ -382,17 +226,12 @@ def _target(name: str, case: Case) -> float | None:
     return None
 
 
-def _row(
-    ranks: int, case: Case, name: str, samples: list[Sample], all_samples: dict[str, list[Sample]]
-) -> dict[str, Any]:
+def _row(ranks: int, case: Case, name: str, found: dict[str, Measured]) -> dict[str, Any]:
+    baseline, samples = found[BASELINE].samples, found[name].samples
     seconds = [sample.seconds for sample in samples]
-    ratios = [
-        base.seconds / sample.seconds for base, sample in zip(all_samples[BASELINE], samples, strict=True)
-    ]
-    cpu_ratios = [
-        base.cpu_seconds / sample.cpu_seconds
-        for base, sample in zip(all_samples[BASELINE], samples, strict=True)
-    ]
+    pairs = list(zip(baseline, samples, strict=True))  # of one round each
+    ratios = [base.seconds / sample.seconds for base, sample in pairs]
+    cpu_ratios = [base.cpu_seconds / sample.cpu_seconds for base, sample in pairs]
     median, target = statistics.median(seconds), _target(name, case)
     speed = statistics.median(ratios)
     algbw = case.size_bytes / median / 1e9
@@ -404,6 +243,8 @@ def _row(
         "ranks": ranks,
         "collective": case.collective,
         "method": name,
+        "served_by": found[name].served_by,
+        "explanation": found[name].explanation,
         "bytes": case.size_bytes,
         "time_us": median * 1e6,
         "spread": (max(seconds) - min(seconds)) * 1e6,
@@ -444,8 +285,20 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    titles = ("ranks", "collective", "size", "contender", "ms", "CPU ms", "x gloo", "spread", "CPU", "target")
-    layout = "{:>5} {:14} {:>8} {:14}{:>10}{:>10}{:>8} {:>13}{:>7}  {}"
+    titles = (
+        "ranks",
+        "collective",
+        "size",
+        "contender",
+        "ms",
+        "CPU ms",
+        "x gloo",
+        "spread",
+        "CPU",
+        "served by",
+        "target",
+    )
+    layout = "{:>5} {:14} {:>8} {:14}{:>10}{:>10}{:>8} {:>13}{:>7}  {:9} {}"
     from synth.sizes import format_size
 
     print()
@@ -464,6 +317,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 f"{row['times_gloo']:.2f}",
                 f"{low:.2f} to {high:.2f}",
                 f"{row['cpu_saving']:.2f}",
+                row["served_by"],
                 "" if target is None else f"{met} {target:.2f}",
             )
         )

@@ -1,0 +1,195 @@
+"""Those that `loopback.py` compares, and what their calls work on: groups of all ranks, and an executor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import Tensor
+
+BASELINE = "gloo"
+
+# What a contender's groups are told; None is not the process group "synth".
+CONTENDERS: dict[str, dict[str, str] | None] = {
+    BASELINE: None,
+    "sockets": {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_TRANSPORT": "sockets"},
+    "shared memory": {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_TRANSPORT": "shared memory"},
+    "as it comes": {},
+    "executor": None,
+}
+COLLECTIVES = ("allreduce", "broadcast", "allgather", "reduce-scatter")
+
+Call = Callable[["Buffers", int], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all contenders do in turns: a collective on a buffer, as algbw counts it."""
+
+    collective: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One contender in one round: of one call, the slowest rank's time and the CPU time of all ranks."""
+
+    seconds: float
+    cpu_seconds: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one contender did in one case.
+
+    Attributes:
+        samples: in the order of the rounds.
+        served_by: "schedule", "gloo" or "executor", by what the group has counted.
+        explanation: the group's own words, empty for others.
+    """
+
+    samples: list[Sample]
+    served_by: str
+    explanation: str
+
+
+class Contender:
+    """One of those that are compared; all ranks make it."""
+
+    def __init__(self, name: str) -> None:
+        import torch.distributed as dist
+
+        self._name = name
+        self._told = CONTENDERS[name]
+        if self._told is not None:
+            import backends.group.register  # noqa: F401 - makes "synth" known
+        with _environment(self._told or {}):
+            self._group: Any = dist.new_group(backend="gloo" if self._told is None else "synth")
+
+    def call(self, case: Case, ranks: int) -> Call:
+        """What does call number i of a sample."""
+        if self._name == "executor":
+            return _executor_call(case, ranks, self._group)
+        return _group_call(case, self._group)
+
+    def count(self, case: Case) -> dict[str, int]:
+        """How many calls each path has served so far."""
+        counted = {} if self._told is None else self._group.counters()
+        return dict(counted.get(case.collective, {}))
+
+    def measured(self, case: Case, before: dict[str, int], samples: list[Sample]) -> Measured:
+        """The samples with what served them; a group that is to run schedules alone must have done so."""
+        if self._told is None:
+            return Measured(samples, self._name, "")
+        served = {path for path, calls in self.count(case).items() if calls > before.get(path, 0)}
+        explanation = self._group.explain(case.size_bytes, case.collective)
+        if len(served) != 1 or ("ARBORCAST_GLOO_BELOW" in self._told and served != {"schedule"}):
+            raise RuntimeError(f"{self._name}: {case} was served by {served}: {explanation}")
+        return Measured(samples, served.pop(), explanation)
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
+    import torch.distributed as dist
+
+    def call(buffers: Buffers, i: int) -> None:
+        match case.collective:
+            case "allreduce":
+                dist.all_reduce(buffers.outputs[i], group=group)
+            case "broadcast":
+                dist.broadcast(buffers.outputs[i], 0, group=group)
+            case "allgather":
+                dist.all_gather_single(buffers.outputs[i], buffers.inputs[i], group=group)
+            case _:
+                dist.reduce_scatter_single(buffers.outputs[i], buffers.inputs[i], group=group)
+
+    return call
+
+
+def _executor_call(case: Case, ranks: int, group: dist.ProcessGroup) -> Call:
+    import synth
+    import topologies
+    from backends.torch_p2p import Executor
+    from synth.collective import Collective
+
+    topology = topologies.load(f"full:{ranks}")
+    executor = Executor(synth.solve(topology, Collective.on(topology, case.collective)), group)
+
+    def call(buffers: Buffers, i: int) -> None:
+        match case.collective:
+            case "allreduce":
+                executor.allreduce(buffers.outputs[i])
+            case "broadcast":
+                executor.broadcast(buffers.outputs[i])
+            case "allgather":
+                executor.allgather(buffers.outputs[i], buffers.inputs[i])
+            case _:
+                executor.reduce_scatter(buffers.outputs[i], buffers.inputs[i])
+
+    return call
+
+
+class Buffers:
+    """What the calls of one sample work on, filled afresh before each; values depend on rank and index.
+
+    Sums are exact in float32, whatever the order in which they are made.
+    """
+
+    def __init__(self, case: Case, rank: int, ranks: int) -> None:
+        import torch
+
+        count = case.size_bytes // 4
+        whole = torch.arange(count, dtype=torch.float32).remainder_(1021)
+        block = slice(rank * count // ranks, (rank + 1) * count // ranks)
+        summed = whole * ranks + ranks * (ranks - 1) // 2
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self._input: Tensor | None = None
+        self._initial: Tensor | None = None
+        match case.collective:
+            case "allreduce":
+                self._initial, self._expected = whole + rank, summed
+            case "broadcast":
+                self._initial, self._expected = whole + rank, whole
+            case "allgather":
+                self._input, self._expected = whole[block].clone(), whole
+            case _:
+                self._input, self._expected = whole + rank, summed[block].clone()
+
+    def fill(self, calls: int) -> None:
+        """As many buffers as calls, in the state before them."""
+        self.inputs = [] if self._input is None else [self._input] * calls  # never written to
+        missing = range(len(self.outputs), calls)
+        self.outputs = [*self.outputs[:calls], *(self._expected.clone() for _ in missing)]
+        for output in self.outputs:
+            if self._initial is None:
+                output.fill_(-1.0)
+            else:
+                output.copy_(self._initial)
+
+    def check(self, what: str) -> None:
+        """Raise where a result is wrong anywhere."""
+        import torch
+
+        for i, output in enumerate(self.outputs):
+            if not torch.equal(output, self._expected):
+                wrong = int((output != self._expected).nonzero()[0])
+                raise RuntimeError(
+                    f"{what}, call {i}: element {wrong} must be {self._expected[wrong]}, got {output[wrong]}"
+                )
