@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -23,22 +22,34 @@ from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
-    AllreduceOptions,
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
-    ReduceScatterOptions,
 )
 
 from backends.errors import ExecutionError
+from backends.group.arguments import (
+    are_plain_alike,
+    fits,
+    fits_single,
+    flattened,
+    is_one_plain,
+    is_plain,
+    listed,
+    op_of,
+    reduce_options,
+    scatter_options,
+    serves,
+    spread,
+    written,
+)
 from backends.group.communicator import SERVED, Communicator
 from backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
 from backends.group.fabric import Fabric
 from backends.group.incarnation import fresh_store
 from backends.group.options import Options
 from backends.group.work_queue import WorkQueue
-from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo, split
-from backends.torch_reduction import operator_of
+from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo
 from synth.collective import Kind
 from synth.schedule import Schedule
 
@@ -49,8 +60,6 @@ CLOSE_S = 5.0
 
 _announced: set[str] = set()
 """What this process has said of fabrics."""
-
-_SUM = dist.ReduceOp(dist.ReduceOp.SUM)
 
 
 class SynthGroup(dist.ProcessGroup):
@@ -127,25 +136,25 @@ class SynthGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
         """Combine the tensors of all ranks, in place."""
-        tensors, op = _listed(tensors), _op_of(opts)
-        if self._is_for_cuda(tensors) and _serves(op, tensors[0]):
+        tensors, op = listed(tensors), op_of(opts)
+        if self._is_for_cuda(tensors) and serves(op, tensors[0]):
             schedule = self._schedule_for_cuda(Kind.ALLREDUCE, -1, tensors[0])
             if schedule is not None and self._cuda is not None:
                 return self._cuda.allreduce(schedule, tensors[0], op)
-        if not (_is_one_plain(tensors) and _serves(op, tensors[0])):
+        if not (is_one_plain(tensors) and serves(op, tensors[0])):
             self._handed_over[Kind.ALLREDUCE] += 1
-            return self._by_backend(tensors, "allreduce", tensors, _reduce_options(op))
+            return self._by_backend(tensors, "allreduce", tensors, reduce_options(op))
 
         def run() -> None:
-            with _written(tensors[0]) as flat:
+            with written(tensors[0]) as flat:
                 self._communicator.allreduce(flat, op)
 
         return self._submit(run, tensors)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """Combine several tensors of all ranks, in place, as one message."""
-        op = _op_of(opts)
-        if not (_are_plain_alike(tensors) and _serves(op, tensors[0])):
+        op = op_of(opts)
+        if not (are_plain_alike(tensors) and serves(op, tensors[0])):
             options = AllreduceCoalescedOptions()
             options.reduceOp = op
             self._handed_over[Kind.ALLREDUCE] += 1
@@ -153,18 +162,18 @@ class SynthGroup(dist.ProcessGroup):
 
         def run() -> None:
             if len(tensors) == 1:
-                with _written(tensors[0]) as flat:
+                with written(tensors[0]) as flat:
                     self._communicator.allreduce(flat, op)
             else:
-                together = torch.cat([_flat(tensor) for tensor in tensors])
+                together = torch.cat([flattened(tensor) for tensor in tensors])
                 self._communicator.allreduce(together, op)
-                _spread(together, tensors)
+                spread(together, tensors)
 
         return self._submit(run, list(tensors))
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
         """Fill the tensor on all ranks with the root's."""
-        tensors = _listed(tensors)
+        tensors = listed(tensors)
         if isinstance(opts, int):
             root, opts = opts, BroadcastOptions()
             opts.rootRank = root
@@ -174,13 +183,13 @@ class SynthGroup(dist.ProcessGroup):
             schedule = self._schedule_for_cuda(Kind.BROADCAST, root, tensors[0])
             if schedule is not None and self._cuda is not None:
                 return self._cuda.broadcast(schedule, tensors[0])
-        if not (_is_one_plain(tensors) and opts.rootTensor == 0 and 0 <= root < self.size()):
+        if not (is_one_plain(tensors) and opts.rootTensor == 0 and 0 <= root < self.size()):
             self._handed_over[Kind.BROADCAST] += 1
             return self._by_backend(tensors, "broadcast", tensors, opts)
 
         def run() -> None:
             # Only bits travel, so that every type does.
-            with _written(tensors[0]) as flat:
+            with written(tensors[0]) as flat:
                 self._communicator.broadcast(flat, root)
 
         return self._submit(run, tensors)
@@ -190,27 +199,27 @@ class SynthGroup(dist.ProcessGroup):
         if isinstance(inputs, Tensor):
             outputs, inputs = [list(outputs)], [inputs]
         opts = opts if isinstance(opts, AllgatherOptions) else AllgatherOptions()
-        if not (_is_one_plain(inputs) and len(outputs) == 1 and _fits(outputs[0], inputs[0], self.size())):
+        if not (is_one_plain(inputs) and len(outputs) == 1 and fits(outputs[0], inputs[0], self.size())):
             self._handed_over[Kind.ALLGATHER] += 1
             return self._by_backend(inputs, "allgather", outputs, inputs, opts)
 
         def run() -> None:
             together = torch.empty(self.size() * inputs[0].numel(), dtype=inputs[0].dtype)
-            self._communicator.allgather(together, _flat(inputs[0]))
-            _spread(together, outputs[0])
+            self._communicator.allgather(together, flattened(inputs[0]))
+            spread(together, outputs[0])
 
         return self._submit(run, outputs)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Gather the tensors of all ranks on all ranks, one after another in one tensor."""
         opts = opts or AllgatherOptions()
-        if not _fits_single(output, given, self.size()):
+        if not fits_single(output, given, self.size()):
             self._handed_over[Kind.ALLGATHER] += 1
             return super().all_gather_single(output, given, opts)
 
         def run() -> None:
-            with _written(output) as flat:
-                self._communicator.allgather(flat, _flat(given))
+            with written(output) as flat:
+                self._communicator.allgather(flat, flattened(given))
 
         return self._submit(run, [output])
 
@@ -220,7 +229,7 @@ class SynthGroup(dist.ProcessGroup):
         """The same for several pairs of tensors."""
         opts = opts or AllgatherOptions()
         pairs = list(zip(outputs, inputs, strict=False))
-        if len(outputs) != len(inputs) or not all(_fits_single(*pair, self.size()) for pair in pairs):
+        if len(outputs) != len(inputs) or not all(fits_single(*pair, self.size()) for pair in pairs):
             self._handed_over[Kind.ALLGATHER] += 1
             if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
                 return super().all_gather_single_coalesced(outputs, inputs, opts)
@@ -233,8 +242,8 @@ class SynthGroup(dist.ProcessGroup):
 
         def run() -> None:
             for output, given in pairs:
-                with _written(output) as flat:
-                    self._communicator.allgather(flat, _flat(given))
+                with written(output) as flat:
+                    self._communicator.allgather(flat, flattened(given))
 
         return self._submit(run, list(outputs))
 
@@ -246,29 +255,29 @@ class SynthGroup(dist.ProcessGroup):
         """Combine a tensor per rank of all ranks and give each rank its own."""
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [list(inputs)]
-        op = _op_of(opts)
-        plain = _is_one_plain(outputs) and len(inputs) == 1 and _fits(inputs[0], outputs[0], self.size())
-        if not (plain and _serves(op, outputs[0])):
+        op = op_of(opts)
+        plain = is_one_plain(outputs) and len(inputs) == 1 and fits(inputs[0], outputs[0], self.size())
+        if not (plain and serves(op, outputs[0])):
             self._handed_over[Kind.REDUCE_SCATTER] += 1
-            return self._by_backend(outputs, "reduce_scatter", outputs, inputs, _scatter_options(op))
+            return self._by_backend(outputs, "reduce_scatter", outputs, inputs, scatter_options(op))
 
         def run() -> None:
-            together = torch.cat([_flat(tensor) for tensor in inputs[0]])
-            with _written(outputs[0]) as flat:
+            together = torch.cat([flattened(tensor) for tensor in inputs[0]])
+            with written(outputs[0]) as flat:
                 self._communicator.reduce_scatter(flat, together, op)
 
         return self._submit(run, outputs)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Combine the tensors of all ranks and give each rank its block."""
-        op = _op_of(opts)
-        if not (_fits_single(given, output, self.size()) and _serves(op, output)):
+        op = op_of(opts)
+        if not (fits_single(given, output, self.size()) and serves(op, output)):
             self._handed_over[Kind.REDUCE_SCATTER] += 1
-            return super().reduce_scatter_single(output, given, _scatter_options(op))
+            return super().reduce_scatter_single(output, given, scatter_options(op))
 
         def run() -> None:
-            with _written(output) as flat:
-                self._communicator.reduce_scatter(flat, _flat(given), op)
+            with written(output) as flat:
+                self._communicator.reduce_scatter(flat, flattened(given), op)
 
         return self._submit(run, [output])
 
@@ -276,26 +285,26 @@ class SynthGroup(dist.ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """The same for several pairs of tensors."""
-        op = _op_of(opts)
+        op = op_of(opts)
         pairs = list(zip(outputs, inputs, strict=False))
-        fit = all(_fits_single(given, output, self.size()) for output, given in pairs)
-        if len(outputs) != len(inputs) or not fit or not all(_serves(op, output) for output in outputs):
+        fit = all(fits_single(given, output, self.size()) for output, given in pairs)
+        if len(outputs) != len(inputs) or not fit or not all(serves(op, output) for output in outputs):
             self._handed_over[Kind.REDUCE_SCATTER] += 1
             if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
-                return super().reduce_scatter_single_coalesced(outputs, inputs, _scatter_options(op))
+                return super().reduce_scatter_single_coalesced(outputs, inputs, scatter_options(op))
 
             def hand_over() -> None:
                 for output, given in pairs:
                     self._by_backend(
-                        [given], "_reduce_scatter_base", output, given, _scatter_options(op)
+                        [given], "_reduce_scatter_base", output, given, scatter_options(op)
                     ).wait()
 
             return self._submit(hand_over, list(outputs))
 
         def run() -> None:
             for output, given in pairs:
-                with _written(output) as flat:
-                    self._communicator.reduce_scatter(flat, _flat(given), op)
+                with written(output) as flat:
+                    self._communicator.reduce_scatter(flat, flattened(given), op)
 
         return self._submit(run, list(outputs))
 
@@ -410,7 +419,7 @@ class SynthGroup(dist.ProcessGroup):
         return (
             self._cuda is not None
             and len(tensors) == 1
-            and _is_plain(tensors[0], "cuda")
+            and is_plain(tensors[0], "cuda")
             and tensors[0].is_contiguous()  # as NCCL wants it
         )
 
@@ -454,88 +463,3 @@ def _announce(fabric: Fabric, is_whole: bool) -> None:
         log.log(
             logging.WARNING if fabric.is_assumed else logging.INFO, "process group synth: fabric %s", fabric
         )
-
-
-def _listed(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _op_of(opts: Any) -> dist.ReduceOp:
-    """The operation out of torch's options, or the bare one that some forms take instead."""
-    op = getattr(opts, "reduceOp", opts)
-    if op is None:
-        return _SUM
-    return op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
-
-
-def _reduce_options(op: dist.ReduceOp) -> AllreduceOptions:
-    options = AllreduceOptions()
-    options.reduceOp = op
-    return options
-
-
-def _scatter_options(op: dist.ReduceOp) -> ReduceScatterOptions:
-    options = ReduceScatterOptions()
-    options.reduceOp = op
-    return options
-
-
-def _is_plain(tensor: Tensor, device: str = "cpu") -> bool:
-    """Whether schedules can work with it, as far as all ranks judge alike: strides differ between ranks."""
-    return tensor.device.type == device and tensor.layout == torch.strided
-
-
-def _is_one_plain(tensors: Sequence[Tensor]) -> bool:
-    return len(tensors) == 1 and _is_plain(tensors[0])
-
-
-def _are_plain_alike(tensors: Sequence[Tensor]) -> bool:
-    return bool(tensors) and all(_is_plain(one) and one.dtype == tensors[0].dtype for one in tensors)
-
-
-def _serves(op: dist.ReduceOp, tensor: Tensor) -> bool:
-    return operator_of(op, tensor.dtype) is not None
-
-
-def _fits(many: Sequence[Tensor], one: Tensor, size: int) -> bool:
-    """Whether there is a tensor like this one for each rank."""
-    return len(many) == size and all(
-        _is_plain(each) and each.dtype == one.dtype and each.shape == one.shape for each in many
-    )
-
-
-def _fits_single(whole: Tensor, block: Tensor, size: int) -> bool:
-    """Whether one tensor has room for a block of each rank."""
-    return (
-        _is_plain(whole)
-        and _is_plain(block)
-        and whole.dtype == block.dtype
-        and whole.numel() == size * block.numel()
-    )
-
-
-def _lies_flat(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """Its elements in their order: a view where they lie so, else a copy."""
-    if _lies_flat(tensor):
-        return tensor.detach().view(-1)
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-
-
-@contextmanager
-def _written(tensor: Tensor) -> Iterator[Tensor]:
-    """The same for a tensor that is written to: what a copy holds in the end goes back."""
-    flat = _flat(tensor)
-    yield flat
-    if not _lies_flat(tensor):
-        tensor.detach().copy_(flat.view(tensor.shape))
-
-
-def _spread(together: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy consecutive parts of a flat tensor into others."""
-    parts = split(together, [tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.detach().copy_(part.view(tensor.shape))

@@ -1,0 +1,113 @@
+"""What torch hands to a process group, and what schedules can work with.
+
+Each call comes in several forms, with options or without; tensors may lie in memory in any way. Ranks must
+judge alike whether a schedule serves a call, so only what is the same on all of them decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions
+
+from backends.torch_names import split
+from backends.torch_reduction import operator_of
+
+SUM = dist.ReduceOp(dist.ReduceOp.SUM)
+
+
+def listed(tensors: Any) -> list[Tensor]:
+    """The tensors of a call that takes one or several."""
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def op_of(opts: Any) -> dist.ReduceOp:
+    """The operation out of torch's options, or the bare one that some forms take instead."""
+    op = getattr(opts, "reduceOp", opts)
+    if op is None:
+        return SUM
+    return op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)
+
+
+def reduce_options(op: dist.ReduceOp) -> AllreduceOptions:
+    """Torch's options of an allreduce."""
+    options = AllreduceOptions()
+    options.reduceOp = op
+    return options
+
+
+def scatter_options(op: dist.ReduceOp) -> ReduceScatterOptions:
+    """Torch's options of a reduce-scatter."""
+    options = ReduceScatterOptions()
+    options.reduceOp = op
+    return options
+
+
+def is_plain(tensor: Tensor, device: str = "cpu") -> bool:
+    """Whether schedules can work with it, as far as all ranks judge alike: strides differ between ranks."""
+    return tensor.device.type == device and tensor.layout == torch.strided
+
+
+def is_one_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether there is one tensor, and schedules can work with it."""
+    return len(tensors) == 1 and is_plain(tensors[0])
+
+
+def are_plain_alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether schedules can work with all of them as one message."""
+    return bool(tensors) and all(is_plain(one) and one.dtype == tensors[0].dtype for one in tensors)
+
+
+def serves(op: dist.ReduceOp, tensor: Tensor) -> bool:
+    """Whether schedules serve the operation on elements of this type."""
+    return operator_of(op, tensor.dtype) is not None
+
+
+def fits(many: Sequence[Tensor], one: Tensor, size: int) -> bool:
+    """Whether there is a tensor like this one for each rank."""
+    return len(many) == size and all(
+        is_plain(each) and each.dtype == one.dtype and each.shape == one.shape for each in many
+    )
+
+
+def fits_single(whole: Tensor, block: Tensor, size: int) -> bool:
+    """Whether one tensor has room for a block of each rank."""
+    return (
+        is_plain(whole)
+        and is_plain(block)
+        and whole.dtype == block.dtype
+        and whole.numel() == size * block.numel()
+    )
+
+
+def lies_flat(tensor: Tensor) -> bool:
+    """Whether its elements lie in their order, as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def flattened(tensor: Tensor) -> Tensor:
+    """Its elements in their order: a view where they lie so, else a copy."""
+    if lies_flat(tensor):
+        return tensor.detach().view(-1)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+
+
+@contextmanager
+def written(tensor: Tensor) -> Iterator[Tensor]:
+    """The same for a tensor that is written to: what a copy holds in the end goes back."""
+    flat = flattened(tensor)
+    yield flat
+    if not lies_flat(tensor):
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def spread(together: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy consecutive parts of a flat tensor into others."""
+    parts = split(together, [tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.detach().copy_(part.view(tensor.shape))
