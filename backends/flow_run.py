@@ -97,14 +97,21 @@ class FlowRun:
             self._sleep(is_over, bell)
 
     def _work(self) -> None:
-        """Do all that can be done now; sends first, so that others need not wait for our reading."""
+        """Do what can be done now; sends first, so that others need not wait for our reading.
+
+        Where sends wait for room, return after a message from each peer to see whether there is some.
+        """
         local, to_push, to_pull = self._local, self._to_push, self._to_pull
+        pulls = len(self._lines)
         while True:
             if local:
                 self._compute(local.popleft())
             elif to_push:
                 self._push(to_push.popleft())
             elif to_pull:
+                if not pulls and any(line.outgoing is not None for line in self._lines.values()):
+                    return
+                pulls = (pulls or len(self._lines)) - 1
                 self._pull(to_pull.popleft())
             else:
                 return
@@ -247,21 +254,27 @@ class FlowRun:
             descriptor = channel.fileno()
             by_descriptor[descriptor] = line
             self._lookout.want(descriptor, self._wanted(line))
-        if self._to_push or self._to_pull:
-            return
-        now = time.monotonic()
-        if self._deadline is None:
-            self._deadline = now + self._timeout_s
-        left = self._timeout_s if is_over else self._deadline - now  # `until` has a deadline of its own
-        if left <= 0:
-            raise ExecutionError(f"{self._waits_for()}: nothing happened for {self._timeout_s:g} s")
-        events = self._lookout.sleep(left if bell is None else min(left, bell.look_every_s))
+        events = self._lookout.sleep(0 if self._to_push or self._to_pull else self._patience(is_over, bell))
         for descriptor, happened in events:
             if bell is not None and descriptor == bell.descriptor:
                 bell.silence()
             else:
                 self._wake(by_descriptor[descriptor], happened)
                 self._deadline = None
+
+    def _patience(self, is_over: bool, bell: Bell | None) -> float:
+        """How long to sleep at most.
+
+        Raises:
+            ExecutionError: nothing has happened for too long.
+        """
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._timeout_s
+        left = self._timeout_s if is_over else self._deadline - now  # `until` has a deadline of its own
+        if left <= 0:
+            raise ExecutionError(f"{self._waits_for()}: nothing happened for {self._timeout_s:g} s")
+        return left if bell is None else min(left, bell.look_every_s)
 
     def _wanted(self, line: Line) -> int:
         """What to look for; nothing that would wake us without there being anything to do."""

@@ -47,7 +47,7 @@ class Lookout:
     def sleep(self, seconds: float) -> list[tuple[int, int]]:
         """Descriptors with their events, none where the time is over first."""
         # Rounded up: a sleep that ends too early would be repeated without rest.
-        return self._poll.poll(int(seconds * 1000) + 1)
+        return self._poll.poll(int(seconds * 1000) + 1 if seconds else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,9 @@ class FakeChannel(Channel):
 
     def _read(self, most: int) -> bytearray:
         found = bytearray()
+        if self._chance.random() < 0.3:  # as where the same bytes tell of data and of room
+            self._hear()
+            self._starved = False
         if self._chance.random() < 0.8:
             with self._lock:
                 while len(found) < most and self._next() == "bytes":

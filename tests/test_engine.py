@@ -244,7 +244,9 @@ def test_the_first_cause_is_passed_on() -> None:
         return job.run(engine, job.inputs()[engine.rank])
 
     results = each(engines, work)
-    assert all("rank 0: out of memory" in str(results[rank]) for rank in (1, 2, 3, 4))
+    for rank in (1, 2, 3, 4):
+        assert "rank 0: out of memory" in str(results[rank])
+        assert str(results[rank]).count("gave up") == 1, "the cause is passed on as it is"
 
 
 def test_who_goes_without_a_word_is_explained_by_another() -> None:
@@ -304,6 +306,28 @@ def test_nothing_happens_for_too_long() -> None:
     assert all(isinstance(results[rank], ExecutionError) for rank in (0, 2, 3))
     assert all("nothing happened for 0.3 s" in str(results[rank]) for rank in (0, 2, 3))
     assert any("rank 1" in str(results[rank]) for rank in (0, 2, 3))
+    close(engines, networks)
+
+
+def test_a_slow_rank_that_goes_on_is_waited_for() -> None:
+    class Slow:
+        name = "sum"
+
+        @staticmethod
+        def combine(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+            time.sleep(0.15)
+            torch.add(a, b, out=out)
+
+    job = Job(DRAWN["ring"], 40, pieces=4)  # twelve reductions on each rank
+    networks = fake_networks(4)
+    engines = engines_of(networks, timeout_s=1)
+    inputs = job.inputs()
+
+    def work(engine: Engine) -> Any:
+        operator: Any = Slow() if engine.rank == 1 else SUM
+        return job.run(engine, inputs[engine.rank], operator=operator)
+
+    job.check(inputs, each(engines, work))
     close(engines, networks)
 
 
