@@ -17,6 +17,8 @@ pytest.importorskip("torch")
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.faults import (
     AT_ONCE_S,
@@ -146,6 +148,36 @@ def test_after_a_death_all_calls_fail_with_the_first_reason_and_a_new_group_work
             check_failed(result, f"rank {victim}", within_s=AT_ONCE_S)
         check_right(summed)
         check_right(spread)
+
+
+def _killed_in_training(rank: int, size: int, victim: int) -> list[Ended]:
+    """Calls that C++ makes and whose work it waits for: those of DDP, and functional collectives."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(1000, 1000), bucket_cap_mb=1)
+    example = torch.ones(4, 1000)
+    model(example).sum().backward()
+    if rank == victim:
+        strike_after(3 * MIB, signal_self(signal.SIGKILL))
+
+    def train() -> None:
+        for _ in range(20):
+            model(example).sum().backward()
+
+    def functional() -> None:
+        tensor = funcol.all_reduce(torch.ones(MIB), "sum", dist.group.WORLD)
+        assert tensor.sum() < 0, "not reached: the sum is an error"
+
+    return [ended(train), ended(functional)]
+
+
+def test_a_death_while_c_plus_plus_waits_is_an_error_there() -> None:
+    victim = 3
+    results = launch(_killed_in_training, victim, transport="auto", group_timeout_s=PATIENCE_S)
+    assert results[victim] == Failure("killed", "ended without an answer")
+    for rank in set(range(RANKS)) - {victim}:
+        assert isinstance(results[rank], list), results[rank]
+        for failed in results[rank]:
+            check_failed(failed, f"rank {victim}", within_s=AT_ONCE_S)
 
 
 # ----------------------------------------------------------------------------- a rank stops or is slow
