@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.torchrun_job import STEPS, TORN_LINK, gradient, mesh, serial_result
+from tests.torchrun_job import DIES_AT, STEPS, TORN_LINK, gradient, mesh, serial_result
 
 HOME = Path(__file__).resolve().parent.parent
 JOB = HOME / "tests" / "torchrun_job.py"
@@ -48,12 +49,12 @@ def torchrun(
     *,
     ranks: int,
     path: tuple[Path, ...],
-    restarts: int = 0,
+    launch: tuple[str, ...] = ("--standalone",),
     **environ: str,
 ) -> subprocess.Popen[str]:
     """The job, started in a session of its own as a terminal would."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["--max-restarts", str(restarts), str(JOB), backend, str(folder), what]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *launch]
+    command += [str(JOB), backend, str(folder), what]
     settings = {
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "OMP_NUM_THREADS": "1",
@@ -83,6 +84,16 @@ def read(folder: Path, name: str) -> Any:
     return json.loads((folder / f"{name}.json").read_text())
 
 
+def check_trained(folder: Path, ranks: int) -> None:
+    """All steps were made, in two incarnations, and the second one kept off the link that is gone."""
+    first, second, end = (read(folder, name) for name in ("begun-at-0", f"begun-at-{DIES_AT}", "end"))
+    assert end["total"] == serial_result(ranks)
+    assert end["counters"]["allreduce"] == {"schedule": STEPS - DIES_AT, "gloo": 0}
+    # Rank 0 is joined to all others at first, and no longer to the one beyond that link.
+    assert first["peers"] == [1, 2, 3]
+    assert second["peers"] == [rank for rank in (1, 2, 3) if (0, rank) != TORN_LINK]
+
+
 def test_a_job_restarts_after_a_death_and_avoids_the_link_that_is_gone(
     tmp_path: Path, installed: Path
 ) -> None:
@@ -95,20 +106,40 @@ def test_a_job_restarts_after_a_death_and_avoids_the_link_that_is_gone(
         "train",
         ranks=ranks,
         path=(installed, HOME),
-        restarts=1,
+        launch=("--standalone", "--max-restarts", "1"),
         ARBORCAST_TOPOLOGY=str(topology),
     )
     output = finish(job)
     assert job.returncode == 0, output[-3000:]
-    first, second, end = (read(tmp_path, name) for name in ("incarnation-0", "incarnation-1", "end"))
-    assert (first["begun_at"], second["begun_at"], end["restarts"]) == (0, 3, 1)
-    assert end["total"] == serial_result(ranks)
-    assert end["counters"]["allreduce"] == {"schedule": STEPS - 3, "gloo": 0}
-    # Rank 0 is joined to all others at first, and no longer to the one beyond the link that is gone.
-    assert first["peers"] == [1, 2, 3]
-    assert second["peers"] == [rank for rank in (1, 2, 3) if (0, rank) != TORN_LINK]
-    # The survivors of the first incarnation knew who was gone, unless torchrun ended them before.
-    assert "rank 2" in output or "SIGTERM" in output
+    check_trained(tmp_path, ranks)
+
+
+@pytest.mark.long
+def test_two_agents_restart_a_job_although_only_one_counts_the_restart(
+    tmp_path: Path, installed: Path
+) -> None:
+    topology = tmp_path / "topology.json"
+    topology.write_text(json.dumps(mesh(4)))
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    launch = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job", "--max-restarts", "3")
+    jobs = [
+        torchrun(
+            tmp_path,
+            "synth",
+            "train",
+            ranks=2,
+            path=(installed, HOME),
+            launch=(*launch, "--rdzv-endpoint", f"localhost:{port}"),
+            ARBORCAST_TOPOLOGY=str(topology),
+        )
+        for _ in range(2)
+    ]
+    for job in jobs:
+        output = finish(job)
+        assert job.returncode == 0, output[-3000:]
+    check_trained(tmp_path, 4)
 
 
 def test_cpu_synth_by_the_environment_and_an_end_without_farewell(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A job for torchrun, as small as can be: `torchrun_job.py BACKEND FOLDER WHAT`; see test_torchrun.py.
 
-WHAT is "train" (steps with checkpoints; rank 2 of the first incarnation dies within step 3 and takes a link
-with it), "leave" (ends without destroying its group) or "hang" (rank 0 never comes to the second
+WHAT is "train" (steps with checkpoints; rank 2 dies within one, once, and takes a link with it), "leave"
+(ends without destroying its group) or "hang" (rank 0 never comes to the second
 call). It imports nothing of ours unless IMPORT_BACKENDS is set, so that torch must know the group by itself.
 """
 
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 STEPS = 6
+DIES_AT = 3  # the step within which rank 2 of the first incarnation dies
 COUNT = 200_000
 LARGE = 16 << 20  # elements; long enough to die within
 TORN_LINK = (0, 2)  # of rank numbers that are not neighbours in the circle of all ranks
@@ -45,12 +46,13 @@ def mesh(ranks: int, without: tuple[int, int] | None = None) -> dict[str, Any]:
 
 
 def train(folder: Path, rank: int, ranks: int) -> None:
-    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    died = folder / "died.json"  # agents of several hosts count restarts each for itself
     checkpoint = folder / "checkpoint.json"
     state = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "total": 0.0}
     begun_at = state["step"]
     for step in range(begun_at, STEPS):
-        if step == 3 and restarts == 0 and rank == 2:
+        if step == DIES_AT and rank == 2 and not died.exists():
+            died.write_text("true")
             (folder / "topology.json").write_text(json.dumps(mesh(ranks, TORN_LINK)))
             threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGKILL)).start()
             while True:
@@ -63,9 +65,9 @@ def train(folder: Path, rank: int, ranks: int) -> None:
             written.write_text(json.dumps(state))
             written.replace(checkpoint)
         if rank == 0 and step == begun_at:
-            _report(folder, f"incarnation-{restarts}", begun_at=begun_at)
+            _report(folder, f"begun-at-{begun_at}")
     if rank == 0:
-        _report(folder, "end", total=state["total"], restarts=restarts)
+        _report(folder, "end", total=state["total"])
     dist.destroy_process_group()
 
 
