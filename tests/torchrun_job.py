@@ -1,8 +1,8 @@
 """A job for torchrun, as small as can be: `torchrun_job.py BACKEND FOLDER WHAT`; see test_torchrun.py.
 
 WHAT is "train" (steps with checkpoints; rank 2 dies within one, once, and takes a link with it), "leave"
-(ends without destroying its group) or "hang" (rank 0 never comes to the second
-call). It imports nothing of ours unless IMPORT_BACKENDS is set, so that torch must know the group by itself.
+(ends without destroying its group) or "hang" (rank 0 never comes to the second call). It imports nothing of
+ours unless IMPORT_BACKENDS is set, so that torch must know the group by itself.
 """
 
 from __future__ import annotations
