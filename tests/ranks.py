@@ -1,11 +1,11 @@
 """Real processes for tests: one per rank, forked from a server that has imported torch once.
 
-    def sum_of_ranks(rank, size, group):          # at module level, so that a process can find it
-        tensor = torch.tensor([rank])
-        torch.distributed.all_reduce(tensor)
-        return tensor.item()
+def sum_of_ranks(rank, size, group):          # at module level, so that a process can find it
+    tensor = torch.tensor([rank])
+    torch.distributed.all_reduce(tensor)
+    return tensor.item()
 
-    assert run_ranks(4, sum_of_ranks) == [6, 6, 6, 6]
+assert run_ranks(4, sum_of_ranks) == [6, 6, 6, 6]
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
 from functools import cache
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch", "torch.distributed", "backends.torch_p2p", "backends.group.process_group"])
+PROCESSES.set_forkserver_preload(
+    ["torch", "torch.distributed", "backends.torch_p2p", "backends.group.process_group"]
+)
 
 
 @dataclass(frozen=True)
