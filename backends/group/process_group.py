@@ -234,11 +234,13 @@ class SynthGroup(dist.ProcessGroup):
             if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
                 return super().all_gather_single_coalesced(outputs, inputs, opts)
 
-            def hand_over() -> None:
-                for output, given in pairs:
-                    self._by_backend([given], "_allgather_base", output, given, opts).wait()
-
-            return self._submit(hand_over, list(outputs))
+            return self._together(
+                [
+                    self._by_backend([given], "_allgather_base", output, given, opts)
+                    for output, given in pairs
+                ],
+                list(outputs),
+            )
 
         def run() -> None:
             for output, given in pairs:
@@ -293,13 +295,13 @@ class SynthGroup(dist.ProcessGroup):
             if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
                 return super().reduce_scatter_single_coalesced(outputs, inputs, scatter_options(op))
 
-            def hand_over() -> None:
-                for output, given in pairs:
-                    self._by_backend(
-                        [given], "_reduce_scatter_base", output, given, scatter_options(op)
-                    ).wait()
-
-            return self._submit(hand_over, list(outputs))
+            return self._together(
+                [
+                    self._by_backend([given], "_reduce_scatter_base", output, given, scatter_options(op))
+                    for output, given in pairs
+                ],
+                list(outputs),
+            )
 
         def run() -> None:
             for output, given in pairs:
@@ -320,12 +322,20 @@ class SynthGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Complete when all ranks have called it."""
+        """Complete when all ranks have called it and what they called before is complete, as gloo's does."""
         opts = opts or BarrierOptions()
         device = opts.device or torch.device("cpu")
         self._refuse_after_failure()
-        work: dist.Work = cast(Any, self._get_backend(device)).barrier(opts)
-        return work
+        # It begins here: gloo knows calls by their order. Then what is queued is waited for, on all ranks.
+        begun: dist.Work = cast(Any, self._get_backend(device)).barrier(opts)
+        if device.type != "cpu":
+            return begun
+
+        def run() -> None:
+            begun.wait()
+            self._communicator.barrier()
+
+        return self._submit(run, None)
 
     def send(self, tensors: Any, dst: int, tag: int) -> dist.Work:
         """Send a tensor to one rank."""
@@ -380,6 +390,15 @@ class SynthGroup(dist.ProcessGroup):
         return str(self._communicator.fabric)
 
     # ------------------------------------------------------------------ the two ways of a call
+
+    def _together(self, works: Sequence[dist.Work], result: Any) -> dist.Work:
+        """One work for several that have begun: where they begin decides their order, alike on all ranks."""
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+
+        return self._submit(wait, result)
 
     @staticmethod
     def _is_on_gpu(tensors: Sequence[Tensor]) -> bool:
