@@ -91,10 +91,14 @@ def lies_flat(tensor: Tensor) -> bool:
 
 
 def flattened(tensor: Tensor) -> Tensor:
-    """Its elements in their order: a view where they lie so, else a copy."""
+    """Its elements in their order: a view where they lie so, else a copy.
+
+    What is written there does not count as a change for autograd, as what gloo writes does not: a call must
+    not break a backward pass for being large.
+    """
     if lies_flat(tensor):
-        return tensor.detach().view(-1)
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+        return tensor.data.view(-1)
+    return tensor.data.resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 @contextmanager
@@ -103,11 +107,11 @@ def written(tensor: Tensor) -> Iterator[Tensor]:
     flat = flattened(tensor)
     yield flat
     if not lies_flat(tensor):
-        tensor.detach().copy_(flat.view(tensor.shape))
+        tensor.data.copy_(flat.view(tensor.shape))
 
 
 def spread(together: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy consecutive parts of a flat tensor into others."""
     parts = split(together, [tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
-        tensor.detach().copy_(part.view(tensor.shape))
+        tensor.data.copy_(part.view(tensor.shape))
