@@ -8,11 +8,13 @@ because a TCP socket closed over unread bytes discards the bytes that it has not
 from __future__ import annotations
 
 import fcntl
+import os
 import select
 import socket
 import struct
 import termios
 import time
+import weakref
 
 from backends.channels.channel import Channel
 from backends.channels.frames import abort_frame, bye_frame
@@ -21,6 +23,22 @@ from backends.errors import ChannelClosedError
 FAREWELL_S = 0.2  # that the last bytes may take; after it the kernel goes on alone
 _DISCARD_BYTES = 1 << 16
 _DISCARDS = 64  # in a row: a peer that never stops sending must not keep this rank
+
+
+_open: weakref.WeakSet[SocketChannel] = weakref.WeakSet()
+"""The channels of this process."""
+
+
+def _close_in_child() -> None:
+    """After a fork: a child that lives longer than a rank that is killed must not keep its connections open.
+
+    The peers would see no end and wait for the dead. Closing here ends nothing for the parent.
+    """
+    for channel in list(_open):
+        channel.let_go()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class SocketChannel(Channel):
@@ -33,6 +51,7 @@ class SocketChannel(Channel):
         self._outbox = bytearray()  # frames for which the socket had no room
         self._gone: ChannelClosedError | None = None
         self._ending = False
+        _open.add(self)
 
     def fileno(self) -> int:
         """The descriptor to poll, -1 once closed."""
@@ -79,6 +98,12 @@ class SocketChannel(Channel):
         finally:
             self._socket.close()
             self.drop_memory()
+
+    def let_go(self) -> None:
+        """Close this process's end of the socket without a word to the peer."""
+        self._ending = True
+        self._socket.close()
+        self.drop_memory()
 
     def _raise_if_gone(self) -> None:
         if self._gone is not None:
