@@ -25,7 +25,8 @@ from backends.channels.addresses import address_of_interface, listening_address
 from backends.channels.channel import Channel
 from backends.channels.greeting import Greeting
 from backends.channels.network import Network
-from backends.channels.reception import Reception
+from backends.channels.reception import Guest, Reception
+from backends.channels.shared_memory import create_memory
 from backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 
 MESSAGE = 1_500_000
@@ -478,3 +479,15 @@ def test_interface_with_ipv6_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     )
     monkeypatch.setattr(addresses, "_IPV6_ADDRESSES", table)
     assert address_of_interface("fabric0") == "2001:db8::7"
+
+
+def test_memory_that_arrives_is_not_for_programs_that_this_one_starts() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    memory = create_memory(4096, 2)
+    socket.send_fds(ours, [b"some of a greeting"], [memory])
+    guest = Guest(theirs)
+    assert guest.listen()
+    assert [os.get_inheritable(descriptor) for descriptor in guest.descriptors] == [False]
+    guest.close()
+    ours.close()
+    os.close(memory)

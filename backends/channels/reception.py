@@ -35,6 +35,8 @@ class Guest:
             if self.sock.family == socket.AF_UNIX:
                 said, descriptors, _, _ = socket.recv_fds(self.sock, missing, 1)
                 self.descriptors += descriptors
+                for descriptor in descriptors:  # `recv_fds` of Python 3.11 forgets the flag that says so
+                    os.set_inheritable(descriptor, False)
             else:
                 said = self.sock.recv(missing)
         except BlockingIOError:
