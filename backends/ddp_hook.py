@@ -139,12 +139,11 @@ def allreduce_hook(state: ScheduledAllreduce, bucket: GradBucket) -> torch.futur
 
 
 def _next_number(group: dist.ProcessGroup) -> int:
-    """How many were made over this group before; the first rank counts, so that all agree."""
-    number = torch.zeros(1, dtype=torch.int64)
-    if group.rank() == 0:
-        number[0] = group.get_group_store().add("allreduces", 1)
-    dist.broadcast(number, group=group, group_src=0)
-    return int(number.item())
+    """How many were made over this group before: each rank counts its own, which are as many everywhere.
+
+    The store counts, not the group: a group of NCCL alone has no way for a number on the CPU.
+    """
+    return group.get_group_store().add(f"allreduces/{group.rank()}", 1)
 
 
 def _checked(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:

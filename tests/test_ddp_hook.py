@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.ddp_hook import ScheduledAllreduce, allreduce_hook
+from backends.ddp_hook import ScheduledAllreduce, _next_number, allreduce_hook
 from backends.errors import ExecutionError
 from backends.group.options import Options
 from synth.errors import InputError
@@ -145,3 +145,17 @@ def test_a_dead_rank_ends_the_backward_pass() -> None:
     assert isinstance(results.pop(2), Failure)
     for message in results:
         assert "rank 2" in message
+
+
+class _OnTheGpuOnly:
+    """A group that has no way for tensors on the CPU, as one of NCCL alone; nothing but its store."""
+
+    def __init__(self, rank: int, store: dist.Store) -> None:
+        self.rank = lambda: rank
+        self.get_group_store = lambda: store
+
+
+def test_ranks_number_their_allreduces_without_the_group() -> None:
+    store = dist.HashStore()
+    groups: list[Any] = [_OnTheGpuOnly(rank, store) for rank in range(2)]
+    assert [[_next_number(group) for group in groups] for _ in range(3)] == [[1, 1], [2, 2], [3, 3]]
