@@ -35,6 +35,11 @@ def break_gloo(gloo: Any) -> None:
             gloo.recv([torch.empty(1)], peer, _NOBODY_SENDS).wait(timedelta(milliseconds=1))
 
 
+def own_connection(store: Store) -> Store:
+    """The same store by a connection of its own: one of a TCP store serves one thread at a time."""
+    return cast(Store, cast(Any, store).clone())
+
+
 def work_of(future: torch.futures.Future[Any]) -> dist.Work:
     """Work that is complete when a future is."""
     return cast(dist.Work, cast(Any, c10d)._create_work_from_future(future))

@@ -1,0 +1,124 @@
+"""The group beside the rest of its process: other threads, barriers, autograd, and forked children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from ranks import Failure, run_ranks
+from torch._C import _distributed_c10d as c10d
+
+from backends.group import communicator
+
+COUNT = 1 << 16
+PATIENCE_S = 30
+
+
+def _begin(rank: int, size: int, port: int) -> None:
+    import backends.group.register  # noqa: F401
+
+    timeout = timedelta(seconds=PATIENCE_S)
+    store = c10d.TCPStore("127.0.0.1", port, size, rank == 0, timeout=timeout)
+    dist.init_process_group("synth", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def _group_during_synthesis(rank: int, size: int, port: int) -> float:
+    """Sum of what was gathered; the default group waits for a table while gloo makes another group."""
+    module: Any = communicator
+    make = module.synthesize_table
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(1)
+        return make(*arguments)
+
+    module.synthesize_table = slowly
+    _begin(rank, size, port)
+    output = torch.zeros(size * COUNT)
+    work = dist.all_gather_single(output, torch.full((COUNT,), float(rank)), async_op=True)
+    if rank:
+        time.sleep(0.5)  # by now the queue of this rank waits for the table
+    group = dist.new_group(backend="gloo")
+    dist.all_reduce(torch.ones(1), group=group)
+    work.wait()
+    dist.destroy_process_group()
+    return output.sum().item()
+
+
+def test_a_group_can_be_made_while_another_waits_for_schedules() -> None:
+    # The two would share a connection to the TCP store, and each of them wait for the other's.
+    results = run_ranks(2, _group_during_synthesis, _free_port(), backend=None, timeout_s=PATIENCE_S)
+    assert results == [COUNT, COUNT]
+
+
+def _barrier_after(rank: int, size: int) -> list[bool]:
+    found = []
+    for count in (8, 1 << 22):
+        work = dist.all_reduce(torch.ones(count), async_op=True)
+        dist.barrier()
+        found.append(work.is_completed())
+    return found
+
+
+def test_a_barrier_comes_after_the_calls_before_it() -> None:
+    assert run_ranks(2, _barrier_after, backend="synth") == [[True, True]] * 2
+
+
+def _backward(rank: int, size: int) -> list[float]:
+    found = []
+    for count in (8, COUNT):
+        given = torch.zeros(count, requires_grad=True)
+        result = given.exp()  # which keeps its result for the backward pass
+        dist.all_reduce(result)
+        torch.autograd.backward(result.sum())
+        assert given.grad is not None
+        found.append(given.grad[0].item())
+    return found
+
+
+@pytest.mark.parametrize("backend", ["gloo", "synth"])
+def test_large_and_small_calls_are_the_same_to_autograd(backend: str) -> None:
+    assert run_ranks(2, _backward, backend=backend) == [[2.0, 2.0]] * 2
+
+
+def _with_child(rank: int, size: int) -> str:
+    dist.all_reduce(torch.ones(COUNT))
+    if rank == 1:
+        if os.fork() == 0:
+            time.sleep(PATIENCE_S)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(torch.ones(COUNT))
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("transport", ["sockets", "shared memory"])
+def test_a_killed_rank_is_noticed_though_its_child_lives_on(transport: str) -> None:
+    told, killed = run_ranks(
+        2,
+        _with_child,
+        backend="synth",
+        environ={"ARBORCAST_TRANSPORT": transport},
+        timeout_s=PATIENCE_S * 2 / 3,
+        may_fail=True,
+    )
+    assert "rank 1 closed its connection" in told
+    assert isinstance(killed, Failure)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
