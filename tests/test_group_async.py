@@ -22,8 +22,13 @@ from torch import Tensor  # noqa: E402
 
 from backends.errors import ExecutionError  # noqa: E402
 
-ENVIRON = {"ARBORCAST_TOPOLOGY": "ring:3", "ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_DEADLINE": "100"}
-"""Every message runs a schedule on three ranks."""
+ENVIRON = {
+    "ARBORCAST_TOPOLOGY": "ring:3",
+    "ARBORCAST_GLOO_BELOW": "0",
+    "ARBORCAST_METHOD": "trees",
+    "ARBORCAST_DEADLINE": "100",
+}
+"""Every message runs a schedule on three ranks, one that is quick to find."""
 
 
 def total(size: int, count: int, salt: int = 0) -> Tensor:
@@ -179,6 +184,29 @@ def in_order(rank: int, size: int) -> None:
 
 def test_calls_take_effect_in_their_order() -> None:
     run_ranks(3, in_order, backend="synth", environ=ENVIRON)
+
+
+def barriers(rank: int, size: int) -> None:
+    """After a barrier every rank's calls are complete; barriers keep their place among calls of gloo's."""
+    for salt in range(10):
+        tensor, truths = values(rank, 60_000, salt=salt), torch.tensor([rank == 0, False])
+        begun = [
+            dist.all_reduce(tensor, async_op=True),
+            dist.barrier(async_op=True),
+            dist.all_reduce(truths, async_op=True),  # gloo's
+            dist.barrier(async_op=True),
+            dist.all_gather(gathered := [torch.empty(2, dtype=torch.bool)] * size, truths, async_op=True),
+        ]
+        dist.barrier()
+        assert all(work.is_completed() for work in begun[:2])
+        assert torch.equal(tensor, total(size, 60_000, salt))
+        for work in begun:
+            work.wait()
+        assert truths.tolist() == gathered[0].tolist() == [True, False]
+
+
+def test_barriers_among_calls() -> None:
+    run_ranks(3, barriers, backend="synth", environ=ENVIRON)
 
 
 def two_groups(rank: int, size: int) -> list[int]:

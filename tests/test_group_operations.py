@@ -26,16 +26,18 @@ from group_cases import (  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+import topologies  # noqa: E402
 from backends.torch_reduction import operator_of  # noqa: E402
 
 FABRICS = {2: "full:2", 3: "ring:3", 4: "full:4"}
 
 
-def environ(size: int) -> dict[str, str]:
-    """Every message runs a schedule, however long it takes to find."""
+def environ(size: int, path: str = "schedule") -> dict[str, str]:
+    """Every message runs a schedule, one that is quick to find; or gloo serves them as small ones."""
     return {
         "ARBORCAST_TOPOLOGY": FABRICS[size],
-        "ARBORCAST_GLOO_BELOW": "0",
+        "ARBORCAST_GLOO_BELOW": "0" if path == "schedule" else "1GiB",
+        "ARBORCAST_METHOD": "trees",
         "ARBORCAST_DEADLINE": "100",
     }
 
@@ -95,16 +97,16 @@ def is_served(kind: str, op: str, dtype: Any) -> bool:
     return as_real or operator_of(OPS[op], dtype) is not None
 
 
-def every_reduction(rank: int, size: int) -> int:
+def every_reduction(rank: int, size: int, path: str) -> int:
     tested, reference = groups()
     ran = 0
     for salt, (op, kind) in enumerate((op, kind) for op in OPS for kind in REDUCING):
         for name, dtype in DTYPES.items():
             what = f"{kind} {op} {name}"
             case = reducing(kind, op, dtype, 257, salt)
-            before = counted(tested)
-            by_schedule = is_served(kind, op, dtype)
-            if (op, name) in REFUSED and not by_schedule:
+            before = counted(tested, path)
+            is_ours = is_served(kind, op, dtype)
+            if (op, name) in REFUSED and not is_ours:
                 got = outcome(case, tested)
                 assert got.error is not None, what
                 assert issubclass(got.error, RuntimeError | ValueError), f"{what}: {got.error}"
@@ -114,14 +116,17 @@ def every_reduction(rank: int, size: int) -> int:
             else:
                 expected = check_same(what, case, tested, reference)
                 assert expected.error is None, f"{what}: gloo: {expected.message}"
-            assert (counted(tested) > before) == by_schedule, what
-            ran += by_schedule
+            assert (counted(tested, path) > before) == is_ours, what
+            ran += is_ours
     return ran
 
 
-@pytest.mark.parametrize("size", FABRICS)
-def test_every_reduction_and_type(size: int) -> None:
-    ran = run_ranks(size, every_reduction, backend="synth", environ=environ(size))
+PATHS = [*((size, "schedule") for size in FABRICS), (3, "gloo")]
+
+
+@pytest.mark.parametrize(("size", "path"), PATHS)
+def test_every_reduction_and_type(size: int, path: str) -> None:
+    ran = run_ranks(size, every_reduction, path, backend="synth", environ=environ(size, path))
     assert ran == [sum(is_served(*case) for case in itertools.product(REDUCING, OPS, DTYPES.values()))] * size
     assert ran[0] == 4 * 52 + 2 * 3  # of the table in test_torch_reduction.py, and complex ones
 
@@ -140,20 +145,6 @@ def test_table_of_refusals_is_gloos() -> None:
     refused = set(run_ranks(2, what_gloo_refuses)[0])
     assert refused - REFUSED == {(op, name) for op, name in refused if op == "PREMUL_SUM" and "float" in name}
     assert refused >= REFUSED
-
-
-def premultiplied_while_small(rank: int, size: int) -> None:
-    tested, reference = groups()
-    case, sums = (reducing("all_reduce", op, torch.float32, 10, 0) for op in ("PREMUL_SUM", "SUM"))
-    check_same("small sum", sums, tested, reference)
-    assert counted(tested) == 0, "so small a message is gloo's"
-    assert_equal(case(tested), [total * FACTOR for total in sums(reference)], "small PREMUL_SUM")
-
-
-def test_premul_sum_is_served_at_every_size() -> None:
-    """Gloo cannot do it, so that a schedule must, however small the message is."""
-    told = environ(2) | {"ARBORCAST_GLOO_BELOW": "1MiB"}
-    run_ranks(2, premultiplied_while_small, backend="synth", environ=told)
 
 
 # Sizes --------------------------------------------------------------------------------------------
@@ -198,29 +189,47 @@ def every_size(rank: int, size: int) -> None:
             assert check_same(f"{kind} of {count} {dtype}", case, tested, reference).error is None
 
 
-@pytest.mark.parametrize("size", FABRICS)
-def test_sizes(size: int) -> None:
-    run_ranks(size, every_size, backend="synth", environ=environ(size))
+@pytest.mark.parametrize(
+    ("fabric", "transport", "method"),
+    [
+        ("full:2", "auto", "trees"),
+        ("ring:3", "auto", "auto"),
+        ("full:4", "auto", "trees"),
+        ("star:3", "sockets", "trees"),
+        ("mesh:2x2", "sockets", "trees"),
+    ],
+)
+def test_sizes(fabric: str, transport: str, method: str) -> None:
+    told = {
+        "ARBORCAST_TOPOLOGY": fabric,
+        "ARBORCAST_TRANSPORT": transport,
+        "ARBORCAST_METHOD": method,
+    }
+    size = topologies.load(fabric).ranks
+    run_ranks(size, every_size, backend="synth", environ=environ(size) | told)
 
 
-def every_root(rank: int, size: int) -> None:
+def every_root(rank: int, size: int, path: str) -> None:
     tested, reference = groups()
     for root in range(size):
         for name, dtype in DTYPES.items():
             case = moving("broadcast", dtype, 1000 + root, root, root)
-            before = counted(tested)
+            before = counted(tested, path)
             assert check_same(f"broadcast {name} from {root}", case, tested, reference).error is None
-            assert counted(tested) == before + 1, "a broadcast moves bytes of any type"
+            assert counted(tested, path) == before + 1, "a broadcast moves bytes of any type"
+        tensor = torch.arange(9).to(torch.int16) + rank  # which gloo does not know
+        dist.broadcast(tensor, root)
+        assert torch.equal(tensor, torch.arange(9).to(torch.int16) + root)
     for name, dtype in DTYPES.items():
-        before = counted(tested)
+        before = counted(tested, path)
         for kind in ("all_gather", "all_gather_into_tensor"):
             assert check_same(f"{kind} {name}", moving(kind, dtype, 99, 5), tested, reference).error is None
-        assert counted(tested) == before + 2, "and so does an allgather"
+        assert counted(tested, path) == before + 2, "and so does an allgather"
 
 
-@pytest.mark.parametrize("size", FABRICS)
-def test_every_root_and_type(size: int) -> None:
-    run_ranks(size, every_root, backend="synth", environ=environ(size))
+@pytest.mark.parametrize(("size", "path"), PATHS)
+def test_every_root_and_type(size: int, path: str) -> None:
+    run_ranks(size, every_root, path, backend="synth", environ=environ(size, path))
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -313,6 +322,38 @@ def blocks_of_every_shape(rank: int, size: int) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_blocks_of_every_shape(size: int) -> None:
     run_ranks(size, blocks_of_every_shape, backend="synth", environ=environ(size))
+
+
+# Functional forms, as compilers call them ---------------------------------------------------------
+
+
+def functional_forms(rank: int, size: int) -> None:
+    from torch.distributed import _functional_collectives as functional
+
+    tested, reference = groups()
+    for dtype in (torch.float32, torch.int64, torch.bool):
+        for count in (1, 60, 5000):
+
+            def case(group: Any, dtype: Any = dtype, count: int = count) -> Sequence[Tensor]:
+                own = [values(rank, count + more, dtype, salt=more) for more in (0, 2)]
+                whole = [values(rank, (count + more) * size, dtype, salt=more) for more in (0, 2)]
+                forms = [
+                    functional.all_reduce(own[0], "max", group),
+                    functional.broadcast(own[0], 1, group),
+                    functional.all_gather_tensor(own[0], 0, group),
+                    functional.reduce_scatter_tensor(whole[0], "max", 0, group),
+                    *functional.all_reduce_coalesced(own, "sum", group),
+                    *functional.all_gather_into_tensor_coalesced(own, group),
+                    *functional.reduce_scatter_tensor_coalesced(whole, "sum", [0, 0], group),
+                ]
+                return [functional.wait_tensor(form) for form in forms]
+
+            assert check_same(f"{count} {dtype}", case, tested, reference).error is None
+    assert counted(tested) > 0
+
+
+def test_functional_forms() -> None:
+    run_ranks(3, functional_forms, backend="synth", environ=environ(3))
 
 
 # What gloo keeps ----------------------------------------------------------------------------------
