@@ -41,7 +41,7 @@ from backends.group.synthesis import KERNELS_S, synthesize_table
 from backends.group.table import Entry, Table
 from backends.layout import Buffer
 from backends.lowering import lower_rank
-from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo
+from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo, own_connection
 from backends.torch_reduction import Operator, name_of, operator_of
 from synth.collective import Kind
 from synth.errors import InfeasibleError, InputError, TimedOutError
@@ -55,13 +55,12 @@ log = logging.getLogger(__name__)
 SERVED = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
 """The collectives that schedules serve here."""
 
-GLOO_BELOW = {
-    Kind.ALLREDUCE: 16 << 10,
-    Kind.BROADCAST: 16 << 10,
-    Kind.ALLGATHER: 16 << 10,
-    Kind.REDUCE_SCATTER: 16 << 10,
-}
-"""Bytes of the whole buffer below which gloo is faster, as measured on loopback (`bench/loopback.py`)."""
+GLOO_BELOW = 0
+"""Bytes of the whole buffer below which gloo serves where nobody says otherwise.
+
+Measured on loopback (`bench/loopback.py`), gloo is nowhere faster once the ranks have agreed on a call, which
+they must do before gloo begins: it ends the process where lengths differ.
+"""
 
 FLOWS_KEPT = 128
 _PREPARING = b"prepare\0"  # in place of a schedule: a rank that is about to take part in making a table
@@ -122,13 +121,15 @@ class Communicator:
         except InputError as error:
             compare_settings(store, rank, size, error)
             raise
-        self._store = store
+        # A connection of its own: a TCP store serves one thread at a time, waits included, and a queue that
+        # waits for a table must not keep the caller's thread from what rank 0 waits for in turn.
+        self._store = own_connection(store)
         self._generation = 0
         compare_settings(store, rank, size, self._settings())
         rule = ONE_HOST if are_on_one_host(store, rank, size) else SEVERAL_HOSTS
         self._cut = replace(rule, piece_bytes=self.options.piece_bytes or rule.piece_bytes)
         self._network = Network(
-            PrefixStore("channels", store),
+            PrefixStore("channels", self._store),
             rank,
             size,
             timeout_s=timeout_s,
@@ -358,9 +359,9 @@ class Communicator:
         if self.size == 1:
             return "a group of one rank"
         below = self.options.gloo_below
-        below = GLOO_BELOW[kind] if below is None else below
+        below = GLOO_BELOW if below is None else below
         if nbytes < below:
-            return f"which is as fast below {format_size(below)}"
+            return f"which serves below {format_size(below)} (gloo_below)"
         return None
 
     # ------------------------------------------------------------------ schedules
