@@ -334,7 +334,7 @@ def explained(rank: int, size: int) -> list[str]:
 
 
 def test_explanations_say_what_is_counted() -> None:
-    environ = {"ARBORCAST_TOPOLOGY": "full:3", "ARBORCAST_DEADLINE": "100"}
+    environ = on("full:3", ARBORCAST_GLOO_BELOW="16KiB", ARBORCAST_METHOD="auto")
     first, *others = run_ranks(3, explained, backend=None, environ=environ)
     assert all(lines == first for lines in others)
 
