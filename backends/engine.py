@@ -288,7 +288,10 @@ class Engine:
         """Tell the peers why, and raise an error that says on which rank and in which collective.
 
         What a peer gave as its reason is passed on as it is, so that the first cause is what everybody knows.
+        Where another thread has ended the engine, what it pulled from under this run is not the reason.
         """
+        if self._failure is not None:
+            raise ExecutionError(f"rank {self.rank}: {opening}: {self._failure}") from error
         if isinstance(error, DisagreementError):
             message = str(error)
             if not message.startswith(f"rank {self.rank},"):  # a channel's, which does not know the call

@@ -22,6 +22,7 @@ from backends.layout import Buffer, Slice
 from backends.lowering import DEFAULT_WINDOW, lower_rank
 from backends.plan import Act, plan
 from backends.program import Operation, Program, Receive, Send
+from backends.tensor_checks import check_overlap, check_tensor
 from synth.collective import Kind
 from synth.errors import InputError
 from synth.schedule import Schedule
@@ -199,9 +200,10 @@ class Executor:
         """
         compiled = self._compile(count, dtype)
         kind = self.schedule.collective.kind
-        given = _checked(f"{kind}: input", given, compiled.program.input_elements, dtype)
-        output = _checked(f"{kind}: output", output, compiled.program.output_elements, dtype)
-        self._check_overlap(given, output)
+        program, cpu = compiled.program, torch.device("cpu")
+        given = check_tensor(f"{kind}: input", given, program.input_elements, dtype, cpu)
+        output = check_tensor(f"{kind}: output", output, program.output_elements, dtype, cpu)
+        check_overlap(self.schedule.collective, self.rank, given, output)
         self._execute(compiled, given, output, op, dtype)
 
     def pieces_for(self, count: int, dtype: torch.dtype) -> int:
@@ -225,19 +227,6 @@ class Executor:
             raise InputError(f"executor: its schedule is for {collective.kind}, not for {kind}")
         if self.rank not in collective.ranks:
             raise InputError(f"rank {self.rank}: takes no part in the {kind}; call run(count, dtype) on it")
-
-    def _check_overlap(self, given: Tensor | None, output: Tensor | None) -> None:
-        """An input may be the own block of a gathered output, and must lie outside the output otherwise."""
-        if given is None or output is None or not given.numel() or not output.numel():
-            return
-        start, out = given.data_ptr(), output.data_ptr()
-        length = given.numel() * given.itemsize
-        if start + length <= out or out + output.numel() * output.itemsize <= start:
-            return
-        kind = self.schedule.collective.kind
-        own = out + self.schedule.collective.ranks.index(self.rank) * length
-        if kind not in {Kind.ALLGATHER, Kind.GATHER} or start != own:
-            raise InputError(f"{kind}: the output must not overlap the input, except as its own block")
 
     def _compile(self, count: int, dtype: torch.dtype) -> _Compiled:
         compiled = self._cache.pop((count, dtype), None)
@@ -349,21 +338,3 @@ def _combiner(op: dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Callable[[Tens
     if dtype.is_complex or dtype == torch.bool:
         raise InputError(f"reduction {op}: needs a real floating or integer type, got {dtype}")
     return combine
-
-
-def _checked(what: str, tensor: Tensor | None, elements: int, dtype: torch.dtype) -> Tensor | None:
-    """The tensor as a flat view without gradient, after the checks that gloo does not make."""
-    if tensor is None:
-        if elements:
-            raise InputError(f"{what} must have {elements} elements on this rank, got None")
-        return None
-    if tensor.numel() != elements:
-        raise InputError(f"{what} must have {elements} elements on this rank, got {tensor.numel()}")
-    if tensor.dtype != dtype:
-        raise InputError(f"{what} must be of type {dtype}, got {tensor.dtype}")
-    if tensor.device.type != "cpu":
-        raise InputError(f"{what} must be on the CPU, got {tensor.device}")
-    if not tensor.is_contiguous():
-        shape = tuple(tensor.shape)
-        raise InputError(f"{what} must be contiguous, got shape {shape} with strides {tensor.stride()}")
-    return tensor.detach().view(-1)

@@ -340,11 +340,11 @@ def test_memory_stays_over_10_000_calls() -> None:
 
 
 def compiled_once(rank: int, size: int) -> list[int]:
-    from backends.group import communicator
+    from backends.group import schedules
 
     compiled = []
-    real = communicator.compile_flow
-    communicator.compile_flow = lambda program: compiled.append(program) or real(program)
+    real = schedules.compile_flow
+    schedules.compile_flow = lambda program: compiled.append(program) or real(program)
     counts = []
     for _ in range(5):
         for count in (100, 2000):

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ranks import Failure, run_ranks
 from torch._C import _distributed_c10d as c10d
 
-from backends.group import communicator
+from backends.group import schedules
 
 COUNT = 1 << 16
 PATIENCE_S = 30
@@ -34,7 +34,7 @@ def _begin(rank: int, size: int, port: int) -> None:
 
 def _group_during_synthesis(rank: int, size: int, port: int) -> float:
     """Sum of what was gathered; the default group waits for a table while gloo makes another group."""
-    module: Any = communicator
+    module: Any = schedules
     make = module.synthesize_table
 
     def slowly(*arguments: Any) -> Any:
@@ -122,3 +122,52 @@ def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def _in_place(rank: int, size: int) -> list[bool]:
+    """Buffers that share memory, in every block: what the collective writes must not change what it reads."""
+    found = []
+    count = 1 << 14
+    for block in range(size):
+        whole = torch.zeros(size * count)
+        mine = whole[block * count :][:count]
+        mine.copy_(torch.arange(count) + rank)
+        dist.all_gather_into_tensor(whole, mine)
+        found.append(torch.equal(whole, torch.cat([torch.arange(count) + float(r) for r in range(size)])))
+        whole = torch.arange(size * count, dtype=torch.float32) * (rank + 1)
+        mine = whole[block * count :][:count]
+        dist.reduce_scatter_tensor(mine, whole)
+        total = size * (size + 1) // 2
+        expected = torch.arange(rank * count, (rank + 1) * count, dtype=torch.float32) * total
+        found.append(torch.equal(mine, expected))
+    return found
+
+
+@pytest.mark.parametrize("fabric", ["full:3", "ring:4", "star:3"])
+def test_outputs_that_overlap_their_inputs(fabric: str) -> None:
+    size = int(fabric[-1])
+    settings = {"ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_GLOO_BELOW": "0"}
+    for found in run_ranks(size, _in_place, backend="synth", environ=settings):
+        assert all(found)
+
+
+def _in_a_fork(rank: int, size: int) -> str:
+    """What a forked child of a rank is told when it calls a collective."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            dist.all_reduce(torch.ones(4))
+            os.write(writing, b"served")
+        except RuntimeError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    dist.all_reduce(torch.ones(4))  # the parents go on
+    return os.read(reading, 1000).decode()
+
+
+def test_a_forked_child_is_refused() -> None:
+    for told in run_ranks(2, _in_a_fork, backend="synth", environ={"ARBORCAST_TOPOLOGY": "full:2"}):
+        assert "forked after it was made" in told

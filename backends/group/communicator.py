@@ -8,13 +8,11 @@ the number of bytes, so that all ranks decide alike; before a byte moves they ch
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -31,24 +29,19 @@ from backends.channels.network import Network
 from backends.channels.opening import Opening
 from backends.engine import Engine
 from backends.errors import ExecutionError
-from backends.flow import Flow, compile_flow
-from backends.group.exchange import share_table
 from backends.group.fabric import fabric_for
 from backends.group.options import Options
 from backends.group.pieces import ONE_HOST, SEVERAL_HOSTS
+from backends.group.schedules import Schedules, fabric_name
 from backends.group.settings import are_on_one_host, compare_settings
-from backends.group.synthesis import KERNELS_S, synthesize_table
-from backends.group.table import Entry, Table
+from backends.group.table import Table
 from backends.layout import Buffer
-from backends.lowering import lower_rank
 from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo, own_connection
 from backends.torch_reduction import Operator, name_of, operator_of
 from synth.collective import Kind
-from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.formats.documents import topology_to_document
+from synth.errors import InputError
 from synth.schedule import Schedule
 from synth.sizes import format_size
-from synth.topology import Topology
 
 log = logging.getLogger(__name__)
 
@@ -61,26 +54,6 @@ GLOO_BELOW = 0
 Measured on loopback (`bench/loopback.py`), gloo is nowhere faster once the ranks have agreed on a call, which
 they must do before gloo begins: it ends the process where lengths differ.
 """
-
-FLOWS_KEPT = 128
-_PREPARING = b"prepare\0"  # in place of a schedule: a rank that is about to take part in making a table
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What serves a call.
-
-    Attributes:
-        entry: the schedule and from which size on it serves; None where gloo does.
-        reason: one line on why.
-    """
-
-    entry: Entry | None
-    reason: str
-
-    def __str__(self) -> str:
-        """As `explain` shows it."""
-        return self.reason
 
 
 class Communicator:
@@ -124,7 +97,6 @@ class Communicator:
         # A connection of its own: a TCP store serves one thread at a time, waits included, and a queue that
         # waits for a table must not keep the caller's thread from what rank 0 waits for in turn.
         self._store = own_connection(store)
-        self._generation = 0
         compare_settings(store, rank, size, self._settings())
         rule = ONE_HOST if are_on_one_host(store, rank, size) else SEVERAL_HOSTS
         self._cut = replace(rule, piece_bytes=self.options.piece_bytes or rule.piece_bytes)
@@ -140,8 +112,8 @@ class Communicator:
         self._engine = Engine(rank, self._network, timeout_s=timeout_s)
         gloo_store = PrefixStore("small", store)
         self._gloo = new_gloo(gloo_store, rank, size, timedelta(seconds=timeout_s))
-        self._tables: dict[tuple[Kind, int], Table | str] = {}
-        self._flows: OrderedDict[tuple[bytes, int, int], Flow] = OrderedDict()
+        self._generation = 0
+        self._schedules = self._new_schedules()
         self._counts: Counter[tuple[Kind, str]] = Counter()
         self._sequence = 0
 
@@ -175,6 +147,9 @@ class Communicator:
 
     def allgather(self, output: Tensor, given: Tensor) -> None:
         """Concatenate the flat tensors of all ranks, in their order."""
+        own = output.data_ptr() + self.rank * given.numel() * given.itemsize
+        if given.data_ptr() != own:  # in its own block it may lie, and stays as it is
+            given = _apart_from(output, given)
         call = self._call(Kind.ALLGATHER, -1, output.numel(), output.dtype)
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
         self._run(
@@ -192,7 +167,7 @@ class Communicator:
     ) -> None:
         """Combine the flat tensors of all ranks and give each its block of the result."""
         operator = _operator(op, given.dtype)
-        given = operator.before(given)
+        given = _apart_from(output, operator.before(given))
         call = self._call(Kind.REDUCE_SCATTER, -1, given.numel(), given.dtype, operator)
 
         total = torch.empty(0)
@@ -246,7 +221,7 @@ class Communicator:
         of = f"{kind} of {format_size(nbytes)}" if nbytes else f"{kind} of 0 B"
         if (reason := self._reason_for_gloo(kind, nbytes)) is not None:
             return f"{of}: gloo, {reason}"
-        table = self._tables.get((kind, root if kind is Kind.BROADCAST else -1))
+        table = self._schedules.known(kind, root if kind is Kind.BROADCAST else -1)
         if table is None:
             return f"{of}: a schedule, found at the first such call"
         if isinstance(table, str):
@@ -255,7 +230,7 @@ class Communicator:
 
     def counters(self) -> dict[str, dict[str, int]]:
         """How many calls of each collective were served by a schedule, and how many by gloo."""
-        kinds = {kind for kind, _ in self._counts}
+        kinds = {kind for kind, _ in list(self._counts)}
         return {
             str(kind): {path: self._counts[kind, path] for path in ("schedule", "gloo")}
             for kind in SERVED
@@ -271,9 +246,8 @@ class Communicator:
         options = replace(self.options, without=(*self.options.without, (first, second)))
         self.fabric = fabric_for(options, self._global_ranks, self._world_size)
         self.options = options
-        self._tables.clear()
-        self._flows.clear()
         self._generation += 1
+        self._schedules = self._new_schedules()
 
     def transports(self) -> dict[int, str]:
         """How bytes travel to each rank that this one is connected with."""
@@ -315,10 +289,10 @@ class Communicator:
         """Serve a call; returns whether by a schedule."""
         nbytes = call.count * dtype.itemsize
         if self._reason_for_gloo(call.kind, nbytes) is None:
-            table = self._table(call.kind, call.root, call)
+            table = self._schedules.table(call, self._next)
             if not isinstance(table, str):
-                key, flow = self._flow(table, nbytes, call.count, dtype)
-                opening = replace(call, sequence=self._next(), schedule=key)
+                digest, flow = self._schedules.flow(table, nbytes, call.count)
+                opening = replace(call, sequence=self._next(), schedule=digest)
                 self._engine.run(flow, memory, opening, operator)
                 self._counts[call.kind, "schedule"] += 1
                 return True
@@ -364,60 +338,24 @@ class Communicator:
             return f"which serves below {format_size(below)} (gloo_below)"
         return None
 
-    # ------------------------------------------------------------------ schedules
+    def _table(self, kind: Kind, root: int) -> Table | str:
+        return self._schedules.table(Opening(0, 0, root, kind, ""), self._next)
 
-    def _table(self, kind: Kind, root: int, call: Opening | None = None) -> Table | str:
-        """The schedules of a collective; where there are none, the reason."""
-        table = self._tables.get((kind, root))
-        if table is None:
-            if self.size > 1:
-                # Whoever means something else is found out now, not when the wait for a table has ended.
-                opening = call or Opening(0, 0, root, kind, "")
-                self._engine.agree(replace(opening, sequence=self._next(), schedule=_PREPARING))
-            table = self._tables[kind, root] = self._make_table(kind, root)
-        return table
-
-    def _make_table(self, kind: Kind, root: int) -> Table | str:
-        if self.size == 1:
-            return "a group of one rank"
-        topology, asked_root = self.fabric.topology, root if root >= 0 else None
-        try:
-            table = share_table(
-                self._store,
-                f"table/{self._generation}/{kind}/{root}",
-                self.rank,
-                lambda: synthesize_table(topology, kind, asked_root, self.options),
-                timeout_s=self.options.deadline_s + KERNELS_S + 60,
-            )
-        except (InfeasibleError, TimedOutError) as error:
-            if self.rank == 0:
-                log.warning("%s on %s: gloo serves it: %s", kind, topology.name, error)
-            return str(error)
-        self._network.connect(table.peers(self.rank))
-        if self.rank == 0:
-            log.info("%s", table.summary())
-        return table
-
-    def _flow(self, table: Table, nbytes: int, count: int, dtype: torch.dtype) -> tuple[bytes, Flow]:
-        """The program of a call, compiled once per schedule, length and size of an element."""
-        entry = table.at(nbytes)
-        name = f"{table.digest}/{entry.from_bytes}"
-        digest = hashlib.sha256(name.encode()).digest()[:8]
-        key = (digest, count, dtype.itemsize)
-        flow = self._flows.get(key)
-        if flow is None:
-            pieces = self._cut.pieces(entry.schedule, nbytes)
-            flow = compile_flow(lower_rank(entry.schedule, self.rank, count, pieces=pieces))
-            while len(self._flows) >= FLOWS_KEPT:
-                self._flows.popitem(last=False)
-            self._flows[key] = flow
-        self._flows.move_to_end(key)
-        return digest, flow
+    def _new_schedules(self) -> Schedules:
+        """None yet, for the present fabric."""
+        return Schedules(
+            self.fabric.topology,
+            self.options,
+            PrefixStore(f"schedules/{self._generation}", self._store),
+            self._network,
+            self._engine,
+            self._cut,
+        )
 
     def _settings(self) -> dict[str, object]:
         """What all ranks must have alike, since they decide by it."""
         return {
-            "fabric": _digest_of(self.fabric.topology),
+            "fabric": fabric_name(self.fabric.topology),
             "ranks": self._global_ranks,
             "gloo_below": self.options.gloo_below,
             "piece_bytes": self.options.piece_bytes,
@@ -425,6 +363,13 @@ class Communicator:
             "method": self.options.method,
             "prepare": self.options.prepare,
         }
+
+
+def _apart_from(output: Tensor, given: Tensor) -> Tensor:
+    """An input that no write to the output changes: itself, or a copy where the two share memory."""
+    start, out = given.data_ptr(), output.data_ptr()
+    ends = start + given.numel() * given.itemsize, out + output.numel() * output.itemsize
+    return given.clone() if start < ends[1] and out < ends[0] else given
 
 
 def _operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:
@@ -438,9 +383,3 @@ def _gloo_op(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> dist.ReduceOp:
     """What gloo is asked for: the factor of PREMUL_SUM, which it lacks, has been applied before."""
     sum_ = dist.ReduceOp(dist.ReduceOp.SUM)
     return sum_ if name_of(op) == "PREMUL_SUM" else dist.ReduceOp(getattr(dist.ReduceOp, name_of(op)))
-
-
-def _digest_of(topology: Topology) -> str:
-    """Of everything that schedules depend on."""
-    text = json.dumps(topology_to_document(topology), sort_keys=True)
-    return f"{topology.name} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"

@@ -7,6 +7,7 @@ wait for themselves. Threads are made when they are missed, mostly one.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -31,6 +32,7 @@ class WorkQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._calls: deque[QueuedWork] = deque()
         self._is_executing = False
@@ -45,6 +47,8 @@ class WorkQueue:
             function: what to do; what it raises is raised where the work is waited for.
             result: what the work results in; what the function returned where None.
         """
+        if os.getpid() != self._process:
+            raise ExecutionError("a group cannot be used in a process that was forked after it was made")
         work = QueuedWork(function, result)
         with self._changed:
             if self._closed is None:
