@@ -262,7 +262,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         executor.run(4, torch.float32)
     with pytest.raises(InputError, match=r"of type torch\.int64, got torch\.float32"):
         executor.run(4, torch.int64, output=torch.zeros(4))
-    with pytest.raises(InputError, match="on the CPU, got meta"):
+    with pytest.raises(InputError, match="must be on cpu, got meta"):
         executor.allreduce(torch.zeros(4, device="meta"))
     with pytest.raises(InputError, match=r"reduction .*BAND: must be SUM, AVG"):
         executor.allreduce(torch.zeros(4), dist.ReduceOp.BAND)
