@@ -17,7 +17,9 @@ from ranks import run_ranks, store_path  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import topologies  # noqa: E402
+from backends.group.communicator import SERVED  # noqa: E402
 from backends.group.options import Options  # noqa: E402
+from backends.group.table import Table  # noqa: E402
 from synth.errors import InputError  # noqa: E402
 
 EVERYTHING = {"ARBORCAST_GLOO_BELOW": "0", "ARBORCAST_METHOD": "trees", "ARBORCAST_DEADLINE": "100"}
@@ -34,10 +36,12 @@ def links_of(group: Any) -> set[tuple[Any, Any]]:
 
 def used_links(group: Any) -> set[tuple[Any, Any]]:
     """The links that schedules of the group send over."""
-    tables = [table for table in group._communicator._tables.values() if not isinstance(table, str)]
+    known = group._communicator._schedules.known
+    tables = [known(kind, root) for kind in SERVED for root in range(-1, group.size())]
     return {
         (transfer.src, transfer.dst)
         for table in tables
+        if isinstance(table, Table)
         for entry in table.entries
         for transfer in entry.schedule.transfers
     }
@@ -320,7 +324,7 @@ def explained(rank: int, size: int) -> list[str]:
             assert len(line) < 300, line
             if served == "schedule":
                 root = 2 if kind == "broadcast" else -1
-                entry = group._communicator._tables[kind, root].at(count * 4 * factor)
+                entry = group._communicator._schedules.known(kind, root).at(count * 4 * factor)
                 assert entry.schedule.method.name in line
                 assert "full:3" in line
             lines.append(line)
