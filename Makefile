@@ -38,6 +38,7 @@ format: install
 bench: install
 	$(BIN)/python bench/synthesis.py
 	$(BIN)/python bench/frontier.py
+	$(BIN)/python bench/loopback.py
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

@@ -248,6 +248,9 @@ def shapes_of(rank: int) -> dict[str, tuple[Tensor, Tensor]]:
         "permuted": (base["f"].view(10, 20, 20).permute(2, 0, 1), base["f"]),
         "of dimension 0": (torch.tensor(float(rank + 1)), torch.empty(0)),
         "empty": (torch.empty(0, 5), torch.empty(0)),
+        "one of a stride": (base["b"][6:7:2], base["b"]),
+        "one of a column": (base["c"].view(40, 100)[3:4, 5:6], base["c"]),
+        "none of a stride": (base["b"][:0:2], base["b"]),
         "leaf with a gradient": (leaf, leaf),
     }
 

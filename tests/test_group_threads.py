@@ -111,7 +111,7 @@ def test_a_killed_rank_is_noticed_though_its_child_lives_on(transport: str) -> N
         _with_child,
         backend="synth",
         environ={"ARBORCAST_TRANSPORT": transport},
-        timeout_s=PATIENCE_S * 2 / 3,
+        timeout_s=8,  # the child keeps the pipe of its rank open until then
         may_fail=True,
     )
     assert "rank 1 closed its connection" in told
