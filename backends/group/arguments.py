@@ -99,7 +99,7 @@ def flattened(tensor: Tensor) -> Tensor:
     data = tensor.data
     if not lies_flat(tensor):
         data = data.resolve_conj().resolve_neg().contiguous()
-    # One element counts as contiguous whatever its stride, which `view` keeps and the bytes of it do not bear.
+    # One element counts as contiguous whatever its stride; `view` keeps it, and then refuses to show bytes.
     return data.as_strided((data.numel(),), (1,))
 
 
