@@ -142,3 +142,11 @@ def test_a_single_commodity_stops_at_the_deadline_inside_a_phase():
     assert dict(late.settings)["stopped"] == "deadline"
     assert dict(late.settings)["iterations"] == len(late.trees) == 1
     assert congestion(late.trees, topology.bandwidth) == 1
+
+
+def test_a_phase_that_fills_a_narrow_link_very_often_stays_within_integers():
+    cables = [(1, 4, 5, 5), (2, 3, "1/4", "1/4"), (3, 4, 50, 50), (1, 0, 17, 7)]  # 3 and 4 are switches
+    links = [Link(one, other, Fraction(there)) for one, other, there, _ in cables]
+    links += [Link(other, one, Fraction(back)) for one, other, _, back in cables]
+    packing = weigh_trees(Topology.build("narrow", 3, links, switches=["a", "b"]), [2])
+    assert sum(tree.weight for tree in packing.trees) == Fraction(1, 4)

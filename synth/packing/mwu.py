@@ -35,6 +35,7 @@ _FULL_LENGTH = 1 << 36  # the longest link of a phase as an integer; sums over a
 _COARSE_PHASES = 8  # before the growth is halved for the first time
 _PRICED_PHASES = 4  # with several commodities a limit costs calls of its own, so not every phase has one
 _SHORTEST = 1e-9  # relative to the longest; below that a link costs nothing anyway
+_LONGEST = 1 << 10  # times the longest at first: a phase that fills narrow links again and again starts anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ class _Run(Generic[AnyCarrier]):
 
         A phase of several commodities is finished in any case, because all of them must get the same.
         """
-        self.lengths = np.maximum(self.lengths / self.lengths.max(), _SHORTEST)
+        self._shorten()
         for commodity, find in enumerate(self.finders):
             left = amount
             while left:
@@ -301,7 +302,13 @@ class _Run(Generic[AnyCarrier]):
         self.load[passed] += given * found.uses[passed]
         self.lengths[passed] *= 1 + growth * given * fill
         self.calls += found.calls
+        if self.lengths.max() > _LONGEST:
+            self._shorten()
         return given
+
+    def _shorten(self) -> None:
+        """Make the longest length 1: only their ratios matter."""
+        self.lengths = np.maximum(self.lengths / self.lengths.max(), _SHORTEST)
 
     def _filled(self) -> tuple[AnyCarrier, ...]:
         """The carriers with exact weights, scaled so that the fullest link is full."""
