@@ -155,7 +155,13 @@ class Engine:
         except BaseException as error:
             self._fail(error, opening, None)
 
-    def stand_by(self, is_done: Callable[[], bool] = lambda: True, *, look_every_s: float = 0.1) -> None:
+    def stand_by(
+        self,
+        is_done: Callable[[], bool] = lambda: True,
+        *,
+        look_every_s: float = 0.1,
+        needed: int | None = None,
+    ) -> None:
         """The second half: return when the rank before agrees and `is_done`, fail if a peer gives up before.
 
         It may be called again for the same call, with another `is_done`.
@@ -163,9 +169,10 @@ class Engine:
         Args:
             is_done: whether what serves the call has ended; call `ring` when it has.
             look_every_s: how often to ask without having been rung for.
+            needed: the rank without which it never ends; its going is then a failure.
 
         Raises:
-            ExecutionError: as for `agree`; a peer that leaves in peace after it has agreed is no failure.
+            ExecutionError: as for `agree`; another peer that goes after it has agreed is no failure.
         """
         self._refuse_after_failure()
         opening = self._begun
@@ -177,7 +184,11 @@ class Engine:
                 self._has_agreed = True
                 return
             lines = {
-                peer: Line(channel, awaits_opening=peer == self._before and not has_agreed)
+                peer: Line(
+                    channel,
+                    awaits_opening=peer == self._before and not has_agreed,
+                    must_stay=peer == needed,
+                )
                 for peer, channel in self._network.channels.items()
             }
             run = FlowRun(

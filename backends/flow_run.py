@@ -313,7 +313,8 @@ class FlowRun:
         return line.received < len(line.receives) and not self._left[line.receives[line.received]]
 
     def _needs(self, line: Line) -> bool:
-        return line.awaits_opening or line.sent < len(line.sends) or line.received < len(line.receives)
+        waits = line.awaits_opening or line.sent < len(line.sends) or line.received < len(line.receives)
+        return waits or line.must_stay
 
     def _awaited(self, line: Line) -> str:
         """What is next from or to a peer, for messages."""

@@ -31,6 +31,7 @@ class Line:
         incoming: what is left of a plain receive that has begun.
         combined: elements of the next combine that are done.
         is_gone: whether the peer will send no more than is on its way.
+        must_stay: whether the run is in vain when the peer goes, though nothing of it is awaited here.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Line:
         "combined",
         "incoming",
         "is_gone",
+        "must_stay",
         "outgoing",
         "received",
         "receives",
@@ -53,6 +55,7 @@ class Line:
         sends: tuple[int, ...] = (),
         receives: tuple[int, ...] = (),
         awaits_opening: bool = False,
+        must_stay: bool = False,
     ) -> None:
         self.channel = channel
         self.sends = sends
@@ -64,3 +67,4 @@ class Line:
         self.incoming: Tensor | None = None
         self.combined = 0
         self.is_gone = False
+        self.must_stay = must_stay

@@ -246,3 +246,22 @@ def test_a_rank_that_raises_between_collectives_ends_the_others(gloo_below: str)
             check_right(right)
         for failed in results[rank][2:]:
             check_failed(failed, f"rank {victim}", within_s=AT_ONCE_S)
+
+
+def _killed_while_finding_schedules(rank: int, size: int, victim: int) -> Ended:
+    from backends.group import schedules
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == victim:
+        schedules.synthesize_table = die  # type: ignore[assignment]
+    return ended(lambda: dist.broadcast(torch.ones(5000), 1))
+
+
+def test_a_rank_that_dies_while_it_finds_schedules_is_noticed() -> None:
+    """Rank 0 finds those of a broadcast from rank 1 at the first call; the others wait for them meanwhile."""
+    results = launch(_killed_while_finding_schedules, 0, group_timeout_s=60)
+    assert results[0] == Failure("killed", "ended without an answer")
+    for rank in range(1, RANKS):
+        check_failed(results[rank], "rank 0", "broadcast", within_s=AT_ONCE_S)

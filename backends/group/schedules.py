@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +34,7 @@ from synth.topology import Topology
 log = logging.getLogger(__name__)
 
 FLOWS_KEPT = 128
+LOOK_EVERY_S = 0.02  # while rank 0 looks for schedules
 
 
 class Schedules:
@@ -112,14 +114,17 @@ class Schedules:
     def _make(self, kind: Kind, root: int) -> Table | str:
         if self._network.size == 1:
             return "a group of one rank"
-        rank = self._network.rank
+        rank, key = self._network.rank, f"table/{kind}/{root}"
+        wait_s = self._options.deadline_s + KERNELS_S + 60
+        if rank:
+            self._wait_for(key, wait_s)
         try:
             table = share_table(
                 self._store,
-                f"table/{kind}/{root}",
+                key,
                 rank,
                 lambda: synthesize_table(self.topology, kind, root if root >= 0 else None, self._options),
-                timeout_s=self._options.deadline_s + KERNELS_S + 60,
+                timeout_s=wait_s,
             )
             self._network.connect(table.peers(rank))
         except (InfeasibleError, TimedOutError) as error:
@@ -132,6 +137,20 @@ class Schedules:
         if rank == 0:
             log.info("%s", table.summary())
         return table
+
+    def _wait_for(self, key: str, wait_s: float) -> None:
+        """Until rank 0 has said something, or it is too late; a peer that dies meanwhile is noticed."""
+        end = time.monotonic() + wait_s
+
+        def is_over() -> bool:
+            if time.monotonic() > end:
+                return True
+            try:
+                return bool(self._store.check([key]))
+            except RuntimeError:
+                return False  # the store went with its rank, of which the channels know more
+
+        self._engine.stand_by(is_over, look_every_s=LOOK_EVERY_S, needed=0)
 
 
 def fabric_name(topology: Topology) -> str:
