@@ -169,7 +169,7 @@ class Engine:
         Args:
             is_done: whether what serves the call has ended; call `ring` when it has.
             look_every_s: how often to ask without having been rung for.
-            needed: the rank without which it never ends; its going is then a failure.
+            needed: the rank without which it never ends; its death is then a failure.
 
         Raises:
             ExecutionError: as for `agree`; another peer that goes after it has agreed is no failure.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from backends.channels.opening import Opening
-from backends.errors import ChannelClosedError, ExecutionError
+from backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from backends.flow import Act, Action, Flow
 from backends.layout import Buffer
 from backends.line import Line, LineError
@@ -298,7 +298,8 @@ class FlowRun:
             line.channel.on_ready()
         except ChannelClosedError as error:
             line.is_gone = True
-            if self._needs(line) or error.reason is not None:
+            has_died = line.must_stay and not isinstance(error, PeerLeftError)
+            if self._needs(line) or has_died or error.reason is not None:
                 raise LineError(self._awaited(line), error) from error
             return
         if line.sent < len(line.sends):
@@ -313,8 +314,7 @@ class FlowRun:
         return line.received < len(line.receives) and not self._left[line.receives[line.received]]
 
     def _needs(self, line: Line) -> bool:
-        waits = line.awaits_opening or line.sent < len(line.sends) or line.received < len(line.receives)
-        return waits or line.must_stay
+        return line.awaits_opening or line.sent < len(line.sends) or line.received < len(line.receives)
 
     def _awaited(self, line: Line) -> str:
         """What is next from or to a peer, for messages."""

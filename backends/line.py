@@ -31,7 +31,7 @@ class Line:
         incoming: what is left of a plain receive that has begun.
         combined: elements of the next combine that are done.
         is_gone: whether the peer will send no more than is on its way.
-        must_stay: whether the run is in vain when the peer goes, though nothing of it is awaited here.
+        must_stay: whether the run is in vain when the peer dies, though nothing of it is awaited here.
     """
 
     __slots__ = (

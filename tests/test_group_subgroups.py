@@ -426,3 +426,44 @@ def test_a_larger_fabric_needs_ranks() -> None:
     said = run_ranks(2, misled, backend=None, environ=on("full:3"))
     assert said[0] == said[1]
     assert "has 3 ranks and the job has 2" in said[0]
+
+
+def told_in_code(rank: int, size: int) -> tuple[str, list[str]]:
+    """Fabrics of the job and of a part of it; what is said of links that lie outside."""
+    options = Options(topology="dgx1", ranks=[1, 4, 5, 6], method="trees")
+    store = dist.FileStore(str(store_path()), size)
+    dist.init_process_group("synth", store=store, rank=rank, world_size=size, pg_options=options)
+    part = dist.new_group([1, 3])
+    world: Any = dist.group.WORLD
+    heard = Heard()
+    world.avoid(0, 3)
+    lines = heard.having("avoid")
+    before = world.explain(1 << 20)
+    world.avoid(4, 6)
+    world.prepare("allreduce")
+    assert world.explain(1 << 20) != before
+    return part.fabric if rank in (1, 3) else "", lines
+
+
+def test_parts_of_a_job_inherit_what_it_was_told() -> None:
+    found = run_ranks(4, told_in_code, backend=None)
+    assert all("dgx1[4,6]" in fabric for fabric, _ in (found[1], found[3]))
+    assert [len(lines) for _, lines in found] == [1, 0, 0, 0]
+    assert "avoid 0-3: no link among the ranks of this group" in found[0][1][0]
+
+
+def one_method(rank: int, size: int) -> tuple[dict[str, dict[str, int]], list[float]]:
+    group: Any = dist.group.WORLD
+    tensor = torch.full((4096,), float(rank))
+    dist.all_reduce(tensor)
+    other = torch.full((4096,), float(rank))
+    dist.broadcast(other, 1)
+    return group.counters(), [tensor[0].item(), other[-1].item()]
+
+
+def test_a_method_need_not_serve_every_collective() -> None:
+    environ = on("full:4", ARBORCAST_METHOD="halving-doubling")
+    for counters, results in run_ranks(4, one_method, backend="synth", environ=environ):
+        assert results == [6.0, 1.0]
+        assert counters["allreduce"]["schedule"] == 1
+        assert counters["broadcast"]["gloo"] == 1

@@ -88,12 +88,15 @@ class Communicator:
         self.size = size
         self._global_ranks = tuple(range(size)) if global_ranks is None else tuple(global_ranks)
         self._world_size = size if world_size is None else world_size
+        refusal: InputError | None = None
         try:
             self.options = (options or Options()).merged()
             self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
         except InputError as error:
-            compare_settings(store, rank, size, error)
-            raise
+            refusal = error
+        if refusal is not None:  # outside of the handler, so that nobody reads the same line twice
+            compare_settings(store, rank, size, refusal)
+            raise refusal
         # A connection of its own: a TCP store serves one thread at a time, waits included, and a queue that
         # waits for a table must not keep the caller's thread from what rank 0 waits for in turn.
         self._store = own_connection(store)
@@ -240,11 +243,20 @@ class Communicator:
     def avoid(self, first: int, second: int) -> None:
         """Leave out the link between two ranks of the fabric from now on; all ranks make this call.
 
+        Ranks are those of the fabric, as its file numbers them, not those of the job or of the group.
+
         Raises:
             InputError: there is no such link.
         """
         options = replace(self.options, without=(*self.options.without, (first, second)))
-        self.fabric = fabric_for(options, self._global_ranks, self._world_size)
+        before, self.fabric = self.fabric, fabric_for(options, self._global_ranks, self._world_size)
+        if self.rank == 0 and before.topology.links == self.fabric.topology.links:
+            log.warning(
+                "avoid %d-%d: no link among the ranks of this group (%s); nothing changes",
+                first,
+                second,
+                before.topology.name,
+            )
         self.options = options
         self._generation += 1
         self._schedules = self._new_schedules()

@@ -385,6 +385,11 @@ class SynthGroup(dist.ProcessGroup):
         self._queue.submit(lambda: self._communicator.prepare(kind, root) and None, None).wait()
 
     @property
+    def options(self) -> Options:
+        """What the group was told, by code and by the environment."""
+        return self._communicator.options
+
+    @property
     def fabric(self) -> str:
         """The links among the ranks of this group, and where that knowledge comes from, in one line."""
         return str(self._communicator.fabric)
@@ -460,6 +465,9 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup:
         options: torch's, with the store, the ranks and the timeout.
         backend_options: `Options` where the caller gave `pg_options`.
     """
+    world = dist.group.WORLD
+    if backend_options is None and isinstance(world, SynthGroup):
+        backend_options = world.options  # what the job was told holds for its parts
     global_ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     # While the default group is being made it is not there to be asked, and the group is all there is.
     world_size = dist.get_world_size() if dist.is_initialized() else options.group_size

@@ -27,7 +27,7 @@ from backends.group.table import Table
 from backends.lowering import lower_rank
 from backends.torch_names import Store
 from synth.collective import Kind
-from synth.errors import InfeasibleError, TimedOutError
+from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.formats.documents import topology_to_document
 from synth.topology import Topology
 
@@ -127,7 +127,10 @@ class Schedules:
                 timeout_s=wait_s,
             )
             self._network.connect(table.peers(rank))
-        except (InfeasibleError, TimedOutError) as error:
+        except (InfeasibleError, TimedOutError, InputError) as error:
+            if isinstance(error, InputError) and self._options.method == "auto":
+                raise
+            # A method that was asked for need not be one for every collective.
             if rank == 0:
                 log.warning("%s on %s: gloo serves it: %s", kind, self.topology.name, error)
             return str(error)

@@ -30,7 +30,8 @@ def compare_settings(store: Store, rank: int, size: int, settings: Mapping[str, 
     said = {"refused": str(settings)} if isinstance(settings, Exception) else dict(settings)
     store.set(f"settings/{rank}", json.dumps(said))
     if rank == 0:
-        everybody = (json.loads(store.get(f"settings/{other}")) for other in range(size))
+        # All of them first: whoever leaves at once would break connections that others are still making.
+        everybody = [json.loads(store.get(f"settings/{other}")) for other in range(size)]
         store.set("settings", _difference(everybody))
     difference = store.get("settings").decode()
     if difference:
@@ -47,10 +48,14 @@ def _difference(everybody: Iterable[Mapping[str, object]]) -> str:
         for name, value in first.items():
             if settings[name] != value:
                 return (
-                    f"{name}: must be the same on all ranks, got {value} on rank 0 "
-                    f"and {settings[name]} on rank {rank}"
+                    f"{name}: must be the same on all ranks, got {_shown(value)} on rank 0 "
+                    f"and {_shown(settings[name])} on rank {rank}"
                 )
     return ""
+
+
+def _shown(value: object) -> object:
+    return "nothing" if value is None else value
 
 
 def are_on_one_host(store: Store, rank: int, size: int) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -39,6 +41,9 @@ COMPARED_PART = 0.7
 
 FEW_SIZES = (64 << 10, 1 << 20, 16 << 20)
 """Sizes at which candidates are compared where making them took until the deadline."""
+
+NOTICE_S = 3.0
+"""After how long a wait is explained."""
 
 KERNELS_S = 240.0
 """How long a machine may take to compile the kernels, which it does once; the deadline begins after that."""
@@ -96,8 +101,9 @@ def _made(topology: Topology, collective: Collective, options: Options) -> Table
 def _warm(worker: Worker, what: str) -> None:
     """Have the kernels compiled, where no process has done it on this machine yet."""
     worker.start(what, warm_once)
-    if not wait([worker], Deadline.after(KERNELS_S)):
-        raise TimedOutError(f"{what}: the kernels were not compiled within {KERNELS_S:g} s")
+    with _notice("kernels are being compiled, once on this machine; this takes about half a minute"):
+        if not wait([worker], Deadline.after(KERNELS_S)):
+            raise TimedOutError(f"{what}: the kernels were not compiled within {KERNELS_S:g} s")
     worker.result()
 
 
@@ -106,9 +112,15 @@ def _by(worker: Worker, what: str, topology: Topology, collective: Collective, o
     late = f"{what}: there was no schedule within {options.deadline_s:g} s"
     deadline = Deadline.after(options.deadline_s)
     request = Request(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
-    worker.start(what, first_table, topology, collective, options.method, request)
-    if not wait([worker], deadline):
-        raise TimedOutError(late)
+    with _notice(f"looking for schedules of {what}, for up to {options.deadline_s:g} s; they are kept"):
+        worker.start(what, first_table, topology, collective, options.method, request)
+        if not wait([worker], deadline):
+            raise TimedOutError(late)
+        return _result(worker, what, late, deadline)
+
+
+def _result(worker: Worker, what: str, late: str, deadline: Deadline) -> Table:
+    """The whole table of a child that has the first one, or else that one."""
     try:
         first: Table = worker.result()
     except TimedOutError as error:  # it speaks of the part of the deadline that it was given
@@ -118,6 +130,18 @@ def _by(worker: Worker, what: str, topology: Topology, collective: Collective, o
     worker.start(what, whole_table)
     whole: Table | None = worker.result() if wait([worker], deadline) else None
     return first if whole is None else whole
+
+
+@contextmanager
+def _notice(line: str) -> Iterator[None]:
+    """Say what takes so long, once it does."""
+    timer = threading.Timer(NOTICE_S, log.warning, ("%s", line))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 _held: list[Iterator[Table]] = []
