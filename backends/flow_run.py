@@ -65,6 +65,7 @@ class FlowRun:
         self._lookout = lookout
         self._rank = rank
         self._timeout_s = timeout_s
+        self._lost: LineError | None = None  # that a peer died which must stay
         self._deadline: float | None = None  # set when sleep begins, forgotten when something happens
         # Actions, and openings to be seen, that keep the run from ending.
         self._missing = len(flow.actions) + sum(line.awaits_opening for line in lines.values())
@@ -94,6 +95,8 @@ class FlowRun:
             )
             if is_over and (until is None or until()):
                 return
+            if self._lost is not None:  # what it said before it died has been looked for
+                raise self._lost
             self._sleep(is_over, bell)
 
     def _work(self) -> None:
@@ -298,9 +301,13 @@ class FlowRun:
             line.channel.on_ready()
         except ChannelClosedError as error:
             line.is_gone = True
-            has_died = line.must_stay and not isinstance(error, PeerLeftError)
-            if self._needs(line) or has_died or error.reason is not None:
+            if error.reason is not None:
+                # What this rank waits for may say more than what the one waits for that gave up first.
+                raise LineError(self._waits_for(self._awaited(line)), error) from error
+            if self._needs(line):
                 raise LineError(self._awaited(line), error) from error
+            if line.must_stay and not isinstance(error, PeerLeftError):
+                self._lost = LineError(self._awaited(line), error)
             return
         if line.sent < len(line.sends):
             self._to_push.append(line)
@@ -326,8 +333,8 @@ class FlowRun:
             return str(self._actions[line.sends[line.sent]].operation)
         return f"beside rank {line.channel.peer}"
 
-    def _waits_for(self) -> str:
-        """All that could happen next if the others did something."""
+    def _waits_for(self, otherwise: str = "hand over what is left") -> str:
+        """All that could happen next if the others did something; where there is nothing, `otherwise`."""
         found = [
             f"begin together with rank {line.channel.peer}"
             for line in self._lines.values()
@@ -337,7 +344,7 @@ class FlowRun:
             for order, done in ((line.receives, line.received), (line.sends, line.sent)):
                 if done < len(order) and not self._left[order[done]] and not line.awaits_opening:
                     found.append(str(self._actions[order[done]].operation))
-        return "; ".join(found) or "hand over what is left"
+        return "; ".join(found) or otherwise
 
     def find_reason(self, peer: int | None, seconds: float) -> ChannelClosedError | None:
         """After a peer went without a word: what another one says within that time about why.
