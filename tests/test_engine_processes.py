@@ -171,6 +171,7 @@ def die(rank: int, size: int, transport: str, how: int) -> None:
                 run_ring(engine, 1_000_000, sequence)
         finally:
             if rank == 3 and how == signal.SIGSTOP:
+                time.sleep(2)  # until the others have given up: what it sends now must not reach them before
                 os.kill(pids[1], signal.SIGCONT)
 
 
