@@ -33,7 +33,7 @@ from torch import Tensor
 from backends.errors import DisagreementError, ExecutionError
 from backends.grouped_plan import GroupedPlan, Local, plan_groups
 from backends.layout import Buffer, Slice
-from backends.lowering import lower_rank
+from backends.lowering import lower_rank, pieces_that_fit
 from backends.program import Receive, Reduce, Send
 from backends.tensor_checks import check_overlap, check_tensor
 from backends.torch_names import work_of
@@ -199,8 +199,8 @@ class GroupedExecutor:
         """
         if self._pieces is not None:
             return self._pieces
-        largest = max((chunk.share for chunk in self.schedule.chunks), default=0)
-        return max(1, min(self._max_pieces, int(count * dtype.itemsize * largest) // self._piece_bytes))
+        nbytes = count * dtype.itemsize
+        return pieces_that_fit(self.schedule, nbytes, piece_bytes=self._piece_bytes, most=self._max_pieces)
 
     def _agree(self) -> None:
         """Refuse ranks that would exchange other messages; the one place that waits for the GPU."""

@@ -25,6 +25,19 @@ from synth.schedule import Schedule, Transfer
 DEFAULT_WINDOW = 8
 
 
+def pieces_that_fit(schedule: Schedule, nbytes: int, *, piece_bytes: int, most: int) -> int:
+    """Into how many pieces each chunk is cut; one number, so that trees of different weight stay in step.
+
+    Args:
+        schedule: what is cut.
+        nbytes: of the whole buffer.
+        piece_bytes: what a piece of the largest chunk does not fall below, unless it is the only one.
+        most: the number that is never exceeded.
+    """
+    largest = max((chunk.share for chunk in schedule.chunks), default=0)
+    return max(1, min(most, int(nbytes * largest) // piece_bytes))
+
+
 def lower(
     schedule: Schedule, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
 ) -> tuple[Program, ...]:

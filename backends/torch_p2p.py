@@ -19,7 +19,7 @@ from torch import Tensor
 
 from backends.errors import ExecutionError
 from backends.layout import Buffer, Slice
-from backends.lowering import DEFAULT_WINDOW, lower_rank
+from backends.lowering import DEFAULT_WINDOW, lower_rank, pieces_that_fit
 from backends.plan import Act, plan
 from backends.program import Operation, Program, Receive, Send
 from backends.tensor_checks import check_overlap, check_tensor
@@ -214,8 +214,8 @@ class Executor:
         """
         if self._pieces is not None:
             return self._pieces
-        largest = max((chunk.share for chunk in self.schedule.chunks), default=0)
-        return max(1, min(self._max_pieces, int(count * dtype.itemsize * largest) // self._piece_bytes))
+        nbytes = count * dtype.itemsize
+        return pieces_that_fit(self.schedule, nbytes, piece_bytes=self._piece_bytes, most=self._max_pieces)
 
     @property
     def _ranks(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backends.lowering import pieces_that_fit
 from synth.schedule import Schedule
 
 
@@ -28,9 +29,8 @@ class PieceRule:
 
     def pieces(self, schedule: Schedule, nbytes: int) -> int:
         """For a whole buffer of `nbytes`; one number for all chunks, so that trees stay in step."""
-        largest = max((chunk.share for chunk in schedule.chunks), default=0)
         enough = max(self.least, self.per_step * schedule.steps)
-        return max(1, min(enough, int(nbytes * largest) // self.piece_bytes))
+        return pieces_that_fit(schedule, nbytes, piece_bytes=self.piece_bytes, most=enough)
 
 
 # Measured on loopback, 4 ranks on 2 cores, allreduce of 16 MiB over sockets beside gloo: pieces of 1 MiB 1.04
