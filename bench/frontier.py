@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instances import INSTANCES, print_instances, summary_of, table_of
-from measured import circumstances, run
-from sccl import Answer, Peer, Point, add_options
+from bench.instances import INSTANCES, print_instances, summary_of, table_of
+from bench.measured import circumstances, run
+from bench.sccl import Answer, Peer, Point, add_options
 
 if TYPE_CHECKING:
     from synth.collective import Collective
@@ -163,7 +163,6 @@ def _theirs(case: Case, peer: Peer, limit_s: float) -> Answer:
 
 
 def _question(case: Case) -> tuple[Topology, Collective]:
-    sys.path.insert(0, str(HOME))
     import topologies
     from synth.collective import Collective
 

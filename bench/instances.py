@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measured import run
-from sccl import Peer, Point
+from bench.measured import run
+from bench.sccl import Peer, Point
 
 HOME = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "ours.py"
@@ -144,7 +144,6 @@ def _mark(case: Case, cells: Sequence[Cell]) -> None:
 
 
 def _peer_cell(case: Case, peer: Peer, limit_s: float) -> Cell:
-    sys.path.insert(0, str(HOME))
     import topologies
     from synth.collective import Collective
 

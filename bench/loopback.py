@@ -23,10 +23,18 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # children are started without PYTHONPATH
-
-from contenders import BASELINE, COLLECTIVES, CONTENDERS, Buffers, Call, Case, Contender, Measured, Sample
-from measured import circumstances
+from bench.contenders import (
+    BASELINE,
+    COLLECTIVES,
+    CONTENDERS,
+    Buffers,
+    Call,
+    Case,
+    Contender,
+    Measured,
+    Sample,
+)
+from bench.measured import circumstances
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "loopback.json"
@@ -106,7 +114,8 @@ def _on_processes(
             theirs.close()
             pipes.append(ours)
         try:
-            return _answers(pipes)[0]
+            found: list[dict[str, Measured]] = _answers(pipes)[0]
+            return found
         finally:
             for child in children:
                 child.join(10)
@@ -139,10 +148,12 @@ def _child(
     import torch
     import torch.distributed as dist
 
+    from backends.torch_names import FileStore
+
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(store, ranks),
+        store=FileStore(store, ranks),
         rank=rank,
         world_size=ranks,
         timeout=timedelta(seconds=GROUP_TIMEOUT_S),

@@ -104,8 +104,10 @@ def run(
 def circumstances(*packages: str) -> dict[str, Any]:
     """The command line, the machine and the versions of some packages, for the head of a results file."""
     script, *arguments = sys.argv
+    name = _name(script)
+    by = ["python", f"bench/{name}"] if name.endswith(".py") and name != "__main__.py" else ["synth"]
     return {
-        "command": " ".join(["python", f"bench/{_name(script)}", *map(_name, arguments)]),
+        "command": " ".join([*by, *map(_name, arguments)]),
         "machine": {
             "processor": _processor(),
             "cores": os.cpu_count(),

@@ -15,19 +15,14 @@ import json
 import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # children are started without PYTHONPATH
-
-from measured import circumstances
-
+from bench.measured import circumstances
 from synth.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -114,6 +109,8 @@ def _rank(question: Question, rank: int, store: str, answers: SimpleQueue[Any]) 
     import torch
     import torch.distributed as dist
 
+    from backends.torch_names import FileStore
+
     device = torch.device("cpu")
     torch.set_num_threads(1)
     if question.device == "cuda":
@@ -121,7 +118,7 @@ def _rank(question: Question, rank: int, store: str, answers: SimpleQueue[Any]) 
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if question.device == "cuda" else "gloo",
-        store=dist.FileStore(store, question.ranks),
+        store=FileStore(store, question.ranks),
         rank=rank,
         world_size=question.ranks,
         timeout=timedelta(seconds=TIMEOUT_S),

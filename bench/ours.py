@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 NO_GROUP = "none"
@@ -122,5 +121,4 @@ CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
     main()

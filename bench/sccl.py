@@ -18,7 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from measured import Finished, run
+from bench.measured import Finished, run
 
 if TYPE_CHECKING:
     from synth.collective import Collective
@@ -265,7 +265,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.sccl is None:
         parser.error("--sccl PATH is needed")
-    sys.path.insert(0, str(HOME))
     import topologies
     from synth.collective import Collective
 

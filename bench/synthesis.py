@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from measured import circumstances
+from bench.measured import circumstances
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "synthesis.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,21 +18,9 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Loads a module of bench/ as its scripts do, and leaves nothing behind."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    names = ("measured", "sccl", "instances", "frontier")
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-    def load(name: str) -> ModuleType:
-        module = __import__(name)
-        for loaded in names:
-            if loaded in sys.modules:
-                monkeypatch.setitem(sys.modules, loaded, sys.modules[loaded])
-        return module
-
-    return load
+def bench() -> Any:
+    """A module of bench/ by its name."""
+    return lambda name: import_module(f"bench.{name}")
 
 
 # What the tool prints for a search, drawn: three instances found, one impossible, the last one unfinished.
