@@ -1,0 +1,116 @@
+"""A planned emulation on the machine: namespaces, devices, rates, routes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from bench.emulation.machine import Namespace, check_machine, new_namespace
+from bench.emulation.plan import EmulationPlan
+from synth.topology import Vertex
+
+BURST_S = 0.002
+LEAST_BURST_BYTES = 16 << 10
+"""A sent segment of the kernel must fit."""
+
+QUEUE_BYTES = 8_000_000
+SETTINGS = {
+    "net/ipv4/ip_forward": "1",
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
+    # Others, some hosts' default among them, make chunked traffic slow and bimodal.
+    "net/ipv4/tcp_congestion_control": "reno",
+}
+
+
+@dataclass
+class Emulation:
+    """A network that exists.
+
+    Attributes:
+        plan: what was set up.
+        namespaces: by vertex.
+    """
+
+    plan: EmulationPlan
+    namespaces: list[Namespace] = field(default_factory=list)
+
+    def path(self, vertex: Vertex) -> str:
+        """For `bench.emulation.machine.enter`, in another process."""
+        return self.namespaces[vertex].path
+
+    def socket(self, vertex: Vertex) -> socket.socket:
+        """A TCP socket inside the namespace of a vertex, which any thread may use."""
+        return self.namespaces[vertex].run(lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+
+
+@contextmanager
+def emulate(plan: EmulationPlan) -> Iterator[Emulation]:
+    """Set up a network for the time of the block.
+
+    Raises:
+        InputError: not root, no iproute2, or a kernel without what is needed.
+        EmulationError: the machine refuses something on the way.
+    """
+    check_machine()
+    emulation = Emulation(plan)
+    try:
+        for _ in range(plan.topology.size):
+            emulation.namespaces.append(new_namespace())
+        _set_up(emulation)
+        yield emulation
+    finally:
+        for namespace in emulation.namespaces:
+            namespace.close()
+
+
+def _set_up(emulation: Emulation) -> None:
+    plan, namespaces = emulation.plan, emulation.namespaces
+    for vertex, namespace in enumerate(namespaces):
+        for name, value in SETTINGS.items():
+            namespace.set(name, value)
+        namespace.batch(
+            "ip",
+            [
+                "link set lo up",
+                # Without it gloo takes the address that others can reach.
+                "addr del 127.0.0.1/8 dev lo",
+                f"addr add {plan.address(vertex)}/32 dev lo",
+            ],
+        )
+    for number, wire in enumerate(plan.wires):
+        first, second = wire.ends
+        device = f"w{number}"
+        peer = namespaces[second].path
+        namespaces[first].batch("ip", [f"link add {device} type veth peer name {device} netns {peer}"])
+    for vertex, namespace in enumerate(namespaces):
+        mine = [number for number, wire in enumerate(plan.wires) if vertex in wire.ends]
+        namespace.batch("ip", [f"link set w{number} up" for number in mine])
+        namespace.batch("tc", [_limit(plan, vertex, number) for number in mine])
+    for vertex, namespace in enumerate(namespaces):
+        namespace.batch("ip", _routes(plan, vertex))
+
+
+def _limit(plan: EmulationPlan, vertex: Vertex, number: int) -> str:
+    wire = plan.wires[number]
+    rate = wire.bits_per_s[wire.ends[1] == vertex]
+    burst = max(LEAST_BURST_BYTES, int(rate / 8 * BURST_S))
+    return f"qdisc add dev w{number} root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
+
+
+def _routes(plan: EmulationPlan, vertex: Vertex) -> list[str]:
+    own = plan.address(vertex)
+    near, far = [], []
+    for target in range(plan.topology.size):
+        hop = plan.next_hop.get((vertex, target))
+        if hop is None or target == vertex:
+            continue
+        device = f"w{plan.wire_of[vertex, hop]}"
+        if hop == target:
+            near.append(f"route add {plan.address(target)}/32 dev {device} scope link src {own}")
+        else:
+            via = plan.address(hop)
+            far.append(f"route add {plan.address(target)}/32 via {via} dev {device} onlink src {own}")
+    return near + far
