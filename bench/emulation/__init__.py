@@ -1,4 +1,4 @@
-"""Any topology as network namespaces on this machine: one per vertex, one rate-limited pair of devices per link.
+"""Any topology as network namespaces of this machine, with a rate-limited pair of devices for every link.
 
 Real processes, real TCP, and links that are slow enough for the processors to keep up with all of them.
 """

@@ -48,16 +48,16 @@ def _measure(emulation: Emulation, links: Iterable[Hop], seconds: float, settle_
     flows = [_open(emulation, link) for link in links]
     selector = selectors.DefaultSelector()
     try:
-        for flow in flows:
-            selector.register(flow.sender, selectors.EVENT_WRITE, flow)
-            selector.register(flow.receiver, selectors.EVENT_READ, flow)
+        for each in flows:
+            selector.register(each.sender, selectors.EVENT_WRITE, each)
+            selector.register(each.receiver, selectors.EVENT_READ, each)
         begin = time.perf_counter() + settle_s
         end = begin + seconds
         room = bytearray(1 << 18)
-        while any(flow.ended is None for flow in flows):
+        while any(each.ended is None for each in flows):
             for key, _ in selector.select(0.1):
-                flow = key.data
-                if key.fileobj is flow.sender:
+                flow: _Flow = key.data
+                if key.events == selectors.EVENT_WRITE:
                     flow.sender.send(_CHUNK)
                     continue
                 flow.received += flow.receiver.recv_into(room)
@@ -67,16 +67,16 @@ def _measure(emulation: Emulation, links: Iterable[Hop], seconds: float, settle_
                 elif flow.started is not None and flow.ended is None and now >= end:
                     flow.ended = now, flow.received
         found = {}
-        for flow in flows:
-            assert flow.started is not None and flow.ended is not None
-            (first, before), (last, after) = flow.started, flow.ended
-            found[flow.link] = 8 * (after - before) / (last - first)
+        for each in flows:
+            assert each.started is not None and each.ended is not None
+            (first, before), (last, after) = each.started, each.ended
+            found[each.link] = 8 * (after - before) / (last - first)
         return found
     finally:
         selector.close()
-        for flow in flows:
-            flow.sender.close()
-            flow.receiver.close()
+        for each in flows:
+            each.sender.close()
+            each.receiver.close()
 
 
 def _open(emulation: Emulation, link: Hop) -> _Flow:

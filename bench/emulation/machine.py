@@ -1,4 +1,4 @@
-"""Namespaces of the kernel: made without names, so that nothing is left when this process goes, however it goes.
+"""Namespaces of the kernel, made without names, so that nothing is left when this process goes.
 
 A namespace lives as long as somebody holds its descriptor or runs in it. What is done inside of it is done by
 a thread that enters it and ends.
@@ -47,7 +47,12 @@ class Namespace:
 
     def run(self, function: Callable[[], _T]) -> _T:
         """What a function gives when it is called inside."""
-        return _in_a_thread(lambda: (enter_descriptor(self.descriptor), function())[1])
+
+        def inside() -> _T:
+            enter_descriptor(self.descriptor)
+            return function()
+
+        return _in_a_thread(inside)
 
     def batch(self, tool: str, lines: Iterable[str]) -> None:
         """Hand lines to `ip` or `tc` inside.

@@ -106,7 +106,7 @@ def plan_emulation(topology: Topology, slowest_mbit: Fraction | int) -> Emulatio
     """
     if topology.size > MOST_VERTICES:
         raise InputError(
-            f"{topology.name}: at most {MOST_VERTICES} ranks and switches can be emulated, got {topology.size}"
+            f"{topology.name}: at most {MOST_VERTICES} ranks and switches can be had, got {topology.size}"
         )
     if not topology.links:
         raise InputError(f"{topology.name}: must have links to be emulated, and has none")

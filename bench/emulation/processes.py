@@ -1,0 +1,106 @@
+"""One process per rank of an emulation, each inside the namespace of its rank.
+
+They are forked from a server that has imported torch once, end with this process however it goes, and the
+first that fails ends them all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from bench.emulation.machine import EmulationError, enter
+from bench.emulation.network import Emulation
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(
+    ["torch", "torch.distributed", "backends.engine", "backends.channels.network"]
+)
+_PR_SET_PDEATHSIG = 1
+
+
+def run_inside(
+    emulation: Emulation, function: Callable[..., Any], *arguments: Any, timeout_s: float = 600
+) -> list[Any]:
+    """What `function(rank, address, store, *arguments)` returns on each rank.
+
+    Args:
+        emulation: the network.
+        function: of a module, not a local one; `address` is the rank's own, `store` a path for a file store
+            which all ranks share.
+        arguments: the same for all ranks.
+        timeout_s: after which all processes are ended.
+
+    Raises:
+        EmulationError: a rank failed, or the time ran out.
+    """
+    plan = emulation.plan
+    with tempfile.TemporaryDirectory(prefix="arborcast-testbed-") as folder:
+        children, pipes = [], []
+        try:
+            for rank in range(plan.topology.ranks):
+                ours, theirs = _PROCESSES.Pipe()
+                values = (theirs, emulation.path(rank), rank, plan.address(rank), f"{folder}/store")
+                child = _PROCESSES.Process(target=_main, args=(*values, function, arguments), daemon=True)
+                child.start()
+                theirs.close()
+                children.append(child)
+                pipes.append(ours)
+            return _collect(pipes, timeout_s)
+        finally:
+            for child in children:
+                child.kill()
+            for child in children:
+                child.join()
+
+
+def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
+    answers: dict[int, Any] = {}
+    end = time.monotonic() + timeout_s
+    while len(answers) < len(pipes):
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
+        ready = wait(waiting, max(0.0, end - time.monotonic()))
+        if not ready:
+            missing = [rank for rank in range(len(pipes)) if rank not in answers]
+            raise EmulationError(f"ranks {missing} did not finish within {timeout_s:g} s")
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            rank = pipes.index(pipe)
+            try:
+                failure, answers[rank] = pipe.recv()
+            except EOFError:
+                raise EmulationError(f"rank {rank} ended without an answer") from None
+            if failure:
+                raise EmulationError(f"rank {rank}: {failure}")
+    return [answers[rank] for rank in range(len(pipes))]
+
+
+def _main(
+    pipe: Connection,
+    namespace: str,
+    rank: int,
+    address: str,
+    store: str,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # with the server, which ends with its starter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter ends us
+    try:
+        enter(namespace)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        import torch
+
+        torch.set_num_threads(1)
+        pipe.send((None, function(rank, address, store, *arguments)))
+    except BaseException as error:
+        traceback.print_exc()
+        pipe.send((" ".join(f"{type(error).__name__}: {error}".split()), None))
