@@ -1,6 +1,7 @@
-"""What a run on local processes is asked to do, and what each of its processes answers.
+"""What runs are asked to do, and what each of their processes answers.
 
-Plain values that go through pickle between `backends.launch` and `backends.worker`; torch is not imported.
+Plain values that go through pickle between `backends.launch` and `backends.worker`, or from rank 0 to the
+other ranks under torchrun; torch is not imported.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from backends.layout import blocks_in
 from backends.reduction import Reduction
+from synth.collective import Kind
 from synth.schedule import Schedule
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "int64": 8}
@@ -46,12 +48,38 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """A job measured as nccl-tests does: calls back to back between barriers, then one that is checked.
+
+    Attributes:
+        job: what to run; its counts, one for each of `asked_bytes`.
+        asked_bytes: the sizes as the caller gave them; counts are rounded.
+        via: one of `RUNTIMES`.
+        check: whether to compare a run of every size.
+        average: one of `AVERAGES`.
+    """
+
+    job: Job
+    asked_bytes: tuple[int, ...]
+    via: str
+    check: bool
+    average: str
+
+
+RUNTIMES = ("group", "messages")
+"""What executes a schedule: the engine of the process group "synth", or torch's point-to-point messages."""
+
+AVERAGES = ("rank 0", "average", "min", "max")
+"""Which time of the ranks' a row holds, in the order of nccl-tests' numbers for `-a`."""
+
+
+@dataclass(frozen=True)
 class Answer:
     """What one rank found for one size.
 
     Attributes:
         times_s: of each timed run.
-        wrong: elements that differ from the reference, in all runs together, warm-up included.
+        wrong: elements that differ from the reference, in all runs that were compared.
         reference: where the right elements came from: `torch` or `definition`.
     """
 
@@ -64,3 +92,12 @@ def count_for(schedule: Schedule, size_bytes: int, dtype: str) -> int:
     """The largest number of elements that fit and that divide into the collective's blocks."""
     blocks = blocks_in(schedule.collective)
     return size_bytes // (ITEM_BYTES[dtype] * blocks) * blocks
+
+
+def count_as_nccl_tests(schedule: Schedule, size_bytes: int, dtype: str) -> int:
+    """The number of elements that nccl-tests makes of a size: the blocks that ranks own are whole multiples
+    of 16 bytes there, so that small sizes become 0. What it does not know has whole elements.
+    """
+    blocks = blocks_in(schedule.collective)
+    unit = 1 if blocks == 1 or schedule.collective.kind is Kind.CUSTOM else 16 // ITEM_BYTES[dtype]
+    return size_bytes // (ITEM_BYTES[dtype] * unit * blocks) * unit * blocks

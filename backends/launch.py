@@ -10,23 +10,27 @@ import contextlib
 import importlib.util
 import os
 import pickle
+import select
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from backends.job import ITEM_BYTES, Answer, Job, count_for
+from backends.job import ITEM_BYTES, Answer, Job, Sweep, count_for
 from backends.layout import blocks_in
 from backends.reduction import Reduction
 from synth.collective import bandwidths
 from synth.errors import InputError, TimedOutError
 from synth.schedule import Schedule
 
-_NCCL_TYPES = {"float32": "float", "float64": "double"}
+NCCL_TYPES = {"float32": "float", "float64": "double"}
+"""What nccl-tests calls a type, where that is not our name of it."""
 
 
 class RunError(Exception):
@@ -120,14 +124,10 @@ def run_jobs(jobs: Sequence[Job], *, timeout_s: float = 300) -> tuple[tuple[Row,
     There are as many processes as the largest topology has ranks; smaller ones use the first of them.
     Errors as for `run_schedule`.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("running a schedule needs torch; install it with: pip install 'arborcast[torch]'")
-    if not hasattr(os, "fork"):
-        raise InputError("running a schedule on local processes needs a system with fork (Linux, macOS)")
+    see_what_runs_need()
     with tempfile.TemporaryDirectory(prefix="arborcast-run-") as name:
         folder = Path(name)
-        (folder / "jobs.pickle").write_bytes(pickle.dumps((tuple(jobs), timeout_s)))
-        _work(folder, timeout_s)
+        run_worker(folder, tuple(jobs), timeout_s)
         world = max(job.schedule.topology.ranks for job in jobs)
         # What the ranks wrote is as trustworthy as the ranks, which run our own code.
         answers: list[list[list[Answer]]] = [
@@ -150,7 +150,7 @@ def format_table(rows: Iterable[Row]) -> list[str]:
         (
             str(row.bytes),
             str(row.count),
-            _NCCL_TYPES.get(row.dtype, row.dtype),
+            NCCL_TYPES.get(row.dtype, row.dtype),
             row.redop,
             str(row.root),
             f"{row.time_us:.1f}",
@@ -166,22 +166,56 @@ def format_table(rows: Iterable[Row]) -> list[str]:
     ]
 
 
-def _work(folder: Path, timeout_s: float) -> None:
+def see_what_runs_need() -> None:
+    """Refuse to begin where processes cannot be run.
+
+    Raises:
+        InputError: torch is not installed, or the system has no fork.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("running a schedule needs torch; install it with: pip install 'arborcast[torch]'")
+    if not hasattr(os, "fork"):
+        raise InputError("running a schedule on local processes needs a system with fork (Linux, macOS)")
+
+
+def run_worker(
+    folder: Path,
+    work: tuple[Job, ...] | Sweep,
+    timeout_s: float,
+    hear: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Have `backends.worker` do something in a folder, and return when all its ranks have ended well.
+
+    Args:
+        folder: empty; what ranks answer lies in it afterwards.
+        work: what to do.
+        timeout_s: for everything together, start-up included.
+        hear: called with each line that rank 0 says, as it comes. Whatever it raises ends all ranks.
+
+    Raises:
+        RunError: a rank failed.
+        TimedOutError: the time ran out.
+    """
+    (folder / "jobs.pickle").write_bytes(pickle.dumps((work, timeout_s)))
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     # Gloo looks up the host's name otherwise, which not every machine can resolve.
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     log = folder / "log.txt"
-    with log.open("wb") as output:
+    deadline = time.monotonic() + timeout_s
+    with _pipe() as (reading, writing), log.open("wb") as output:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "backends.worker", str(folder)],
+            [sys.executable, "-m", "backends.worker", str(folder), str(writing.fileno())],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            pass_fds=(writing.fileno(),),
             start_new_session=True,  # one group to end, and Ctrl-C comes to us alone
         )
         try:
-            status = worker.wait(timeout_s)
+            writing.close()
+            _listen(worker, reading, deadline, hear)
+            status = worker.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired as late:
             raise TimedOutError(f"run: not finished after {timeout_s:g} s") from late
         finally:
@@ -192,6 +226,36 @@ def _work(folder: Path, timeout_s: float) -> None:
             raise RunError(failure.read_text(encoding="utf-8"))
         tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise RunError(f"the worker ended with status {status}: {' '.join(tail) or 'without a word'}")
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as out_of, os.fdopen(writing, "wb", buffering=0) as into:
+        yield out_of, into
+
+
+def _listen(
+    worker: subprocess.Popen[bytes],
+    reading: BinaryIO,
+    deadline: float,
+    hear: Callable[[str], None],
+    *,
+    poll_s: float = 0.5,
+) -> None:
+    """Pass on what is said until nobody is left who could say more, or the time is over."""
+    rest = b""
+    while (left := deadline - time.monotonic()) > 0:
+        if not select.select([reading], [], [], min(left, poll_s))[0]:
+            if worker.poll() is not None:  # ranks that it left behind may hold the pipe open
+                return
+            continue
+        data = os.read(reading.fileno(), 1 << 16)
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            hear(line.decode())
 
 
 def _end(worker: subprocess.Popen[bytes]) -> None:

@@ -6,6 +6,7 @@ The data depends on rank and index; what a run must write holds, before it, what
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,29 @@ from torch import Tensor
 from backends.job import Answer, Job
 from backends.layout import lay_out
 from backends.reference import sample_data
-from backends.torch_p2p import Executor
 from backends.torch_reference import OPS, by_definition, by_torch, torch_defines
 from synth.collective import Kind
+
+
+class Runner(Protocol):
+    """What executes a schedule on one rank, as `backends.torch_p2p.Executor` does.
+
+    Attributes:
+        rank: of this process in the schedule's topology.
+    """
+
+    rank: int
+
+    def run(
+        self,
+        count: int,
+        dtype: torch.dtype,
+        *,
+        given: Tensor | None = None,
+        output: Tensor | None = None,
+        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    ) -> None:
+        """One call; see `Executor.run`."""
 
 
 class Trial:
@@ -25,7 +46,7 @@ class Trial:
     Args:
         job: what to run.
         count: elements of the whole buffer.
-        executor: of the job's schedule.
+        executor: runs the job's schedule.
         everyone: the ranks of the topology.
         members: the ranks of the collective.
     """
@@ -34,7 +55,7 @@ class Trial:
         self,
         job: Job,
         count: int,
-        executor: Executor,
+        executor: Runner,
         everyone: dist.ProcessGroup,
         members: dist.ProcessGroup,
     ) -> None:
@@ -51,7 +72,7 @@ class Trial:
         self._in_place = self._layout.in_place(self._rank)
         self._output = torch.empty(self._layout.output_elements(self._rank), dtype=self._dtype)
         self._pattern = self._own_data()
-        self._given = self._pattern.clone()
+        self._given = self._pattern if self._in_place else self._pattern.clone()
 
     def run(self) -> Answer:
         """Warm up, run, and compare every element of every run."""
@@ -67,6 +88,33 @@ class Trial:
             seconds.append(time.perf_counter() - start)
             wrong += self._wrong(expected)
         return Answer(tuple(seconds[job.warmup :]), wrong, "torch" if by_gloo else "definition")
+
+    def run_back_to_back(self, *, check: bool) -> Answer:
+        """Call again and again between two barriers, as nccl-tests does, then compare one more run.
+
+        In place, what one call leaves is what the next one is given; only the run that is compared, and
+        the first, begin with the data. There is always a call that does not count: plans and memory are
+        made in it.
+        """
+        job = self._job
+        self._reset()
+        for _ in range(max(job.warmup, 1)):
+            self._call()
+        dist.barrier(self._everyone)
+        times = [time.perf_counter()]
+        for _ in range(job.iterations):
+            self._call()
+            times.append(time.perf_counter())
+        dist.barrier(self._everyone)
+        wrong, by_gloo = 0, torch_defines(self._collective.kind, job.reduction, self._dtype)
+        if check:
+            expected = self._expected(by_gloo) if self._takes_part else None
+            self._reset()
+            dist.barrier(self._everyone)
+            self._call()
+            wrong = self._wrong(expected)
+        seconds = tuple(end - start for start, end in zip(times, times[1:], strict=False))
+        return Answer(seconds, wrong, "torch" if by_gloo else "definition")
 
     def _own_data(self) -> Tensor:
         """What this rank gives; empty where it gives nothing."""

@@ -1,12 +1,14 @@
 """The other side of `backends.launch`: `python -m backends.worker FOLDER` runs the jobs that lie there.
 
-It imports torch once and then forks one process per rank. Every rank leaves its answers in the folder; the
-first to fail leaves its reason, and the others are ended. Nobody outlives the process that launched us.
+It imports torch once and then forks one process per rank. Every rank leaves its answers in the folder, and
+rank 0 says each row of a sweep at once; the first to fail leaves its reason, and the others are ended. Nobody
+outlives the process that launched us.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import signal
@@ -16,12 +18,15 @@ import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from backends.errors import ExecutionError
-from backends.job import Answer, Job
+from backends.job import Answer, Job, Sweep
+from backends.sweep import run_sweep
+from backends.torch_names import FileStore
 from backends.torch_p2p import Executor
 from backends.trial import Trial
 
@@ -29,17 +34,19 @@ JOBS_FILE = "jobs.pickle"
 FAILURE_FILE = "failure.txt"
 
 
-def main(folder: Path, *, poll_s: float = 0.02, grace_s: float = 0.2) -> int:
-    """Run the jobs of a folder; 0 when every rank has answered.
+def main(folder: Path, mouth: int, *, poll_s: float = 0.02, grace_s: float = 0.2) -> int:
+    """Run the jobs of a folder; 0 when every rank has answered. Rank 0 writes lines to the pipe `mouth`.
 
     Looks after the ranks every `poll_s` seconds, and `grace_s` after the first has failed, so that the one
     that the others lost can be named.
     """
     # Read before the fork: a broken file is then one error, not one per rank.
-    jobs, timeout_s = pickle.loads((folder / JOBS_FILE).read_bytes())
+    work, timeout_s = pickle.loads((folder / JOBS_FILE).read_bytes())
     launcher = os.getppid()
+    jobs = (work.job,) if isinstance(work, Sweep) else work
     world = max(job.schedule.topology.ranks for job in jobs)
-    running = {_fork(folder, jobs, rank, world, timeout_s): rank for rank in range(world)}
+    running = {_fork(folder, work, rank, world, timeout_s, mouth): rank for rank in range(world)}
+    os.close(mouth)  # it ends when rank 0 does
     try:
         while running and os.getppid() == launcher:
             child, status = os.waitpid(-1, os.WNOHANG)
@@ -79,13 +86,17 @@ def _name_the_killed(folder: Path, ended: dict[int, int], rank_of: dict[int, int
             (folder / FAILURE_FILE).write_text(reason, encoding="utf-8")
 
 
-def _fork(folder: Path, jobs: Sequence[Job], rank: int, world: int, timeout_s: float) -> int:
+def _fork(
+    folder: Path, work: Sequence[Job] | Sweep, rank: int, world: int, timeout_s: float, mouth: int
+) -> int:
     child = os.fork()
     if child:
         return child
     status = 1
     try:
-        answers = _run_rank(folder, jobs, rank, world, timeout_s)
+        if rank:
+            os.close(mouth)
+        answers = _run_rank(folder, work, rank, world, timeout_s, mouth)
         (folder / f"rank-{rank}.pickle").write_bytes(pickle.dumps(answers))
         status = 0
     except BaseException as error:
@@ -104,16 +115,27 @@ def _note_failure(folder: Path, reason: str) -> None:
 
 
 def _run_rank(
-    folder: Path, jobs: Sequence[Job], rank: int, world: int, timeout_s: float
-) -> list[list[Answer]]:
+    folder: Path, work: Sequence[Job] | Sweep, rank: int, world: int, timeout_s: float, mouth: int
+) -> Any:
     torch.set_num_threads(1)
+    store = FileStore(str(folder / "store"), world)
     dist.init_process_group(
-        "gloo",
-        store=torch._C._distributed_c10d.FileStore(str(folder / "store"), world),
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=timeout_s),
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
     )
+    answers: Any = None
+    if isinstance(work, Sweep):
+
+        def say(row: Any) -> None:
+            os.write(mouth, (json.dumps(row.to_document()) + "\n").encode())
+
+        run_sweep(work, store, timeout_s=timeout_s, on_row=say if rank == 0 else None)
+    else:
+        answers = _run_jobs(work, rank)
+    dist.destroy_process_group()
+    return answers
+
+
+def _run_jobs(jobs: Sequence[Job], rank: int) -> list[list[Answer]]:
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
@@ -132,9 +154,8 @@ def _run_rank(
             answers.append([Trial(job, count, executor, everyone, members).run() for count in job.counts])
         else:
             answers.append([])
-    dist.destroy_process_group()
     return answers
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

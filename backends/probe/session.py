@@ -6,18 +6,15 @@ and after it (a file is contradicted) it tells the others, so that all end with 
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from backends.channels.network import Network
-from backends.errors import ExecutionError
 from backends.probe.measurements import Measurements
 from backends.probe.measuring import Effort, measure
+from backends.torchrun import job_group
 
 _PREFIX = "arborcast/probe"
 
@@ -44,7 +41,7 @@ def run(
         ExecutionError: a rank is gone, does not come or does not answer.
     """
     torch.set_num_threads(1)
-    with _group(effort.timeout_s) as group:
+    with job_group("probe", effort.timeout_s) as group:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         if status := _told(prepare(ranks) if rank == 0 else 0):
             return status
@@ -64,25 +61,6 @@ def run(
             raise
         network.close()
         return _told(conclude(measured) if rank == 0 else 0)
-
-
-@contextlib.contextmanager
-def _group(timeout_s: float) -> Iterator[dist.ProcessGroup]:
-    """The group of all processes; whatever gloo raises becomes one line."""
-    try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
-        group = dist.group.WORLD
-        assert group is not None
-        yield group
-    except ExecutionError:
-        raise
-    except RuntimeError as error:  # of torch: a rendezvous or a barrier that failed
-        # Gloo begins with a place in its source and ends with advice.
-        reason = re.sub(r"^\[[^]]*\] ", "", str(error).strip().splitlines()[0]).partition(". ")[0]
-        raise ExecutionError(f"probe: the ranks cannot reach each other any more: {reason}") from error
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def _told(status: int) -> int:
