@@ -1,0 +1,121 @@
+"""Should I believe it? One HTML page, and a summary in the README, made from the files of bench/results alone.
+
+`python bench/report.py` writes out/bench.html; `--markdown README.md` also replaces what stands there between
+the markers `<!-- bench:begin -->` and `<!-- bench:end -->`. What was not measured is said; nothing is typed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bench import (
+    report_fragments,
+    report_frontier,
+    report_loopback,
+    report_peers,
+    report_sweeps,
+    report_synthesis,
+    report_testbed,
+)
+from bench.report_headline import headline
+from bench.report_markdown import replace_between_markers, sentence_markdown, table_markdown
+from bench.report_page import page
+from bench.report_parts import Cell, Section, Table
+from bench.report_results import Document, read_results
+from synth.errors import InputError
+from synth.formats.atomic import write_atomically
+
+HOME = Path(__file__).resolve().parent.parent
+
+SECTIONS: tuple[tuple[str, Callable[[Document | None], Section]], ...] = (
+    ("testbed", report_testbed.section),
+    ("fragments", report_fragments.section),
+    ("sweeps", report_sweeps.section),
+    ("peers", report_peers.section),
+    ("synthesis", report_synthesis.section),
+    ("frontier", report_frontier.section),
+    ("solvers", report_frontier.solvers),
+    ("loopback", report_loopback.section),
+)
+"""Results files by name, and what is said about each, in the order of the page."""
+
+SUMMARY: tuple[tuple[str, str, Callable[[Document], Table]], ...] = (
+    ("testbed", "Real processes and TCP on emulated links", report_testbed.table),
+    ("sweeps", "Simulated clusters beside NCCL's planning models", report_sweeps.table),
+    ("synthesis", "Time to find allgather trees that equal their bound", report_synthesis.table),
+    ("frontier", "Whole frontiers of chunk schedules, every point proved", report_frontier.table),
+    ("peers", "Public synthesizers on the same questions, in turns on the same machine", report_peers.table),
+    ("loopback", "The process group on one machine, as multiples of gloo's speed", report_loopback.table),
+)
+"""What of it the README shows."""
+
+
+def write_report(results: Path, page_path: Path, readme: Path | None = None) -> None:
+    """Write the page, and the summary where it is wanted.
+
+    Args:
+        results: the folder of results files.
+        page_path: the HTML file.
+        readme: a Markdown file with the markers; None for none.
+
+    Raises:
+        InputError: a results file is none, the README lacks the markers, or a file cannot be written.
+    """
+    documents = read_results(results)
+    drawn = page(headline(documents), _sections(documents))
+    if readme is not None:
+        replace_between_markers(readme, summary(documents))
+    write_atomically(page_path, drawn)
+
+
+def summary(documents: Mapping[str, Document]) -> str:
+    """The headline and the compact tables, as Markdown."""
+    blocks = [" ".join(_as_sentence(sentence_markdown(sentence)) for sentence in headline(documents))]
+    for name, title, table in SUMMARY:
+        document = documents.get(name)
+        if document is not None:
+            blocks += [f"{title} (`bench/results/{name}.json`):", table_markdown(table(document))]
+    return "\n\n".join(blocks)
+
+
+def _as_sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def _sections(documents: Mapping[str, Document]) -> list[Section]:
+    sections = [section(documents.get(name)) for name, section in SECTIONS]
+    known = {name for name, _ in SECTIONS}
+    others = [document for name, document in documents.items() if name not in known]
+    return [*sections, *([_others(others)] if others else [])]
+
+
+def _others(documents: list[Document]) -> Section:
+    lines = [
+        (Cell(f"{one.name}.json"), Cell(str(one.get("question"))), Cell(str(len(one.rows)), len(one.rows)))
+        for one in documents
+    ]
+    table = Table(("file", "question", ">rows"), tuple(lines))
+    return Section("others", "What else is in the results?", "", (table,), tuple(documents))
+
+
+def main() -> None:
+    """Write what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--results", type=Path, default=HOME / "bench" / "results", help="folder of results")
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/bench.html"), help="the page")
+    parser.add_argument("--markdown", type=Path, metavar="README", help="file whose summary is replaced")
+    arguments = parser.parse_args()
+    try:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        write_report(arguments.results, arguments.output, arguments.markdown)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(f"written: {arguments.output}" + (f", {arguments.markdown}" if arguments.markdown else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The section of real links: shares of the proven limit on emulated networks, targets met and missed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.report_graph import delivery, graph, links_of
+from bench.report_parts import Bar, Bars, Cell, Part, Picture, Section, Table, grid, missing, text
+from bench.report_results import Document, Row, figure, figures, grouped, is_ours, word
+from bench.report_words import digits, duration, percent, plural, size, times
+
+NAME, TITLE, COMMAND = "links", "How close to the limit, on links that are real?", "python bench/testbed.py"
+LARGE = 8 << 20
+"""Bytes from which on the targets count."""
+
+
+def section(document: Document | None) -> Section:
+    """What the testbed measured."""
+    if document is None:
+        return missing(NAME, TITLE, COMMAND)
+    rows = [row for row in document.rows if figure(row, "time_us") is not None]
+    parts: list[Part] = [
+        text(
+            "Real processes, real TCP, one rate-limited pair of network devices per link of the topology. The "
+            "limit is what no schedule can pass at the rates that these links delivered in the same run. Each "
+            "line is the fastest of our schedules at the largest size, beside unmodified gloo and the best "
+            "single ring.",
+            tone="quiet",
+        ),
+        table(document, rows),
+        *_targets(document),
+        grid(_card(document, topology, found) for topology, found in grouped(rows, _topology).items()),
+        _everything(rows),
+    ]
+    return Section(NAME, TITLE, "measured on emulated links", tuple(parts), (document,))
+
+
+def _topology(row: Row) -> str:
+    return word(row, "topology")
+
+
+def _case(row: Row) -> tuple[str, str]:
+    return word(row, "topology"), word(row, "collective")
+
+
+def at_largest(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the largest size."""
+    largest = max(figures(rows, "bytes"), default=None)
+    return [row for row in rows if figure(row, "bytes") == largest]
+
+
+def best_of_ours(rows: Sequence[Row]) -> Row | None:
+    """The fastest row of ours."""
+    ours = [row for row in rows if is_ours(row.get("method")) and figure(row, "time_us") is not None]
+    return min(ours, key=lambda row: figure(row, "time_us") or 0.0, default=None)
+
+
+def winners(document: Document | None) -> list[Row]:
+    """Of each topology, collective and size the fastest row of ours."""
+    rows = document.rows if document else []
+    cases = grouped(rows, lambda row: (*_case(row), figure(row, "bytes")))
+    return [best for found in cases.values() if (best := best_of_ours(found)) is not None]
+
+
+def table(document: Document, rows: Sequence[Row] | None = None, *, collectives: bool = True) -> Table:
+    """A line per topology and collective at its largest size.
+
+    Args:
+        document: the results.
+        rows: those of it that hold a time.
+        collectives: all of them; else allreduce alone, for a page that has less room.
+    """
+    lines = []
+    for (topology, collective), found in grouped(rows or document.rows, _case).items():
+        best = best_of_ours(at_largest(found))
+        if best is None or not (collectives or collective == "allreduce"):
+            continue
+        share = figure(best, "share_of_optimum")
+        lines.append(
+            (
+                Cell(topology),
+                Cell(collective),
+                Cell(size(figure(best, "bytes")), figure(best, "bytes")),
+                Cell(word(best, "method")),
+                Cell(duration(figure(best, "time_us")), figure(best, "time_us")),
+                Cell(percent(share), share, "ours"),
+                *(_speed_up(figure(best, name)) for name in ("speed_up_over_ring", "speed_up_over_gloo")),
+            )
+        )
+    head = (
+        "topology",
+        "collective",
+        ">size",
+        "ours",
+        ">time",
+        ">of the limit",
+        ">over the best ring",
+        ">over gloo",
+    )
+    return Table(head, tuple(lines))
+
+
+def _speed_up(ratio: float | None) -> Cell:
+    return Cell(times(ratio), ratio, "bad" if ratio is not None and ratio < 1 else "")
+
+
+def targets_of(document: Document | None) -> list[dict[str, Any]]:
+    """What was aimed for, where it was measured."""
+    listed = document.get("targets") if document else None
+    return [target for target in listed or [] if isinstance(target, dict)]
+
+
+def _targets(document: Document) -> list[Part]:
+    targets = targets_of(document)
+    if not targets:
+        return []
+    lines = [
+        (
+            Cell(word(target, "topology")),
+            Cell(word(target, "collective")),
+            Cell(word(target, "measure", "what")),
+            _aim(figure(target, "target")),
+            _aim(figure(target, "measured")),
+            _verdict(target),
+        )
+        for target in targets
+    ]
+    met = sum(target.get("met") is True for target in targets)
+    open_ = sum(not isinstance(target.get("met"), bool) for target in targets)
+    title = f"{met} of {plural(len(targets), 'target')} met" + (f", {open_} not measured" if open_ else "")
+    return [
+        Table(("topology", "collective", "measure", ">target", ">measured", "verdict"), tuple(lines), title)
+    ]
+
+
+def _aim(value: float | None) -> Cell:
+    """Targets up to 1 are shares of the limit, larger ones are speed-ups."""
+    return Cell(percent(value) if value is None or value <= 1.2 else times(value), value)
+
+
+def _verdict(target: Row) -> Cell:
+    match target.get("met"):
+        case True:
+            return Cell("met", tone="good")
+        case False:
+            return Cell("missed", tone="bad")
+    return Cell("not measured", tone="quiet")
+
+
+def _card(document: Document, topology: str, rows: Sequence[Row]) -> list[Part]:
+    """A topology's picture, and bars of the share of the limit that each method reached."""
+    links = links_of(document.get("links"), topology)
+    parts: list[Part] = []
+    drawn = graph(links, f"the links of {topology}")
+    parts.append(Picture(drawn, topology, delivery(links)) if drawn else text(topology))
+    for collective, found in grouped(rows, lambda row: word(row, "collective")).items():
+        shown = [row for row in at_largest(found) if figure(row, "share_of_optimum") is not None]
+        if not shown:
+            continue
+        shown.sort(key=lambda row: (not is_ours(row.get("method")), -(figure(row, "share_of_optimum") or 0)))
+        title = f"{collective}, {size(figure(shown[0], 'bytes'))}: share of the limit"
+        parts.append(Bars(title, tuple(map(_bar, shown))))
+    return parts
+
+
+def _bar(row: Row) -> Bar:
+    share = figure(row, "share_of_optimum") or 0.0
+    hint = f"{duration(figure(row, 'time_us'))}, spread {duration(figure(row, 'spread'))}, {_runs(row)}"
+    method = word(row, "method")
+    return Bar(method, share, percent(share), "ours" if is_ours(method) else "base", hint)
+
+
+def _runs(row: Row) -> str:
+    runs = figure(row, "runs")
+    return "runs not noted" if runs is None else plural(int(runs), "run")
+
+
+def _everything(rows: Sequence[Row]) -> Table:
+    lines = [
+        (
+            Cell(word(row, "topology")),
+            Cell(word(row, "collective")),
+            Cell(word(row, "method"), tone="ours" if is_ours(row.get("method")) else ""),
+            Cell(size(figure(row, "bytes")), figure(row, "bytes")),
+            *(Cell(duration(figure(row, name)), figure(row, name)) for name in ("time_us", "spread")),
+            *(Cell(digits(figure(row, name)), figure(row, name)) for name in ("algbw", "busbw")),
+            *(
+                Cell(percent(figure(row, name)), figure(row, name))
+                for name in ("share_of_optimum", "share_of_nominal")
+            ),
+            *(_speed_up(figure(row, name)) for name in ("speed_up_over_ring", "speed_up_over_gloo")),
+            Cell(digits(figure(row, "runs")), figure(row, "runs")),
+        )
+        for row in rows
+    ]
+    head = ("topology", "collective", "method", ">size", ">time", ">spread", ">algbw GB/s", ">busbw GB/s")
+    shares = (
+        ">of the limit, delivered",
+        ">of the limit, nominal",
+        ">over the best ring",
+        ">over gloo",
+        ">runs",
+    )
+    return Table(head + shares, tuple(lines), folded=f"All {plural(len(lines), 'row')}")
