@@ -7,7 +7,7 @@ that cannot be asked, runs out of time, fails or writes what is no schedule says
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
@@ -93,23 +93,34 @@ Reading = tuple[float | None, Sequence[Algorithm]]
 """Seconds of the call alone, and what was found."""
 
 
-def answer_of(finished: Finished, read: Callable[[], Reading]) -> Answer:
-    """The answer of a run that writes what it found at its end.
+def answer_of(
+    finished: Finished, read: Callable[[], Reading], *, read_partial: Callable[[], Reading] | None = None
+) -> Answer:
+    """The answer of a run.
 
     Args:
         finished: the run.
         read: turns what it wrote into schedules; whatever it raises about their form makes the answer
             "unreadable" and is told in `why`.
+        read_partial: the same for a run that was stopped; None where it writes nothing before its end.
     """
     if finished.timed_out:
-        return Answer(finished, "out of time", f"stopped after {finished.seconds:.0f} s")
+        stopped = Answer(finished, "out of time", f"stopped after {finished.seconds:.0f} s")
+        return stopped if read_partial is None else _with(stopped, read_partial)
     if finished.status:
         return Answer(finished, "failed", last_line(finished.errors))
+    found = _with(Answer(finished, "found"), read)
+    if found.verdict == "found" and not found.algorithms:
+        return Answer(finished, "impossible", "it ended without an algorithm")
+    return found
+
+
+def _with(answer: Answer, read: Callable[[], Reading]) -> Answer:
     try:
         seconds, algorithms = read()
     except (ValueError, LookupError, TypeError, OSError, ArithmeticError) as error:
-        return Answer(finished, "unreadable", f"{type(error).__name__}: {error}")
-    return Answer(finished, "found", None, seconds, tuple(algorithms))
+        return replace(answer, verdict="unreadable", why=f"{type(error).__name__}: {error}")
+    return replace(answer, call_seconds=seconds, algorithms=tuple(algorithms))
 
 
 def last_line(text: str) -> str:

@@ -1,7 +1,7 @@
 """ForestColl as a peer: run from a checkout of yours, never shipped; its trees become a schedule of ours.
 
-It is handed any topology of ours as a graph with whole capacities, and gives trees from every rank whose edges
-are paths through switches. By hand: `python bench/peers.py --forestcoll PATH --topology mi250:boxes=2`.
+It is handed any topology of ours as a graph with whole capacities, and gives trees from every rank whose
+edges are paths through switches. By hand: `python bench/peers.py --forestcoll PATH --topology dgx1`.
 """
 
 from __future__ import annotations

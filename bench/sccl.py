@@ -99,7 +99,7 @@ class Peer:
             raise SystemExit(
                 f"--sccl {self.checkout}: must be a checkout of msccl-tools with msccl/__main__.py"
             )
-        done = self._run(["solve", "--help"], 60, Path.cwd())
+        done = self.run(["solve", "--help"], 60, Path.cwd())
         if done.status:
             raise SystemExit(
                 f"--sccl-python {self.python}: cannot run msccl-tools: {_last_line(done.errors)}; "
@@ -135,10 +135,11 @@ class Peer:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             arguments = question(topology, collective, folder)
-            done = self._run(["solve", strategy, *arguments, *options], limit_s, folder)
+            done = self.run(["solve", strategy, *arguments, *options], limit_s, folder)
         return answer_of(done)
 
-    def _run(self, arguments: Sequence[str], limit_s: float, folder: Path) -> Finished:
+    def run(self, arguments: Sequence[str], limit_s: float, folder: Path) -> Finished:
+        """Its command line with these arguments, in a folder where it may write."""
         environment = {
             "PYTHONPATH": str(self.checkout.resolve()),
             "PYTHONUNBUFFERED": "1",  # what it printed is wanted even if it is killed
@@ -161,14 +162,20 @@ def question(topology: Topology, collective: Collective, folder: Path) -> list[s
         raise ValueError(
             f"{collective.kind}: this adapter asks for built-in collectives among all ranks only"
         )
-    if topology.name == "dgx1":
-        spec, ranks = ["DGX1"], DGX1_RANKS
+    ranks = numbers_of(topology)
+    if ranks is DGX1_RANKS:
+        spec = ["DGX1"]
     else:
         path = folder / "topology.json"
         path.write_text(json.dumps(_document(topology)))
-        spec, ranks = ["custom", "--topology-file", str(path)], tuple(range(topology.ranks))
+        spec = ["custom", "--topology-file", str(path)]
     root = [] if collective.root is None else ["--root", str(ranks[collective.root])]
     return [*spec, NAMES[collective.kind], *root]
+
+
+def numbers_of(topology: Topology) -> tuple[int, ...]:
+    """What it calls our ranks 0, 1, ...: its own DGX1 is numbered in another way."""
+    return DGX1_RANKS if topology.name == "dgx1" else tuple(range(topology.ranks))
 
 
 def _document(topology: Topology) -> dict[str, object]:
