@@ -105,3 +105,46 @@ def test_what_is_not_modelled_is_refused() -> None:
         Plan(0, Fraction(1))
     with pytest.raises(InputError, match="size must not be negative, got -1 bytes"):
         rows("dgx1", "allreduce", -1)
+
+
+def test_rings_of_a_cluster_go_through_every_nic() -> None:
+    # 2 boxes of 8 A100: 8 rings x 24 GB/s x 16/30; 28 steps inside, each at least 3 x 2.0 us on AMD hosts
+    fabric = topologies.load("dgx-a100:boxes=2", rates=Rates.NCCL)
+    plan = nccl_plan(fabric, Collective.on(fabric, "allreduce"))
+    assert (plan.channels, plan.channel_rate, plan.hosts) == (8, 24, 2)
+    ring, tree = rows("dgx-a100:boxes=2", "allreduce", 1 << 30, protocol=Protocol.SIMPLE)
+    assert ring.rate == Fraction(192 * 16, 30)
+    assert ring.latency_us == pytest.approx(8.4 + 28 * 6.0 + 2 * 14.0)
+    assert tree.rate == 8 * Fraction("23.6") / 2  # 0.92 x 240 = 220.8 is above the limit of the channels
+    assert tree.latency_us == pytest.approx(8.4 + 2 * (7 * 4.0 + 1 * 14.0))
+
+
+def test_many_hosts_of_a_cluster() -> None:
+    # 128 boxes of A100: 2046 steps, 254 of them between hosts; a step inside takes 2.0 us, not 0.6
+    ring, tree = rows("dgx-a100:boxes=128", "allreduce", 1 << 10, protocol=Protocol.LL)
+    assert ring.latency_us == pytest.approx(6.6 + 1792 * 2.0 + 254 * 2.7)
+    assert ring.rate == Fraction(19) * 1024 / 2046  # most in LL on AMD hosts, below 192 / 2
+    assert tree.latency_us == pytest.approx(6.8 + 2 * (7 * 0.6 + 7 * 5.0))
+    assert tree.rate == Fraction(19, 2)  # below 8 x 17.8 / 3.8
+    (gathered,) = rows("dgx-a100:boxes=128", "allgather", 1 << 30, protocol=Protocol.SIMPLE)
+    assert gathered.rate == Fraction(192 * 1024, 1023)
+
+
+def test_cluster_of_h100_has_intel_hosts() -> None:
+    ring, tree = rows("dgx-h100:boxes=16", "allreduce", 1 << 20, protocol=Protocol.SIMPLE)
+    assert ring.rate == Fraction(8 * 48 * 128, 254)
+    assert ring.latency_us == pytest.approx(8.4 + 224 * 3.4 + 30 * 14.0)  # 3 x 1.0 us is below 3.4
+    assert tree.rate == 8 * Fraction(36) / 2
+    ll = rows("dgx-h100:boxes=2", "allreduce", 8, protocol=Protocol.LL)[0]
+    assert ll.rate == Fraction(39) * 16 / 30
+
+
+def test_a_part_of_a_cluster_is_not_taken_for_the_whole() -> None:
+    fabric = topologies.load("dgx-a100:boxes=2", rates=Rates.NCCL)
+    plan = nccl_plan(fabric, Collective.on(fabric, "allreduce", ranks=range(8)))
+    assert "link-disjoint rings" in plan.source
+
+
+def test_a_tree_needs_a_positive_rate() -> None:
+    with pytest.raises(InputError, match="plan: tree rate must be positive, got 0"):
+        Plan(1, Fraction(1), tree_rate=Fraction(0))
