@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.document import Measure, document, write_document
 from bench.instances import INSTANCES, print_instances, summary_of, table_of
-from bench.measured import circumstances, run
+from bench.measured import run
 from bench.sccl import Answer, Peer, Point, add_options
 
 if TYPE_CHECKING:
@@ -68,6 +69,14 @@ CASES = [
 ]
 
 
+FRONTIER_KEYS = ("topology", "collective", "method", "max_steps")
+INSTANCE_KEYS = ("topology", "collective", "method", "chunks", "steps", "rounds", "symmetric")
+MEASURES = {
+    "time_us": Measure("less", "spread"),
+    "complete": Measure("more"),
+    "verified": Measure("more"),
+    "as_expected": Measure("more"),
+}
 UNITS = {
     "seconds": "median; of rows: the whole process from its start to its end; of instances: writing "
     "the instance in the solver's terms and solving it, without imports",
@@ -101,9 +110,9 @@ def main() -> None:
         print_instances(instances)
     if rows:
         cases = [asdict(case) for case in CASES]
-        _write("frontier.json", {"cases": cases, "rows": rows}, arguments)
+        _write("frontier.json", rows, arguments, FRONTIER_KEYS, cases=cases)
     if instances:
-        _write("solvers.json", {"instances": instances, "summary": summary_of(instances)}, arguments)
+        _write("solvers.json", instances, arguments, INSTANCE_KEYS, summary=summary_of(instances))
     if not all(row["as_expected"] for row in (*rows, *instances) if row["method"] != "SCCL"):
         raise SystemExit("not all answers are as expected: see as_expected in the results")
 
@@ -233,19 +242,24 @@ def _ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write(name: str, content: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _write(
+    name: str, rows: list[dict[str, Any]], arguments: argparse.Namespace, keys: Sequence[str], **more: Any
+) -> None:
     """One table with the circumstances in which it was measured."""
-    document = {
-        "question": "How long do whole frontiers take, and which solver wins where?",
-        **circumstances("arborcast", "numpy", "numba", "highspy", "z3-solver", "python-sat"),
-        "core": None if arguments.core < 0 else arguments.core,
-        "limit_s": arguments.limit_s,
-        "units": UNITS,
-        **content,
-    }
+    found = document(
+        "How long do whole frontiers take, and which solver wins where?",
+        rows,
+        keys=keys,
+        measures=MEASURES,
+        units=UNITS,
+        packages=("arborcast", "numpy", "numba", "highspy", "z3-solver", "python-sat"),
+        core=None if arguments.core < 0 else arguments.core,
+        limit_s=arguments.limit_s,
+        **more,
+    )
     arguments.output.mkdir(parents=True, exist_ok=True)
     file = arguments.output / name
-    file.write_text(json.dumps(document, indent=1) + "\n")
+    write_document(file, found)
     print(f"\nwritten: {file}")
 
 

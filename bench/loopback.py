@@ -9,7 +9,6 @@ every result is checked. Results go to `bench/results/loopback.json`.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import multiprocessing
 import resource
@@ -34,7 +33,7 @@ from bench.contenders import (
     Measured,
     Sample,
 )
-from bench.measured import circumstances
+from bench.document import TIME, Measure, document, write_document
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "loopback.json"
@@ -59,10 +58,8 @@ def main() -> None:
         for case, found in zip(cases, measured, strict=True):
             rows += [_row(ranks, case, name, found) for name in found]
         _print([row for row in rows if row["ranks"] == ranks])
-    from synth.formats.atomic import write_atomically
-
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(arguments.json, json.dumps(_document(rows), indent=1) + "\n")
+    write_document(arguments.json, _document(rows))
     print(f"\nwritten: {arguments.json}")
 
 
@@ -276,10 +273,16 @@ def _row(ranks: int, case: Case, name: str, found: dict[str, Measured]) -> dict[
 
 
 def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "question": "How fast are schedules beside gloo on local processes?",
-        **circumstances("arborcast", "torch", "numpy"),
-        "units": {
+    return document(
+        "How fast are schedules beside gloo on local processes?",
+        rows,
+        keys=("topology", "ranks", "collective", "method", "bytes"),
+        measures={
+            **TIME,
+            "times_gloo": Measure("more", "times_gloo_spread"),
+            "cpu_saving": Measure("more", "cpu_saving_spread"),
+        },
+        units={
             "time_us": "of one call, the slowest rank's; median over the rounds",
             "cpu_us": "of one call, all threads of all ranks together; median over the rounds",
             "spread": "largest minus smallest, us",
@@ -287,12 +290,12 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "cpu_saving": "gloo's CPU time over this one's in the same round; median over the rounds",
             "share_of_optimum": "null: loopback has no links whose rates are known",
         },
-        "contenders": {
+        packages=("arborcast", "torch", "numpy"),
+        contenders={
             name: "its settings, where it is the group synth" if told is None else told
             for name, told in CONTENDERS.items()
         },
-        "rows": rows,
-    }
+    )
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from bench.measured import circumstances
+from bench.document import TIME, Measure, document, timed_row
+from synth.collective import Kind
 from synth.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -73,15 +74,23 @@ def main() -> None:
             process.join()
     if any(process.exitcode for process in ranks):
         raise SystemExit(f"ranks ended with status {[process.exitcode for process in ranks]}: see above")
-    document = {
-        **circumstances("torch"),
-        "has_gpu": question.device == "cuda",
-        "topology": question.spec,
-        "ranks": question.ranks,
-        "transport": "what NCCL finds" if question.own_gpus else "sockets on loopback",
-        **answers.get(),
-    }
-    print(json.dumps(document, indent=1))
+    answer = answers.get()
+    found = document(
+        "How fast are schedules on CUDA tensors beside NCCL's own allreduce?",
+        answer.pop("rows"),
+        keys=("topology", "ranks", "collective", "method", "bytes"),
+        measures={**TIME, "speed_up": Measure("more", follows="time_us")},
+        units={
+            "time_us": "of one call, the slowest rank's; median over the rounds",
+            "spread": "largest minus smallest, us",
+            "speed_up": "time of the first method at that size over this one's",
+        },
+        packages=("arborcast", "torch"),
+        has_gpu=question.device == "cuda",
+        transport="what NCCL finds" if question.own_gpus else "sockets on loopback",
+        **answer,
+    )
+    print(json.dumps(found, indent=1))
 
 
 def _arguments() -> Question:
@@ -124,7 +133,7 @@ def _rank(question: Question, rank: int, store: str, answers: SimpleQueue[Any]) 
         timeout=timedelta(seconds=TIMEOUT_S),
     )
     schedule, contenders = _contenders(question, device)
-    rows = [_measure(question, size, contenders, device) for size in question.sizes]
+    rows = [row for size in question.sizes for row in _measure(question, size, contenders, device)]
     if rank == 0:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
         answers.put({"gpu": name, "schedule": schedule, "rows": rows})
@@ -162,8 +171,8 @@ def _measure(
     size: int,
     contenders: dict[str, Callable[[torch.Tensor], None]],
     device: torch.device,
-) -> dict[str, Any]:
-    """Medians of the slowest rank's times, in microseconds per call; the same on all ranks."""
+) -> list[dict[str, Any]]:
+    """A row of each contender, from the slowest rank's times; the same on all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -186,12 +195,19 @@ def _measure(
                 samples[name].append(slowest.item() * 1e6)
     medians = {name: statistics.median(times) for name, times in samples.items()}
     baseline = medians[names[0]]
-    return {
-        "bytes": size,
-        "time_us": medians,
-        "spread": {name: (max(times) - min(times)) / medians[name] for name, times in samples.items()},
-        "speed_up": baseline / medians["schedule"],
-    }
+    return [
+        timed_row(
+            topology=question.spec,
+            ranks=ranks,
+            collective=Kind.ALLREDUCE,
+            root=None,
+            method=name,
+            size_bytes=size,
+            times_us=times,
+            speed_up=baseline / medians[name],
+        )
+        for name, times in samples.items()
+    ]
 
 
 def _timed(call: Callable[[torch.Tensor], None], tensors: list[torch.Tensor], device: torch.device) -> float:
