@@ -220,7 +220,7 @@ class StreamChannel(SocketChannel):
         return done
 
     def _wait_for(self, size: int) -> None:
-        """Let the kernel wake us only when a part is all here, or much of it: each waking costs as much as a part.
+        """Let the kernel wake us only when a part is here, or much of it: waking costs as much as a part.
 
         It wakes us earlier when the peer leaves or gives up, since that ends the stream, and when there is no
         more room.

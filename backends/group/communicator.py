@@ -102,7 +102,8 @@ class Communicator:
         self._store = own_connection(store)
         compare_settings(store, rank, size, self._settings())
         rule = ONE_HOST if are_on_one_host(store, rank, size) else SEVERAL_HOSTS
-        self._cut = replace(rule, piece_bytes=self.options.piece_bytes or rule.piece_bytes)
+        asked = self.options.piece_bytes
+        self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=0.0)
         self._network = Network(
             PrefixStore("channels", self._store),
             rank,

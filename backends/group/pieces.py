@@ -1,16 +1,27 @@
 """Into how many pieces the chunks of a schedule are cut in one call.
 
-A message costs its two ends some 25 us of Python each. Within one host, where the processors are the limit,
-few and long messages are best; between hosts the links are, and more pieces keep more of them busy: with p
-pieces and s steps all of them work for p / (p + s - 1) of the time.
+With p pieces and s steps all links work for p / (p + s - 1) of the time, so many pieces are wanted; but each
+message costs its two ends some 30 us of Python. Where the links are slow that is little beside the time that
+they need: there, pieces are as many as the work on them allows. Where the processors are the limit, as within
+one host, few and long messages are best.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from backends.lowering import pieces_that_fit
 from synth.schedule import Schedule
+
+MESSAGE_US = 30.0
+"""What a short message costs each of its ends."""
+
+SHORTEST_BYTES = 8 << 10
+"""A piece that is shorter costs its time on the link over again, in headers and acknowledgements."""
+
+STEPS_HIDDEN = 64
+"""Pieces for each step; with more of them, all that is left to gain is 1.5 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +32,34 @@ class PieceRule:
         piece_bytes: what a piece of the largest chunk does not fall below.
         least: pieces that are always allowed, where `piece_bytes` allows them.
         per_step: the pieces that each step of the schedule allows.
+        work: the part of the time on the links that messages may keep the busiest rank at work; with slow links
+            that allows more and shorter pieces than the rest of the rule does.
     """
 
     piece_bytes: int
     least: int
     per_step: int
+    work: float = 0.0
 
     def pieces(self, schedule: Schedule, nbytes: int) -> int:
         """For a whole buffer of `nbytes`; one number for all chunks, so that trees stay in step."""
         enough = max(self.least, self.per_step * schedule.steps)
-        return pieces_that_fit(schedule, nbytes, piece_bytes=self.piece_bytes, most=enough)
+        coarse = pieces_that_fit(schedule, nbytes, piece_bytes=self.piece_bytes, most=enough)
+        if not self.work or not schedule.rate:
+            return coarse
+        affordable = min(self._affordable(schedule, nbytes), STEPS_HIDDEN * schedule.steps)
+        return max(coarse, pieces_that_fit(schedule, nbytes, piece_bytes=SHORTEST_BYTES, most=affordable))
+
+    def _affordable(self, schedule: Schedule, nbytes: int) -> int:
+        """How many pieces the messages' share of the time on the links pays for."""
+        ends = Counter(end for transfer in schedule.transfers for end in (transfer.src, transfer.dst))
+        if not ends:
+            return 1
+        links_us = nbytes / (1000 * float(schedule.rate))
+        return int(self.work * links_us / (max(ends.values()) * MESSAGE_US))
 
 
 # Measured on loopback, 4 ranks on 2 cores, allreduce of 16 MiB over sockets beside gloo: pieces of 1 MiB 1.04
 # times its speed, 512 KiB 0.88, 256 KiB 0.71.
 ONE_HOST = PieceRule(256 << 10, least=4, per_step=2)
-SEVERAL_HOSTS = PieceRule(128 << 10, least=16, per_step=4)
+SEVERAL_HOSTS = PieceRule(128 << 10, least=16, per_step=4, work=1 / 8)
