@@ -1,11 +1,11 @@
 """TACOS as a peer: the sends that it matches to links become a step-synchronous schedule of ours.
 
 Its public library takes topologies as C++ objects and returns a time, so the checkout must hold a small
-program of the user's against it, `build/bin/tacos-sends QUESTION`, that reads a question and prints every send.
-The question is a text file: a line `ranks chunks_per_rank chunk_bytes`, then for each link a line
-`from to GiB_per_s latency_us`. The answer is a line `send CHUNK FROM TO START_US END_US` for each send (chunk k
-belongs to rank k modulo ranks), then `time_us T`, what it takes, and `call_seconds S`, how long the search took.
-TACOS draws random numbers from the machine, so that no two runs of it need to agree.
+program of the user's against it, `build/bin/tacos-sends QUESTION`, that reads a question and prints every
+send. The question is a text file: a line `ranks chunks_per_rank chunk_bytes`, then for each link a line
+`from to GiB_per_s latency_us`. The answer is a line `send CHUNK FROM TO START_US END_US` for each send (chunk
+k belongs to rank k modulo ranks), then `time_us T`, what it takes, and `call_seconds S`, how long the search
+took. TACOS draws random numbers from the machine, so that no two runs of it need to agree.
 """
 
 from __future__ import annotations
