@@ -86,15 +86,19 @@ def read(found: Mapping[str, Any], question: Question) -> Reading:
         question: what was asked.
 
     Raises:
-        ValueError: a path that is none, or trees that do not span the ranks.
+        ValueError: a path that is none, trees that do not span the ranks, or a rank without its trees.
     """
-    unit = question.topology.bandwidth_unit
+    unit, units = question.topology.bandwidth_unit, int(found["units"])
     trees = [_tree(tree, question, unit) for tree in found["trees"]]
+    for rank in question.collective.ranks:  # lifting would stretch what is there to the whole block
+        carried = sum(tree["count"] for tree in found["trees"] if tree["root"] == rank)
+        if carried != units:
+            raise ValueError(f"trees of rank {rank} must carry {units} units, got {carried}")
     method = Method("forestcoll")
     schedule = lift_trees(question.topology, question.collective, method, question.bound, trees)
     # It may print the time as a float; with whole capacities it is a fraction with few digits.
     time_units = Fraction(found["time_units"]).limit_denominator(10**6)
-    claimed = unit * len(question.collective.ranks) * int(found["units"]) / time_units
+    claimed = unit * len(question.collective.ranks) * units / time_units
     return float(found["call_seconds"]), [Algorithm("", schedule, claimed, len(schedule.chunks))]
 
 
