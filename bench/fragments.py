@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +23,7 @@ import synth
 import topologies
 from bench.document import Measure, document, write_document
 from bench.fragments_classes import Fragment, representatives
-from bench.fragments_nccl import MODELLED, PCIE, Over, nccl_rate, nccl_rings
+from bench.fragments_nccl import MODELLED, NCCL, NCCL_RELAYS, PCIE, Over, nccl_rate, nccl_rings
 from synth.collective import Collective, Kind, bandwidths
 from synth.console import progress, table
 from synth.errors import CollectiveError, InfeasibleError, InputError
@@ -32,7 +33,6 @@ from synth.topology import Topology
 RESULTS = Path(__file__).resolve().parent / "results" / "fragments.json"
 SIZE_BYTES = 1 << 30
 MWU_TOLERANCE = Fraction(1, 20)
-NCCL, NCCL_RELAYS = "nccl-ring-model", "nccl-relay-model"
 _BLINK = "3 and more"  # the allocations that BLINK counts
 KEYS = ("topology", "collective", "method")
 UNITS = {
@@ -307,17 +307,17 @@ def main() -> None:
     try:
         for spec in arguments.machine:
             with progress(f"fragments of {spec}", quiet=False):
-                rows += survey(topologies.load(spec, rates="nccl"))
+                rows += survey(topologies.load(spec, rates=arguments.rates))
         summary = summarize(rows)
         print("\n".join([*format_table(rows), "", *format_summary(summary)]))
         found = document(
-            "How much of the links does each allocation of a DGX-1 give?",
+            "How much of the links does each allocation of a box give?",
             rows,
             keys=KEYS,
             measures={"algbw": Measure("more"), "optimum": Measure("more")},
             units=UNITS,
             packages=("arborcast", "numpy", "highspy"),
-            rates="NCCL's planning constants",
+            rates=arguments.rates,
             summary=summary,
         )
         write_document(arguments.json, found)
@@ -332,6 +332,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--machine", nargs="+", default=["dgx1", "dgx1-p100"], metavar="SPEC")
+    parser.add_argument(
+        "--rates", choices=["nccl", "datasheet"], default="nccl", help="of links; like NCCL's own by default"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     parser.add_argument("--picture", type=Path, metavar="PATH", help="draw them: .svg or .png")
     return parser.parse_args()
@@ -342,7 +345,8 @@ def _draw(rows: Sequence[Row], path: Path) -> list[Path]:
     from bench.fragments_figure import draw_fragments
 
     boxes = list(dict.fromkeys(row["box"] for row in rows))
-    paths = [path, *(path.with_stem(f"{path.stem}-{box}") for box in boxes[1:])]
+    names = [re.sub(r"[^\w=.]+", "-", box) for box in boxes]
+    paths = [path, *(path.with_stem(f"{path.stem}-{name}") for name in names[1:])]
     for box, each in zip(boxes, paths, strict=True):
         draw_fragments([row for row in rows if row["box"] == box], each)
     return paths

@@ -9,20 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from bench.fragments_nccl import NCCL, NCCL_RELAYS, Over
 from synth.errors import InputError
-from synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, headline, picture
+from synth.pictures.canvas import FAINT, INK, LETTERS_PER_INCH, PALETTE, QUIET, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NCCL, NCCL_RELAYS = "nccl-ring-model", "nccl-relay-model"
 _BAR = 0.38
 _GAP = 0.7  # between groups of a size
 _INCHES_PER_FRAGMENT = 0.29
-_LEAST_WIDTH = 9.0
-_ROOM_ABOVE = 1.14
+_LEAST_WIDTH = 14.5  # the title and the legend beside each other
+_ROOM_ABOVE = 1.18
+_TREES, _OPTIMUM = "trees", "proven optimum"
+_DIRECT, _PCIE = "NCCL's rings (model)", "over PCIe: no ring of direct links (model)"
+_RELAYED = "through another GPU, since NCCL 2.8.3 (model)"
+_LEGEND = (_OPTIMUM, _TREES, _DIRECT, _PCIE, _RELAYED)
+_NOTE = (
+    "algbw of large messages at NCCL's own link rates. Trees and optimum are exact; NCCL's rings are its "
+    "planning model, not measured. Below each pair: the GPUs, one of the sets with these links; cut off: "
+    "NVLinks do not join them."
+)
 
 Case = Mapping[str, Mapping[str, Any]]
 """The rows of one fragment and collective, by method."""
@@ -52,19 +62,16 @@ def draw_fragments(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
     with picture(path, width, height, len(by_collective)) as (figure, panels):
         for axes, (collective, cases) in zip(panels, by_collective.items(), strict=True):
             _draw_panel(axes, collective, list(cases.values()))
-        handles = {
-            label: handle
-            for axes in panels
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(
-            handles.values(), handles.keys(), loc="outside upper right", ncols=len(handles), fontsize=8
-        )
+        drawn: dict[str, Any] = {}
+        for axes in panels:
+            drawn |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        labels = [label for label in _LEGEND if label in drawn]
+        handles = [drawn[label] for label in labels]
+        figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=8)
         headline(
             figure,
             f"What each allocation of {boxes.pop()} gives",
-            "algbw of large messages at NCCL's own link rates. Trees and optimum are exact; NCCL's rings are "
-            "its planning model, not measured. Below each pair: the GPUs, one of the sets with these links.",
+            fill(_NOTE, int(LETTERS_PER_INCH * width)),
         )
 
 
@@ -99,13 +106,13 @@ def _draw_pairs(axes: Axes, cases: Sequence[Case], places: Sequence[float]) -> N
         [_rate(case, "trees") for case in cases],
         _BAR,
         color=PALETTE[0],
-        label="trees",
+        label=_TREES,
     )
     for over, label, style in (
-        ("nvlink", "NCCL's rings (model)", {"color": PALETTE[1]}),
+        (Over.NVLINK, _DIRECT, {"color": PALETTE[1]}),
         (
-            "pcie",
-            "over PCIe: no ring of direct links (model)",
+            Over.PCIE,
+            _PCIE,
             {"color": "white", "edgecolor": PALETTE[1], "hatch": "//////", "linewidth": 0.8},
         ),
     ):
@@ -121,7 +128,7 @@ def _draw_pairs(axes: Axes, cases: Sequence[Case], places: Sequence[float]) -> N
 
 
 def _draw_limits(axes: Axes, cases: Sequence[Case], places: Sequence[float]) -> None:
-    relayed = [i for i, case in enumerate(cases) if case[NCCL_RELAYS]["nccl_over"] == "nvlink-relay"]
+    relayed = [i for i, case in enumerate(cases) if case[NCCL_RELAYS]["nccl_over"] == Over.RELAY]
     if relayed:
         axes.plot(
             [places[index] + _BAR / 2 for index in relayed],
@@ -131,7 +138,7 @@ def _draw_limits(axes: Axes, cases: Sequence[Case], places: Sequence[float]) -> 
             markersize=4,
             markerfacecolor="white",
             markeredgecolor=PALETTE[1],
-            label="rings through another GPU, since 2.8.3 (model)",
+            label=_RELAYED,
         )
     joined = [index for index, case in enumerate(cases) if case["trees"]["optimum"]]
     axes.hlines(
@@ -140,12 +147,12 @@ def _draw_limits(axes: Axes, cases: Sequence[Case], places: Sequence[float]) -> 
         [places[index] + _BAR + 0.06 for index in joined],
         color=INK,
         linewidth=1.4,
-        label="proven optimum",
+        label=_OPTIMUM,
     )
     for index, case in enumerate(cases):
         if not case["trees"]["optimum"]:
             axes.annotate(
-                "apart",
+                "cut off",
                 (places[index] - _BAR / 2, 0),
                 (0, 2),
                 textcoords="offset points",

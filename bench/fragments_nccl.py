@@ -31,6 +31,9 @@ PCIE = slot_rate(GPUS["v100"], Rates.NCCL)
 It favours NCCL: between the sockets of a DGX-1 its model has 6 (`BDW_QPI_BW` in `topo.h`).
 """
 
+NCCL, NCCL_RELAYS = "nccl-ring-model", "nccl-relay-model"
+"""Methods of rows: rings of direct links, else over PCIe; and rings that may pass through another GPU."""
+
 MODELLED = (Kind.BROADCAST, Kind.ALLREDUCE)
 LISTING_STEPS = 1_000_000
 
