@@ -95,8 +95,10 @@ def count_for(schedule: Schedule, size_bytes: int, dtype: str) -> int:
 
 
 def count_as_nccl_tests(schedule: Schedule, size_bytes: int, dtype: str) -> int:
-    """The number of elements that nccl-tests makes of a size: the blocks that ranks own are whole multiples
-    of 16 bytes there, so that small sizes become 0. What it does not know has whole elements.
+    """The number of elements that nccl-tests makes of a size.
+
+    The blocks that ranks own are multiples of 16 bytes there, so that small sizes become 0. A custom
+    collective, which it does not know, has blocks of whole elements.
     """
     blocks = blocks_in(schedule.collective)
     unit = 1 if blocks == 1 or schedule.collective.kind is Kind.CUSTOM else 16 // ITEM_BYTES[dtype]

@@ -14,9 +14,11 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from backends.group.options import Options
 from backends.job import AVERAGES, ITEM_BYTES, RUNTIMES, Job, Sweep, count_as_nccl_tests
 from backends.launch import NCCL_TYPES, run_worker, see_what_runs_need
 from backends.layout import IN_PLACE_KINDS, blocks_in
@@ -195,11 +197,13 @@ def run_local(
         timeout_s: for everything together, start-up included.
 
     Raises:
-        InputError: torch is not installed.
+        InputError: torch is not installed, or a variable of the environment breaks a rule.
         RunError: a rank failed.
         TimedOutError: the time ran out.
     """
     see_what_runs_need()
+    if sweep.via == "group":
+        Options.from_environment()  # refused here, and not by every rank
     rows: list[Row] = []
 
     def hear(line: str) -> None:
@@ -222,14 +226,8 @@ def row_of(sweep: Sweep, asked_bytes: int, count: int, times_s: Sequence[Sequenc
         wrong: elements, over all ranks; ignored where nothing was compared.
     """
     job, collective = sweep.job, sweep.job.schedule.collective
-    over_ranks: Callable[[Sequence[float]], float] = {
-        "rank 0": lambda times: times[0],
-        "average": statistics.fmean,
-        "min": min,
-        "max": max,
-    }[sweep.average]
-    calls = [over_ranks(times) * 1e6 for times in zip(*times_s, strict=True)]
-    time_us = over_ranks([statistics.fmean(times) for times in times_s]) * 1e6
+    calls = [_over_ranks(sweep.average, times) * 1e6 for times in zip(*times_s, strict=True)]
+    time_us = _over_ranks(sweep.average, [statistics.fmean(times) for times in times_s]) * 1e6
     size = count * ITEM_BYTES[job.dtype]
     algbw, busbw = bandwidths(collective.kind, len(collective.ranks), size, time_us)
     return Row(
@@ -248,6 +246,18 @@ def row_of(sweep: Sweep, asked_bytes: int, count: int, times_s: Sequence[Sequenc
     )
 
 
+def _over_ranks(average: str, times: Sequence[float]) -> float:
+    match average:
+        case "rank 0":
+            return times[0]
+        case "min":
+            return min(times)
+        case "max":
+            return max(times)
+        case _:
+            return statistics.fmean(times)
+
+
 # --------------------------------------------------------------------------------------- what is shown
 
 
@@ -261,29 +271,20 @@ def header_lines(sweep: Sweep, *, where: str = "local processes") -> list[str]:
     job, sizes = sweep.job, sweep.asked_bytes
     schedule = job.schedule
     collective = schedule.collective
-    growth = "none"
-    if len(sizes) > 1:
-        is_factor = sizes[1] % sizes[0] == 0 and all(
-            after * sizes[0] == before * sizes[1] for before, after in zip(sizes, sizes[1:], strict=False)
-        )
-        # Two sizes alone do not tell; nccl-tests' step is then a factor as well.
-        growth = f"{sizes[1] // sizes[0]}(factor)" if is_factor else f"{sizes[1] - sizes[0]}(bytes)"
     half = "in-place" if runs_in_place(collective.kind) else "out-of-place"
     runtime = {"group": "process group synth", "messages": "torch's point-to-point messages"}[sweep.via]
-    titles = f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}  {half:^31}".rstrip()
     return [
         f"# {collective.kind} by {schedule.method.name} on {schedule.topology.name}, "
         f"{len(collective.ranks)} ranks of {schedule.topology.ranks}, by {runtime}, on {where}",
-        f"# minBytes {sizes[0]} maxBytes {sizes[-1]} step: {growth} warmup iters: {job.warmup} "
+        f"# minBytes {sizes[0]} maxBytes {sizes[-1]} step: {_growth(sizes)} warmup iters: {job.warmup} "
         f"iters: {job.iterations} agg iters: 1 validation: {int(sweep.check)} graph: 0",
         f"# time: mean of a rank's calls back to back; of the ranks: {sweep.average}"
         f"{' (as nccl-tests by default)' if sweep.average == 'average' else ''}",
         f"# {half} only: this runtime has no other half of {collective.kind}; warm-up before every size",
         "#",
-        titles,
-        f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}  {'time':>7}  {'algbw':>6}  "
-        f"{'busbw':>6} {'#wrong':>6}",
-        f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}",
+        f"# {half:>72}",
+        _titles("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"),
+        _titles("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""),
     ]
 
 
@@ -354,6 +355,22 @@ RESULT_KEYS = (
     "asked_bytes",
 )
 """The independent variables of `result_rows`."""
+
+
+def _titles(*words: str) -> str:
+    size, count, kind, redop, root, time, algbw, busbw, wrong = words
+    line = f"# {size:>10}  {count:>12}  {kind:>8}  {redop:>6}  {root:>6}  {time:>7}  {algbw:>6}  {busbw:>6}"
+    return f"{line} {wrong:>6}".rstrip()
+
+
+def _growth(sizes: Sequence[int]) -> str:
+    """How sizes follow each other, as nccl-tests says it."""
+    if len(sizes) < 2:
+        return "none"
+    first, second = sizes[:2]
+    if second % first == 0 and all(after * first == before * second for before, after in pairwise(sizes)):
+        return f"{second // first}(factor)"
+    return f"{second - first}(bytes)"
 
 
 def _time(time_us: float) -> str:

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 
 from backends.engine_runner import EngineRunner
+from backends.group.settings import are_on_one_host
 from backends.job import Sweep
 from backends.nccl_tests import Row, row_of
 from backends.torch_names import PrefixStore, Store
-from backends.torch_p2p import Executor
+from backends.torch_p2p import DEFAULT_PIECE_BYTES, Executor
 from backends.torchrun import job_group
 from backends.trial import Runner, Trial
 from synth.errors import InputError
@@ -98,7 +99,9 @@ def _runner(sweep: Sweep, store: Store, everyone: dist.ProcessGroup, timeout_s: 
     """What executes the schedule; where something fails, the other ranks are told."""
     job = sweep.job
     if sweep.via == "messages":
-        yield Executor(job.schedule, everyone, pieces=job.pieces, piece_bytes=job.piece_bytes)
+        here = are_on_one_host(PrefixStore(_PREFIX, store), everyone.rank(), everyone.size())
+        piece_bytes = job.piece_bytes if here else DEFAULT_PIECE_BYTES
+        yield Executor(job.schedule, everyone, pieces=job.pieces, piece_bytes=piece_bytes)
         return
     runner = EngineRunner(job.schedule, PrefixStore(_PREFIX, store), everyone.rank(), timeout_s=timeout_s)
     try:

@@ -6,6 +6,7 @@ The data depends on rank and index; what a run must write holds, before it, what
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -113,7 +114,7 @@ class Trial:
             dist.barrier(self._everyone)
             self._call()
             wrong = self._wrong(expected)
-        seconds = tuple(end - start for start, end in zip(times, times[1:], strict=False))
+        seconds = tuple(end - start for start, end in pairwise(times))
         return Answer(seconds, wrong, "torch" if by_gloo else "definition")
 
     def _own_data(self) -> Tensor:

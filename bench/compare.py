@@ -293,9 +293,9 @@ def _circumstances(old: Document, new: Document) -> list[str]:
     ]
     if machines:
         lines.append(f"this compares two machines: {'; '.join(machines)}")
-    loads = before.get("load_at_the_end"), after.get("load_at_the_end")
-    if None in loads or abs(loads[0] - loads[1]) > LOADS_DIFFER:
-        said = ["unknown" if load is None else f"{load:.1f}" for load in loads]
+    loads = [machine.get("load_at_the_end", math.nan) for machine in (before, after)]
+    if not abs(loads[0] - loads[1]) <= LOADS_DIFFER:
+        said = ["unknown" if math.isnan(load) else f"{load:.1f}" for load in loads]
         lines.append(f"the load differs: {said[0]} and {said[1]}")
     first, second = old.get("versions") or {}, new.get("versions") or {}
     versions = [

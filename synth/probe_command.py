@@ -32,10 +32,15 @@ _WARNINGS = 10
 _logger = logging.getLogger(__name__)
 
 
+def is_rank_of_a_job() -> bool:
+    """Whether torchrun, or somebody in its place, started this process as one of several."""
+    return all(name in os.environ for name in _RENDEZVOUS)
+
+
 def is_follower() -> bool:
-    """Whether this process is another rank of `synth probe` than 0, and so has nothing to say."""
-    is_probe = sys.argv[1:2] == ["probe"] and all(name in os.environ for name in _RENDEZVOUS)
-    return is_probe and os.environ["RANK"] != "0"
+    """Whether this process is another rank than 0 of a command of several, and so has nothing to say."""
+    is_for_several = sys.argv[1:2] == ["probe"] or sys.argv[1:3] == ["bench", "run"]
+    return is_for_several and is_rank_of_a_job() and os.environ["RANK"] != "0"
 
 
 def end_after_rank_0() -> None:

@@ -1,0 +1,23 @@
+"""`python tests/synth_with_bench.py bench run ...`: the command, with `bench run` where it is not in it yet."""
+
+from __future__ import annotations
+
+import typer
+
+from synth import cli
+from synth.bench_run_command import bench_run
+
+
+def mount() -> None:
+    """Make `synth bench run` known."""
+    if not any(group.name == "bench" for group in cli.app.registered_groups):
+        bench = typer.Typer(name="bench")
+        bench.callback()(lambda: None)
+        bench.command("run")(bench_run)
+        cli.app.add_typer(bench)
+
+
+mount()
+
+if __name__ == "__main__":
+    cli.main()
