@@ -32,8 +32,8 @@ class PieceRule:
         piece_bytes: what a piece of the largest chunk does not fall below.
         least: pieces that are always allowed, where `piece_bytes` allows them.
         per_step: the pieces that each step of the schedule allows.
-        work: the part of the time on the links that messages may keep the busiest rank at work; with slow links
-            that allows more and shorter pieces than the rest of the rule does.
+        work: the part of the time on the links that messages may keep the busiest rank at work; with slow
+            links that allows more and shorter pieces than the rest of the rule does.
     """
 
     piece_bytes: int
