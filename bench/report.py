@@ -1,4 +1,4 @@
-"""Should I believe it? One HTML page, and a summary in the README, made from the files of bench/results alone.
+"""Should I believe it? One HTML page, and a summary in the README, made from bench/results alone.
 
 `python bench/report.py` writes out/bench.html; `--markdown README.md` also replaces what stands there between
 the markers `<!-- bench:begin -->` and `<!-- bench:end -->`. What was not measured is said; nothing is typed.

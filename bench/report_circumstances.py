@@ -66,4 +66,5 @@ def _spread(document: Document) -> str:
     ]
     if not any(shares):
         return ""
-    return f"largest minus smallest: {percent(median(shares))} of the time in the median row, at most {percent(max(shares))}"
+    middle, most = percent(median(shares)), percent(max(shares))
+    return f"largest minus smallest: {middle} of the time in the median row, at most {most}"

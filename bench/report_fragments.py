@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.report_parts import Cell, Part, Picture, Section, Strong, Table, Tone, grid, missing, text
-from bench.report_results import Document, Row, figure, grouped, median, number, word
+from bench.report_cells import Column, all_rows, counts, method, numbers, shares, speed_ups, table_of, words
+from bench.report_parts import Cell, Part, Picture, Section, Table, Tone, grid, missing, text
+from bench.report_results import Document, Row, figure, figures, grouped, median, word
 from bench.report_svg import Dots, dot_chart
-from bench.report_words import digits, percent, plural, times
+from bench.report_words import DASH, count, digits, times
 
 NAME, TITLE = "allocations", "What does each allocation of a DGX-1 give?"
 COMMAND = "python bench/fragments.py"
@@ -24,14 +25,14 @@ def section(document: Document | None) -> Section:
         text(
             "A scheduler hands out any of a box's GPUs, and most sets of them are irregular. Every set that "
             "differs in its links is listed once. Rates of our trees, of rings and of the optimum are exact; "
-            "NCCL's are figures of its planning model, and nothing here ran on a GPU. A set that NVLinks do not "
-            "join has no optimum over them.",
+            "NCCL's are figures of its planning model, and nothing here ran on a GPU. A set that NVLinks do "
+            "not join has no optimum over them.",
             tone="quiet",
         ),
-        *(text(*sentence) for sentence in _sentences(cases)),
+        _overview(cases),
         grid([_picture(machine, collective, rows)] for (machine, collective), rows in cases.items()),
         *_summary(document.get("summary")),
-        _everything(document.rows),
+        all_rows(_COLUMNS, document.rows),
     ]
     return Section(NAME, TITLE, "computed exactly; NCCL by its planning model", tuple(parts), (document,))
 
@@ -52,35 +53,27 @@ def _fragments(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
     }
 
 
-def _ratios(rows: Sequence[Row]) -> list[float]:
-    """Our trees over NCCL's ring model, of fragments that the links join."""
-    ratios = []
-    for found in _fragments(rows).values():
-        ours, theirs = (figure(found.get(method, {}), "algbw") for method in ("trees", MODEL))
-        if ours and theirs:
-            ratios.append(ours / theirs)
-    return ratios
-
-
-def _sentences(cases: dict[tuple[str, str], list[Row]]) -> list[tuple[str | Strong, ...]]:
-    said = []
+def _overview(cases: Mapping[tuple[str, str], Sequence[Row]]) -> Table:
+    """A line per machine and collective, over the sets of 3 GPUs and more that the links join."""
+    lines = []
     for (machine, collective), rows in cases.items():
-        ratios = _ratios(rows)
-        if ratios:
-            said.append(
-                (
-                    f"{machine}, {collective}: our trees give ",
-                    Strong(times(median(ratios))),
-                    f" the rate of NCCL's ring model in the median of {plural(len(ratios), 'allocation')} "
-                    f"({times(min(ratios))} to {times(max(ratios))}); {_losing(ratios)}.",
-                )
-            )
-    return said
+        trees = [row for row in rows if row.get("method") == "trees" and (figure(row, "ranks") or 0) >= 3]
+        joined = [row for row in trees if figure(row, "optimum")]
+        optimal = sum((figure(row, "share_of_optimum") or 0) >= 1 for row in joined)
+        ratios = [_spans(figures(joined, name)) for name in ("over_nccl", "over_nccl_relays", "over_ring")]
+        sets = Cell(count(len(joined)), len(joined))
+        lines.append((Cell(machine), Cell(collective), sets, Cell(count(optimal), optimal, "ours"), *ratios))
+    head = ("machine", "collective", ">sets", ">optimum reached on", ">over NCCL's ring model")
+    more = (">over that with relays", ">over the best single ring, where there is one")
+    title = "Our trees on sets of 3 GPUs and more that NVLinks join: median speed-up (least to most)"
+    return Table((*head, *more), tuple(lines), title)
 
 
-def _losing(ratios: Sequence[float]) -> str:
-    less = sum(ratio < 1 - 1e-9 for ratio in ratios)
-    return f"less in {less}" if less else "less in none"
+def _spans(ratios: Sequence[float]) -> Cell:
+    middle = median(ratios)
+    if middle is None:
+        return Cell(DASH)
+    return Cell(f"{times(middle)} ({times(min(ratios))} to {times(max(ratios))})", middle)
 
 
 def _picture(machine: str, collective: str, rows: Sequence[Row]) -> Picture:
@@ -89,54 +82,52 @@ def _picture(machine: str, collective: str, rows: Sequence[Row]) -> Picture:
         any_row = next(iter(found.values()))
         optimum = figure(any_row, "optimum")
         values: list[tuple[Tone, float]] = [("quiet", optimum)] if optimum else []
-        for tone, method in (("base", MODEL), ("ours", "trees")):
-            rate = figure(found.get(method, {}), "algbw")
+        contenders: tuple[tuple[Tone, str], ...] = (("base", MODEL), ("ours", "trees"))
+        for tone, name in contenders:
+            rate = figure(found.get(name, {}), "algbw")
             if rate:
-                values.append((tone, rate))  # type: ignore[arg-type]
+                values.append((tone, rate))
         ranks = figure(any_row, "ranks")
-        heading = f"{digits(ranks, 2)} GPUs" if ranks != last else ""
+        heading = f"{count(ranks)} GPUs" if ranks != last else ""
         last = ranks
         dots.append(Dots(gpus, tuple(values), _hint(gpus, found), heading))
-    note = "GB/s of the buffer (algbw). Blue: our trees. Grey: NCCL's ring model. Stroke: the proven optimum."
+    note = "algbw. Blue: our trees. Grey: NCCL's ring model, hidden where equal. Stroke: the proven optimum."
     drawn = dot_chart(dots, unit="GB/s", description=f"rates of the allocations of {machine}: {collective}")
     return Picture(drawn, f"{machine}, {collective}", note)
 
 
 def _hint(gpus: str, found: dict[str, Row]) -> str:
-    rates = ", ".join(f"{method} {digits(figure(row, 'algbw'))}" for method, row in found.items())
+    rates = ", ".join(f"{name} {digits(figure(row, 'algbw'))}" for name, row in found.items())
     return f"GPUs {gpus}: {rates} GB/s"
 
 
 def _summary(summary: Any) -> list[Part]:
     rows = [row for row in summary or [] if isinstance(row, dict)]
-    if not rows:
-        return []
-    ratios = ("over_nccl_mean", "over_nccl_most", "over_nccl_relays_mean", "over_nccl_relays_most")
-    lines = [
-        (
-            *(Cell(word(row, name), number(row.get(name))) for name in ("machine", "collective", "ranks")),
-            *(Cell(digits(figure(row, name), 4), figure(row, name)) for name in ("fragments", "joined")),
-            *(Cell(times(figure(row, name)), figure(row, name)) for name in ratios),
-        )
-        for row in rows
-    ]
-    head = ("machine", "collective", "GPUs", ">different sets", ">joined by NVLinks", ">over NCCL's model")
-    head += (">most", ">over it with relays", ">most")
-    title = "Our trees over NCCL's ring model, geometric means over the sets that NVLinks join"
-    return [Table(head, tuple(lines), title)]
+    columns: dict[str, Column] = {
+        "machine": words("machine"),
+        "collective": words("collective"),
+        "GPUs": words("ranks"),
+        ">different sets": counts("fragments"),
+        ">joined by NVLinks": counts("joined"),
+        ">over NCCL's model": speed_ups("over_nccl_mean"),
+        ">most": speed_ups("over_nccl_most"),
+        ">over it with relays": speed_ups("over_nccl_relays_mean"),
+        ">most with relays": speed_ups("over_nccl_relays_most"),
+    }
+    folded = "By number of GPUs: our trees over NCCL's ring model, geometric means over the joined sets"
+    return [table_of(columns, rows, folded=folded)] if rows else []
 
 
-def _everything(rows: Sequence[Row]) -> Table:
-    lines = [
-        (
-            *(Cell(word(row, name)) for name in ("machine", "gpus", "collective", "method")),
-            *(Cell(digits(figure(row, name)), figure(row, name)) for name in ("algbw", "optimum")),
-            Cell(percent(figure(row, "share_of_optimum")), figure(row, "share_of_optimum")),
-            *(Cell(times(figure(row, name)), figure(row, name)) for name in ("over_ring", "over_nccl")),
-            *(Cell(digits(figure(row, name), 4), figure(row, name)) for name in ("trees", "allocations")),
-        )
-        for row in rows
-    ]
-    head = ("machine", "GPUs", "collective", "method", ">algbw GB/s", ">optimum", ">of the optimum")
-    head += (">over the best ring", ">over NCCL's model", ">trees", ">such sets")
-    return Table(head, tuple(lines), folded=f"All {plural(len(lines), 'row')}")
+_COLUMNS: dict[str, Column] = {
+    "machine": words("machine"),
+    "GPUs": words("gpus"),
+    "collective": words("collective"),
+    "method": method,
+    ">algbw GB/s": numbers("algbw"),
+    ">optimum": numbers("optimum"),
+    ">of the optimum": shares("share_of_optimum"),
+    ">over the best ring": speed_ups("over_ring"),
+    ">over NCCL's model": speed_ups("over_nccl"),
+    ">trees": counts("trees"),
+    ">such sets": counts("allocations"),
+}

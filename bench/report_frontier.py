@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report_parts import Cell, Part, Section, Strong, Table, missing, text
+from bench.report_parts import Cell, Part, Section, Table, missing, text
 from bench.report_results import Document, Row, figure, grouped, word
-from bench.report_words import DASH, digits, listed, plural, seconds, times
+from bench.report_words import DASH, count, listed, plural, seconds
 
 NAME, TITLE = "frontiers", "How long do whole frontiers take?"
 COMMAND = "python bench/frontier.py"
@@ -20,8 +20,8 @@ def section(document: Document | None) -> Section:
         return missing(NAME, TITLE, COMMAND)
     parts: list[Part] = [
         text(
-            "Every best trade between steps and rounds per chunk, (C, S, R), each with a proof that nothing is "
-            "better; on one core, without the cache. SCCL's tool ran in turns with ours in the same run.",
+            "Every best trade between steps and rounds per chunk, (C, S, R), each with a proof that nothing "
+            "is better; on one core, without the cache. SCCL's tool ran in turns with ours in the same run.",
             tone="quiet",
         ),
         table(document),
@@ -94,8 +94,8 @@ def solvers(document: Document | None) -> Section:
     fastest = sorted((solver for solver in contenders if wins[solver]), key=lambda solver: -wins[solver])
     parts: list[Part] = [
         text(
-            "One (C, S, R) each, as it is and under a group of symmetries: a schedule, or a proof that there is "
-            "none. The time is that of writing the instance and solving it, without imports.",
+            "One (C, S, R) each, as it is and under a group of symmetries: a schedule, or a proof that there "
+            "is none. The time is that of writing the instance and solving it, without imports.",
             tone="quiet",
         ),
         text(
@@ -109,7 +109,7 @@ def solvers(document: Document | None) -> Section:
 
 
 def _instance(row: Row) -> tuple[str, str, bool]:
-    point = "(" + ",".join(digits(figure(row, name), 4) for name in ("chunks", "steps", "rounds")) + ")"
+    point = "(" + ",".join(count(figure(row, name)) for name in ("chunks", "steps", "rounds")) + ")"
     return word(row, "title", "topology"), point, bool(row.get("symmetric"))
 
 
@@ -121,7 +121,7 @@ def _solver_table(lines: dict[tuple[str, str, bool], list[Row]], contenders: Seq
     drawn = []
     for (title, point, symmetric), rows in lines.items():
         decided = next((row for row in rows if row.get("verdict") != "out of time"), rows[0])
-        group = digits(figure(decided, "group"), 4) if symmetric else "none"
+        group = count(figure(decided, "group")) if symmetric else "none"
         cells = [_time(_find(rows, solver)) for solver in contenders]
         drawn.append((Cell(title), Cell(point), Cell(word(decided, "verdict")), Cell(group), *cells))
     head = ("instance", "(C, S, R)", "answer", "symmetries", *(f">{solver}" for solver in contenders))

@@ -17,7 +17,7 @@ from synth.topology import Link, Topology
 LEAST_DELIVERED = 0.9
 """Share of its nominal rate below which a link is drawn as one that did not keep its promise."""
 
-_SIZE = 190.0
+_WIDTH, _HEIGHT = 300.0, 190.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,20 @@ def graph(links: Sequence[Delivered], description: str) -> str:
     points = place(topology).points
     xs, ys = [x for x, _ in points.values()], [y for _, y in points.values()]
     width, height = max(xs) - min(xs) + 1.0, max(ys) - min(ys) + 1.0
-    scale = min(_SIZE / max(width, height), 62.0)
+    scale = min(_WIDTH / width, _HEIGHT / height, 62.0)
+    lift = (_HEIGHT - height * scale) / 2  # pictures side by side are equally high
     at = {
-        vertex: ((points[number][0] - min(xs) + 0.5) * scale, (max(ys) - points[number][1] + 0.5) * scale)
+        vertex: (
+            (points[number][0] - min(xs) + 0.5) * scale,
+            lift + (max(ys) - points[number][1] + 0.5) * scale,
+        )
         for vertex, number in index.items()
     }
     widest = max((link.nominal or 0.0 for link in links), default=0.0)
-    drawn = [_cable(pair, at, widest) for pair in _pairs(links)] + [
-        _vertex(vertex, at[vertex]) for vertex in vertices
-    ]
+    drawn = [_cable(pair, at, widest) for pair in _pairs(links)]
+    drawn += [_vertex(vertex, at[vertex]) for vertex in vertices]
     return (
-        f'<svg viewBox="0 0 {width * scale:.0f} {height * scale:.0f}" role="img" '
+        f'<svg viewBox="0 0 {width * scale:.0f} {_HEIGHT:.0f}" role="img" '
         f'style="max-width:{width * scale:.0f}px" aria-label="{escape(description)}">{"".join(drawn)}</svg>'
     )
 
@@ -153,11 +156,11 @@ def _vertex(vertex: int | str, point: tuple[float, float]) -> str:
 def delivery(links: Sequence[Delivered]) -> str:
     """In one line what the links delivered, alone and together, as a share of what they were set to."""
     told = []
-    for name, rates in (
+    for name, pairs in (
         ("alone", [(link.alone, link.nominal) for link in links]),
         ("all at once", [(link.together, link.nominal) for link in links]),
     ):
-        shares = [rate / nominal for rate, nominal in rates if rate is not None and nominal]
+        shares = [rate / nominal for rate, nominal in pairs if rate is not None and nominal]
         if shares:
             low, high = percent(min(shares)), percent(max(shares))
             told.append(f"{name} {low if low == high else f'{low} to {high}'}")

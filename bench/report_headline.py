@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bench.report_parts import Sentence, Strong
-from bench.report_results import Document, Row, figure, figures, median, number, word
+from bench.report_results import Document, figure, figures, median, number, word
 from bench.report_sweeps import compared
-from bench.report_testbed import LARGE, at_largest, targets_of, winners
-from bench.report_words import listed, percent, plural, seconds, size, times
+from bench.report_testbed import LARGE, targets_of, winners
+from bench.report_words import percent, plural, seconds, size, times
 
 Results = Mapping[str, Document]
 
@@ -20,42 +20,37 @@ def headline(results: Results) -> tuple[Sentence, ...]:
 
 def _faster(results: Results) -> Sentence:
     found = winners(results.get("testbed"))
-    ratios = [ratio for row in found if (ratio := figure(row, "speed_up_over_ring")) is not None]
-    said: list[str | Strong] = []
+    ratios = figures(found, "speed_up_over_ring")
     if ratios:
-        sizes = sorted(figures(found, "bytes"))
-        said += [
-            "On emulated links our schedules take the ring's place at ",
-            Strong(times(median(ratios))),
-            f" its speed in the median of {plural(len(ratios), 'case')} ({times(min(ratios))} to {times(max(ratios))}, "
-            f"{_span(sizes)}), ",
-            _losing(sum(ratio < 1 for ratio in ratios), "case"),
-        ]
+        said: Sentence = (
+            "On emulated links our schedules are ",
+            Strong(f"{times(median(ratios))} as fast"),
+            f" as the best single ring in the median of {plural(len(ratios), 'case')} "
+            f"({times(min(ratios))} to {times(max(ratios))}, {_span(sorted(figures(found, 'bytes')))}; "
+            f"{_losses(ratios, 'case')})",
+        )
     else:
-        said.append("How much faster than the ring on real links is not measured yet; ")
-    return (*said, *_simulated(results))
+        said = ("How much faster than the ring on real links is not measured yet",)
+    return (*said, "; ", *_simulated(results))
 
 
 def _simulated(results: Results) -> Sentence:
     points = compared(results.get("sweeps"))
     if not points:
         return ("clusters are not simulated yet.",)
-    won = sorted({size_bytes for _, size_bytes, ratio in points if ratio > 1})
-    lost = sum(ratio < 1 for _, _, ratio in points)
     ratios = [ratio for _, _, ratio in points]
+    sizes = sorted({size_bytes for _, size_bytes, _ in points})
     return (
-        "and in simulation, beside the better of NCCL's ring and tree models, at ",
+        "in simulations of clusters they are ",
         Strong(times(median(ratios))),
-        f" ({_span(won)}), " if won else ", ",
-        _losing(lost, "size", len(points)),
-        ".",
+        " as fast as the better of NCCL's ring and tree models "
+        f"({times(min(ratios))} to {times(max(ratios))}, {_span(sizes)}; {_losses(ratios, 'point')}).",
     )
 
 
-def _losing(count: int, thing: str, of: int | None = None) -> str:
-    if not count:
-        return f"slower in no {thing}"
-    return f"slower in {count} of {plural(of, thing)}" if of else f"slower in {plural(count, thing)}"
+def _losses(ratios: Sequence[float], thing: str) -> str:
+    lost = sum(ratio < 1 for ratio in ratios)
+    return f"slower in {lost or 'none'} of {plural(len(ratios), thing)}"
 
 
 def _span(sizes: Sequence[float]) -> str:
@@ -72,7 +67,7 @@ def _close(results: Results) -> Sentence:
     targets = targets_of(document)
     met = sum(target.get("met") is True for target in targets)
     return (
-        "From 8 MiB on they reach ",
+        f"From {size(LARGE)} on they reach ",
         Strong(percent(median([share for share, _ in shared]))),
         f" of the proven limit in the median, at the least {percent(least)} "
         f"({word(worst, 'collective')}, {word(worst, 'topology')})",

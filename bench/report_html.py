@@ -101,4 +101,5 @@ def _bars_html(bars: Bars) -> str:
 def _circumstances_html(found: tuple[str, list[tuple[str, str]]]) -> str:
     line, entries = found
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in entries)
-    return f'<details class="circumstances"><summary>{sentence_html((line,))}</summary><dl>{listed}</dl></details>'
+    summary = f"<summary>{sentence_html((line,))}</summary>"
+    return f'<details class="circumstances">{summary}<dl>{listed}</dl></details>'

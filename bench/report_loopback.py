@@ -1,13 +1,14 @@
-"""The section of the process group on one machine, where there are no links to use better: its costs alone."""
+"""The section of the process group on one machine: its costs, where there are no links to use better."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.report_cells import Column, all_rows, durations, sizes, speed_ups, words
 from bench.report_parts import Cell, Part, Picture, Section, Table, grid, missing, text
 from bench.report_results import Document, Row, figure, grouped, word
 from bench.report_svg import Line, line_chart
-from bench.report_words import DASH, digits, duration, plural, size, times
+from bench.report_words import DASH, count, digits, plural, size, times
 
 NAME, TITLE = "one-machine", "What does the process group cost on one machine?"
 COMMAND = "python bench/loopback.py"
@@ -27,21 +28,21 @@ def section(document: Document | None) -> Section:
     cases = grouped(document.rows, case)
     parts: list[Part] = [
         text(
-            "Speed as a multiple of gloo's in the same round, on local processes. Loopback has no links to use "
-            "better, so that these are the costs of the runtime alone. Blue is what the group does by itself "
-            "within a host.",
+            "Speed as a multiple of gloo's in the same round, on local processes. Loopback has no links to "
+            "use better, so that these are the costs of the runtime alone. Blue is what the group does by "
+            "itself within a host.",
             tone="quiet",
         ),
         *_targets(document),
         grid([_picture(name, rows)] for name, rows in cases.items()),
-        _everything(document),
+        all_rows(_COLUMNS, document.rows),
     ]
     return Section(NAME, TITLE, "measured on local processes", tuple(parts), (document,))
 
 
 def case(row: Row) -> str:
     """The collective and the number of ranks."""
-    return f"{word(row, 'collective')}, {digits(figure(row, 'ranks'), 4)} ranks"
+    return f"{word(row, 'collective')}, {count(figure(row, 'ranks'))} ranks"
 
 
 def _targets(document: Document) -> list[Part]:
@@ -92,30 +93,23 @@ def _ratio(rows: Sequence[Row], method: str) -> float | None:
     return next((figure(row, "times_gloo") for row in rows if row.get("method") == method), None)
 
 
-def _everything(document: Document) -> Table:
-    lines = [
-        (
-            Cell(case(row)),
-            Cell(size(figure(row, "bytes")), figure(row, "bytes")),
-            Cell(word(row, "method")),
-            Cell(word(row, "served_by")),
-            *(
-                Cell(duration(figure(row, name)), figure(row, name))
-                for name in ("time_us", "spread", "cpu_us")
-            ),
-            *(Cell(times(figure(row, name)), figure(row, name)) for name in ("times_gloo", "cpu_saving")),
-            _verdict(row),
-        )
-        for row in document.rows
-    ]
-    head = ("collective", ">size", "contender", "served by", ">time", ">spread", ">CPU time", ">over gloo")
-    head += (">less CPU than gloo", "target")
-    return Table(head, tuple(lines), folded=f"All {plural(len(lines), 'row')}")
-
-
 def _verdict(row: Row) -> Cell:
     target = figure(row, "target")
     if target is None:
         return Cell("")
     met = row.get("met")
     return Cell(f"{times(target)} {'met' if met else 'missed'}", target, "good" if met else "bad")
+
+
+_COLUMNS: dict[str, Column] = {
+    "collective": lambda row: Cell(case(row)),
+    ">size": sizes,
+    "contender": words("method"),
+    "served by": words("served_by"),
+    ">time": durations("time_us"),
+    ">spread": durations("spread"),
+    ">CPU time": durations("cpu_us"),
+    ">over gloo": speed_ups("times_gloo"),
+    ">less CPU than gloo": speed_ups("cpu_saving"),
+    "target": _verdict,
+}

@@ -55,16 +55,19 @@ svg .curve{fill:none;stroke-width:1.4;stroke-linejoin:round;stroke:var(--base)}
 svg .curve.ours{stroke:var(--ours);stroke-width:2.2}svg .dashed{stroke-dasharray:4 3}
 svg circle.ours{fill:var(--ours)}svg circle.base{fill:var(--base)}
 svg .name{font-weight:500}svg .name.ours{fill:var(--ours);font-weight:650}svg .name.base{fill:var(--base-ink)}
-svg .limit{stroke:var(--limit);stroke-width:1.6;fill:none}svg .join{stroke:var(--base);stroke-width:1.6;fill:none}
+svg .limit{stroke:var(--limit);stroke-width:1.6;fill:none}
+svg .join{stroke:var(--base);stroke-width:1.6;fill:none}
 svg .cable{stroke:var(--base);fill:none}svg .cable.bad{stroke:var(--bad)}
-svg .rank{fill:var(--paper);stroke:var(--ink);stroke-width:1.2}svg .switch{fill:var(--soft);stroke:var(--quiet)}
+svg .rank{fill:var(--paper);stroke:var(--ink);stroke-width:1.2}
+svg .switch{fill:var(--soft);stroke:var(--quiet)}
 svg .number{fill:var(--ink);text-anchor:middle}
 .bar{display:grid;grid-template-columns:8.6rem 1fr 3.9rem;gap:.6rem;align-items:center;font-size:.8rem;
 line-height:1.55}
 .bar .label{color:var(--quiet);overflow:hidden;text-overflow:ellipsis;white-space:nowrap;text-align:right}
 .bar .track{height:.62rem;border-right:1.6px solid var(--limit)}
 .bar .track span{display:block;height:100%;background:var(--base);border-radius:0 2px 2px 0}
-.bar.ours .track span{background:var(--ours)}.bar.ours .label,.bar.ours .value{color:var(--ours);font-weight:600}
+.bar.ours .track span{background:var(--ours)}
+.bar.ours .label,.bar.ours .value{color:var(--ours);font-weight:600}
 .wide{overflow-x:auto;margin:.6rem 0}
 table{border-collapse:collapse;font-size:.86rem;line-height:1.45}
 th,td{padding:.3rem .9rem .3rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
@@ -115,8 +118,8 @@ def page(headline: Sequence[Sentence], sections: Sequence[Section]) -> str:
             f"<title>{escape(TITLE)}</title><style>{_STYLE}</style></head><body>",
             f"<header><h1>{escape(TITLE)}</h1>{lead}<nav>{links}</nav></header>",
             *map(section_html, sections),
-            "<footer>Made from the files in bench/results by python bench/report.py; no figure on this page is "
-            "typed by hand. Blue is ours, grey is what it is compared with. Click a column's head to sort."
+            "<footer>Made from the files in bench/results by python bench/report.py; no figure on this page "
+            "is typed by hand. Blue is ours, grey is what it is compared with. Click a column's head to sort."
             "</footer>",
             f"<script>{_SCRIPT}</script></body></html>\n",
         ]

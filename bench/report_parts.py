@@ -1,4 +1,4 @@
-"""What the report is made of, as values: a section is a title and parts, and a part is a table, bars, a picture.
+"""What the report is made of, as values: a section is a title and parts, and a part is a table or a picture.
 
 Sections make these from results; `report_html` and `report_markdown` render the same values, so that the page
 and the README cannot say different things.

@@ -1,13 +1,14 @@
-"""The section of peers: public synthesizers on the same questions, on the same machine, in turns with ours."""
+"""The section of peers: public synthesizers on the same questions and machine, in turns with ours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.report_cells import Column, all_rows, counts, durations, method, numbers, seconds_of, shares, words
 from bench.report_parts import Cell, Part, Picture, Section, Table, Tone, missing, text
-from bench.report_results import Document, Row, figure, grouped, is_ours, word
+from bench.report_results import Document, Row, figure, figures, grouped, is_ours, word
 from bench.report_svg import Dots, dot_chart
-from bench.report_words import DASH, digits, percent, plural, seconds, times
+from bench.report_words import percent, plural, seconds, times
 
 NAME, TITLE, COMMAND = "peers", "How do the public synthesizers do?", "python bench/peers.py"
 
@@ -28,7 +29,7 @@ def section(document: Document | None) -> Section:
     if drawn:
         note = "Whole processes, logarithmic. Blue: ours. Grey: each peer that answered."
         parts.append(Picture(drawn, "Time to answer", note))
-    parts += [table(document), _everything(document)]
+    parts += [table(document), all_rows(_COLUMNS, document.rows)]
     return Section(
         NAME, TITLE, "measured; rates exact, times of schedules simulated", tuple(parts), (document,)
     )
@@ -39,79 +40,68 @@ def case(row: Row) -> str:
     return f"{word(row, 'title', 'topology')}, {word(row, 'collective')}"
 
 
+def contender(row: Row) -> str:
+    """Who answered, without which of its answers it is."""
+    return word(row, "method").partition(" (")[0]
+
+
 def table(document: Document) -> Table:
-    """A line per question, a column per contender: time, and share of the proven limit."""
-    contenders = sorted(
-        dict.fromkeys(word(row, "method") for row in document.rows), key=lambda name: not is_ours(name)
-    )
-    lines = [
-        (
-            Cell(name),
-            *(_answer([row for row in rows if word(row, "method") == who], rows) for who in contenders),
-        )
-        for name, rows in grouped(document.rows, case).items()
-    ]
-    return Table(("question", *contenders), tuple(lines))
+    """A line per question, a column per contender: how long its best answer took, and how good it is."""
+    names = sorted(dict.fromkeys(map(contender, document.rows)), key=lambda name: not is_ours(name))
+    lines = []
+    for name, rows in grouped(document.rows, case).items():
+        answers = grouped(rows, contender)
+        lines.append((Cell(name), *(_answer(answers.get(who, [])) for who in names)))
+    return Table(("question", *names), tuple(lines))
 
 
-def _taken(row: Row) -> float | None:
-    taken = figure(row, "seconds")
-    time_us = figure(row, "time_us")
-    return taken if taken is not None else None if time_us is None else time_us / 1e6
-
-
-def _answer(rows: Sequence[Row], everybody: Sequence[Row]) -> Cell:
-    """The best of what a contender found: how long it took, and how near to the limit that is."""
+def _answer(rows: Sequence[Row]) -> Cell:
     if not rows:
-        return Cell("cannot be asked", tone="quiet")
-    best = max(rows, key=lambda row: figure(row, "share_of_optimum", "rate", "algbw") or 0.0)
-    taken, verdict = _taken(best), word(best, "verdict")
-    if verdict not in {"found", DASH}:
+        return Cell("")
+    best = max(rows, key=lambda row: figure(row, "share_of_optimum") or 0.0)
+    taken, share, verdict = figure(best, "seconds"), figure(best, "share_of_optimum"), word(best, "verdict")
+    if share is None:
         return Cell(verdict if taken is None else f"{verdict}, {seconds(taken)}", taken, "quiet")
-    said = [seconds(taken), f"{percent(figure(best, 'share_of_optimum'))} of the limit"]
+    said = [seconds(taken), f"{percent(share)} of the limit"]
+    if (ratio := figure(best, "times_ours")) is not None:
+        said[0] += f" ({times(ratio)} ours)"
     if (trees := figure(best, "trees")) is not None:
         said.append(plural(int(trees), "tree"))
     elif (steps := figure(best, "steps")) is not None:
         said.append(plural(int(steps), "step"))
-    ours = [taken for row in everybody if is_ours(row.get("method")) and (taken := _taken(row))]
-    mine = is_ours(best.get("method"))
-    if taken and ours and not mine:
-        said[0] += f" ({times(taken / min(ours))} as long)"
-    return Cell(", ".join(said), taken, "ours" if mine else "")
+    if verdict != "found":
+        said.append(verdict)
+    return Cell(", ".join(said), taken, "ours" if is_ours(best.get("method")) else "")
 
 
 def _chart(document: Document) -> str:
     dots = []
     for name, rows in grouped(document.rows, case).items():
-        answered = [
-            (row, taken) for row in rows if row.get("verdict", "found") == "found" and (taken := _taken(row))
-        ]
+        found = [row for row in rows if figure(row, "share_of_optimum") is not None]
+        taken = {who: figures(answers, "seconds")[:1] for who, answers in grouped(found, contender).items()}
         values: list[tuple[Tone, float]] = [
-            ("ours" if is_ours(row.get("method")) else "base", taken)
-            for row, taken in sorted(answered, key=lambda pair: is_ours(pair[0].get("method")))
+            ("ours" if is_ours(who) else "base", one)
+            for who, times_s in sorted(taken.items(), key=lambda pair: is_ours(pair[0]))
+            for one in times_s
         ]
-        hint = "; ".join(f"{word(row, 'method')} {seconds(taken)}" for row, taken in answered)
+        hint = "; ".join(f"{who} {seconds(one)}" for who, times_s in taken.items() for one in times_s)
         if values:
             dots.append(Dots(name, tuple(values), f"{name}: {hint}"))
     return dot_chart(dots, unit="s", logarithmic=True, label_width=150, description="time to answer")
 
 
-def _everything(document: Document) -> Table:
-    names = ("seconds", "cpu_seconds")
-    lines = [
-        (
-            Cell(case(row)),
-            Cell(word(row, "method"), tone="ours" if is_ours(row.get("method")) else ""),
-            Cell(word(row, "label", "algorithm")),
-            Cell(word(row, "verdict")),
-            *(Cell(seconds(figure(row, name)), figure(row, name)) for name in names),
-            Cell(digits(figure(row, "rate", "algbw")), figure(row, "rate", "algbw")),
-            Cell(percent(figure(row, "share_of_optimum")), figure(row, "share_of_optimum")),
-            *(Cell(digits(figure(row, name), 4), figure(row, name)) for name in ("trees", "steps", "runs")),
-            Cell(word(row, "why")),
-        )
-        for row in document.rows
-    ]
-    head = ("question", "contender", "algorithm", "verdict", ">time", ">CPU time", ">GB/s", ">of the limit")
-    head += (">trees", ">steps", ">runs", "why")
-    return Table(head, tuple(lines), folded=f"All {plural(len(lines), 'row')}")
+_COLUMNS: dict[str, Column] = {
+    "question": lambda row: Cell(case(row)),
+    "contender": method,
+    "verdict": words("verdict"),
+    ">time": seconds_of("seconds"),
+    ">CPU time": seconds_of("cpu_seconds"),
+    ">GB/s": numbers("rate", "algbw"),
+    ">of the limit": shares("share_of_optimum"),
+    ">simulated, 64 KiB": durations("time_us_64KiB"),
+    ">simulated, 64 MiB": durations("time_us_64MiB"),
+    ">trees": counts("trees"),
+    ">steps": counts("steps"),
+    ">runs": counts("runs"),
+    "why": words("why"),
+}

@@ -105,6 +105,7 @@ OURS = (
     "sockets",
     "as it comes",
     "pareto",
+    "torch messages",
 )
 """First words of the names of what this package makes."""
 

@@ -123,7 +123,7 @@ def _short(value: float) -> str:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """From 3 to 7 round values between two, a factor of about the same apart, with 1 among them if it is there."""
+    """At most 7 round values between two, about the same factor apart, with 1 among them if it is there."""
     for steps in ((1, 1.2, 1.5, 2, 3, 5, 7), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [float(f"{step * 10.0**decade:.6g}") for decade in decades for step in steps]

@@ -1,4 +1,4 @@
-"""The sections of synthesis time: trees of whole machines, and how the public ForestColl does in the same run."""
+"""The section of synthesis time: trees of whole machines, and how a peer does in the same run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bench.report_parts import Cell, Part, Picture, Section, Table, Tone, missing, text
 from bench.report_results import Document, Row, figure, grouped, is_ours, word
 from bench.report_svg import Dots, dot_chart
-from bench.report_words import DASH, digits, seconds, times
+from bench.report_words import DASH, count, digits, seconds, times
 
 NAME, TITLE, COMMAND = "synthesis", "How long does synthesis take?", "python bench/synthesis.py"
 IN_TURNS = "trees, in turns"
@@ -57,8 +57,8 @@ def table(document: Document) -> Table:
         lines.append(
             (
                 Cell(title),
-                *(Cell(digits(figure(rows[0], "ranks"), 4), figure(rows[0], "ranks")),),
-                Cell(digits(figure(trees, "trees"), 4), figure(trees, "trees")),
+                *(Cell(count(figure(rows[0], "ranks")), figure(rows[0], "ranks")),),
+                Cell(count(figure(trees, "trees")), figure(trees, "trees")),
                 Cell(seconds(figure(bound, "seconds")), figure(bound, "seconds")),
                 Cell(seconds(figure(trees, "seconds")), figure(trees, "seconds"), "ours"),
                 Cell(_memory(figure(trees, "peak_MB")), figure(trees, "peak_MB")),
@@ -80,7 +80,7 @@ def _peer_cell(peer: Row, ours: Row) -> Cell:
     trees, mine = figure(peer, "trees"), figure(ours, "seconds")
     said = [seconds(taken)]
     if trees is not None:
-        said.append(f"{digits(trees, 4)} trees")
+        said.append(f"{count(trees)} trees")
     if mine:
         said.append(f"{times(taken / mine)} as long")
     return Cell(", ".join(said), taken, "base")
@@ -105,6 +105,6 @@ def _chart(document: Document) -> str:
         if ours:
             values.append(("ours", ours))
         if values:
-            ranks = digits(figure(rows[0], "ranks"), 4)
+            ranks = count(figure(rows[0], "ranks"))
             dots.append(Dots(f"{title} ({ranks})", tuple(values), f"{title}, {ranks} ranks: {seconds(ours)}"))
     return dot_chart(dots, unit="s", logarithmic=True, label_width=128, description="time of synthesis")

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from bench.report_cells import (
+    Column,
+    all_rows,
+    counts,
+    durations,
+    method,
+    numbers,
+    shares,
+    sizes,
+    speed_ups,
+    table_of,
+    words,
+)
 from bench.report_graph import delivery, graph, links_of
 from bench.report_parts import Bar, Bars, Cell, Part, Picture, Section, Table, grid, missing, text
 from bench.report_results import Document, Row, figure, figures, grouped, is_ours, word
-from bench.report_words import digits, duration, percent, plural, size, times
+from bench.report_words import duration, percent, plural, size, times
 
 NAME, TITLE, COMMAND = "links", "How close to the limit, on links that are real?", "python bench/testbed.py"
 LARGE = 8 << 20
@@ -22,16 +35,16 @@ def section(document: Document | None) -> Section:
     rows = [row for row in document.rows if figure(row, "time_us") is not None]
     parts: list[Part] = [
         text(
-            "Real processes, real TCP, one rate-limited pair of network devices per link of the topology. The "
-            "limit is what no schedule can pass at the rates that these links delivered in the same run. Each "
-            "line is the fastest of our schedules at the largest size, beside unmodified gloo and the best "
-            "single ring.",
+            "Real processes, real TCP, one rate-limited pair of network devices per link of the topology. "
+            "The limit is what no schedule can pass at the rates that these links delivered in the same run. "
+            "Each line is the fastest of our schedules at the largest size, beside unmodified gloo and the "
+            "best single ring.",
             tone="quiet",
         ),
-        table(document, rows),
+        table(document),
         *_targets(document),
         grid(_card(document, topology, found) for topology, found in grouped(rows, _topology).items()),
-        _everything(rows),
+        all_rows(_COLUMNS, rows),
     ]
     return Section(NAME, TITLE, "measured on emulated links", tuple(parts), (document,))
 
@@ -63,46 +76,23 @@ def winners(document: Document | None) -> list[Row]:
     return [best for found in cases.values() if (best := best_of_ours(found)) is not None]
 
 
-def table(document: Document, rows: Sequence[Row] | None = None, *, collectives: bool = True) -> Table:
-    """A line per topology and collective at its largest size.
-
-    Args:
-        document: the results.
-        rows: those of it that hold a time.
-        collectives: all of them; else allreduce alone, for a page that has less room.
-    """
-    lines = []
-    for (topology, collective), found in grouped(rows or document.rows, _case).items():
-        best = best_of_ours(at_largest(found))
-        if best is None or not (collectives or collective == "allreduce"):
-            continue
-        share = figure(best, "share_of_optimum")
-        lines.append(
-            (
-                Cell(topology),
-                Cell(collective),
-                Cell(size(figure(best, "bytes")), figure(best, "bytes")),
-                Cell(word(best, "method")),
-                Cell(duration(figure(best, "time_us")), figure(best, "time_us")),
-                Cell(percent(share), share, "ours"),
-                *(_speed_up(figure(best, name)) for name in ("speed_up_over_ring", "speed_up_over_gloo")),
-            )
-        )
-    head = (
-        "topology",
-        "collective",
-        ">size",
-        "ours",
-        ">time",
-        ">of the limit",
-        ">over the best ring",
-        ">over gloo",
+def table(document: Document) -> Table:
+    """A line per topology and collective at its largest size."""
+    cases = grouped(document.rows, _case).values()
+    best = [row for found in cases if (row := best_of_ours(at_largest(found))) is not None]
+    return table_of(
+        {
+            "topology": words("topology"),
+            "collective": words("collective"),
+            ">size": sizes,
+            "ours": words("method"),
+            ">time": durations("time_us"),
+            ">of the limit": shares("share_of_optimum", tone="ours"),
+            ">over the best ring": speed_ups("speed_up_over_ring"),
+            ">over gloo": speed_ups("speed_up_over_gloo"),
+        },
+        best,
     )
-    return Table(head, tuple(lines))
-
-
-def _speed_up(ratio: float | None) -> Cell:
-    return Cell(times(ratio), ratio, "bad" if ratio is not None and ratio < 1 else "")
 
 
 def targets_of(document: Document | None) -> list[dict[str, Any]]:
@@ -115,23 +105,21 @@ def _targets(document: Document) -> list[Part]:
     targets = targets_of(document)
     if not targets:
         return []
-    lines = [
-        (
-            Cell(word(target, "topology")),
-            Cell(word(target, "collective")),
-            Cell(word(target, "measure", "what")),
-            _aim(figure(target, "target")),
-            _aim(figure(target, "measured")),
-            _verdict(target),
-        )
-        for target in targets
-    ]
     met = sum(target.get("met") is True for target in targets)
-    open_ = sum(not isinstance(target.get("met"), bool) for target in targets)
-    title = f"{met} of {plural(len(targets), 'target')} met" + (f", {open_} not measured" if open_ else "")
-    return [
-        Table(("topology", "collective", "measure", ">target", ">measured", "verdict"), tuple(lines), title)
-    ]
+    unknown = sum(not isinstance(target.get("met"), bool) for target in targets)
+    title = f"{met} of {plural(len(targets), 'target')} met" + (
+        f", {unknown} not measured" if unknown else ""
+    )
+    columns: dict[str, Column] = {
+        "topology": words("topology"),
+        "collective": words("collective"),
+        ">size": sizes,
+        "measure": words("what", "measure"),
+        ">target": lambda target: _aim(figure(target, "target")),
+        ">measured": lambda target: _aim(figure(target, "measured")),
+        "verdict": _verdict,
+    }
+    return [table_of(columns, targets, title)]
 
 
 def _aim(value: float | None) -> Cell:
@@ -176,30 +164,18 @@ def _runs(row: Row) -> str:
     return "runs not noted" if runs is None else plural(int(runs), "run")
 
 
-def _everything(rows: Sequence[Row]) -> Table:
-    lines = [
-        (
-            Cell(word(row, "topology")),
-            Cell(word(row, "collective")),
-            Cell(word(row, "method"), tone="ours" if is_ours(row.get("method")) else ""),
-            Cell(size(figure(row, "bytes")), figure(row, "bytes")),
-            *(Cell(duration(figure(row, name)), figure(row, name)) for name in ("time_us", "spread")),
-            *(Cell(digits(figure(row, name)), figure(row, name)) for name in ("algbw", "busbw")),
-            *(
-                Cell(percent(figure(row, name)), figure(row, name))
-                for name in ("share_of_optimum", "share_of_nominal")
-            ),
-            *(_speed_up(figure(row, name)) for name in ("speed_up_over_ring", "speed_up_over_gloo")),
-            Cell(digits(figure(row, "runs")), figure(row, "runs")),
-        )
-        for row in rows
-    ]
-    head = ("topology", "collective", "method", ">size", ">time", ">spread", ">algbw GB/s", ">busbw GB/s")
-    shares = (
-        ">of the limit, delivered",
-        ">of the limit, nominal",
-        ">over the best ring",
-        ">over gloo",
-        ">runs",
-    )
-    return Table(head + shares, tuple(lines), folded=f"All {plural(len(lines), 'row')}")
+_COLUMNS: dict[str, Column] = {
+    "topology": words("topology"),
+    "collective": words("collective"),
+    "method": method,
+    ">size": sizes,
+    ">time": durations("time_us"),
+    ">spread": durations("spread"),
+    ">algbw GB/s": numbers("algbw"),
+    ">busbw GB/s": numbers("busbw"),
+    ">of the limit, delivered": shares("share_of_optimum"),
+    ">of the limit, nominal": shares("share_of_nominal"),
+    ">over the best ring": speed_ups("speed_up_over_ring"),
+    ">over gloo": speed_ups("speed_up_over_gloo"),
+    ">runs": counts("runs"),
+}

@@ -1,4 +1,4 @@
-"""Figures in words: three digits that count, the unit that fits, and a dash for what is not known."""
+"""Figures in words: three significant digits, the unit that fits, and a dash for what is not known."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from synth.sizes import format_size
 DASH = "–"
 
 
-def digits(value: float | None, count: int = 3) -> str:
-    """With so many digits that count and no exponent."""
+def digits(value: float | None, significant: int = 3) -> str:
+    """With so many significant digits and no exponent."""
     if value is None or not math.isfinite(value):
         return DASH
     if value == 0:
         return "0"
-    places = max(0, count - 1 - math.floor(math.log10(abs(value))))
+    exponent = int(f"{value:.{significant - 1}e}".partition("e")[2])
+    places = max(0, significant - 1 - exponent)
     return f"{value:,.{places}f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number."""
+    return DASH if value is None else f"{round(value):,}"
 
 
 def duration(microseconds: float | None) -> str:
@@ -49,9 +55,9 @@ def size(size_bytes: float | None) -> str:
     return DASH if size_bytes is None else format_size(int(size_bytes))
 
 
-def plural(count: int, thing: str, things: str | None = None) -> str:
+def plural(number: int, thing: str) -> str:
     """A number of things."""
-    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
+    return f"{number:,} {thing if number == 1 else thing + 's'}"
 
 
 def listed(items: list[str]) -> str:
