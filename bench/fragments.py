@@ -308,25 +308,28 @@ def main() -> None:
         for spec in arguments.machine:
             with progress(f"fragments of {spec}", quiet=False):
                 rows += survey(topologies.load(spec, rates=arguments.rates))
-        summary = summarize(rows)
-        print("\n".join([*format_table(rows), "", *format_summary(summary)]))
-        found = document(
-            "How much of the links does each allocation of a box give?",
-            rows,
-            keys=KEYS,
-            measures={"algbw": Measure("more"), "optimum": Measure("more")},
-            units=UNITS,
-            packages=("arborcast", "numpy", "highspy"),
-            rates=arguments.rates,
-            summary=summary,
-        )
-        write_document(arguments.json, found)
+        print("\n".join([*format_table(rows), "", *format_summary(summarize(rows))]))
+        write_document(arguments.json, results_document(rows, rates=arguments.rates))
         print(f"\nwritten: {arguments.json}")
         if arguments.picture is not None:
             for path in _draw(rows, arguments.picture):
                 print(f"drawn: {path}")
     except InputError as error:
         raise SystemExit(str(error)) from error
+
+
+def results_document(rows: Sequence[Row], *, rates: str) -> dict[str, Any]:
+    """The results file; `rates` is what the links' rates are, nccl or datasheet."""
+    return document(
+        "How much of the links does each allocation of a box give?",
+        rows,
+        keys=KEYS,
+        measures={"algbw": Measure("more"), "optimum": Measure("more")},
+        units=UNITS,
+        packages=("arborcast", "numpy", "highspy"),
+        rates=rates,
+        summary=summarize(rows),
+    )
 
 
 def _arguments() -> argparse.Namespace:

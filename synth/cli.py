@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from synth.bench_command import bench
 from synth.console import (
     Json,
     Stopwatch,
@@ -79,6 +80,9 @@ def _version(wanted: bool) -> None:
 
         print_lines([f"arborcast {version('arborcast')}"])
         raise typer.Exit
+
+
+app.add_typer(bench)
 
 
 @app.callback()

@@ -1,0 +1,264 @@
+"""`synth bench`: single questions to the benchmarks of `bench/`, and the report of all their answers.
+
+`make bench` asks the full set; every command here asks one thing of one machine, prints the same table and,
+with `--json` or `-o`, the same document.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from synth.bench_run_command import bench_run
+from synth.console import fail, print_json, print_lines, progress
+from synth.errors import InputError
+from synth.options import (
+    AsJson,
+    CollectiveName,
+    Gpu,
+    Pcie,
+    Ranks,
+    Rates,
+    Root,
+    Spec,
+    rank_list,
+    seconds,
+    whole,
+    writable,
+)
+
+if TYPE_CHECKING:
+    from synth.topology import Topology
+
+bench = typer.Typer(
+    name="bench",
+    help="Measure: a schedule, a machine, all its allocations, real links, other synthesizers; report it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+bench.command("run")(bench_run)
+
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="write the results document here")]
+Picture = Annotated[Path | None, typer.Option("--picture", help="draw it: .svg or .png")]
+Runs = Annotated[int, typer.Option("--runs", parser=whole, metavar="N", help="of each, in turns")]
+
+
+@bench.command()
+def sweep(
+    spec: Spec,
+    collective: CollectiveName,
+    sizes: Annotated[str, typer.Option("--sizes", help="a range, from which every power of 4")] = "1KiB:1GiB",
+    root: Root = None,
+    deadline: Annotated[
+        float, typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="after which to stop")
+    ] = 90,
+    output: Output = None,
+    picture: Picture = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate our choice by size beside rings, trees and NCCL's planning models."""
+    from bench.sweeps import format_table, results_document
+    from bench.sweeps import sweep as swept
+    from bench.sweeps_machines import load
+    from synth.collective import Collective
+    from synth.sizes import size_range
+
+    _check_outputs(output, picture)
+    wanted = size_range(sizes)[::2]
+    topology = load(spec)
+    asked = Collective.on(topology, collective, root=root or 0)
+    with progress(f"sweeping {collective} on {topology.name}", quiet=as_json):
+        found = swept(topology, asked, wanted, deadline_s=deadline)
+    if picture is not None:
+        from bench.sweeps_figure import draw
+
+        draw(found.rows, picture)
+    _tell(results_document([found]), format_table(found), output, picture, as_json)
+
+
+@bench.command()
+def fragments(
+    spec: Spec,
+    collective: Annotated[
+        str | None, typer.Argument(metavar="[COLLECTIVE]", help="broadcast or allreduce; both where none")
+    ] = None,
+    rates: Rates = "nccl",
+    output: Output = None,
+    picture: Picture = None,
+    as_json: AsJson = False,
+) -> None:
+    """Survey every allocation of a box: what its links allow, what rings reach, what trees reach."""
+    import topologies
+    from bench.fragments import format_summary, format_table, results_document, summarize, survey
+    from bench.fragments_nccl import MODELLED
+
+    _check_outputs(output, picture)
+    topology = topologies.load(spec, rates=rates)
+    with progress(f"fragments of {topology.name}", quiet=as_json):
+        rows = survey(topology, MODELLED if collective is None else [collective])
+    if picture is not None:
+        from bench.fragments_figure import draw_fragments
+
+        draw_fragments(rows, picture)
+    text = "\n".join([*format_table(rows), "", *format_summary(summarize(rows))])
+    _tell(results_document(rows, rates=rates), text, output, picture, as_json)
+
+
+@bench.command()
+def testbed(
+    spec: Spec,
+    collective: CollectiveName,
+    sizes: Annotated[str, typer.Option("--sizes", help="one size or a range that doubles")] = "8MiB",
+    mbit: Annotated[
+        int, typer.Option("--mbit", parser=whole, metavar="N", help="Mbit/s of the slowest emulated link")
+    ] = 50,
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="names with commas between; the usual ones where none")
+    ] = None,
+    runs: Runs = 5,
+    root: Root = None,
+    ranks: Ranks = None,
+    gpu: Gpu = None,
+    pcie: Pcie = False,
+    rates: Rates = "datasheet",
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run schedules beside gloo on emulated links of this machine: real processes, real TCP; needs root."""
+    from bench.emulation.machine import EmulationError
+    from bench.testbed import measure, results_document
+    from bench.testbed_rows import format_table
+    from synth.sizes import size_range
+
+    _check_outputs(output, None)
+    topology = _load(spec, ranks, gpu, pcie, rates)
+    wanted = None if methods is None else [name.strip() for name in methods.split(",")]
+    try:
+        result = measure(
+            topology,
+            [collective],
+            size_range(sizes),
+            slowest_mbit=mbit,
+            methods=wanted,
+            runs=runs,
+            root=root or 0,
+            say=lambda line: typer.echo(line, err=True),
+        )
+    except EmulationError as error:
+        fail(f"testbed: {error}")
+        raise typer.Exit(1) from None
+    _tell(results_document(result), format_table(result.rows), output, None, as_json)
+
+
+@bench.command()
+def peers(
+    spec: Spec,
+    collective: CollectiveName,
+    sccl: Annotated[Path | None, typer.Option("--sccl", help="a checkout of msccl-tools")] = None,
+    sccl_python: Annotated[
+        str, typer.Option("--sccl-python", help="an interpreter that has what it requires")
+    ] = sys.executable,
+    forestcoll: Annotated[Path | None, typer.Option("--forestcoll", help="a checkout of ForestColl")] = None,
+    tacos: Annotated[Path | None, typer.Option("--tacos", help="a checkout of TACOS")] = None,
+    root: Root = None,
+    runs: Runs = 3,
+    limit: Annotated[
+        float, typer.Option("--limit", parser=seconds, metavar="SECONDS", help="for one run of one of them")
+    ] = 120,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask other synthesizers the same question in turns with ours, and judge all answers alike."""
+    from bench.peers import compare as asked
+    from bench.peers import format_table, results_document
+
+    _check_outputs(output, None)
+    given = {"sccl": sccl, "forestcoll": forestcoll, "tacos": tacos}
+    checkouts = {name: path for name, path in given.items() if path is not None}
+    if not checkouts:
+        raise InputError("peers: needs a checkout at least: --sccl PATH, --forestcoll PATH or --tacos PATH")
+    with progress(f"{collective} on {spec}", quiet=as_json):
+        rows = asked(
+            spec,
+            collective,
+            checkouts,
+            root=root or 0,
+            runs=runs,
+            limit_s=limit,
+            sccl_python=sccl_python,
+        )
+    _tell(results_document(rows, checkouts), format_table(rows), output, None, as_json)
+
+
+@bench.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="the folder of results documents")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="the page")] = Path("bench.html"),
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="a file whose summary between its markers is replaced")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make one self-contained page of all results."""
+    from bench.report import write_report
+
+    writable(output)
+    write_report(results, output, markdown)
+    if as_json:
+        print_json({"page": str(output), "markdown": None if markdown is None else str(markdown)})
+        return
+    print_lines([f"written   {path}" for path in (output, markdown) if path is not None])
+
+
+@bench.command()
+def compare(
+    old: Annotated[Path, typer.Argument(help="a results document, or a folder of them")],
+    new: Annotated[Path, typer.Argument(help="the same, later")],
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", metavar="PART", help="of a timed figure that does not matter")
+    ] = 0.05,
+) -> None:
+    """Show what became worse beyond the spread; exit status 1 where anything did."""
+    from bench.compare import main
+
+    if status := main([str(old), str(new), "--tolerance", str(tolerance)]):
+        raise typer.Exit(status)
+
+
+def _load(spec: str, ranks: str | None, gpu: str | None, pcie: bool, rates: str) -> Topology:
+    import topologies
+
+    chosen = None if ranks is None else rank_list(ranks)
+    return topologies.load(spec, ranks=chosen, gpu=gpu, pcie=pcie, rates=rates)
+
+
+def _check_outputs(output: Path | None, picture: Path | None) -> None:
+    writable(output)
+    if picture is not None:
+        from synth.pictures.canvas import check_path
+
+        check_path(picture)
+        writable(picture)
+
+
+def _tell(
+    found: Mapping[str, Any], text: str, output: Path | None, picture: Path | None, as_json: bool
+) -> None:
+    """The answer, in the form that was asked for."""
+    if output is not None:
+        from bench.document import write_document
+
+        write_document(output, found)
+    if as_json:
+        print_json({**found, "file": _text(output), "picture": _text(picture)})
+        return
+    print_lines([text])
+    print_lines([f"written   {path}" for path in (output, picture) if path is not None])
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
