@@ -2,7 +2,8 @@
 
 Every computation runs in a child process of its own, after a warm-up, so that the kernels are compiled and
 the peak memory is its own. `--forestcoll PATH` runs the public ForestColl from a checkout in turns with
-ours. Results go to `bench/results/synthesis.json`.
+ours; `bench/peers.py` asks it and others more, and checks what they answer. Results go to
+`bench/results/synthesis.json`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.measured import circumstances
+from bench.document import Measure, document, write_document
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "synthesis.json"
@@ -56,6 +57,15 @@ CASES = [
 ]
 FORESTCOLL = {"2x8 A100": ("a100_topology", 2), "2x16 MI250": ("mi250_topology", 2)}
 FORESTCOLL_ROUNDS = 3
+KEYS = ("topology", "title", "collective", "method")
+MEASURES = {"time_us": Measure("less", "spread"), "algbw": Measure("more"), "trees": Measure("less")}
+UNITS = {
+    "seconds": "median",
+    "cpu_seconds": "median, this process alone",
+    "spread": "largest minus smallest, us",
+    "peak_MB": "of the process",
+    "rate": "algbw in GB/s, exact",
+}
 
 
 @dataclass
@@ -86,16 +96,16 @@ def main() -> None:
     if arguments.forestcoll:
         rows += _beside_forestcoll(arguments.forestcoll)
     _print(rows)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(_document(rows), indent=1) + "\n")
-    print(f"\nwritten: {arguments.output}")
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    write_document(arguments.json, _document(rows))
+    print(f"\nwritten: {arguments.json}")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="leave out what takes over 10 s")
     parser.add_argument("--forestcoll", type=Path, metavar="PATH", help="a checkout of ForestColl")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="where the rows go")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -166,7 +176,7 @@ def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
             found["trees"] = len(packing.trees)
             found["height"] = max(tree.height for tree in packing.trees)
             del packing
-    return found | {**asdict(watch), "algbw": str(rate), "peak_MB": _peak_megabytes()}
+    return found | {**asdict(watch), "rate": str(rate), "algbw": float(rate), "peak_MB": _peak_megabytes()}
 
 
 def _forestcoll(path: str, builder: str, boxes: str) -> dict[str, Any]:
@@ -238,18 +248,15 @@ def _peak_megabytes() -> float:
 
 
 def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "question": "How long does synthesis take?",
-        **circumstances("arborcast", "numpy", "numba", "highspy"),
-        "units": {
-            "seconds": "median",
-            "cpu_seconds": "median, this process alone",
-            "spread": "largest minus smallest, us",
-            "peak_MB": "of the process",
-        },
-        "cases": [asdict(case) for case in CASES],
-        "rows": rows,
-    }
+    return document(
+        "How long does synthesis take?",
+        rows,
+        keys=KEYS,
+        measures=MEASURES,
+        units=UNITS,
+        packages=("arborcast", "numpy", "numba", "highspy"),
+        cases=[asdict(case) for case in CASES],
+    )
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
