@@ -1,6 +1,7 @@
-"""What the links really deliver, each alone and all at once, in payload bytes per second.
+"""What the links really deliver, each alone and all at once, in payload bits per second.
 
-One thread pumps all transfers, so that the measurement itself takes little of the processors.
+One thread pumps all transfers, so that the measurement itself takes little of the processors. Links that
+share no vertex are measured alone at the same time, as long as they are slow together.
 """
 
 from __future__ import annotations
@@ -8,12 +9,27 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.emulation.network import Emulation
+from bench.emulation.machine import EmulationError
+from bench.emulation.network import MTU, Emulation
+from bench.emulation.plan import EmulationPlan
 from synth.topology import Hop
 
+LEAST_ALONE = 0.9
+"""Share of its nominal rate that a link must deliver alone for anything to be measured on it."""
+
+LEAST_TOGETHER = 0.9
+"""Share of what they deliver alone that all links must deliver at once for the processors to keep up."""
+
+BATCH_BITS_PER_S = 500_000_000
+"""Of links that are measured at the same time without being together: far below what one core pumps."""
+
+LEAST_FRAMES = 30
+"""That a measurement must see of the slowest link."""
+
+_PATIENCE_S = 10.0
 _CHUNK = bytes(1 << 18)
 
 
@@ -28,33 +44,110 @@ class _Flow:
 
 
 def delivered(
-    emulation: Emulation, *, seconds: float = 0.5, settle_s: float = 0.25
+    emulation: Emulation, *, seconds: float = 0.2, settle_s: float = 0.15, passes: int = 2
 ) -> dict[str, dict[Hop, float]]:
     """Bits per second of payload of every link of the topology: `alone` and `together`.
 
     Args:
         emulation: the network.
-        seconds: how long each measurement takes.
-        settle_s: what goes before it, until buffers are full and the sender has found its pace.
+        seconds: how long each measurement takes; longer on links that would pass few frames meanwhile.
+        settle_s: what goes before it, until bursts are used up and the sender has found its pace.
+        passes: how often each link is measured alone; the best counts, so that what else the machine does
+            takes nothing from the limit that schedules are compared with.
+
+    Raises:
+        EmulationError: a link delivers nothing.
     """
-    links = [(link.src, link.dst) for link in emulation.plan.topology.links]
-    alone: dict[Hop, float] = {}
-    for link in links:
-        alone |= _measure(emulation, [link], seconds, settle_s)
+    plan = emulation.plan
+    links = [(link.src, link.dst) for link in plan.topology.links]
+    alone: dict[Hop, float] = dict.fromkeys(links, 0.0)
+    for batch in _batches(plan, links):
+        for _ in range(passes):
+            for link, rate in _measure(emulation, batch, seconds, settle_s).items():
+                alone[link] = max(alone[link], rate)
     return {"alone": alone, "together": _measure(emulation, links, seconds, settle_s)}
 
 
-def _measure(emulation: Emulation, links: Iterable[Hop], seconds: float, settle_s: float) -> dict[Hop, float]:
-    flows = [_open(emulation, link) for link in links]
-    selector = selectors.DefaultSelector()
+def check_delivery(
+    plan: EmulationPlan, found: Mapping[str, Mapping[Hop, float]], warn: Callable[[str], None]
+) -> None:
+    """Refuse links that do not deliver their rate, and warn where they do so only one by one.
+
+    Args:
+        plan: what the links should deliver.
+        found: what `delivered` gave.
+        warn: told in one line.
+
+    Raises:
+        EmulationError: a link delivers less than `LEAST_ALONE` of its rate alone; the worst one is named.
+    """
+    alone, together = found["alone"], found["together"]
+    worst = min(alone, key=lambda link: alone[link] / plan.rate(*link))
+    if alone[worst] < LEAST_ALONE * plan.rate(*worst):
+        raise EmulationError(
+            f"{_named(plan, worst)} delivers {alone[worst] / 1e6:.4g} Mbit/s alone, which must be at least "
+            f"{LEAST_ALONE:g} of its {plan.rate(*worst) / 1e6:.4g} Mbit/s; lower rates, or a machine that does "
+            "less besides, may help"
+        )
+    worst = min(together, key=lambda link: together[link] / alone[link])
+    if together[worst] < LEAST_TOGETHER * alone[worst]:
+        warn(
+            f"warning: {_named(plan, worst)} delivers {together[worst] / 1e6:.4g} Mbit/s when all links are "
+            f"busy, less than {LEAST_TOGETHER:g} of its {alone[worst] / 1e6:.4g} Mbit/s alone: the processors, "
+            "not the links, may be the limit"
+        )
+
+
+def _named(plan: EmulationPlan, link: Hop) -> str:
+    label = plan.topology.label
+    return f"{plan.topology.name}: link {label(link[0])} -> {label(link[1])}"
+
+
+def _batches(plan: EmulationPlan, links: Iterable[Hop]) -> Sequence[Sequence[Hop]]:
+    """Links that share no vertex, together no faster than `BATCH_BITS_PER_S` where they are several."""
+    batches: list[list[Hop]] = []
+    for link in links:
+        for batch in batches:
+            total = sum(plan.rate(*other) for other in (*batch, link))
+            if total <= BATCH_BITS_PER_S and not any(set(link) & set(other) for other in batch):
+                batch.append(link)
+                break
+        else:
+            batches.append([link])
+    return batches
+
+
+def _measure(emulation: Emulation, links: Sequence[Hop], seconds: float, settle_s: float) -> dict[Hop, float]:
+    slowest = min(emulation.plan.rate(*link) for link in links)
+    seconds = max(seconds, LEAST_FRAMES * 8 * MTU / slowest)
+    flows: list[_Flow] = []
     try:
+        for link in links:
+            flows.append(_open(emulation, link))  # one by one, so that those before are closed if one fails
+        _pump(emulation.plan, flows, seconds, settle_s)
+        found = {}
+        for each in flows:
+            assert each.started is not None and each.ended is not None
+            (first, before), (last, after) = each.started, each.ended
+            found[each.link] = 8 * (after - before) / (last - first)
+        return found
+    finally:
+        for each in flows:
+            each.sender.close()
+            each.receiver.close()
+
+
+def _pump(plan: EmulationPlan, flows: Sequence[_Flow], seconds: float, settle_s: float) -> None:
+    """Keep all links busy until each has been seen for so long."""
+    room = bytearray(1 << 18)
+    begin = time.perf_counter() + settle_s
+    end = begin + seconds
+    with selectors.DefaultSelector() as selector:
         for each in flows:
             selector.register(each.sender, selectors.EVENT_WRITE, each)
             selector.register(each.receiver, selectors.EVENT_READ, each)
-        begin = time.perf_counter() + settle_s
-        end = begin + seconds
-        room = bytearray(1 << 18)
-        while any(each.ended is None for each in flows):
+        missing = len(flows)
+        while missing:
             for key, _ in selector.select(0.1):
                 flow: _Flow = key.data
                 if key.events == selectors.EVENT_WRITE:
@@ -66,28 +159,25 @@ def _measure(emulation: Emulation, links: Iterable[Hop], seconds: float, settle_
                     flow.started = now, flow.received
                 elif flow.started is not None and flow.ended is None and now >= end:
                     flow.ended = now, flow.received
-        found = {}
-        for each in flows:
-            assert each.started is not None and each.ended is not None
-            (first, before), (last, after) = each.started, each.ended
-            found[each.link] = 8 * (after - before) / (last - first)
-        return found
-    finally:
-        selector.close()
-        for each in flows:
-            each.sender.close()
-            each.receiver.close()
+                    missing -= 1
+            if missing and time.perf_counter() > end + _PATIENCE_S:
+                silent = next(each.link for each in flows if each.ended is None)
+                raise EmulationError(f"{_named(plan, silent)} delivers nothing for {_PATIENCE_S:g} s")
 
 
 def _open(emulation: Emulation, link: Hop) -> _Flow:
     src, dst = link
-    with emulation.socket(dst) as listener:
-        listener.bind((emulation.plan.address(dst), 0))
-        listener.listen(1)
-        listener.settimeout(10)
-        sender = emulation.socket(src)
-        sender.setblocking(False)
-        sender.connect_ex(listener.getsockname())
-        receiver, _ = listener.accept()
+    sender = emulation.socket(src)
+    try:
+        with emulation.socket(dst) as listener:
+            listener.bind((emulation.plan.address(dst), 0))
+            listener.listen(1)
+            listener.settimeout(_PATIENCE_S)
+            sender.setblocking(False)
+            sender.connect_ex(listener.getsockname())
+            receiver, _ = listener.accept()
+    except OSError as error:
+        sender.close()
+        raise EmulationError(f"{_named(emulation.plan, link)} carries nothing: {error}") from error
     receiver.setblocking(False)
     return _Flow(link, sender, receiver)

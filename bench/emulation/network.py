@@ -12,7 +12,7 @@ from bench.emulation.plan import EmulationPlan
 from synth.topology import Vertex
 
 MTU = 9000
-"""Large frames, as in the networks of training clusters: headers and acknowledgements take 1.2 % of a link. With
+"""Large frames, as in networks of training clusters: headers and acknowledgements take 1.2 % of a link. With
 1500 bytes they take 4.4 %, far more with all links busy both ways, and the processors twice the time."""
 
 BURST_S = 0.001
@@ -84,11 +84,15 @@ def _set_up(emulation: Emulation) -> None:
                 f"addr add {plan.address(vertex)}/32 dev lo",
             ],
         )
-    for number, wire in enumerate(plan.wires):
-        first, second = wire.ends
-        device = f"w{number}"
-        peer = namespaces[second].path
-        namespaces[first].batch("ip", [f"link add {device} type veth peer name {device} netns {peer}"])
+    for vertex, namespace in enumerate(namespaces):
+        namespace.batch(
+            "ip",
+            [
+                f"link add w{number} type veth peer name w{number} netns {namespaces[wire.ends[1]].path}"
+                for number, wire in enumerate(plan.wires)
+                if wire.ends[0] == vertex
+            ],
+        )
     for vertex, namespace in enumerate(namespaces):
         mine = [number for number, wire in enumerate(plan.wires) if vertex in wire.ends]
         namespace.batch("ip", [f"link set w{number} mtu {MTU} up" for number in mine])

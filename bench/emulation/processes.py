@@ -1,7 +1,7 @@
 """One process per rank of an emulation, each inside the namespace of its rank.
 
 They are forked from a server that has imported torch once, end with this process however it goes, and the
-first that fails ends them all.
+first that fails ends them all. What they share besides the network is a file without a name.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -40,26 +41,38 @@ def run_inside(
         timeout_s: after which all processes are ended.
 
     Raises:
-        EmulationError: a rank failed, or the time ran out.
+        EmulationError: a rank failed, or the time ran out; a note has what the rank's traceback was.
     """
     plan = emulation.plan
-    with tempfile.TemporaryDirectory(prefix="arborcast-testbed-") as folder:
-        children, pipes = [], []
+    children, pipes = [], []
+    with _shared_file() as store:
         try:
             for rank in range(plan.topology.ranks):
                 ours, theirs = _PROCESSES.Pipe()
-                values = (theirs, emulation.path(rank), rank, plan.address(rank), f"{folder}/store")
+                pipes.append(ours)
+                values = (theirs, emulation.path(rank), rank, plan.address(rank), store)
                 child = _PROCESSES.Process(target=_main, args=(*values, function, arguments), daemon=True)
                 child.start()
-                theirs.close()
                 children.append(child)
-                pipes.append(ours)
+                theirs.close()
             return _collect(pipes, timeout_s)
         finally:
             for child in children:
                 child.kill()
             for child in children:
                 child.join()
+            for pipe in pipes:
+                pipe.close()
+
+
+@contextmanager
+def _shared_file() -> Iterator[str]:
+    """The path of a file that is in no folder, so that none is left if this process is killed."""
+    descriptor = os.memfd_create("arborcast-store", os.MFD_CLOEXEC)
+    try:
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
@@ -76,10 +89,12 @@ def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
             rank = pipes.index(pipe)
             try:
                 failure, answers[rank] = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):
                 raise EmulationError(f"rank {rank} ended without an answer") from None
             if failure:
-                raise EmulationError(f"rank {rank}: {failure}")
+                error = EmulationError(f"rank {rank}: {failure}")
+                error.add_note(answers[rank])
+                raise error
     return [answers[rank] for rank in range(len(pipes))]
 
 
@@ -92,15 +107,34 @@ def _main(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # with the server, which ends with its starter
+    _end_with(pipe)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter ends us
+    answer: tuple[str | None, Any]
     try:
         enter(namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         import torch
 
         torch.set_num_threads(1)
-        pipe.send((None, function(rank, address, store, *arguments)))
+        answer = None, function(rank, address, store, *arguments)
     except BaseException as error:
-        traceback.print_exc()
-        pipe.send((" ".join(f"{type(error).__name__}: {error}".split()), None))
+        answer = " ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc()
+    pipe.send(answer)
+    # What a group still has open would otherwise be ended in an order that depends on the garbage collector.
+    signal.pause()
+
+
+def _end_with(pipe: Connection) -> None:
+    """Kill this process when its starter goes, which never sends anything, or the server that forked it.
+
+    The server alone would not do: it stays for as long as any of its children lives.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        try:
+            pipe.poll(None)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,302 @@
+"""How close to the limit, on links that are real? And how much faster than gloo and the ring.
+
+Each topology becomes network namespaces with a rate-limited pair of devices for every link, and each rank a
+process in one of them. Unmodified gloo and the engine with the schedules of every method take turns on it, in
+rounds; every element of every result is checked. Needs root and iproute2. Results go to
+`bench/results/testbed.json`.
+
+    python bench/testbed.py --quick
+    python bench/testbed.py --only "dgx1[0,1,2,3,4,5]" --collectives allreduce --sizes 8MiB
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.document import TIME, Measure, Row, document, write_document
+from bench.emulation import network
+from bench.emulation.delivery import check_delivery, delivered
+from bench.emulation.machine import EmulationError, check_machine
+from bench.emulation.plan import EmulationPlan, plan_emulation
+from bench.emulation.processes import run_inside
+from bench.testbed_cases import CASES, KINDS, MIB, Case, targets_of
+from bench.testbed_contenders import GLOO, KNOWN, MESSAGES, METHODS, RING, Contender, line_up
+from bench.testbed_ranks import Order, run_order
+from bench.testbed_rows import Limits, format_table, links_of, rows_of
+from synth.collective import Collective, Kind
+from synth.errors import InputError
+from synth.sizes import format_size, parse_size
+from synth.topology import Hop, Topology
+
+RESULTS = Path(__file__).resolve().parent / "results" / "testbed.json"
+LEAST_RUNS = 5
+"""Of results that are kept: medians of fewer runs say little."""
+
+LARGE_BYTES = 8 * MIB
+HUGE_BYTES = 32 * MIB
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured on one or more topologies.
+
+    Attributes:
+        rows: of the results file.
+        links: by topology, what each link was set to and what it delivered.
+        unavailable: the methods that have no schedule, with their reasons.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    links: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    unavailable: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, other: Result) -> None:
+        """Put another topology's behind these."""
+        self.rows.extend(other.rows)
+        self.links.update(other.links)
+        self.unavailable.extend(other.unavailable)
+
+
+def measure(
+    topology: Topology,
+    kinds: Iterable[Kind | str],
+    sizes: Sequence[int],
+    *,
+    slowest_mbit: int,
+    methods: Sequence[str] | None = None,
+    runs: int = LEAST_RUNS,
+    root: int = 0,
+    say: Say = print,
+    timeout_s: float = 120,
+) -> Result:
+    """Measure collectives on an emulation of a topology.
+
+    Args:
+        topology: up to 64 ranks and switches.
+        kinds: of `KINDS`.
+        sizes: bytes of the whole buffer; what they cannot win is spared the slow contenders, see `_fits`.
+        slowest_mbit: Mbit/s of the slowest link; the others are in proportion.
+        methods: of `bench.testbed_contenders.KNOWN`; `METHODS` where None.
+        runs: rounds after the first, which warms up and is not counted.
+        root: of a broadcast.
+        say: told in a line what happens, and what warns.
+        timeout_s: how long a rank may make no progress.
+
+    Raises:
+        InputError: an unknown collective or method, a size or rate that is not positive, not root, no
+            iproute2, or a kernel without what is needed.
+        EmulationError: a link does not deliver its rate, a rank failed, or a result is wrong.
+    """
+    check_machine()
+    wanted = [_collective(topology, kind, root) for kind in kinds]
+    if runs < 1 or min(sizes, default=0) < 1:
+        raise InputError(f"runs and sizes must be positive, got {runs} and {list(sizes)}")
+    plan = plan_emulation(topology, slowest_mbit)
+    result = Result()
+    lines = {}
+    for collective in wanted:
+        lines[collective] = line_up(topology, collective, methods or METHODS)
+        result.unavailable.extend(
+            {"topology": topology.name, "collective": collective.kind.value, "method": method, "why": why}
+            for method, why in lines[collective].unavailable.items()
+        )
+    with network.emulate(plan) as emulation:
+        rates = delivered(emulation)
+        check_delivery(plan, rates, say)
+        result.links[topology.name] = links_of(plan, rates)
+        for collective, line in lines.items():
+            for size in sizes:
+                order = Order(collective, size, _fitting(line.contenders, size, sizes), runs, timeout_s)
+                found = _rows(emulation, order, rates["alone"])
+                _report(found, order, plan, say)
+                result.rows.extend(found)
+    return result
+
+
+def _collective(topology: Topology, kind: Kind | str, root: int) -> Collective:
+    collective = Collective.on(topology, kind, root=root)
+    if collective.kind not in KINDS:
+        raise InputError(f"collective {kind}: the testbed measures {', '.join(KINDS)}")
+    return collective
+
+
+def _fitting(contenders: Iterable[Contender], size: int, sizes: Sequence[int]) -> tuple[Contender, ...]:
+    """Those that are worth their time at a size, which small sizes are for all.
+
+    From 8 MiB on the schedules that can reach less than half of the limit are left out (those of the fewest
+    steps, mostly), and from 32 MiB on those that can reach less than nine tenths of it; gloo and the ring
+    stay.
+    """
+    least = 0.0 if size == min(sizes) else 0.9 if size >= HUGE_BYTES else 0.5 if size >= LARGE_BYTES else 0.0
+    return tuple(
+        each
+        for each in contenders
+        if each.schedule is None
+        or each.name == RING
+        or each.schedule.rate >= least * each.schedule.bound.rate
+    )
+
+
+def _rows(emulation: network.Emulation, order: Order, alone: Mapping[Hop, float]) -> list[dict[str, Any]]:
+    plan = emulation.plan
+    limits = Limits.of(order, plan, alone)
+    slowest = 4 * plan.topology.ranks * limits.nominal_us * order.size_bytes / 1e6  # of any contender, once
+    whole_s = 60 + 4 * (1 + order.runs) * len(order.contenders) * (0.1 + slowest)
+    seen = run_inside(emulation, run_order, order, timeout_s=whole_s)
+    return rows_of(order, plan, limits, seen)
+
+
+def _report(rows: Sequence[Row], order: Order, plan: EmulationPlan, say: Say) -> None:
+    what = f"{plan.topology.name}, {order.collective.kind} of {format_size(order.size_bytes)}"
+    best = max(rows, key=lambda row: row["share_of_optimum"])
+    say(f"{what}: {best['method']} reaches {best['share_of_optimum']:.3f} of the optimum")
+    limited = [row["method"] for row in rows if row["cpu_limited"]]
+    if limited:
+        say(f"warning: {what}: the processors, not the links, may be the limit of {', '.join(limited)}")
+
+
+# --------------------------------------------------------------------------------------- the command
+
+
+def main() -> None:
+    """Measure what the command line asks for, print the table, write the results."""
+    arguments = _arguments()
+    try:
+        check_machine()
+        result = Result()
+        for case in arguments.cases:
+            result.add(_measure_case(case, arguments))
+        print("\n" + format_table(result.rows))
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        write_document(arguments.json, results_document(result))
+        print(f"\nwritten: {arguments.json}")
+    except InputError as error:
+        raise SystemExit(_complain(error, 2)) from None
+    except EmulationError as error:
+        raise SystemExit(_complain(error, 1)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"testbed: {error}", file=sys.stderr)
+    return status
+
+
+def _measure_case(case: Case, arguments: argparse.Namespace) -> Result:
+    methods = arguments.methods or (*METHODS, *([MESSAGES] if case.messages else []))
+    return measure(
+        case.topology,
+        arguments.collectives,
+        arguments.sizes or case.sizes,
+        slowest_mbit=arguments.mbit or case.slowest_mbit,
+        methods=methods,
+        runs=arguments.runs,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+
+
+def results_document(result: Result) -> dict[str, Any]:
+    """The results file."""
+    return document(
+        "How close to the limit are schedules on real links, and how much faster than gloo and the ring?",
+        result.rows,
+        keys=("topology", "collective", "method", "bytes"),
+        measures={
+            **TIME,
+            "share_of_optimum": Measure("more"),
+            "share_of_nominal": Measure("more"),
+            "speed_up_over_gloo": Measure("more"),
+            "speed_up_over_ring": Measure("more"),
+        },
+        units=UNITS,
+        packages=("arborcast", "torch", "numpy"),
+        emulation=_emulation(),
+        links=result.links,
+        targets=targets_of(result.rows),
+        unavailable=result.unavailable,
+    )
+
+
+UNITS: Mapping[str, str] = {
+    "bytes": "asked for; the buffer of an allgather is rounded up to whole elements of every rank's block",
+    "time_us": "from the instant at which all ranks begin until the last one is done; median over the rounds",
+    "spread": "largest minus smallest, us",
+    "share_of_optimum": "of the proven limit at the rates that each link delivered alone before the runs",
+    "share_of_nominal": "of the proven limit at the rates that the links were set to, headers not deducted",
+    "speed_up_over_gloo": "gloo's time over this one's in the same round; median over the rounds",
+    "speed_up_over_ring": "the same over the best single ring",
+    "rate_of_schedule": "what the schedule itself can reach of the limit, were links always busy",
+    "pieces": "into how many each chunk is cut",
+    "strays": "pairs of ranks whose packets take another way through switches than the schedule says",
+    "idle": "share of the processors that nobody used during the runs, or only niced processes",
+    "busiest_rank": "share of the time for which the busiest rank computed; median over the rounds",
+    "cpu_limited": "whether idle or busiest_rank say that the links need not have been the limit",
+    "slowest_mbit": "Mbit/s that the slowest link was set to",
+    "links": "Mbit/s: set to; of TCP payload, each alone; the same, all at once",
+}
+
+
+def _emulation() -> dict[str, Any]:
+    return {
+        "mtu": network.MTU,
+        "burst": f"{network.BURST_S * 1e3:g} ms of a link's rate, at least {network.LEAST_BURST_BYTES} bytes: "
+        "what a link that was idle before a run may carry on top of its rate",
+        "queue_bytes": network.QUEUE_BYTES,
+        "settings": network.SETTINGS,
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    names = ", ".join(case.topology.name for case in CASES)
+    parser.add_argument("--only", metavar="SPEC", help=f"one of {names}; or any other topology, with --mbit")
+    parser.add_argument("--ranks", metavar="R,R,...", help="with --only SPEC: the fragment of these ranks")
+    parser.add_argument("--mbit", type=int, help="Mbit/s of the slowest link")
+    parser.add_argument(
+        "--collectives", nargs="+", choices=[str(kind) for kind in KINDS], default=list(KINDS)
+    )
+    parser.add_argument("--sizes", type=parse_size, nargs="+", help="of the whole buffer")
+    parser.add_argument("--methods", nargs="+", choices=KNOWN, help=f"{GLOO} and {RING} are compared with")
+    parser.add_argument("--runs", type=int, default=LEAST_RUNS, help="rounds, after one that warms up")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
+    parser.add_argument("--quick", action="store_true", help="one topology, one collective, one size")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.collectives, arguments.sizes = arguments.collectives[:1], arguments.sizes or [8 * MIB]
+    try:
+        arguments.cases = _cases(arguments)
+    except InputError as error:
+        parser.error(str(error))
+    if arguments.runs < LEAST_RUNS and arguments.json == RESULTS:
+        parser.error(
+            f"--runs {arguments.runs}: results that are kept need at least {LEAST_RUNS}; or say --json PATH"
+        )
+    return arguments
+
+
+def _cases(arguments: argparse.Namespace) -> Sequence[Case]:
+    if arguments.only is None:
+        if arguments.ranks is not None:
+            raise InputError("--ranks: is for the topology of --only, and there is none")
+        return CASES[:1] if arguments.quick else CASES
+    for case in CASES:
+        if arguments.only == case.topology.name and arguments.ranks is None:
+            return [case]
+    if arguments.mbit is None:
+        raise InputError(f"--only {arguments.only}: needs --mbit, the rate of its slowest link")
+    try:
+        ranks = None if arguments.ranks is None else tuple(int(word) for word in arguments.ranks.split(","))
+    except ValueError:
+        raise InputError(f"--ranks {arguments.ranks}: must be numbers with commas between") from None
+    return [Case(arguments.only, arguments.mbit, ranks)]
+
+
+if __name__ == "__main__":
+    main()
