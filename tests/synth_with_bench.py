@@ -1,4 +1,4 @@
-"""`python tests/synth_with_bench.py bench run ...`: the command, with `bench run` where it is not in it yet."""
+"""The `synth` command with `bench run`, also where it is not in it yet, for tests: a program of its own."""
 
 from __future__ import annotations
 
