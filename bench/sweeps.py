@@ -1,0 +1,438 @@
+"""Which sizes does our selection win, on which machine? Size sweeps by simulation, beside NCCL's models.
+
+Nothing is timed here: schedules run in our simulator, NCCL's ring and tree are its planning model (without
+NVLS, and named "model" in every row), both on links of NCCL's own rates, so that the figures are the same on
+every machine. Each row has two times. `time_us` counts bandwidth and latency of links only, which flatters
+whatever is simulated beside NCCL's model, most of all at small sizes. `time_us_with_nccl_overhead` charges
+our schedules what NCCL charges itself (`bench.sweeps_overhead`), and speed-ups are computed from that one.
+
+"selection" is the product's choice by `time_us`; "selection-with-overhead" is the choice that one makes who
+knows the overhead. Where `speed_up` is below 1, the best other method is faster: those rows stay, and the
+summary counts them. What could not be simulated is listed under `skipped` with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.document import Measure, document, timed_row, write_document
+from bench.sweeps_candidates import Candidate, candidates
+from bench.sweeps_machines import QUICK, SPECS, Planning, load, network_switches, planning
+from bench.sweeps_overhead import Charge, Overhead
+from synth.baselines import BASELINES
+from synth.bounds import bound
+from synth.certificate import Bound
+from synth.collective import Collective, Kind
+from synth.deadline import Deadline
+from synth.errors import CollectiveError
+from synth.nccl_model import TREE, ModelTime, nccl_times
+from synth.simulator import Timing
+from synth.simulator import sweep as simulate_sizes
+from synth.sizes import format_size
+from synth.topology import Topology
+
+HOME = Path(__file__).resolve().parent.parent
+RESULTS = HOME / "bench" / "results" / "sweeps.json"
+SIZES = tuple(1 << power for power in range(10, 31, 2))
+"""1 KiB to 1 GiB, every power of 4."""
+
+DEADLINE_S = 90.0
+"""Of one machine and collective; a run that has begun is finished, and killed at `KILL_AT` times it."""
+
+KILL_AT = 2.0
+BROADCAST_UP_TO = 64
+"""Ranks up to which broadcasts are swept too."""
+
+MANY_HOPS, VERY_MANY_HOPS = 100_000, 700_000
+"""Hops of a schedule from which every second, and every fifth size is simulated: a run takes seconds there."""
+
+EVEN = 0.005
+"""Part by which two times may differ and still count as even in the summary."""
+
+SELECTION, WITH_OVERHEAD = "selection", "selection-with-overhead"
+KEYS = ("topology", "collective", "method", "bytes")
+MEASURES = {
+    "time_us": Measure("less"),
+    "algbw": Measure("more"),
+    "time_us_with_nccl_overhead": Measure("less"),
+    "speed_up": Measure("more"),
+}
+UNITS = {
+    "time_us": "simulated: bandwidth and latency of links only; of a model: its whole time",
+    "time_us_with_nccl_overhead": "with what NCCL's model charges itself; of a model: the same as time_us",
+    "protocol": "of NCCL, the best for the size",
+    "speed_up": "the least time of any other method over ours, both with overhead; below 1 we lose",
+    "speed_up_over_nccl": "the same against the faster of NCCL's models",
+    "speed_up_over_nccl_links_only": "against time_us, which flatters us: links beside a whole library",
+    "speed_up_over_baselines_links_only": "against the simulated baselines, links only on both sides",
+    "share_of_optimum": "of the proven bound at the rates simulated",
+}
+NOTES = (
+    "Nothing here is measured. Schedules are simulated; nccl-ring-model and nccl-tree-model are formulas of "
+    "NCCL's tuner, without NVLS and CollNet: on H100 NCCL may do better than its models here.",
+    "Links: NCCL's planning rates (NVLink 20 GB/s on A100, 20.6 on H100; NICs at the PCIe slot's 24 and 48 "
+    "GB/s) for both sides. MI250 and tori have no plan by NCCL: the same formulas on their own links.",
+    "Latencies of the catalog are those of the wire (0.7 us for NVLink, 1.7 us through a fabric); NCCL's are "
+    "those of a step of its kernels (0.6 to 4.0 us inside a host, 2.7 to 14 us across) after 6.6 to 14 us of "
+    "start. They are not comparable, so speed-ups use time_us_with_nccl_overhead; see bench/sweeps_overhead.py.",
+    "NCCL's corrections of its tree at medium sizes and of its ring's latency across hosts are left out, and "
+    "its search is taken to find the best rings there can be: both favour NCCL.",
+    "A schedule with more than a million hops runs in one piece per chunk (a limit of the simulator), so that "
+    "full packings of 1,024 ranks lose at 1 GiB what their pipelines would gain.",
+)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The rows of one topology and collective, and what is missing.
+
+    Attributes:
+        rows: DESIGN's keys; methods in a fixed order, sizes ascending.
+        skipped: objects of topology, collective, method, sizes (None for all), reason.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    skipped: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One simulated size of one candidate."""
+
+    name: str
+    timing: Timing
+    charge: Charge | None
+
+
+@dataclass
+class _Found:
+    """What a sweep has gathered so far."""
+
+    topology: Topology
+    collective: Collective
+    limit: Bound
+    planning: Planning
+    runs: dict[tuple[str, int], _Run] = field(default_factory=dict)
+    models: dict[tuple[str, int], ModelTime] = field(default_factory=dict)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+
+    def skip(self, method: str, reason: str, sizes: Sequence[int] | None = None) -> None:
+        self.skipped.append(
+            {
+                "topology": self.topology.name,
+                "collective": str(self.collective.kind),
+                "method": method,
+                "sizes": None if sizes is None else list(sizes),
+                "reason": reason,
+            }
+        )
+
+
+def sweep(
+    topology: Topology, collective: Collective, sizes: Sequence[int], *, deadline_s: float | None
+) -> Sweep:
+    """Our selection, the baselines and NCCL's models over message sizes.
+
+    Args:
+        topology: the fabric; `bench.sweeps_machines.load` gives the machines their planning rates.
+        collective: among all ranks, one that is done along trees.
+        sizes: of the whole buffer, in bytes, ascending.
+        deadline_s: after which nothing more is begun and what is left is listed as skipped; None for no
+            limit.
+
+    Raises:
+        CollectiveError: a collective that is not done along trees.
+    """
+    deadline = Deadline.after(deadline_s)
+    limit = bound(topology, collective)
+    found = _Found(topology, collective, limit, planning(topology, collective))
+    _add_models(found, sizes)
+    incomplete: set[int] = set()
+    for candidate in candidates(topology, collective, limit, deadline):
+        incomplete |= _simulate(found, candidate, sizes, deadline)
+    if incomplete:
+        missing = "of some candidate there is no figure at these sizes"
+        found.skip(SELECTION, missing, sorted(incomplete))
+        found.skip(WITH_OVERHEAD, missing, sorted(incomplete))
+    complete = [size for size in sizes if size not in incomplete]
+    return Sweep(list(_rows(found, sizes, complete)), found.skipped)
+
+
+def _add_models(found: _Found, sizes: Sequence[int]) -> None:
+    plan = found.planning.plan
+    if plan is None:
+        found.skip("nccl-ring-model", found.planning.why_not or "")
+        return
+    try:
+        times = nccl_times(found.topology, found.collective, sizes, plan=plan)
+    except CollectiveError as error:
+        found.skip("nccl-ring-model", str(error))
+        return
+    for time in times:
+        if time.method != TREE or found.planning.why_no_tree is None:
+            found.models[time.method, time.bytes] = time
+    if found.collective.kind is Kind.ALLREDUCE and found.planning.why_no_tree is not None:
+        found.skip(TREE, found.planning.why_no_tree)
+
+
+def _simulate(found: _Found, candidate: Candidate, sizes: Sequence[int], deadline: Deadline) -> set[int]:
+    """Simulate one candidate at all sizes; returns those at which it should have run and did not."""
+    if candidate.schedule is None:
+        found.skip(candidate.name, candidate.why_not or "")
+        return set()
+    hops = sum(len(transfer.via) + 1 for transfer in candidate.schedule.transfers)
+    every = 5 if hops > VERY_MANY_HOPS else 2 if hops > MANY_HOPS else 1
+    left_out = [size for index, size in enumerate(sizes) if index % every]
+    if left_out:
+        found.skip(candidate.name, f"not simulated: a run of {hops} hops takes seconds", left_out)
+    plan = found.planning.plan
+    overhead = None
+    if plan is not None:
+        overhead = Overhead(candidate.schedule, plan, network_switches(found.topology))
+    late = []
+    for size in sizes[::every]:
+        if deadline.has_passed:
+            late.append(size)
+            continue
+        timing = simulate_sizes(candidate.schedule, [size])[0]
+        charge = None if overhead is None else overhead.charge(timing.time_us)
+        found.runs[candidate.name, size] = _Run(candidate.name, timing, charge)
+    if late:
+        found.skip(candidate.name, f"the deadline of {deadline.allowed_s:g} s had passed", late)
+    return {*left_out, *late}
+
+
+def _rows(found: _Found, sizes: Sequence[int], complete: Sequence[int]) -> Iterable[dict[str, Any]]:
+    names = list(dict.fromkeys(name for name, _ in found.runs))
+    for method in (SELECTION, WITH_OVERHEAD):
+        if method == WITH_OVERHEAD and found.planning.plan is None:
+            continue
+        for size in complete:
+            runs = [found.runs[name, size] for name in names]
+            if runs:
+                best = min(runs, key=lambda run: _cost(run, method))
+                yield _row(found, method, best, served_by=best.name, **_speed_ups(found, best))
+    for name in BASELINES:
+        yield from (_row(found, name, found.runs[name, size]) for size in sizes if (name, size) in found.runs)
+    for model in found.models.values():
+        yield _model_row(found, model)
+
+
+def _cost(run: _Run, method: str) -> float:
+    return run.timing.time_us if method == SELECTION or run.charge is None else run.charge.time_us
+
+
+def _speed_ups(found: _Found, ours: _Run) -> dict[str, float | None]:
+    size = ours.timing.bytes
+    models = [time.time_us for (_, its_size), time in found.models.items() if its_size == size]
+    others = [found.runs[name, size] for name in BASELINES if (name, size) in found.runs]
+    charged = [run.charge.time_us for run in others if run.charge is not None]
+    total_us = None if ours.charge is None else ours.charge.time_us
+    return {
+        "speed_up": _ratio(charged + models, total_us),
+        "speed_up_over_nccl": _ratio(models, total_us),
+        "speed_up_over_nccl_links_only": _ratio(models, ours.timing.time_us),
+        "speed_up_over_baselines_links_only": _ratio(
+            [run.timing.time_us for run in others], ours.timing.time_us
+        ),
+    }
+
+
+def _ratio(others_us: Sequence[float], ours_us: float | None) -> float | None:
+    return min(others_us) / ours_us if others_us and ours_us else None
+
+
+def _row(found: _Found, method: str, run: _Run, **more: Any) -> dict[str, Any]:
+    charge = run.charge
+    return _timed(found, method, run.timing.bytes, run.timing.time_us) | {
+        "pieces": run.timing.pieces,
+        "time_us_with_nccl_overhead": None if charge is None else charge.time_us,
+        "protocol": None if charge is None else str(charge.protocol),
+        **more,
+    }
+
+
+def _model_row(found: _Found, model: ModelTime) -> dict[str, Any]:
+    return _timed(found, model.method, model.bytes, model.time_us) | {
+        "time_us_with_nccl_overhead": model.time_us,
+        "protocol": str(model.protocol),
+        "model": f"model, without NVLS; {model.plan.source}",
+    }
+
+
+def _timed(found: _Found, method: str, size: int, time_us: float) -> dict[str, Any]:
+    return timed_row(
+        topology=found.topology.name,
+        ranks=len(found.collective.ranks),
+        collective=found.collective.kind,
+        root=found.collective.root,
+        method=method,
+        size_bytes=size,
+        times_us=[time_us],
+        optimum_us=size / (1000 * float(found.limit.rate)),
+    )
+
+
+# ----------------------------------------------------------------------------------- tables and summary
+
+
+def format_table(swept: Sweep) -> str:
+    """A line per size: our time with overhead and who serves it, the times of the others, the speed-up."""
+    if not swept.rows:
+        return "\n".join(f"skipped: {_of_skipped(entry)}" for entry in swept.skipped)
+    first = swept.rows[0]
+    times = {(row["method"], row["bytes"]): row["time_us_with_nccl_overhead"] for row in swept.rows}
+    methods = [method for method in dict.fromkeys(method for method, _ in times) if method != SELECTION]
+    lines = [
+        f"{first['topology']} {first['collective']} ({first['ranks']} ranks), us with NCCL's overhead",
+        f"{'bytes':>10}" + "".join(f"{name[-17:]:>18}" for name in methods) + f"{'speed-up':>10}  served by",
+    ]
+    ours = {row["bytes"]: row for row in swept.rows if row["method"] == WITH_OVERHEAD}
+    for size in sorted({row["bytes"] for row in swept.rows}):
+        cells = [times.get((method, size)) for method in methods]
+        row = ours.get(size, {})
+        ratio = row.get("speed_up")
+        lines.append(
+            f"{format_size(size):>10}"
+            + "".join(f"{'-' if cell is None else format(cell, '.1f'):>18}" for cell in cells)
+            + f"{'-' if ratio is None else format(ratio, '.2f'):>10}  {row.get('served_by', '-')}"
+        )
+    return "\n".join([*lines, *(f"  skipped: {_of_skipped(entry)}" for entry in swept.skipped)])
+
+
+def _of_skipped(entry: Mapping[str, Any]) -> str:
+    sizes = entry["sizes"]
+    at = "" if sizes is None else f" at {len(sizes)} sizes"
+    return f"{entry['topology']} {entry['collective']} {entry['method']}{at}: {entry['reason']}"
+
+
+def summary(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How often each selection wins, is even and loses, by topology and collective."""
+    counts: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in rows:
+        ratio = row.get("speed_up")
+        if row["method"] not in {SELECTION, WITH_OVERHEAD} or ratio is None:
+            continue
+        keys = {key: row[key] for key in ("topology", "collective", "method")}
+        start = {**keys, "wins": 0, "even": 0, "losses": 0, "least_speed_up": ratio, "most_speed_up": ratio}
+        entry = counts.setdefault((row["topology"], row["collective"], row["method"]), start)
+        entry["losses" if ratio < 1 - EVEN else "wins" if ratio > 1 + EVEN else "even"] += 1
+        entry["least_speed_up"] = min(entry["least_speed_up"], ratio)
+        entry["most_speed_up"] = max(entry["most_speed_up"], ratio)
+    return list(counts.values())
+
+
+# ----------------------------------------------------------------------------------- the command
+
+
+def main() -> None:
+    """Sweep what the command line asks for, print the tables, write the results."""
+    arguments = _arguments()
+    if arguments.child:
+        print(json.dumps(_child(*arguments.child, deadline_s=arguments.deadline)))
+        return
+    specs = arguments.only or (QUICK if arguments.quick else SPECS)
+    rows: list[Mapping[str, Any]] = []
+    skipped: list[Mapping[str, Any]] = []
+    for spec in specs:
+        for kind in _kinds(spec):
+            swept = _in_child(spec, kind, arguments.deadline)
+            print(format_table(swept), end="\n\n", flush=True)
+            rows += swept.rows
+            skipped += swept.skipped
+    found = summary(rows)
+    _print_summary(found)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    write_document(
+        arguments.json,
+        document(
+            "At which sizes does our selection win, on which machine?",
+            rows,
+            keys=KEYS,
+            measures=MEASURES,
+            units=UNITS,
+            packages=("arborcast", "numpy", "numba", "highspy"),
+            notes=list(NOTES),
+            summary=found,
+            skipped=skipped,
+        ),
+    )
+    print(f"written: {arguments.json}")
+    if arguments.picture is not None:
+        from bench.sweeps_figure import draw
+
+        draw(rows, arguments.picture)
+        print(f"written: {arguments.picture}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="one small machine of each family")
+    parser.add_argument("--only", nargs="+", metavar="SPEC", help="these machines instead of the full set")
+    parser.add_argument(
+        "--deadline", type=float, default=DEADLINE_S, help="seconds for each machine and collective"
+    )
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
+    parser.add_argument("--picture", type=Path, metavar="PATH", help="draw the speed-ups, .svg or .png")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _kinds(spec: str) -> tuple[Kind, ...]:
+    small = load(spec).ranks <= BROADCAST_UP_TO
+    return (Kind.ALLREDUCE, Kind.ALLGATHER, *((Kind.BROADCAST,) if small else ()))
+
+
+def _child(spec: str, kind: str, *, deadline_s: float) -> dict[str, Any]:
+    topology = load(spec)
+    swept = sweep(topology, Collective.on(topology, kind), SIZES, deadline_s=deadline_s)
+    return {"rows": swept.rows, "skipped": swept.skipped}
+
+
+def _in_child(spec: str, kind: Kind, deadline_s: float) -> Sweep:
+    """One machine and collective in a process of its own: what becomes of it costs one line, not the run."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", spec, str(kind)]
+    environment = os.environ | {"PYTHONPATH": str(HOME), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [*command, "--deadline", str(deadline_s)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=KILL_AT * deadline_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _nothing(spec, kind, f"killed after {KILL_AT * deadline_s:g} s")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return _nothing(spec, kind, f"exit status {done.returncode}: {last}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return Sweep(answer["rows"], answer["skipped"])
+
+
+def _nothing(spec: str, kind: Kind, reason: str) -> Sweep:
+    entry = {"topology": spec, "collective": str(kind), "method": "all", "sizes": None, "reason": reason}
+    return Sweep([], [entry])
+
+
+def _print_summary(found: Sequence[Mapping[str, Any]]) -> None:
+    print(f"{'topology':36}{'collective':12}{'method':26}{'wins':>6}{'even':>6}{'losses':>8}   speed-up")
+    for entry in found:
+        print(
+            f"{entry['topology']:36}{entry['collective']:12}{entry['method']:26}"
+            f"{entry['wins']:6}{entry['even']:6}{entry['losses']:8}"
+            f"   {entry['least_speed_up']:.2f} to {entry['most_speed_up']:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
