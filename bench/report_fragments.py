@@ -38,7 +38,7 @@ def section(document: Document | None) -> Section:
 
 
 def _case(row: Row) -> tuple[str, str]:
-    return word(row, "machine"), word(row, "collective")
+    return word(row, "box", "machine"), word(row, "collective")
 
 
 def _gpus(row: Row) -> str:
@@ -64,7 +64,7 @@ def _overview(cases: Mapping[tuple[str, str], Sequence[Row]]) -> Table:
         sets = Cell(count(len(joined)), len(joined))
         lines.append((Cell(machine), Cell(collective), sets, Cell(count(optimal), optimal, "ours"), *ratios))
     head = ("machine", "collective", ">sets", ">optimum reached on", ">over NCCL's ring model")
-    more = (">over that with relays", ">over the best single ring, where there is one")
+    more = (">over that with relays", ">over the best single ring")
     title = "Our trees on sets of 3 GPUs and more that NVLinks join: median speed-up (least to most)"
     return Table((*head, *more), tuple(lines), title)
 
@@ -104,7 +104,7 @@ def _hint(gpus: str, found: dict[str, Row]) -> str:
 def _summary(summary: Any) -> list[Part]:
     rows = [row for row in summary or [] if isinstance(row, dict)]
     columns: dict[str, Column] = {
-        "machine": words("machine"),
+        "machine": words("box", "machine"),
         "collective": words("collective"),
         "GPUs": words("ranks"),
         ">different sets": counts("fragments"),
@@ -119,7 +119,7 @@ def _summary(summary: Any) -> list[Part]:
 
 
 _COLUMNS: dict[str, Column] = {
-    "machine": words("machine"),
+    "machine": words("box", "machine"),
     "GPUs": words("gpus"),
     "collective": words("collective"),
     "method": method,

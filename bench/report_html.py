@@ -8,6 +8,9 @@ from html import escape
 from bench.report_circumstances import circumstances_of
 from bench.report_parts import Bars, Cell, Grid, Group, Part, Picture, Section, Sentence, Strong, Table, Text
 
+LONG = 24
+"""Letters of a cell from which on it is given room, so that a phone does not break it into words."""
+
 
 def section_html(section: Section) -> str:
     """A section with its parts, and the circumstances of its figures at the end."""
@@ -78,7 +81,8 @@ def _table_html(table: Table) -> str:
 def _cells_html(row: Iterable[Cell], right: Iterable[bool]) -> str:
     drawn = []
     for cell, figures in zip(row, right, strict=True):
-        classes = " ".join(filter(None, ("n" if figures else "", cell.tone)))
+        long = "long" if len(cell.text) > LONG else ""
+        classes = " ".join(filter(None, ("n" if figures else "", long, cell.tone)))
         order = "" if cell.order is None else f' data-order="{cell.order!r}"'
         drawn.append(f"<td{_class(classes)}{order}>{escape(cell.text)}</td>")
     return "".join(drawn)

@@ -32,7 +32,7 @@ section{margin-top:4rem;padding-top:1.4rem;border-top:1px solid var(--line)}
 .lead{font-size:1.32rem;line-height:1.5;max-width:50rem;margin:0 0 1rem}
 .lead strong{color:var(--ours);font-weight:650}
 nav{font-size:.9rem;color:var(--quiet);margin-top:1.6rem}
-nav a{color:inherit;margin-right:1.1rem;white-space:nowrap;text-underline-offset:.2em}
+nav a{color:inherit;margin-right:1.1rem;display:inline-block;text-underline-offset:.2em}
 .kind{font-size:.8rem;color:var(--quiet);margin:0 0 1rem}
 .quiet,figcaption{color:var(--quiet)}
 figcaption{font-size:.8rem;line-height:1.4}
@@ -73,7 +73,7 @@ table{border-collapse:collapse;font-size:.86rem;line-height:1.45}
 th,td{padding:.3rem .9rem .3rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 th{font-weight:600;color:var(--quiet);cursor:pointer;vertical-align:bottom;user-select:none}
 th[aria-sort]::after{content:" \\2193"}th[aria-sort=ascending]::after{content:" \\2191"}
-.n{text-align:right;white-space:nowrap}td:first-child{white-space:nowrap}
+.n{text-align:right}td.n{white-space:nowrap}td.long:not(.n){min-width:13rem}td:first-child:not(.long){white-space:nowrap}
 details{margin:.8rem 0}summary{cursor:pointer;color:var(--quiet);font-size:.86rem}
 .circumstances summary{font-size:.78rem}.circumstances{margin-top:1.4rem}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;font-size:.78rem;color:var(--quiet);

@@ -43,6 +43,7 @@ def section(document: Document | None) -> Section:
         ),
         table(document),
         *_targets(document),
+        *_busy(rows),
         grid(_card(document, topology, found) for topology, found in grouped(rows, _topology).items()),
         all_rows(_COLUMNS, rows),
     ]
@@ -61,6 +62,12 @@ def at_largest(rows: Sequence[Row]) -> list[Row]:
     """The rows of the largest size."""
     largest = max(figures(rows, "bytes"), default=None)
     return [row for row in rows if figure(row, "bytes") == largest]
+
+
+def _at_fullest(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the size at which most methods ran; slow ones are spared the largest sizes."""
+    by_size = grouped(rows, lambda row: figure(row, "bytes") or 0.0)
+    return by_size[max(by_size, key=lambda at: (at >= LARGE, len(by_size[at]), at))] if by_size else []
 
 
 def best_of_ours(rows: Sequence[Row]) -> Row | None:
@@ -122,6 +129,21 @@ def _targets(document: Document) -> list[Part]:
     return [table_of(columns, targets, title)]
 
 
+def _busy(rows: Sequence[Row]) -> list[Part]:
+    """What the testbed itself says against its figures."""
+    limited = sum(row.get("cpu_limited") is True for row in rows)
+    if not limited:
+        return []
+    share = f"In {limited} of {plural(len(rows), 'row')} "
+    return [
+        text(
+            share,
+            "the processors, not the links, may have been the limit; such bars have a star.",
+            tone="bad",
+        )
+    ]
+
+
 def _aim(value: float | None) -> Cell:
     """Targets up to 1 are shares of the limit, larger ones are speed-ups."""
     return Cell(percent(value) if value is None or value <= 1.2 else times(value), value)
@@ -143,7 +165,7 @@ def _card(document: Document, topology: str, rows: Sequence[Row]) -> list[Part]:
     drawn = graph(links, f"the links of {topology}")
     parts.append(Picture(drawn, topology, delivery(links)) if drawn else text(topology))
     for collective, found in grouped(rows, lambda row: word(row, "collective")).items():
-        shown = [row for row in at_largest(found) if figure(row, "share_of_optimum") is not None]
+        shown = [row for row in _at_fullest(found) if figure(row, "share_of_optimum") is not None]
         if not shown:
             continue
         shown.sort(key=lambda row: (not is_ours(row.get("method")), -(figure(row, "share_of_optimum") or 0)))
@@ -154,9 +176,11 @@ def _card(document: Document, topology: str, rows: Sequence[Row]) -> list[Part]:
 
 def _bar(row: Row) -> Bar:
     share = figure(row, "share_of_optimum") or 0.0
-    hint = f"{duration(figure(row, 'time_us'))}, spread {duration(figure(row, 'spread'))}, {_runs(row)}"
+    busy = "; the processors may have been the limit" if row.get("cpu_limited") else ""
+    hint = f"{duration(figure(row, 'time_us'))}, spread {duration(figure(row, 'spread'))}, {_runs(row)}{busy}"
     method = word(row, "method")
-    return Bar(method, share, percent(share), "ours" if is_ours(method) else "base", hint)
+    mark = " *" if busy else ""
+    return Bar(f"{method}{mark}", share, percent(share), "ours" if is_ours(method) else "base", hint)
 
 
 def _runs(row: Row) -> str:
@@ -178,4 +202,5 @@ _COLUMNS: dict[str, Column] = {
     ">over the best ring": speed_ups("speed_up_over_ring"),
     ">over gloo": speed_ups("speed_up_over_gloo"),
     ">runs": counts("runs"),
+    "limited by": lambda row: Cell("processors?", tone="bad") if row.get("cpu_limited") else Cell(""),
 }
