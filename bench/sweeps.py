@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,11 +49,11 @@ DEADLINE_S = 90.0
 """Of one machine and collective; a run that has begun is finished, and killed at `KILL_AT` times it."""
 
 KILL_AT = 2.0
-BROADCAST_UP_TO = 64
+BROADCAST_UP_TO = 16
 """Ranks up to which broadcasts are swept too."""
 
 MANY_HOPS, VERY_MANY_HOPS = 100_000, 700_000
-"""Hops of a schedule from which every second, and every fifth size is simulated: a run takes seconds there."""
+"""Hops of a schedule from which every second, and every fifth size is simulated: a run takes seconds."""
 
 EVEN = 0.005
 """Part by which two times may differ and still count as even in the summary."""
@@ -82,10 +83,10 @@ NOTES = (
     "GB/s) for both sides. MI250 and tori have no plan by NCCL: the same formulas on their own links.",
     "Latencies of the catalog are those of the wire (0.7 us for NVLink, 1.7 us through a fabric); NCCL's are "
     "those of a step of its kernels (0.6 to 4.0 us inside a host, 2.7 to 14 us across) after 6.6 to 14 us of "
-    "start. They are not comparable, so speed-ups use time_us_with_nccl_overhead; see bench/sweeps_overhead.py.",
+    "start. They are not comparable: speed-ups use time_us_with_nccl_overhead, see bench/sweeps_overhead.py.",
     "NCCL's corrections of its tree at medium sizes and of its ring's latency across hosts are left out, and "
     "its search is taken to find the best rings there can be: both favour NCCL.",
-    "A schedule with more than a million hops runs in one piece per chunk (a limit of the simulator), so that "
+    "A schedule of more than a million hops runs in one piece per chunk (a limit of the simulator), so that "
     "full packings of 1,024 ranks lose at 1 GiB what their pipelines would gain.",
 )
 
@@ -176,9 +177,9 @@ def _add_models(found: _Found, sizes: Sequence[int]) -> None:
     except CollectiveError as error:
         found.skip("nccl-ring-model", str(error))
         return
-    for time in times:
-        if time.method != TREE or found.planning.why_no_tree is None:
-            found.models[time.method, time.bytes] = time
+    for row in times:
+        if row.method != TREE or found.planning.why_no_tree is None:
+            found.models[row.method, row.bytes] = row
     if found.collective.kind is Kind.ALLREDUCE and found.planning.why_no_tree is not None:
         found.skip(TREE, found.planning.why_no_tree)
 
@@ -232,7 +233,7 @@ def _cost(run: _Run, method: str) -> float:
 
 def _speed_ups(found: _Found, ours: _Run) -> dict[str, float | None]:
     size = ours.timing.bytes
-    models = [time.time_us for (_, its_size), time in found.models.items() if its_size == size]
+    models = [model.time_us for (_, its_size), model in found.models.items() if its_size == size]
     others = [found.runs[name, size] for name in BASELINES if (name, size) in found.runs]
     charged = [run.charge.time_us for run in others if run.charge is not None]
     total_us = None if ours.charge is None else ours.charge.time_us
@@ -293,7 +294,9 @@ def format_table(swept: Sweep) -> str:
     methods = [method for method in dict.fromkeys(method for method, _ in times) if method != SELECTION]
     lines = [
         f"{first['topology']} {first['collective']} ({first['ranks']} ranks), us with NCCL's overhead",
-        f"{'bytes':>10}" + "".join(f"{name[-17:]:>18}" for name in methods) + f"{'speed-up':>10}  served by",
+        f"{'bytes':>10}"
+        + "".join(f"{'ours' if name == WITH_OVERHEAD else name:>18}" for name in methods)
+        + f"{'speed-up':>10}  served by",
     ]
     ours = {row["bytes"]: row for row in swept.rows if row["method"] == WITH_OVERHEAD}
     for size in sorted({row["bytes"] for row in swept.rows}):
@@ -344,7 +347,9 @@ def main() -> None:
     skipped: list[Mapping[str, Any]] = []
     for spec in specs:
         for kind in _kinds(spec):
-            swept = _in_child(spec, kind, arguments.deadline)
+            start = time.perf_counter()
+            swept = in_own_process(spec, kind, arguments.deadline)
+            print(f"{spec} {kind}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
             print(format_table(swept), end="\n\n", flush=True)
             rows += swept.rows
             skipped += swept.skipped
@@ -397,7 +402,7 @@ def _child(spec: str, kind: str, *, deadline_s: float) -> dict[str, Any]:
     return {"rows": swept.rows, "skipped": swept.skipped}
 
 
-def _in_child(spec: str, kind: Kind, deadline_s: float) -> Sweep:
+def in_own_process(spec: str, kind: Kind, deadline_s: float) -> Sweep:
     """One machine and collective in a process of its own: what becomes of it costs one line, not the run."""
     command = [sys.executable, str(Path(__file__).resolve()), "--child", spec, str(kind)]
     environment = os.environ | {"PYTHONPATH": str(HOME), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -22,6 +22,9 @@ from synth.topology import Topology
 FEW_TREES_UP_TO = 128
 """Ranks up to which few trees are chosen well; above, an allreduce or broadcast gets the first one found."""
 
+LARGEST_BROADCAST = 8
+"""The same as `LARGEST_FRONTIER` for broadcasts, whose frontier is long: minutes on 16 ranks."""
+
 MULTIRING_UP_TO = 64
 """Ranks up to which link-disjoint rings are simulated; NCCL's model of them stands for them everywhere."""
 
@@ -68,7 +71,7 @@ def candidates(
             yield _attempt(f"trees (at most {few})", lambda few=few: trees(few), deadline)  # type: ignore[misc]
     elif collective.kind in {Kind.ALLREDUCE, Kind.BROADCAST}:
         yield _attempt("one tree", lambda: _first_found(topology, collective), deadline)
-    if topology.ranks <= LARGEST_FRONTIER:
+    if topology.ranks <= (LARGEST_BROADCAST if collective.kind is Kind.BROADCAST else LARGEST_FRONTIER):
         yield from _frontier(topology, collective, deadline)
     for name in BASELINES:
         reason = _too_large(name, topology, collective)

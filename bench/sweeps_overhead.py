@@ -12,9 +12,9 @@ the network. *busiest rank*: the messages that one rank sends (or receives), at 
 at a time as NCCL's plan has channels; without it a packing in which a rank talks to a thousand others would
 look free. What moves between two ranks in one step is one message. *share*: of NCCL's ring for rings and for
 what only copies, of its tree for all else that reduces. *wire*: the longest chain by the latencies of the
-links. It is part of NCCL's figures for a hop and is paid twice here, because the simulated time cannot be
-told from it: the doubt goes against us. Two things are as generous to us as NCCL's model is to NCCL: pieces of
-a transfer cost nothing but their bytes, and the messages of the busiest rank hide the chain or are hidden.
+links. It is part of NCCL's figures for a hop and is paid twice here, because what is simulated cannot be told
+apart from it: the doubt goes against us. Two things are as generous to us as NCCL's model is to NCCL: pieces
+of a transfer cost nothing but their bytes, and of the longest chain and the busiest rank one hides the other.
 """
 
 from __future__ import annotations
@@ -69,13 +69,10 @@ class Overhead:
     def charge(self, time_us: float) -> Charge:
         """The time of a run whose simulated time is given, in the protocol that makes it least."""
         wire_us = min(self._moves.wire_us, time_us)
-        charges = [
-            Charge(
-                self.latency_us(protocol) + wire_us + (time_us - wire_us) / float(self.shares[protocol]),
-                protocol,
-            )
-            for protocol in Protocol
-        ]
+        charges = []
+        for protocol in Protocol:
+            carried_us = (time_us - wire_us) / float(self.shares[protocol])
+            charges.append(Charge(self.latency_us(protocol) + wire_us + carried_us, protocol))
         return min(charges, key=lambda charge: charge.time_us)
 
     def latency_us(self, protocol: Protocol) -> float:
@@ -140,7 +137,9 @@ class _Moves:
         crosses = np.array([not network.isdisjoint(t.via) for t in transfers], np.bool_)
         latency = {(link.src, link.dst): float(link.latency_us) for link in schedule.topology.links}
         latency_us = np.array([sum(latency[hop] for hop in t.hops) for t in transfers], np.float64)
-        return cls(schedule.topology.ranks, len(schedule.chunks), *columns, crosses, latency_us)
+        chunk, src, dst, step = columns
+        chunks = len(schedule.chunks)
+        return cls(schedule.topology.ranks, chunks, chunk, src, dst, step, crosses, latency_us)
 
     @cached_property
     def wire_us(self) -> float:
