@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.report_cells import table_of, words
 from bench.report_parts import Cell, Part, Section, Table, missing, text
 from bench.report_results import Document, Row, figure, grouped, word
 from bench.report_words import DASH, count, listed, plural, seconds
@@ -25,8 +26,16 @@ def section(document: Document | None) -> Section:
             tone="quiet",
         ),
         table(document),
+        *_failures(document),
     ]
     return Section(NAME, TITLE, "measured", tuple(parts), (document,))
+
+
+def _failures(document: Document) -> list[Part]:
+    """What the peer said where it failed."""
+    failed = [row for row in document.rows if row.get("verdict") == "failed"]
+    columns = {"frontier": words("title", "topology"), "its last word": words("why_stopped", "why")}
+    return [table_of(columns, failed, folded="Why SCCL's tool failed")] if failed else []
 
 
 def table(document: Document) -> Table:
@@ -78,7 +87,7 @@ def _peer(row: Row) -> Cell:
             return Cell(
                 f"not found in {seconds(figure(row, 'seconds'))} ({seconds(taken)} CPU)", taken, "base"
             )
-    return Cell(word(row, "why_stopped", "verdict"), taken, "base")
+    return Cell(word(row, "verdict"), taken, "quiet")
 
 
 def solvers(document: Document | None) -> Section:

@@ -9,7 +9,7 @@ from typing import Any
 from bench.report_parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
 from bench.report_results import Document, Row, figure, grouped, is_ours, median, word
 from bench.report_svg import Line, line_chart
-from bench.report_words import count, duration, plural, size, times
+from bench.report_words import count, duration, percent, plural, size, times
 
 NAME, TITLE, COMMAND = "sizes", "At which sizes, on larger clusters?", "python bench/sweeps.py"
 MODELS = {"nccl-ring-model": "NCCL ring", "nccl-tree-model": "NCCL tree"}
@@ -56,10 +56,17 @@ def section(document: Document | None) -> Section:
         text(
             "Our schedules in our simulator, which counts every piece on every link, beside the formulas by "
             "which NCCL itself plans its rings and trees, and beside simulated baselines. Nothing here ran "
-            "on a GPU. Blue is the speed-up over whichever of them is fastest at that size; below 1× we lose.",
+            "on a GPU. Blue is the speed-up over whichever of them is fastest at that size; below 1× we "
+            "lose.",
             tone="quiet",
         ),
-        text("Of ", Strong(plural(len(points), "point")), " we lose at ", Strong(count(lost)), "."),
+        text(
+            "Of ",
+            Strong(plural(len(points), "point")),
+            " we lose at ",
+            Strong(count(lost)),
+            f"; up to {percent(EVEN)} slower counts as even.",
+        ),
         grid([_picture(name, sizes)] for name, sizes in cases.items()),
         table(document),
         *_list(document.get("skipped"), "Not simulated", _skipped),
