@@ -8,19 +8,18 @@ exact, and the simulator times them. Results go to `bench/results/peers.json`.
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from bench.document import Measure, document, write_document
-from bench.peers_answer import Algorithm, Answer, CannotAskError, Contender, Question
+from bench.peers_answer import Answer, CannotAskError, Contender, Question
 from bench.peers_forestcoll import ForestColl
 from bench.peers_ours import FRONTIER, Ours
+from bench.peers_rows import SIZES, format_table, judged, ratios, refusal, timing_of
 from bench.peers_sccl import Sccl
 from bench.peers_tacos import Tacos
 from synth.collective import Kind
@@ -28,13 +27,12 @@ from synth.errors import InputError
 
 RESULTS = Path(__file__).resolve().parent / "results" / "peers.json"
 PEERS = ("sccl", "forestcoll", "tacos")
-SIZES = {"time_us_64KiB": 64 << 10, "time_us_64MiB": 64 << 20}
 KEYS = ("topology", "collective", "method")
 MEASURES = {
     "seconds": Measure("less", "seconds_spread"),
     "cpu_seconds": Measure("less", "cpu_spread"),
-    "algbw": Measure("more"),
-    **{name: Measure("less") for name in SIZES},
+    "algbw": Measure("more", "algbw_spread"),
+    **{name: Measure("less", follows="algbw") for name in SIZES},
 }
 UNITS = {
     "seconds": "of the whole process by the clock, start-up included; median over the runs",
@@ -43,6 +41,7 @@ UNITS = {
     "seconds_spread": "s, largest minus smallest",
     "cpu_spread": "s, largest minus smallest",
     "rate": "algbw in GB/s, exact, recomputed by the verifier; of runs that differ, the best",
+    "algbw_spread": "GB/s, largest minus smallest: of those who draw random numbers",
     "claimed": "algbw in GB/s, as the contender states it",
     "time_us_64KiB": "simulated",
     "time_us_64MiB": "simulated",
@@ -50,8 +49,6 @@ UNITS = {
     "cpu_times_ours": "CPU seconds over those of ours in the same turns",
     "call_times_ours": "call_seconds over those of ours in the same turns",
 }
-CLOSE = Fraction(1, 10**6)
-"""Stated rates may be this far from the exact one: some are printed in decimals."""
 
 
 @dataclass(frozen=True)
@@ -151,161 +148,15 @@ def rows_of(
     ours: dict[str, Any] | None = None
     for contender in contenders:
         if contender.name in refused:
-            rows.append(
-                _row(question, contender.name) | {"verdict": "not asked", "why": refused[contender.name]}
-            )
+            rows.append(refusal(question, contender.name, refused[contender.name]))
             continue
-        timing = _timing(answers[contender.name])
+        timing = timing_of(answers[contender.name])
         if isinstance(contender, Ours):
             ours = timing
         else:
-            timing |= _ratios(timing, ours)
-        rows += _judged(question, contender.name, answers[contender.name], timing)
+            timing |= ratios(timing, ours)
+        rows += judged(question, contender.name, answers[contender.name], timing)
     return rows
-
-
-def _row(question: Question, method: str) -> dict[str, Any]:
-    """A row with all columns and no figures yet."""
-    empty = (
-        *("verdict", "why", "seconds", "seconds_spread", "cpu_seconds", "cpu_spread", "call_seconds", "runs"),
-        *(
-            "peak_MB",
-            "times_ours",
-            "cpu_times_ours",
-            "call_times_ours",
-            "rate",
-            "claimed",
-            "algbw",
-            "share_of_optimum",
-            "trees",
-        ),
-        *("chunks", "steps", "rounds", *SIZES, "verified"),
-    )
-    return {
-        "topology": question.spec,
-        "ranks": len(question.collective.ranks),
-        "collective": str(question.collective.kind),
-        "root": question.collective.root,
-        "method": method,
-        "bytes": None,
-        **dict.fromkeys(empty),
-        "bound": str(question.bound.rate),
-    }
-
-
-def _timing(answers: Sequence[Answer]) -> dict[str, Any]:
-    seconds = [answer.finished.seconds for answer in answers]
-    cpu_seconds = [answer.finished.cpu_seconds for answer in answers]
-    calls = [answer.call_seconds for answer in answers if answer.call_seconds is not None]
-    return {
-        "verdict": answers[-1].verdict,
-        "why": answers[-1].why,
-        "seconds": statistics.median(seconds),
-        "seconds_spread": max(seconds) - min(seconds),
-        "cpu_seconds": statistics.median(cpu_seconds),
-        "cpu_spread": max(cpu_seconds) - min(cpu_seconds),
-        "call_seconds": statistics.median(calls) if calls else None,
-        "peak_MB": max(answer.finished.peak_MB for answer in answers),
-        "runs": len(answers),
-    }
-
-
-def _ratios(timing: Mapping[str, Any], ours: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """None where one of both did not come to its end: that time is none of a search."""
-    if ours is None or {ours["verdict"], timing["verdict"]} != {"found"}:
-        return {}
-    call = timing["call_seconds"]
-    return {
-        "times_ours": timing["seconds"] / ours["seconds"],
-        "cpu_times_ours": timing["cpu_seconds"] / ours["cpu_seconds"],
-        "call_times_ours": None if call is None else call / ours["call_seconds"],
-    }
-
-
-def _judged(
-    question: Question, name: str, answers: Sequence[Answer], timing: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """A row for each algorithm, the best of that label over the runs, or one that says why there is none."""
-    best: dict[str, Algorithm] = {}
-    for algorithm in (found for answer in answers for found in answer.algorithms):
-        known = best.get(algorithm.label)
-        if known is None or algorithm.schedule.rate > known.schedule.rate:
-            best[algorithm.label] = algorithm
-    if not best:
-        return [{**_row(question, name), **timing}]
-    return [
-        {**_row(question, f"{name} {label}".strip()), **timing, **quality(algorithm)}
-        for label, algorithm in best.items()
-    ]
-
-
-def quality(algorithm: Algorithm) -> dict[str, Any]:
-    """What the verifier and the simulator say of an algorithm; a wrong one says so in its `verdict`."""
-    from synth.simulator import sweep
-    from synth.verifier import verify
-
-    schedule, claimed = algorithm.schedule, algorithm.claimed
-    replayed = verify(schedule)
-    found: dict[str, Any] = {
-        "verified": replayed.correct,
-        "claimed": None if claimed is None else float(claimed),
-        "trees": algorithm.trees,
-        "chunks": len(schedule.chunks),
-        "steps": schedule.steps,
-        "rounds": None if schedule.rounds is None else sum(schedule.rounds),
-    }
-    if not replayed.correct:
-        return found | {"verdict": "wrong", "why": replayed.errors[0]}
-    rate = replayed.rate
-    if claimed is not None and abs(claimed - rate) > CLOSE * rate:
-        found |= {"verdict": "misstated", "why": f"states {float(claimed):.6g} GB/s, is {float(rate):.6g}"}
-    times = sweep(schedule, SIZES.values())
-    return found | {
-        "rate": str(rate),
-        "algbw": float(rate),
-        "share_of_optimum": float(rate / schedule.bound.rate),
-        **{name: timing.time_us for name, timing in zip(SIZES, times, strict=True)},
-    }
-
-
-COLUMNS = (
-    *(("topology", "topology", ""), ("collective", "collective", ""), ("method", "method", "")),
-    *(("verdict", "verdict", ""), ("seconds", "seconds", ".3f"), ("seconds_spread", "spread", ".3f")),
-    *(("cpu_seconds", "CPU s", ".3f"), ("times_ours", "x ours", ".1f")),
-    *(("call_seconds", "call s", ".3f"), ("call_times_ours", "x ours", ".1f")),
-    *(("algbw", "algbw", ".2f"), ("share_of_optimum", "share", ".3f"), ("trees", "trees", "d")),
-    *(("steps", "steps", "d"), ("rounds", "rounds", "d"), ("time_us_64KiB", "us 64K", ".1f")),
-    *(("time_us_64MiB", "us 64M", ".0f"), ("verified", "correct", "")),
-)
-"""Column of a row, title, format."""
-
-
-def format_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows as text, and below it why a contender has no figures."""
-    listed = list(rows)
-    titles = [title for _, title, _ in COLUMNS]
-    cells = [[_cell(row[column], form) for column, _, form in COLUMNS] for row in listed]
-    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    left = sum(not form for _, _, form in COLUMNS[:4])
-    lines = [
-        "  ".join(
-            cell.ljust(width) if number < left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (titles, *cells)
-    ]
-    reasons = [
-        f"{row['topology']}, {row['method']}: {row['verdict']}: {row['why']}" for row in listed if row["why"]
-    ]
-    return "\n".join([*lines, *reasons])
-
-
-def _cell(value: Any, form: str) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    return format(value, form)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -334,6 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     print(format_table(rows))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     write_document(options.json, _document(rows, peers))
     print(f"\nwritten: {options.json}")
     return 0

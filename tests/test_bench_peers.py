@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from strategies import topologies as drawn_topologies
 
 import topologies
-from bench import peers, peers_forestcoll, peers_sccl, peers_tacos
+from bench import peers, peers_forestcoll, peers_rows, peers_sccl, peers_tacos
 from bench.document import read_document
 from bench.measured import Finished
 from bench.peers_answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
@@ -126,7 +126,9 @@ def test_what_is_no_tree_is_told(
 
 
 def test_a_rate_that_the_trees_do_not_have_is_misstated() -> None:
-    judged = peers.quality(only(peers_forestcoll.read(star_trees() | {"time_units": 1.0}, asked("star:3"))))
+    judged = peers_rows.quality(
+        only(peers_forestcoll.read(star_trees() | {"time_units": 1.0}, asked("star:3")))
+    )
     assert (judged["verdict"], judged["verified"], judged["rate"]) == ("misstated", True, "3/2")
     assert judged["why"] == "states 3 GB/s, is 1.5"
 
@@ -195,7 +197,7 @@ def test_an_algorithm_of_sccl_is_a_correct_schedule_with_its_rounds() -> None:
 def test_wrong_algorithms_of_sccl_are_wrong(spoil: Callable[[dict[str, Any]], object], message: str) -> None:
     found = ring_of_four()
     spoil(found)
-    judged = peers.quality(peers_sccl.read(found, asked("ring:4")))
+    judged = peers_rows.quality(peers_sccl.read(found, asked("ring:4")))
     assert (judged["verdict"], judged["verified"]) == ("wrong", False)
     assert message in judged["why"]
 
@@ -322,11 +324,11 @@ def test_what_is_no_answer_of_tacos_is_told(before: str, after: str, message: st
 
 def test_a_wrong_answer_of_tacos_is_wrong() -> None:
     lines = TRIANGLE.splitlines(keepends=True)
-    judged = peers.quality(only(peers_tacos.read("".join(lines[1:]), asked("ring:3"), 1)))
+    judged = peers_rows.quality(only(peers_tacos.read("".join(lines[1:]), asked("ring:3"), 1)))
     assert judged["verdict"] == "wrong"
     assert "rate" not in judged
     late = TRIANGLE.replace("time_us 1048.576", "time_us 2097.152")
-    judged = peers.quality(only(peers_tacos.read(late, asked("ring:3"), 1)))
+    judged = peers_rows.quality(only(peers_tacos.read(late, asked("ring:3"), 1)))
     assert (judged["verdict"], judged["claimed"]) == ("misstated", 1.5)
 
 
@@ -477,7 +479,7 @@ def test_rows_say_what_became_of_each_contender() -> None:
     # 64 KiB in quarters of 16,384 bytes, one after the other over links of 1 GB/s.
     assert first["time_us_64KiB"] == pytest.approx(2 * 16.384)
     assert all(row.keys() == first.keys() for row in rows)
-    table = peers.format_table(rows).splitlines()
+    table = peers_rows.format_table(rows).splitlines()
     assert table[0].split()[:4] == ["topology", "collective", "method", "verdict"]
     assert table[1].endswith("yes")
     assert table[-2:] == [
@@ -495,7 +497,18 @@ def test_the_best_of_runs_that_differ_counts() -> None:
     ]
     contender = Canned("lucky", *(Answer(finished(), "found", None, None, (one,)) for one in found))
     (row,) = peers.rows_of(question, [contender], runs=3, limit_s=9)
-    assert (row["rate"], row["call_seconds"]) == ("2", None)
+    # 4 blocks in 2 rounds rather than in 3
+    assert (row["rate"], row["algbw_spread"], row["call_seconds"]) == ("2", pytest.approx(2 / 3), None)
+
+
+def test_one_wrong_run_makes_the_row_wrong() -> None:
+    question = asked("ring:4")
+    less = ring_of_four()
+    less["steps"][1]["sends"].pop()
+    found = [Algorithm("", peers_sccl.read(case, question).schedule) for case in (ring_of_four(), less)]
+    contender = Canned("fickle", *(Answer(finished(), "found", None, None, (one,)) for one in found))
+    (row,) = peers.rows_of(question, [contender], runs=2, limit_s=9)
+    assert (row["verdict"], row["verified"], row["rate"]) == ("wrong", False, None)
 
 
 def test_without_a_peer_there_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
