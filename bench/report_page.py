@@ -73,14 +73,14 @@ table{border-collapse:collapse;font-size:.86rem;line-height:1.45}
 th,td{padding:.3rem .9rem .3rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 th{font-weight:600;color:var(--quiet);cursor:pointer;vertical-align:bottom;user-select:none}
 th[aria-sort]::after{content:" \\2193"}th[aria-sort=ascending]::after{content:" \\2191"}
-.n{text-align:right}td.n{white-space:nowrap}td.long:not(.n){min-width:13rem}td:first-child:not(.long){white-space:nowrap}
+.n{text-align:right}th.n{min-width:5.5rem}td.n{white-space:nowrap}td.long:not(.n){min-width:13rem}td:first-child:not(.long){white-space:nowrap}
 details{margin:.8rem 0}summary{cursor:pointer;color:var(--quiet);font-size:.86rem}
 .circumstances summary{font-size:.78rem}.circumstances{margin-top:1.4rem}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;font-size:.78rem;color:var(--quiet);
 margin:.5rem 0}dt{font-weight:600}dd{margin:0;overflow-wrap:anywhere}
 footer{margin-top:4rem;color:var(--quiet);font-size:.8rem}
 @media(max-width:520px){body{padding:1.4rem 1rem 3rem;font-size:15px}.lead{font-size:1.12rem}
-.bar{grid-template-columns:7rem 1fr 3.6rem}dl{grid-template-columns:1fr}dt{margin-top:.3rem}}
+.bar{grid-template-columns:8rem 1fr 3.6rem}dl{grid-template-columns:1fr}dt{margin-top:.3rem}}
 @media print{details{display:block}section{break-inside:avoid-page}}
 """
 
