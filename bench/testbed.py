@@ -22,9 +22,9 @@ from bench.document import TIME, Measure, Row, document, write_document
 from bench.emulation import network
 from bench.emulation.delivery import check_delivery, delivered
 from bench.emulation.machine import EmulationError, check_machine
-from bench.emulation.plan import EmulationPlan, plan_emulation
+from bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from bench.emulation.processes import run_inside
-from bench.testbed_cases import CASES, KINDS, MIB, Case, targets_of
+from bench.testbed_cases import CASES, KINDS, MIB, Case, case_of, targets_of
 from bench.testbed_contenders import GLOO, KNOWN, MESSAGES, METHODS, RING, Contender, line_up
 from bench.testbed_ranks import Order, run_order
 from bench.testbed_rows import Limits, format_table, links_of, rows_of
@@ -95,8 +95,11 @@ def measure(
     """
     check_machine()
     wanted = [_collective(topology, kind, root) for kind in kinds]
+    if slowest_mbit <= 0:
+        raise InputError(f"rate {slowest_mbit}: must be a positive number of Mbit/s")
     if runs < 1 or min(sizes, default=0) < 1:
         raise InputError(f"runs and sizes must be positive, got {runs} and {list(sizes)}")
+    topology = at_rates(topology, slowest_mbit)
     plan = plan_emulation(topology, slowest_mbit)
     result = Result()
     lines = {}
@@ -246,8 +249,8 @@ UNITS: Mapping[str, str] = {
 def _emulation() -> dict[str, Any]:
     return {
         "mtu": network.MTU,
-        "burst": f"{network.BURST_S * 1e3:g} ms of a link's rate, at least {network.LEAST_BURST_BYTES} bytes: "
-        "what a link that was idle before a run may carry on top of its rate",
+        "burst": f"{network.BURST_S * 1e3:g} ms of a link's rate, {network.LEAST_BURST_BYTES} bytes at least: "
+        "what a link that was idle before a run may carry on top",
         "queue_bytes": network.QUEUE_BYTES,
         "settings": network.SETTINGS,
     }
@@ -286,16 +289,7 @@ def _cases(arguments: argparse.Namespace) -> Sequence[Case]:
         if arguments.ranks is not None:
             raise InputError("--ranks: is for the topology of --only, and there is none")
         return CASES[:1] if arguments.quick else CASES
-    for case in CASES:
-        if arguments.only == case.topology.name and arguments.ranks is None:
-            return [case]
-    if arguments.mbit is None:
-        raise InputError(f"--only {arguments.only}: needs --mbit, the rate of its slowest link")
-    try:
-        ranks = None if arguments.ranks is None else tuple(int(word) for word in arguments.ranks.split(","))
-    except ValueError:
-        raise InputError(f"--ranks {arguments.ranks}: must be numbers with commas between") from None
-    return [Case(arguments.only, arguments.mbit, ranks)]
+    return [case_of(arguments.only, arguments.ranks, arguments.mbit)]
 
 
 if __name__ == "__main__":

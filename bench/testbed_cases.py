@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.document import Row
 from synth.collective import Kind
+from synth.errors import InputError
 from synth.topology import Topology
 
 KINDS = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER)
@@ -51,6 +52,30 @@ CASES = (
     Case("dgx1", 50),
     Case(str(_EXAMPLES / "two-boxes.yaml"), 100),
 )
+
+
+def case_of(spec: str, ranks: str | None = None, slowest_mbit: int | None = None) -> Case:
+    """The case of a topology, one of `CASES` or another one.
+
+    Args:
+        spec: for `topologies.load`, or the name of a topology of `CASES`.
+        ranks: of a fragment, as in "0,1,3".
+        slowest_mbit: Mbit/s of the slowest link; needed where no case says it.
+
+    Raises:
+        InputError: it is needed, or the ranks are no numbers.
+    """
+    if ranks is None:
+        for case in CASES:
+            if spec == case.topology.name:
+                return case if slowest_mbit is None else replace(case, slowest_mbit=slowest_mbit)
+    if slowest_mbit is None:
+        raise InputError(f"{spec}: needs --mbit, the rate of its slowest link")
+    try:
+        chosen = None if ranks is None else tuple(int(word) for word in ranks.split(","))
+    except ValueError:
+        raise InputError(f"ranks {ranks}: must be numbers with commas between") from None
+    return Case(spec, slowest_mbit, chosen)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from backends.engine import Connections
+    from backends.flow import Flow
 
 LEAD_S = 0.01
 """From the word to begin until the begin: it must have reached every rank by then."""
@@ -83,6 +84,10 @@ def run_order(rank: int, address: str, store_path: str, order: Order) -> list[li
 class Participant:
     """A rank with its groups, its channels and its data.
 
+    Attributes:
+        data: its buffers.
+        begun_at: when the last run began, by the clock that all ranks share.
+
     Args:
         rank: this one.
         address: its own, where it listens.
@@ -124,6 +129,7 @@ class Participant:
         connections: Connections = network if watch is None else watch(network)
         self._engine = Engine(rank, connections, timeout_s=order.timeout_s)
         self._calls = 0
+        self.begun_at = 0.0
         self.data = Data(order, rank)
 
     def rounds(self) -> list[list[Round]]:
@@ -143,17 +149,24 @@ class Participant:
         """What one run of a contender calls."""
         if contender.schedule is None:
             return self._by_gloo()
-        pieces = pieces_of(contender.schedule, self.order)
         if contender.by_messages:
-            return self._by_messages(contender.schedule, pieces)
-        return self._by_engine(contender.schedule, pieces)
+            return self._by_messages(contender.schedule)
+        return self._by_engine(contender.schedule)
+
+    def flow(self, schedule: Schedule) -> Flow:
+        """What this rank's engine runs of a schedule."""
+        from backends.flow import compile_flow
+        from backends.lowering import lower_rank
+
+        pieces = pieces_of(schedule, self.order)
+        return compile_flow(lower_rank(schedule, self.rank, self.order.elements, pieces=pieces))
 
     def timed(self, call: Callable[[], None], what: str) -> Round:
         """One run, after which the data are checked."""
         import torch.distributed as dist
 
         self.data.fill()
-        begin = self._agree_on_begin()
+        begin = self.begun_at = self._agree_on_begin()
         idle, capacity = _processors()
         cpu = time.process_time()
         _sleep_until(begin)
@@ -187,18 +200,16 @@ class Participant:
             case _:
                 return lambda: _done(dist.all_gather_into_tensor(data.output, data.given))
 
-    def _by_engine(self, schedule: Schedule, pieces: int) -> Callable[[], None]:
+    def _by_engine(self, schedule: Schedule) -> Callable[[], None]:
         import torch
         import torch.distributed as dist
 
         from backends.channels.opening import Opening
-        from backends.flow import compile_flow
         from backends.layout import Buffer
-        from backends.lowering import lower_rank
         from backends.torch_reduction import operator_of
 
         kind, root = schedule.collective.kind, schedule.collective.root
-        flow = compile_flow(lower_rank(schedule, self.rank, self.order.elements, pieces=pieces))
+        flow = self.flow(schedule)
         operator = operator_of(dist.ReduceOp.SUM, torch.float32) if kind.reduces else None
         memory = {Buffer.OUTPUT: self.data.output}
         if kind is Kind.ALLGATHER:
@@ -211,10 +222,10 @@ class Participant:
 
         return call
 
-    def _by_messages(self, schedule: Schedule, pieces: int) -> Callable[[], None]:
+    def _by_messages(self, schedule: Schedule) -> Callable[[], None]:
         from backends.torch_p2p import Executor
 
-        data, executor = self.data, Executor(schedule, pieces=pieces)
+        data, executor = self.data, Executor(schedule, pieces=pieces_of(schedule, self.order))
         match schedule.collective.kind:
             case Kind.ALLREDUCE:
                 return lambda: executor.allreduce(data.output)
@@ -285,7 +296,7 @@ def _sleep_until(instant: float) -> None:
 
 
 def _processors() -> tuple[float, float]:
-    """Seconds since the start of the machine that all its processors were idle or did niced work, and in all."""
+    """Seconds since the start of the machine that its processors were idle or did niced work, and in all."""
     line = Path("/proc/stat").read_text().split("\n", 1)[0]
     user, nice, system, idle, waiting, *stolen = (int(word) for word in line.split()[1:9])
     return (nice + idle + waiting) / 100, (user + nice + system + idle + waiting + sum(stolen)) / 100

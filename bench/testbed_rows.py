@@ -40,10 +40,10 @@ class Limits:
 
     @classmethod
     def of(cls, order: Order, plan: EmulationPlan, alone: Mapping[Hop, float]) -> Limits:
-        """Both from proven bounds; `alone` in bits per second."""
+        """Both from proven bounds; `alone` in bits per second, the plan's topology at its rates."""
         limits = [
             1 / (1000 * float(bounds.bound(fabric, order.collective).rate))
-            for fabric in (_rated(plan.topology, alone), _rated(plan.topology, _nominal(plan)))
+            for fabric in (_delivered(plan.topology, alone), plan.topology)
         ]
         return cls(*limits)
 
@@ -52,8 +52,8 @@ def _nominal(plan: EmulationPlan) -> dict[Hop, float]:
     return {hop: float(plan.rate(*hop)) for hop in plan.topology.bandwidth}
 
 
-def _rated(topology: Topology, bits_per_s: Mapping[Hop, float]) -> Topology:
-    """The topology with rates as they are on its wires, in GB/s."""
+def _delivered(topology: Topology, bits_per_s: Mapping[Hop, float]) -> Topology:
+    """The topology with the rates that its links have shown."""
     links = [
         replace(link, bandwidth=Fraction(f"{bits_per_s[link.src, link.dst] / 8e9:.{DIGITS}g}"))
         for link in topology.links

@@ -85,22 +85,26 @@ def check_delivery(
     worst = min(alone, key=lambda link: alone[link] / plan.rate(*link))
     if alone[worst] < LEAST_ALONE * plan.rate(*worst):
         raise EmulationError(
-            f"{_named(plan, worst)} delivers {alone[worst] / 1e6:.4g} Mbit/s alone, which must be at least "
-            f"{LEAST_ALONE:g} of its {plan.rate(*worst) / 1e6:.4g} Mbit/s; lower rates, or a machine that does "
-            "less besides, may help"
+            f"{_named(plan, worst)} delivers {_mbit(alone[worst])} alone, which must be at least "
+            f"{LEAST_ALONE:g} of its {_mbit(plan.rate(*worst))}; lower rates, or a machine that does less "
+            "besides, may help"
         )
     worst = min(together, key=lambda link: together[link] / alone[link])
     if together[worst] < LEAST_TOGETHER * alone[worst]:
         warn(
-            f"warning: {_named(plan, worst)} delivers {together[worst] / 1e6:.4g} Mbit/s when all links are "
-            f"busy, less than {LEAST_TOGETHER:g} of its {alone[worst] / 1e6:.4g} Mbit/s alone: the processors, "
-            "not the links, may be the limit"
+            f"warning: {_named(plan, worst)} delivers {_mbit(together[worst])} when all links are busy, less "
+            f"than {LEAST_TOGETHER:g} of its {_mbit(alone[worst])} alone: the processors, not the links, may "
+            "be the limit"
         )
 
 
 def _named(plan: EmulationPlan, link: Hop) -> str:
     label = plan.topology.label
     return f"{plan.topology.name}: link {label(link[0])} -> {label(link[1])}"
+
+
+def _mbit(bits_per_s: float) -> str:
+    return f"{bits_per_s / 1e6:.4g} Mbit/s"
 
 
 def _batches(plan: EmulationPlan, links: Iterable[Hop]) -> Sequence[Sequence[Hop]]:

@@ -8,7 +8,7 @@ that is possible, else through ranks, as a vendor's library does on a machine th
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -114,6 +114,26 @@ def plan_emulation(topology: Topology, slowest_mbit: Fraction | int) -> Emulatio
         raise InputError(f"rate {slowest_mbit}: must be a positive number of Mbit/s")
     scale = Fraction(slowest_mbit) * 10**6 / min(link.bandwidth for link in topology.links)
     return EmulationPlan(topology, scale, _wires(topology, scale), _routes(topology))
+
+
+def at_rates(topology: Topology, slowest_mbit: Fraction | int) -> Topology:
+    """The topology with the rates that its emulation has, in GB/s as ever.
+
+    What depends on how fast links are, as the number of pieces, is to be decided on this one.
+
+    Args:
+        topology: what is emulated.
+        slowest_mbit: Mbit/s of the slowest link; the others are in proportion.
+    """
+    slowest = min(topology.bandwidth.values(), default=Fraction(1))
+    factor = Fraction(slowest_mbit, 8000) / slowest
+    return Topology.build(
+        topology.name,
+        topology.ranks,
+        (replace(link, bandwidth=link.bandwidth * factor) for link in topology.links),
+        topology.switches,
+        topology.symmetries,
+    )
 
 
 def _wires(topology: Topology, scale: Fraction) -> tuple[Wire, ...]:
