@@ -41,18 +41,17 @@ def run_under_torchrun(
     """
     torch.set_num_threads(1)
     with job_group("bench run", timeout_s) as group:
-        said: list[Sweep | InputError] = []
+        told: list[Sweep | InputError | None] = [None]
         if group.rank() == 0:
             try:
-                said = [prepare(group.size())]
+                told = [prepare(group.size())]
             except InputError as error:
-                said = [error]
-        told: list[Sweep | InputError | None] = [*said] or [None]
+                told = [error]
         dist.broadcast_object_list(told, src=0)
         sweep = told[0]
         if isinstance(sweep, InputError):
             raise sweep
-        assert sweep is not None
+        assert sweep is not None, "rank 0 says what to do, or why not"
         store = dist.distributed_c10d._get_default_store()
         return run_sweep(sweep, store, timeout_s=timeout_s, on_row=on_row if group.rank() == 0 else None)
 
@@ -83,15 +82,10 @@ def run_sweep(
             dist.all_gather(of_ranks, times, group=everyone)
             wrong = torch.tensor([answer.wrong])
             dist.all_reduce(wrong, group=everyone)
-            rows.append(row_of(sweep, asked, count, [list(rank) for rank in _lists(of_ranks)], int(wrong)))
+            rows.append(row_of(sweep, asked, count, [rank.tolist() for rank in of_ranks], int(wrong)))
             if on_row is not None:
                 on_row(rows[-1])
     return tuple(rows)
-
-
-def _lists(tensors: list[torch.Tensor]) -> Iterator[list[float]]:
-    for tensor in tensors:
-        yield tensor.tolist()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -365,8 +366,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(*([""] if number else []), f"{new.name}: {found.question}", sep="\n")
             print("\n".join(format_comparison(found)))
             status |= bool(found.worse)
+        sys.stdout.flush()
     except InputError as error:
         print(f"compare: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader has gone: | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
     return status
 

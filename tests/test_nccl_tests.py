@@ -38,12 +38,11 @@ from synth.schedule import Chunk, Schedule, Transfer
 torch = pytest.importorskip("torch")
 
 from ranks import run_ranks, store_path  # noqa: E402
-from synth_with_bench import mount  # noqa: E402
 
 from backends.sweep import run_sweep  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
-COMMAND = (sys.executable, str(ROOT / "tests" / "synth_with_bench.py"))
+COMMAND = (sys.executable, "-m", "synth")
 SHORT = ("-n", "2", "-w", "1")
 
 
@@ -371,7 +370,6 @@ def test_json_has_one_row_for_each_tuple_of_independent_variables(file: Path) ->
 def test_bad_input_is_one_line_and_status_2(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mount()
     wrong = tmp_path / "wrong.json"
     right = synth.solve(topologies.load("full:3"), "broadcast")
     synth.write_schedule(replace(right, transfers=right.transfers[1:]), wrong)
