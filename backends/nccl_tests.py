@@ -368,7 +368,11 @@ def _growth(sizes: Sequence[int]) -> str:
     if len(sizes) < 2:
         return "none"
     first, second = sizes[:2]
-    if second % first == 0 and all(after * first == before * second for before, after in pairwise(sizes)):
+    if (
+        first
+        and second % first == 0
+        and all(after * first == before * second for before, after in pairwise(sizes))
+    ):
         return f"{second // first}(factor)"
     return f"{second - first}(bytes)"
 

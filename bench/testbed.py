@@ -213,10 +213,10 @@ def results_document(result: Result) -> dict[str, Any]:
         keys=("topology", "collective", "method", "bytes"),
         measures={
             **TIME,
-            "share_of_optimum": Measure("more"),
-            "share_of_nominal": Measure("more"),
-            "speed_up_over_gloo": Measure("more"),
-            "speed_up_over_ring": Measure("more"),
+            "share_of_optimum": Measure("more", follows="time_us"),
+            "share_of_nominal": Measure("more", follows="time_us"),
+            "speed_up_over_gloo": Measure("more", follows="time_us"),
+            "speed_up_over_ring": Measure("more", follows="time_us"),
         },
         units=UNITS,
         packages=("arborcast", "torch", "numpy"),
@@ -249,8 +249,8 @@ UNITS: Mapping[str, str] = {
 def _emulation() -> dict[str, Any]:
     return {
         "mtu": network.MTU,
-        "burst": f"{network.BURST_S * 1e3:g} ms of a link's rate, {network.LEAST_BURST_BYTES} bytes at least: "
-        "what a link that was idle before a run may carry on top",
+        "burst": f"{network.BURST_S * 1e3:g} ms of a link's rate, {network.LEAST_BURST_BYTES} bytes at "
+        "least: what a link that was idle before a run may carry on top",
         "queue_bytes": network.QUEUE_BYTES,
         "settings": network.SETTINGS,
     }
