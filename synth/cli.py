@@ -191,6 +191,15 @@ def solve(
             help="at most so many trees (per root where all are roots)",
         ),
     ] = None,
+    max_height: Annotated[
+        int | None,
+        typer.Option(
+            "--max-height",
+            parser=whole,
+            metavar="H",
+            help="trees: at most so many steps from a root to a rank, at the best rate",
+        ),
+    ] = None,
     tolerance: Annotated[
         str | None,
         typer.Option("--tolerance", help="few trees: part of the optimum to give up, such as 1/20"),
@@ -240,6 +249,7 @@ def solve(
         steps=steps,
         rounds=rounds,
         cache=not no_cache,
+        max_height=max_height,
     )
     stopwatch = Stopwatch()
     choices: tuple[Choice, ...] = ()

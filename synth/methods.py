@@ -41,6 +41,7 @@ class Request:
         steps: S of a chunk schedule.
         rounds: R of a chunk schedule.
         cache: whether answers of solvers are kept and used on disk.
+        max_height: with trees, the most edges between a root and a rank; None for any number.
     """
 
     max_trees: int | None = None
@@ -53,6 +54,7 @@ class Request:
     steps: int | None = None
     rounds: int | None = None
     cache: bool = True
+    max_height: int | None = None
 
 
 NEED_SIZE = ("smt", "ilp", "sat")
@@ -62,6 +64,7 @@ SERVES: dict[str, frozenset[str]] = {
     "max_trees": frozenset({"auto", "trees", "mwu"}),
     "tolerance": frozenset({"auto", "trees", "mwu"}),
     "epsilon": frozenset({"mwu"}),
+    "max_height": frozenset({"trees"}),
     "size_bytes": frozenset({"auto"}),
     "chunks": frozenset(NEED_SIZE),
     "steps": frozenset(NEED_SIZE),
@@ -110,6 +113,7 @@ def solve(
     steps: int | None = None,
     rounds: int | None = None,
     cache: bool = True,
+    max_height: int | None = None,
 ) -> Schedule:
     """A schedule of a collective on a topology.
 
@@ -129,6 +133,7 @@ def solve(
         steps: S.
         rounds: R.
         cache: whether answers of solvers are kept and used on disk.
+        max_height: with "trees", the most edges between a root and a rank.
 
     Raises:
         InputError: an unknown method, a knob that it does not have, or a collective that does not fit.
@@ -137,7 +142,7 @@ def solve(
     """
     asked = as_collective(topology, collective, root=root, ranks=ranks)
     request = Request(
-        max_trees, tolerance, epsilon, seed, deadline_s, size_bytes, chunks, steps, rounds, cache
+        max_trees, tolerance, epsilon, seed, deadline_s, size_bytes, chunks, steps, rounds, cache, max_height
     )
     return answer(topology, asked, method, request)
 
@@ -286,6 +291,7 @@ def _by_trees(name: TreeMethod) -> Method:
             seed=request.seed,
             deadline_s=request.deadline_s,
             epsilon=DEFAULT_EPSILON if request.epsilon is None else request.epsilon,
+            max_height=request.max_height,
         )
 
     return solve_it

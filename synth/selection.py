@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 FEW_TREES = (1, 2)
 """Tree counts that are tried besides the full packing: few trees are shallow and start fast."""
 
+LARGEST_SHALLOW = 16
+"""Ranks up to which packings of lower trees are among the candidates: seconds."""
+
 LARGEST_FRONTIER = 16
 """Ranks up to which the frontier of chunk schedules is among the candidates: seconds."""
 
@@ -135,8 +138,11 @@ def candidates(topology: Topology, collective: Collective, request: Request) -> 
 
     deadline = Deadline.after(request.deadline_s)
     first = "trees" if collective.kind in TREE_KINDS else "routes"
+    height = 0
     if collective.kind is not Kind.CUSTOM:
-        yield METHODS[first](topology, collective, request)
+        fastest_rate = METHODS[first](topology, collective, request)
+        height = fastest_rate.height
+        yield fastest_rate
     wanted = [(name, request) for name in METHODS if name not in {"trees", "mwu", "routes", *NEED_SIZE}]
     if first == "trees" and request.max_trees is None:
         wanted += [("trees", replace(request, max_trees=few)) for few in FEW_TREES]
@@ -146,8 +152,22 @@ def candidates(topology: Topology, collective: Collective, request: Request) -> 
             yield METHODS[name](topology, collective, replace(its_request, deadline_s=deadline.left_s))
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may
+    if first == "trees" and request.max_trees is None and len(collective.ranks) == topology.ranks:
+        yield from _shallow(topology, collective, request, deadline, height)
     if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:
         yield from _frontier(topology, collective, request, deadline)
+
+
+def _shallow(
+    topology: Topology, collective: Collective, request: Request, deadline: Deadline, below: int
+) -> Iterator[Schedule]:
+    """Packings of lower trees than the ones found first, near their rate."""
+    if topology.ranks > LARGEST_SHALLOW:
+        return
+    from synth.packing.solver import shallow_schedules
+
+    deadline.check("the comparison of methods")
+    yield from shallow_schedules(topology, collective, below=below, seed=request.seed, deadline=deadline)
 
 
 def _frontier(

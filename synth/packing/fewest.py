@@ -120,6 +120,40 @@ def fewest_pairs(
     return Pairing(carriers, settings)
 
 
+def fewest_among(
+    choice: Choice[AnyCarrier],
+    known: Iterable[AnyCarrier],
+    *,
+    tolerance: Fraction = DEFAULT_TOLERANCE,
+    max_trees: int | None = None,
+    seed: int = 0,
+    deadline: Deadline,
+    search_limit: int = _SEARCH_LIMIT,
+) -> tuple[tuple[AnyCarrier, ...], Settings]:
+    """Few of given carriers: what `fewest_trees` and `fewest_pairs` do with their own.
+
+    Args:
+        choice: what to choose from.
+        known: some of them that together reach the best rate.
+        tolerance: the part of the best rate of all that may be given up, from 0 to below 1. Ignored with
+            `max_trees`.
+        max_trees: at most so many in each group, at the best rate; None for as few as the tolerance allows.
+        seed: of the integer program.
+        deadline: when to be content with the best so far.
+        search_limit: branch-and-bound vertices of the integer program.
+
+    Returns:
+        Carriers with exact weights, and what is known about them.
+
+    Raises:
+        InputError: a tolerance or a number of trees out of its range.
+    """
+    _check(tolerance, max_trees)
+    most = Fraction(choice.best().rate) * choice.topology.bandwidth_unit
+    search = _Search(choice, frozenset(map(shape, known)), (), most, seed, deadline, search_limit)
+    return search.run(tolerance, max_trees)
+
+
 def _check(tolerance: Fraction, max_trees: int | None) -> None:
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance: must be from 0 to below 1, got {tolerance}")
@@ -137,6 +171,7 @@ class _Search(Generic[AnyCarrier]):
     optimum: Fraction
     seed: int
     deadline: Deadline
+    search_limit: int = _SEARCH_LIMIT
 
     def run(self, tolerance: Fraction, max_trees: int | None) -> tuple[tuple[AnyCarrier, ...], Settings]:
         """The chosen carriers with exact weights, and what was proved."""
@@ -299,7 +334,7 @@ class _Search(Generic[AnyCarrier]):
         import highspy
 
         model = self.choice.program(seed=self.seed, deadline_s=self.deadline.left_s)
-        model.setOptionValue("mip_max_nodes", _SEARCH_LIMIT)
+        model.setOptionValue("mip_max_nodes", self.search_limit)
         model.setOptionValue("mip_rel_gap", 1e-6)  # "best" is to mean best
         binary = []
         for index, most in enumerate(self.choice.most):

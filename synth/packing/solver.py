@@ -33,6 +33,7 @@ from synth.packing.exact import pack_exactly
 from synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
 from synth.packing.lift import lift
 from synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
+from synth.packing.shallow import NO_DEADLINE, Shallow, pack_shallow, shallow_frontier
 from synth.reachability import who_is_cut_off
 from synth.relays import relays_as_switches
 from synth.schedule import Method, Schedule, Settings
@@ -64,6 +65,7 @@ class _Task:
     epsilon: Fraction
     seed: int
     deadline: Deadline
+    max_height: int | None = None
 
     @property
     def wants_few(self) -> bool:
@@ -106,6 +108,7 @@ def solve_by_trees(
     seed: int = 0,
     deadline_s: float | None = None,
     epsilon: Fraction = DEFAULT_EPSILON,
+    max_height: int | None = None,
 ) -> Schedule:
     """A schedule of a broadcast, reduce, allgather, reduce-scatter or allreduce along trees.
 
@@ -119,6 +122,7 @@ def solve_by_trees(
         seed: breaks ties; the same seed gives the same schedule on any machine.
         deadline_s: seconds from now.
         epsilon: the part of the optimum that "mwu" may miss.
+        max_height: the most edges between a root and a rank, for "trees"; edges pass switches. None for any.
 
     Returns:
         The schedule; its rate is below its bound where the method, the number of trees or relays that
@@ -126,8 +130,8 @@ def solve_by_trees(
 
     Raises:
         CollectiveError: a kind that trees cannot do, or relays with lower numbers than the ranks.
-        InputError: a number out of its range.
-        InfeasibleError: some ranks are cut off; carries the bound that proves it.
+        InputError: a number out of its range, or a height together with relays or with "mwu".
+        InfeasibleError: some ranks are cut off; carries the bound that proves it. Or no trees are as low.
         TimedOutError: the deadline passed; carries the best schedule found: where no packing was done, one
             round of multiplicative weights, which takes an arborescence per root beyond the deadline.
     """
@@ -139,17 +143,16 @@ def solve_by_trees(
         raise InputError(f"method {method}: of the tree methods there are trees and mwu")
     if max_trees is not None and max_trees < 1:
         raise InputError(f"max-trees: must be at least 1, got {max_trees}")
+    if max_height is not None:
+        _check_height(topology, collective, method, max_height)
     limit = bound(topology, collective)
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
-    flat, among = relays_as_switches(topology, collective)
-    if collective.kind in _SPREADING:
-        flat = flat.reversed() if collective.kind.reduces else flat
-        among = replace(among, kind=_SPREADING[collective.kind])
-    task = _Task(flat, among, limit, method, max_trees, tolerance, epsilon, seed, deadline)
+    flat, among = _spreading(topology, collective)
+    task = _Task(flat, among, limit, method, max_trees, tolerance, epsilon, seed, deadline, max_height)
     late = f"{collective.kind}: the deadline of {deadline_s} s passed"
     try:
-        carriers, settings = _pairs(task) if collective.kind is Kind.ALLREDUCE else _trees(task)
+        carriers, settings = _packed(task)
     except TimedOutError as error:
         carriers, settings = _one_round(task)
         best = lift(topology, collective, Method("mwu", seed, settings), limit, carriers)
@@ -158,6 +161,80 @@ def solve_by_trees(
     if task.deadline.has_passed:
         raise TimedOutError(late, schedule)
     return schedule
+
+
+def shallow_schedules(
+    topology: Topology,
+    collective: Collective,
+    *,
+    below: int,
+    seed: int = 0,
+    deadline: Deadline = NO_DEADLINE,
+) -> Iterator[Schedule]:
+    """Schedules along lower and lower rates of lower trees, as `solve_by_trees` finds them with a height.
+
+    Args:
+        topology: the fabric, all of whose ranks take part.
+        collective: as in `solve_by_trees`, and possible.
+        below: the height that is not worth looking at any more, as another packing has it.
+        seed: breaks ties.
+        deadline: when to stop.
+
+    Raises:
+        TimedOutError: the deadline passed.
+    """
+    limit = bound(topology, collective)
+    flat, among = _spreading(topology, collective)
+    task = _Task(flat, among, limit, "trees", None, None, DEFAULT_EPSILON, seed, deadline)
+    roots = None if collective.kind is Kind.ALLREDUCE else task.roots
+    for found in shallow_frontier(flat, roots, below, limit=limit.rate, seed=seed, deadline=deadline):
+        yield lift(topology, collective, Method("trees", seed, found.settings), limit, found.carriers)
+        deadline.check("the choice of shallow trees")
+
+
+def _check_height(topology: Topology, collective: Collective, method: TreeMethod, max_height: int) -> None:
+    if max_height < 1:
+        raise InputError(f"max-height: must be at least 1, got {max_height}")
+    if method != "trees":
+        raise InputError(f"method {method}: takes no max-height, which is for trees")
+    relays = topology.ranks - len(collective.ranks)
+    if relays:
+        raise InputError(f"max-height: counts the steps between ranks that take part, got {relays} relays")
+
+
+def _spreading(topology: Topology, collective: Collective) -> tuple[Topology, Collective]:
+    """The question as one of out-trees, without relays; an allreduce stays one."""
+    flat, among = relays_as_switches(topology, collective)
+    if collective.kind not in _SPREADING:
+        return flat, among
+    return flat.reversed() if collective.kind.reduces else flat, replace(
+        among, kind=_SPREADING[collective.kind]
+    )
+
+
+def _packed(task: _Task) -> tuple[Sequence[Carrier], Settings]:
+    if task.max_height is not None:
+        found = _shallow(task, task.max_height)
+        return found.carriers, found.settings
+    return _pairs(task) if task.collective.kind is Kind.ALLREDUCE else _trees(task)
+
+
+def _shallow(task: _Task, max_height: int) -> Shallow:
+    """The best rate within a height, with few trees if they are wanted."""
+    for tolerance, most in _requests(task) if task.wants_few else [(Fraction(0), None)]:
+        found = pack_shallow(
+            task.topology,
+            None if task.collective.kind is Kind.ALLREDUCE else task.roots,
+            max_height,
+            limit=task.limit.rate,
+            max_trees=most,
+            tolerance=tolerance,
+            seed=task.seed,
+            deadline=task.deadline,
+        )
+        if task.max_trees is None or found.most_per_root <= task.max_trees:
+            break
+    return found
 
 
 def _one_round(task: _Task) -> tuple[Sequence[Carrier], Settings]:
