@@ -122,8 +122,8 @@ def quality(algorithm: Algorithm) -> dict[str, Any]:
 COLUMNS = (
     *(("topology", "topology", ""), ("collective", "collective", ""), ("method", "method", "")),
     *(("verdict", "verdict", ""), ("seconds", "seconds", ".3f"), ("seconds_spread", "spread", ".3f")),
-    *(("cpu_seconds", "CPU s", ".3f"), ("times_ours", "x ours", ".1f")),
-    *(("call_seconds", "call s", ".3f"), ("call_times_ours", "x ours", ".1f")),
+    *(("cpu_seconds", "CPU s", ".3f"), ("times_ours", "x ours", ".2g")),
+    *(("call_seconds", "call s", ".3f"), ("call_times_ours", "x ours", ".2g")),
     *(("algbw", "algbw", ".2f"), ("share_of_optimum", "share", ".3f"), ("trees", "trees", "d")),
     *(("steps", "steps", "d"), ("rounds", "rounds", "d"), ("time_us_64KiB", "us 64K", ".1f")),
     *(("time_us_64MiB", "us 64M", ".0f"), ("verified", "correct", "")),
