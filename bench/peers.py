@@ -186,12 +186,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(format_table(rows))
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    write_document(options.json, _document(rows, peers))
+    write_document(options.json, results_document(rows, peers))
     print(f"\nwritten: {options.json}")
     return 0
 
 
-def _document(rows: Iterable[Mapping[str, Any]], peers: Mapping[str, Path]) -> dict[str, Any]:
+def results_document(rows: Iterable[Mapping[str, Any]], peers: Mapping[str, Path]) -> dict[str, Any]:
+    """The results file; `peers` are the checkouts by name."""
     return document(
         "How do other synthesizers compare on the same questions?",
         rows,
