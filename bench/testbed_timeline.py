@@ -174,8 +174,8 @@ def format_links(timeline: Timeline) -> str:
     best = timeline.optimum_s
     lines = [
         f"{timeline.plan.topology.name}, {timeline.order.collective.kind} of "
-        f"{format_size(timeline.order.size_bytes)} by {timeline.contender.name}: {run * 1e3:.1f} ms, the limit is "
-        f"{best * 1e3:.1f} ms: {best / run:.3f} of it",
+        f"{format_size(timeline.order.size_bytes)} by {timeline.contender.name}: {run * 1e3:.1f} ms, "
+        f"{best / run:.3f} of the limit, which is {best * 1e3:.1f} ms",
         f"{'link':>12}{'busy':>9}{'start':>8}{'gaps':>8}{'end':>8}   ms",
     ]
     for (src, dst), use in sorted(timeline.uses.items()):
@@ -183,8 +183,8 @@ def format_links(timeline: Timeline) -> str:
         lines.append(f"{f'{label(src)} -> {label(dst)}':>12}{100 * use.busy_s / run:8.1f}%{figures}")
     for rank, trace in enumerate(timeline.traces):
         lines.append(
-            f"rank {rank}: done after {trace.seconds * 1e3:.1f} ms, computed for {trace.cpu_seconds * 1e3:.1f} ms, "
-            f"{sum(part.is_last for part in trace.sent)} messages out, "
+            f"rank {rank}: done after {trace.seconds * 1e3:.1f} ms, computed for "
+            f"{trace.cpu_seconds * 1e3:.1f} ms, {sum(part.is_last for part in trace.sent)} messages out, "
             f"{sum(part.is_last for part in trace.received)} in"
         )
     return "\n".join(lines)

@@ -39,8 +39,8 @@ def draw(timeline: Timeline, path: Path) -> None:
             f"{timeline.order.collective.kind} of {format_size(timeline.order.size_bytes)} by "
             f"{timeline.contender.name} on {timeline.plan.topology.name}: {timeline.run_s * 1e3:.1f} ms, "
             f"{share:.3f} of the limit",
-            "Thick: what the wire carried, a colour per chunk (colours repeat). Thin: what its receiver then had. "
-            "At the end of a row: part of the time busy; ms lost at the start, in gaps, at the end.",
+            "Thick: what the wire carried, a colour per chunk (colours repeat). Thin: what its receiver had. "
+            "Behind a row: part of the time busy; ms lost at the start, in gaps, at the end.",
         )
 
 

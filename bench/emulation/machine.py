@@ -22,6 +22,13 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _T = TypeVar("_T")
 
 
+_TRIAL = {
+    "ip": "link add a0 type veth peer name a1",
+    "tc": "qdisc add dev a0 root tbf rate 10mbit burst 20kb limit 1mb",
+}
+"""What a kernel must be able to do, by tool."""
+
+
 class EmulationError(Exception):
     """The machine refused something; the message is its own, in one line."""
 
@@ -127,8 +134,8 @@ def why_not() -> str | None:
     except EmulationError as error:
         return f"links cannot be emulated here: {error}"
     try:
-        namespace.batch("ip", ["link add a0 type veth peer name a1"])
-        namespace.batch("tc", ["qdisc add dev a0 root tbf rate 10mbit burst 20kb limit 1mb"])
+        for tool, line in _TRIAL.items():
+            namespace.batch(tool, [line])
     except EmulationError as error:
         return f"links cannot be emulated here: {error}"
     finally:
