@@ -17,10 +17,10 @@ from synth.edmonds import LengthArray
 LARGEST_EXACT = 16
 """Ranks up to which `cheapest_bounded` may be asked: its tables hold a number per set of ranks."""
 
-UNUSABLE = 1 << 50
+UNUSABLE = 1 << 54
 """The cost of an edge that must not be used; what costs that much is no tree."""
 
-LARGEST_COST = 1 << 44
+LARGEST_COST = 1 << 48
 """Of one edge: those of a tree must add up to less than `UNUSABLE`."""
 
 _SWEEPS = 50  # of the search over all ranks; each but the last makes the tree cheaper

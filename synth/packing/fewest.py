@@ -140,7 +140,7 @@ def fewest_among(
         max_trees: at most so many in each group, at the best rate; None for as few as the tolerance allows.
         seed: of the integer program.
         deadline: when to be content with the best so far.
-        search_limit: branch-and-bound vertices of the integer program.
+        search_limit: branch-and-bound vertices of the integer program; 0 does without it.
 
     Returns:
         Carriers with exact weights, and what is known about them.
@@ -196,7 +196,7 @@ class _Search(Generic[AnyCarrier]):
         groups = len(self.choice.groups)
         if len(kept) == groups:
             return kept, "no fewer trees are possible"
-        if groups > 1:
+        if groups > 1 or self.search_limit == 0:
             return kept, "none of the trees can be left out"
         model, binary = self._integer_program()
         model.changeColBounds(len(self.choice.carriers), rate * (1 - _SLACK), rate)

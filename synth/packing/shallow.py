@@ -37,7 +37,10 @@ MOST_HEIGHTS = 5
 
 _ROUNDS = 400  # of weighing and pricing
 _EFFORT = 300_000_000  # additions for exact prices, about two seconds
-_FINEST = 1 << 36  # the largest price, as a whole number
+_QUICK_EFFORT = 20_000_000  # for those of a frontier, of each height
+_FINEST = 1 << 42  # the largest price, as a whole number: 64 links cost no more than one edge may
+_SEARCH_LIMIT = 20  # branch-and-bound vertices that few trees are worth
+_SEARCHED_UP_TO = 64  # carriers; the integer program of more takes seconds for its first vertex
 _CLOSE = 1e-9  # relative: the accuracy to which HiGHS is believed
 _USED = 1e-7  # of the rate: a smaller weight is none
 
@@ -124,11 +127,13 @@ def shallow_frontier(
     for height in range(least, min(below, least + MOST_HEIGHTS)):
         if deadline.has_passed:
             return
-        generation = _Generation(Pricing(topology, roots, height, seed), limit, deadline)
+        pricing = Pricing(topology, roots, height, seed)
+        generation = _Generation(pricing, limit, deadline, _QUICK_EFFORT)
         generation.run(known)
-        known = generation.support()
+        if not pricing.is_exact:
+            known = generation.support()  # elsewhere all are found at once, and then fewer are needed
         if generation.rate > best * (1 + Fraction(_CLOSE)):
-            found = generation.thinned(Fraction(0), None)
+            found = generation.thinned(Fraction(0), None, quickly=True)
             yield found
             best = found.rate
         if best == limit:
@@ -150,6 +155,7 @@ class _Generation:
     pricing: Pricing
     limit: Fraction
     deadline: Deadline
+    effort: int = _EFFORT
     met: dict[tuple[object, ...], int] = field(default_factory=dict)
     carriers: list[tuple[int, Carrier]] = field(default_factory=list)
 
@@ -181,8 +187,9 @@ class _Generation:
         """Meet carriers, the known ones first, until none helps."""
         self._proved = self._run(known)
 
-    def thinned(self, tolerance: Fraction, max_trees: int | None) -> Shallow:
+    def thinned(self, tolerance: Fraction, max_trees: int | None, *, quickly: bool = False) -> Shallow:
         """As few of the carriers as carry the rate, with exact weights."""
+        search_limit = _SEARCH_LIMIT if len(self.carriers) <= _SEARCHED_UP_TO else 0 if quickly else 1
         carriers, settings = fewest_among(
             self._choice(),
             self.support(),
@@ -190,6 +197,7 @@ class _Generation:
             max_trees=max_trees,
             seed=self.pricing.seed,
             deadline=self.deadline,
+            search_limit=search_limit,
         )
         rate = sum((carrier.weight for carrier in carriers), Fraction(0))
         facts: Settings = (("max_height", self.pricing.height), ("within_height", self._proved))
@@ -233,7 +241,7 @@ class _Generation:
         return [carrier for (_, carrier), weight in weighed if weight > _USED * self._most]
 
     def _may_ask(self) -> bool:
-        return self.pricing.can_be_exact and self.pricing.effort < _EFFORT
+        return self.pricing.can_be_exact and self.pricing.effort + self.pricing.effort_of_one <= self.effort
 
     def _first_prices(self) -> Ints:
         lengths = _FINEST // self._capacities
@@ -267,8 +275,16 @@ class _Generation:
             return False
         self.met[key] = len(self.carriers)
         self.carriers.append((group, carrier))
-        uses = {self._position[hop]: count for hop, count in sorted(hops(carrier).items())}
-        rows = np.array([*uses, len(self._capacities) + group], dtype=np.int32)
-        counts = np.array([*uses.values(), 1], dtype=np.float64)
+        uses = self._uses(carrier)
+        links = np.flatnonzero(uses)
+        rows = np.array([*links, len(uses) + group], dtype=np.int32)
+        counts = np.array([*uses[links], 1], dtype=np.float64)
         self._model.addCol(0.0, 0.0, np.inf, len(rows), rows, counts)
         return True
+
+    def _uses(self, carrier: Carrier) -> Ints:
+        """How often it passes each link."""
+        uses = np.zeros(len(self._capacities), dtype=np.int64)
+        for hop, count in hops(carrier).items():
+            uses[self._position[hop]] = count
+        return uses

@@ -32,7 +32,8 @@ from synth.tree import Tree
 EXACT_AT_ONCE = 10
 """Ranks up to which the cheapest tree takes a millisecond, so that nothing else is tried first."""
 
-_STARTS = 4  # layers drawn for each root, from which the search among many ranks sets out
+_STARTS = 384  # drawn for all roots together, from which the search among many ranks sets out
+_LEAST_STARTS = 24  # for each root
 
 Priced: TypeAlias = tuple[int, int, Carrier]
 """A group, a cost and the carrier that has it."""
@@ -75,6 +76,13 @@ class Pricing:
     def is_exact(self) -> bool:
         """Whether the best comes without asking."""
         return self.topology.ranks <= EXACT_AT_ONCE
+
+    @property
+    def effort_of_one(self) -> int:
+        """Additions for one exact answer."""
+        pairs = 1 if self.roots is not None or self.topology.is_symmetric else 2
+        roots = self.topology.ranks if self.roots is None else len(self.roots)
+        return pairs * effort_of(self.topology.ranks, roots, self.height)
 
     def carriers(self, lengths: Ints, *, exactly: bool = False) -> list[Priced]:
         """Cheap carriers, the cheapest of each group among them if `exactly` or `is_exact`.
@@ -125,7 +133,8 @@ class Pricing:
         if exactly:
             self.effort += effort_of(self.topology.ranks, len(roots), self.height)
             return cheapest_bounded(entering, roots, self.height)
-        starts = np.tile(roots, _STARTS)
+        draws = max(_LEAST_STARTS, _STARTS // len(roots))
+        starts = np.tile(roots, draws)
         levels = self._random.integers(1, self.height + 1, (len(starts), self.topology.ranks))
         before = self._levels.get(turned, self._nearest(entering, roots))
         found = improve_bounded(
@@ -136,7 +145,7 @@ class Pricing:
         )
         # Of each root the cheapest, from which the search goes on next time.
         order = np.lexsort((found.cost, np.concatenate((roots, starts))))
-        best = order[:: _STARTS + 1][np.argsort(np.argsort(roots))]
+        best = order[:: draws + 1][np.argsort(np.argsort(roots))]
         self._levels[turned] = found.levels[best]
         return BoundedTrees(found.cost[best], found.parents[best], found.levels[best])
 
