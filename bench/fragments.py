@@ -21,9 +21,9 @@ from typing import Any
 
 import synth
 import topologies
+from bench.allocations.classes import Fragment, representatives
+from bench.allocations.nccl import MODELLED, NCCL, NCCL_RELAYS, PCIE, Over, nccl_rate, nccl_rings
 from bench.document import Measure, document, write_document
-from bench.fragments_classes import Fragment, representatives
-from bench.fragments_nccl import MODELLED, NCCL, NCCL_RELAYS, PCIE, Over, nccl_rate, nccl_rings
 from synth.collective import Collective, Kind, bandwidths
 from synth.console import progress, table
 from synth.errors import CollectiveError, InfeasibleError, InputError
@@ -345,7 +345,7 @@ def _arguments() -> argparse.Namespace:
 
 def _draw(rows: Sequence[Row], path: Path) -> list[Path]:
     """One picture per machine; the first has the path itself, the others their name in it."""
-    from bench.fragments_figure import draw_fragments
+    from bench.allocations.figure import draw_fragments
 
     boxes = list(dict.fromkeys(row["box"] for row in rows))
     names = [re.sub(r"[^\w=.]+", "-", box) for box in boxes]

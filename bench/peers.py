@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.adapters.answer import Answer, CannotAskError, Contender, Question
+from bench.adapters.forestcoll import ForestColl
+from bench.adapters.ours import FRONTIER, Ours
+from bench.adapters.rows import SIZES, format_table, judged, ratios, refusal, timing_of
+from bench.adapters.sccl import Sccl
+from bench.adapters.tacos import Tacos
 from bench.document import Measure, document, write_document
-from bench.peers_answer import Answer, CannotAskError, Contender, Question
-from bench.peers_forestcoll import ForestColl
-from bench.peers_ours import FRONTIER, Ours
-from bench.peers_rows import SIZES, format_table, judged, ratios, refusal, timing_of
-from bench.peers_sccl import Sccl
-from bench.peers_tacos import Tacos
 from synth.collective import Kind
 from synth.errors import InputError
 

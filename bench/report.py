@@ -11,44 +11,36 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench import (
-    report_fragments,
-    report_frontier,
-    report_loopback,
-    report_peers,
-    report_sweeps,
-    report_synthesis,
-    report_testbed,
-)
-from bench.report_headline import headline
-from bench.report_markdown import replace_between_markers, sentence_markdown, table_markdown
-from bench.report_page import page
-from bench.report_parts import Cell, Section, Table
-from bench.report_results import Document, read_results
+from bench.page import fragments, frontier, loopback, peers, sweeps, synthesis, testbed
+from bench.page.headline import headline
+from bench.page.markdown import replace_between_markers, sentence_markdown, table_markdown
+from bench.page.page import page
+from bench.page.parts import Cell, Section, Table
+from bench.page.results import Document, read_results
 from synth.errors import InputError
 from synth.formats.atomic import write_atomically
 
 HOME = Path(__file__).resolve().parent.parent
 
 SECTIONS: tuple[tuple[str, Callable[[Document | None], Section]], ...] = (
-    ("testbed", report_testbed.section),
-    ("fragments", report_fragments.section),
-    ("sweeps", report_sweeps.section),
-    ("peers", report_peers.section),
-    ("synthesis", report_synthesis.section),
-    ("frontier", report_frontier.section),
-    ("solvers", report_frontier.solvers),
-    ("loopback", report_loopback.section),
+    ("testbed", testbed.section),
+    ("fragments", fragments.section),
+    ("sweeps", sweeps.section),
+    ("peers", peers.section),
+    ("synthesis", synthesis.section),
+    ("frontier", frontier.section),
+    ("solvers", frontier.solvers),
+    ("loopback", loopback.section),
 )
 """Results files by name, and what is said about each, in the order of the page."""
 
 SUMMARY: tuple[tuple[str, str, Callable[[Document], Table]], ...] = (
-    ("testbed", "Real processes and TCP on emulated links", report_testbed.table),
-    ("sweeps", "Simulated clusters beside NCCL's planning models", report_sweeps.table),
-    ("synthesis", "Time to find allgather trees that equal their bound", report_synthesis.table),
-    ("frontier", "Whole frontiers of chunk schedules, every point proved", report_frontier.table),
-    ("peers", "Public synthesizers on the same questions, in turns on the same machine", report_peers.table),
-    ("loopback", "The process group on one machine, as multiples of gloo's speed", report_loopback.table),
+    ("testbed", "Real processes and TCP on emulated links", testbed.table),
+    ("sweeps", "Simulated clusters beside NCCL's planning models", sweeps.table),
+    ("synthesis", "Time to find allgather trees that equal their bound", synthesis.table),
+    ("frontier", "Whole frontiers of chunk schedules, every point proved", frontier.table),
+    ("peers", "Public synthesizers on the same questions, in turns on the same machine", peers.table),
+    ("loopback", "The process group on one machine, as multiples of gloo's speed", loopback.table),
 )
 """What of it the README shows."""
 

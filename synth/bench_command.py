@@ -94,14 +94,14 @@ def fragments(
     """Survey every allocation of a box: what its links allow, what rings reach, what trees reach."""
     import topologies
     from bench.fragments import format_summary, format_table, results_document, summarize, survey
-    from bench.fragments_nccl import MODELLED
+    from bench.allocations.nccl import MODELLED
 
     _check_outputs(output, picture)
     topology = topologies.load(spec, rates=rates)
     with progress(f"fragments of {topology.name}", quiet=as_json):
         rows = survey(topology, MODELLED if collective is None else [collective])
     if picture is not None:
-        from bench.fragments_figure import draw_fragments
+        from bench.allocations.figure import draw_fragments
 
         draw_fragments(rows, picture)
     text = "\n".join([*format_table(rows), "", *format_summary(summarize(rows))])
@@ -173,8 +173,9 @@ def peers(
     as_json: AsJson = False,
 ) -> None:
     """Ask other synthesizers the same question in turns with ours, and judge all answers alike."""
+    from bench.adapters.rows import format_table
     from bench.peers import compare as asked
-    from bench.peers import format_table, results_document
+    from bench.peers import results_document
 
     _check_outputs(output, None)
     given = {"sccl": sccl, "forestcoll": forestcoll, "tacos": tacos}

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import synth
 import topologies
+from bench.allocations.classes import representatives
+from bench.allocations.figure import draw_fragments
+from bench.allocations.nccl import Over, nccl_rate, nccl_rings
 from bench.document import read_document
 from bench.fragments import RESULTS, format_summary, format_table, main, summarize, survey
-from bench.fragments_classes import representatives
-from bench.fragments_figure import draw_fragments
-from bench.fragments_nccl import Over, nccl_rate, nccl_rings
 from synth.automorphisms import automorphisms_of
 from synth.collective import Kind
 from synth.errors import CollectiveError, InputError

@@ -17,10 +17,14 @@ from hypothesis import strategies as st
 from strategies import topologies as drawn_topologies
 
 import topologies
-from bench import peers, peers_forestcoll, peers_rows, peers_sccl, peers_tacos
+from bench import peers
+from bench.adapters import forestcoll as peers_forestcoll
+from bench.adapters import rows as peers_rows
+from bench.adapters import sccl as peers_sccl
+from bench.adapters import tacos as peers_tacos
+from bench.adapters.answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
 from bench.document import read_document
 from bench.measured import Finished
-from bench.peers_answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
 from synth.bounds import bound
 from synth.collective import Collective
 from synth.errors import InputError, ScheduleError

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.page.graph import LEAST_DELIVERED, graph, links_of
+from bench.page.headline import headline
+from bench.page.html import part_html, sentence_html
+from bench.page.markdown import BEGIN, END, escape_markdown, replace_between_markers, table_markdown
+from bench.page.parts import Cell, Strong, Table, text
+from bench.page.results import number, read_results
+from bench.page.svg import linear_ticks, log_ticks
+from bench.page.words import count, digits, duration, percent, size, times
 from bench.report import main, summary, write_report
-from bench.report_graph import LEAST_DELIVERED, graph, links_of
-from bench.report_headline import headline
-from bench.report_html import part_html, sentence_html
-from bench.report_markdown import BEGIN, END, escape_markdown, replace_between_markers, table_markdown
-from bench.report_parts import Cell, Strong, Table, text
-from bench.report_results import number, read_results
-from bench.report_svg import linear_ticks, log_ticks
-from bench.report_words import count, digits, duration, percent, size, times
 from synth.errors import InputError
 
 CANNED = Path(__file__).parent / "canned_results"

@@ -1,0 +1,99 @@
+"""Ours as one of the contenders: a process of its own that answers as a user's would, from spec to files.
+
+The child is `python bench/adapters/ours.py METHOD SPEC COLLECTIVE ROOT FOLDER`: it writes its schedules to
+the folder and prints one line of JSON. Nothing is taken from a cache of answers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.adapters.answer import Answer, Question, Reading
+    from synth.schedule import Schedule
+    from synth.topology import Topology
+
+HOME = Path(__file__).resolve().parent.parent.parent
+FRONTIER = "frontier"
+WARM_UP = "ring:3"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One of our methods, or "frontier" for all points of `synth pareto`."""
+
+    method: str
+
+    @property
+    def name(self) -> str:
+        """As in other results."""
+        return "chunks" if self.method == FRONTIER else self.method
+
+    def check(self) -> None:
+        """It is always there."""
+
+    def ask(self, question: Question, limit_s: float) -> Answer:
+        """See `bench.adapters.answer.Contender`."""
+        from bench.adapters.answer import answer_of
+        from bench.measured import run
+
+        root = question.collective.root or 0
+        with TemporaryDirectory() as scratch:
+            asked = [self.method, question.spec, str(question.collective.kind), str(root), scratch]
+            environment = {"PYTHONPATH": str(HOME), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            finished = run([sys.executable, __file__, *asked], limit_s, environment=environment)
+            return answer_of(finished, lambda: _read(finished.output, Path(scratch)))
+
+
+def _read(output: str, folder: Path) -> Reading:
+    from bench.adapters.answer import Algorithm
+    from synth.formats.schedules import read_schedule
+
+    told = json.loads(output)
+    algorithms: list[Algorithm] = []
+    for label, trees in told["algorithms"]:
+        schedule = read_schedule(folder / f"{len(algorithms)}.json")
+        algorithms.append(Algorithm(label, schedule, schedule.rate, trees))
+    return float(told["call_seconds"]), algorithms
+
+
+def main() -> None:
+    """In the child: find the schedules, write them down, say how long the call took."""
+    method, spec, kind, root, folder = sys.argv[1:]
+    import topologies
+    from synth.formats.schedules import write_schedule
+
+    _found(method, topologies.load(WARM_UP), kind, 0)  # imports and kernels, which peers do not count either
+    topology = topologies.load(spec)
+    start = time.perf_counter()
+    found = _found(method, topology, kind, int(root))
+    seconds = time.perf_counter() - start
+    for number, (_, schedule) in enumerate(found):
+        write_schedule(schedule, Path(folder) / f"{number}.json")
+    told = [(label, _trees(schedule)) for label, schedule in found]
+    print(json.dumps({"call_seconds": seconds, "algorithms": told}))
+
+
+def _found(method: str, topology: Topology, kind: str, root: int) -> list[tuple[str, Schedule]]:
+    """Schedules with what tells them apart."""
+    from synth.methods import pareto, solve
+
+    if method == FRONTIER:
+        points = pareto(topology, kind, root=root, cache=False).points
+        return [(f"({point.chunks},{point.steps},{point.rounds})", point.schedule) for point in points]
+    return [("", solve(topology, kind, root=root, method=method, cache=False))]
+
+
+def _trees(schedule: Schedule) -> int | None:
+    """As many as chunks, where a schedule is made of trees."""
+    return len(schedule.chunks) if schedule.rounds is None else None
+
+
+if __name__ == "__main__":
+    main()
