@@ -93,8 +93,8 @@ def fragments(
 ) -> None:
     """Survey every allocation of a box: what its links allow, what rings reach, what trees reach."""
     import topologies
-    from bench.fragments import format_summary, format_table, results_document, summarize, survey
     from bench.allocations.nccl import MODELLED
+    from bench.fragments import format_summary, format_table, results_document, summarize, survey
 
     _check_outputs(output, picture)
     topology = topologies.load(spec, rates=rates)
