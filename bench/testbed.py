@@ -21,7 +21,7 @@ from typing import Any
 from bench.document import TIME, Measure, Row, document, write_document
 from bench.emulation import network
 from bench.emulation.delivery import check_delivery, delivered
-from bench.emulation.machine import EmulationError, check_machine
+from bench.emulation.machine import EmulationError, check_machine, real_time
 from bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from bench.emulation.processes import run_inside
 from bench.testbed_cases import CASES, KINDS, MIB, Case, case_of, targets_of
@@ -94,6 +94,9 @@ def measure(
         EmulationError: a link does not deliver its rate, a rank failed, or a result is wrong.
     """
     check_machine()
+    with real_time() as is_allowed:
+        if not is_allowed:
+            say("warning: no real-time priority here: what else the machine does will slow the ranks down")
     wanted = [_collective(topology, kind, root) for kind in kinds]
     if slowest_mbit <= 0:
         raise InputError(f"rate {slowest_mbit}: must be a positive number of Mbit/s")
@@ -247,7 +250,10 @@ UNITS: Mapping[str, str] = {
 
 
 def _emulation() -> dict[str, Any]:
+    with real_time() as is_allowed:
+        pass
     return {
+        "real_time": is_allowed,
         "mtu": network.MTU,
         "burst": f"{network.BURST_S * 1e3:g} ms of a link's rate, {network.LEAST_BURST_BYTES} bytes at "
         "least: what a link that was idle before a run may carry on top",

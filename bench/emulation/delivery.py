@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.emulation.machine import EmulationError
+from bench.emulation.machine import EmulationError, real_time
 from bench.emulation.network import MTU, Emulation
 from bench.emulation.plan import EmulationPlan
 from synth.topology import Hop
@@ -67,12 +67,13 @@ def delivered(
         return {link: statistics.median(one[link] for one in seen) for link in batch}
 
     alone: dict[Hop, float] = {}
-    for batch in _batches(plan, links):
-        alone |= medians(batch)
-    for link in links:
-        if alone[link] < LEAST_ALONE * plan.rate(*link):
-            alone[link] = max(alone[link], medians([link])[link])
-    return {"alone": {link: alone[link] for link in links}, "together": medians(links)}
+    with real_time():
+        for batch in _batches(plan, links):
+            alone |= medians(batch)
+        for link in links:
+            if alone[link] < LEAST_ALONE * plan.rate(*link):
+                alone[link] = max(alone[link], medians([link])[link])
+        return {"alone": {link: alone[link] for link in links}, "together": medians(links)}
 
 
 def check_delivery(

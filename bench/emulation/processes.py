@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from bench.emulation.machine import EmulationError, enter
+from bench.emulation.machine import EmulationError, enter, real_time
 from bench.emulation.network import Emulation
 
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -116,7 +116,8 @@ def _main(
         import torch
 
         torch.set_num_threads(1)
-        answer = None, function(rank, address, store, *arguments)
+        with real_time():
+            answer = None, function(rank, address, store, *arguments)
     except BaseException as error:
         answer = " ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc()
     pipe.send(answer)
