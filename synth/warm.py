@@ -19,12 +19,15 @@ log = logging.getLogger(__name__)
 
 def warm() -> None:
     """Run every compiled kernel: on a triangle, whose links all lie between ranks, and around a switch."""
+    circle = _both_ways([(rank, (rank + 1) % 11) for rank in range(11)])  # more ranks than are exact at once
+    solve(Topology.build("eleven", 11, circle), "broadcast", method="trees", max_height=6)
     triangle = _both_ways([(0, 1), (1, 2), (2, 0)])
     spokes = _both_ways([(0, 1), (0, 3), (1, 3), (2, 3)])
     for topology in (Topology.build("triangle", 3, triangle), Topology.build("spokes", 3, spokes, ["hub"])):
         for kind in NAMED_KINDS:
             simulate(solve(topology, kind), 1 << 20)
         solve(topology, "allreduce", method="mwu", max_trees=1)
+        solve(topology, "broadcast", method="trees", max_height=2)
         pareto(topology, "broadcast", max_steps=2, cache=False)
 
 

@@ -52,7 +52,7 @@ def ways(topology: Topology) -> dict[Hop, list[tuple[int, ...]]]:
 def height_of(graph: nx.DiGraph, root: int) -> int:
     """Of an arborescence from the root; more than any where it is none."""
     if root not in graph or not nx.is_arborescence(graph):
-        return len(graph) + 1
+        return 1 << 30
     return max(nx.single_source_shortest_path_length(graph, root).values())
 
 

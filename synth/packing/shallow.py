@@ -8,6 +8,7 @@ Source: Ford and Fulkerson (1958) for the generation of columns; Farley (1990) f
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ WORTH = Fraction(1, 4)
 """The part of the limit that lower trees may lose to be on the frontier."""
 
 MOST_HEIGHTS = 5
-"""How many heights the frontier looks at, from the least on."""
+"""How many heights the frontier looks at; of more, every second or third."""
 
 _ROUNDS = 400  # of weighing and pricing
 _EFFORT = 300_000_000  # additions for exact prices, about two seconds
@@ -124,7 +125,8 @@ def shallow_frontier(
     least = least_height(topology, roots)
     known: Sequence[Carrier] = ()
     best = limit * (1 - WORTH) * (1 - Fraction(_CLOSE))
-    for height in range(least, min(below, least + MOST_HEIGHTS)):
+    stride = max(1, math.ceil((below - least) / MOST_HEIGHTS))
+    for height in sorted(range(below - 1, least - 1, -stride)):
         if deadline.has_passed:
             return
         pricing = Pricing(topology, roots, height, seed)
