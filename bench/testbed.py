@@ -271,7 +271,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--collectives", nargs="+", choices=[str(kind) for kind in KINDS], default=list(KINDS)
     )
-    parser.add_argument("--sizes", type=parse_size, nargs="+", help="of the whole buffer")
+    parser.add_argument("--sizes", type=_size, nargs="+", help="of the whole buffer")
     parser.add_argument("--methods", nargs="+", choices=KNOWN, help=f"{GLOO} and {RING} are compared with")
     parser.add_argument("--runs", type=int, default=LEAST_RUNS, help="rounds, after one that warms up")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
@@ -288,6 +288,13 @@ def _arguments() -> argparse.Namespace:
             f"--runs {arguments.runs}: results that are kept need at least {LEAST_RUNS}; or say --json PATH"
         )
     return arguments
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _cases(arguments: argparse.Namespace) -> Sequence[Case]:
