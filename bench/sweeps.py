@@ -45,7 +45,7 @@ RESULTS = HOME / "bench" / "results" / "sweeps.json"
 SIZES = tuple(1 << power for power in range(10, 31, 2))
 """1 KiB to 1 GiB, every power of 4."""
 
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 """Of one machine and collective; a run that has begun is finished, and killed at `KILL_AT` times it."""
 
 KILL_AT = 2.0
@@ -430,10 +430,10 @@ def _nothing(spec: str, kind: Kind, reason: str) -> Sweep:
 
 
 def _print_summary(found: Sequence[Mapping[str, Any]]) -> None:
-    print(f"{'topology':36}{'collective':12}{'method':26}{'wins':>6}{'even':>6}{'losses':>8}   speed-up")
+    print(f"{'topology':38}{'collective':12}{'method':26}{'wins':>6}{'even':>6}{'losses':>8}   speed-up")
     for entry in found:
         print(
-            f"{entry['topology']:36}{entry['collective']:12}{entry['method']:26}"
+            f"{entry['topology']:38}{entry['collective']:12}{entry['method']:26}"
             f"{entry['wins']:6}{entry['even']:6}{entry['losses']:8}"
             f"   {entry['least_speed_up']:.2f} to {entry['most_speed_up']:.2f}"
         )

@@ -14,12 +14,12 @@ from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from synth.packing.solver import solve_by_trees
+from synth.packing.solver import shallow_schedules, solve_by_trees
 from synth.schedule import Schedule
-from synth.selection import EXTRA_STEPS, FEW_TREES, LARGEST_FRONTIER
+from synth.selection import EXTRA_STEPS, FEW_TREES, LARGEST_FRONTIER, LARGEST_SHALLOW
 from synth.topology import Topology
 
-FEW_TREES_UP_TO = 128
+FEW_TREES_UP_TO = 32
 """Ranks up to which few trees are chosen well; above, an allreduce or broadcast gets the first one found."""
 
 LARGEST_BROADCAST = 8
@@ -65,7 +65,10 @@ def candidates(
     def trees(most: int | None) -> Schedule:
         return solve_by_trees(topology, collective, max_trees=most, deadline_s=_at_least(deadline))
 
-    yield _attempt("trees", lambda: trees(None), deadline)
+    full = _attempt("trees", lambda: trees(None), deadline)
+    yield full
+    if topology.ranks <= LARGEST_SHALLOW and full.schedule is not None:
+        yield from _shallow(topology, collective, full.schedule.height, deadline)
     if topology.ranks <= FEW_TREES_UP_TO:
         for few in FEW_TREES:
             yield _attempt(f"trees (at most {few})", lambda few=few: trees(few), deadline)  # type: ignore[misc]
@@ -111,6 +114,17 @@ def _first_found(topology: Topology, collective: Collective) -> Schedule:
         if error.best is None:
             raise
         return error.best
+
+
+def _shallow(
+    topology: Topology, collective: Collective, below: int, deadline: Deadline
+) -> Iterator[Candidate]:
+    """Packings of lower trees than those of the full one."""
+    try:
+        for schedule in shallow_schedules(topology, collective, below=below, deadline=deadline):
+            yield Candidate(f"trees (height {schedule.height})", schedule)
+    except (InfeasibleError, TimedOutError) as error:
+        yield Candidate("shallow trees", None, str(error))
 
 
 def _frontier(topology: Topology, collective: Collective, deadline: Deadline) -> Iterator[Candidate]:

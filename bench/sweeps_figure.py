@@ -84,7 +84,8 @@ def _panel(axes: Axes, rows: Sequence[Mapping[str, Any]], over: str, low: float,
     axes.set_ylim(low, high)
     axes.set_xlim(TICKS[0] / 1.5, TICKS[-1] * 1.5)
     axes.set_xticks(TICKS, [format_size(size).replace(" ", "").replace("iB", "") for size in TICKS])
-    marks = [mark for mark in (0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 8, 16) if low <= mark <= high]
+    between = (0.75, 1.5, 3) if high < 4 else ()
+    marks = sorted(mark for mark in (0.25, 0.5, 1, 2, 4, 8, 16, 32, *between) if low <= mark <= high)
     axes.set_yticks(marks, [f"{mark:g}" for mark in marks])
     axes.minorticks_off()
     axes.grid(visible=True, zorder=1)
