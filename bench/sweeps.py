@@ -4,7 +4,7 @@ Nothing is timed here: schedules run in our simulator, NCCL's ring and tree are 
 NVLS, and named "model" in every row), both on links of NCCL's own rates, so that the figures are the same on
 every machine. Each row has two times. `time_us` counts bandwidth and latency of links only, which flatters
 whatever is simulated beside NCCL's model, most of all at small sizes. `time_us_with_nccl_overhead` charges
-our schedules what NCCL charges itself (`bench.sweeps_overhead`), and speed-ups are computed from that one.
+our schedules what NCCL charges itself (`bench.clusters.overhead`), and speed-ups are computed from that one.
 
 "selection" is the product's choice by `time_us`; "selection-with-overhead" is the choice that one makes who
 knows the overhead. Where `speed_up` is below 1, the best other method is faster: those rows stay, and the
@@ -19,15 +19,23 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.document import Measure, document, timed_row, write_document
-from bench.sweeps_candidates import Candidate, candidates
-from bench.sweeps_machines import QUICK, SPECS, Planning, load, network_switches, planning
-from bench.sweeps_overhead import Charge, Overhead
+from bench.clusters.candidates import Candidate, candidates
+from bench.clusters.machines import QUICK, SPECS, Planning, load, network_switches, planning
+from bench.clusters.overhead import Charge, Overhead
+from bench.clusters.words import (
+    SELECTION,
+    WITH_OVERHEAD,
+    Sweep,
+    format_summary,
+    format_table,
+    results_document,
+)
+from bench.document import timed_row, write_document
 from synth.baselines import BASELINES
 from synth.bounds import bound
 from synth.certificate import Bound
@@ -37,7 +45,6 @@ from synth.errors import CollectiveError
 from synth.nccl_model import TREE, ModelTime, nccl_times
 from synth.simulator import Timing
 from synth.simulator import sweep as simulate_sizes
-from synth.sizes import format_size
 from synth.topology import Topology
 
 HOME = Path(__file__).resolve().parent.parent
@@ -54,54 +61,6 @@ BROADCAST_UP_TO = 16
 
 MANY_HOPS, VERY_MANY_HOPS = 100_000, 700_000
 """Hops of a schedule from which every second, and every fifth size is simulated: a run takes seconds."""
-
-EVEN = 0.005
-"""Part by which two times may differ and still count as even in the summary."""
-
-SELECTION, WITH_OVERHEAD = "selection", "selection-with-overhead"
-KEYS = ("topology", "collective", "method", "bytes")
-MEASURES = {
-    "time_us": Measure("less"),
-    "algbw": Measure("more"),
-    "time_us_with_nccl_overhead": Measure("less"),
-    "speed_up": Measure("more"),
-}
-UNITS = {
-    "time_us": "simulated: bandwidth and latency of links only; of a model: its whole time",
-    "time_us_with_nccl_overhead": "with what NCCL's model charges itself; of a model: the same as time_us",
-    "protocol": "of NCCL, the best for the size",
-    "speed_up": "the least time of any other method over ours, both with overhead; below 1 we lose",
-    "speed_up_over_nccl": "the same against the faster of NCCL's models",
-    "speed_up_over_nccl_links_only": "against time_us, which flatters us: links beside a whole library",
-    "speed_up_over_baselines_links_only": "against the simulated baselines, links only on both sides",
-    "share_of_optimum": "of the proven bound at the rates simulated",
-}
-NOTES = (
-    "Nothing here is measured. Schedules are simulated; nccl-ring-model and nccl-tree-model are formulas of "
-    "NCCL's tuner, without NVLS and CollNet: on H100 NCCL may do better than its models here.",
-    "Links: NCCL's planning rates (NVLink 20 GB/s on A100, 20.6 on H100; NICs at the PCIe slot's 24 and 48 "
-    "GB/s) for both sides. MI250 and tori have no plan by NCCL: the same formulas on their own links.",
-    "Latencies of the catalog are those of the wire (0.7 us for NVLink, 1.7 us through a fabric); NCCL's are "
-    "those of a step of its kernels (0.6 to 4.0 us inside a host, 2.7 to 14 us across) after 6.6 to 14 us of "
-    "start. They are not comparable: speed-ups use time_us_with_nccl_overhead, see bench/sweeps_overhead.py.",
-    "NCCL's corrections of its tree at medium sizes and of its ring's latency across hosts are left out, and "
-    "its search is taken to find the best rings there can be: both favour NCCL.",
-    "A schedule of more than a million hops runs in one piece per chunk (a limit of the simulator), so that "
-    "full packings of 1,024 ranks lose at 1 GiB what their pipelines would gain.",
-)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The rows of one topology and collective, and what is missing.
-
-    Attributes:
-        rows: DESIGN's keys; methods in a fixed order, sizes ascending.
-        skipped: objects of topology, collective, method, sizes (None for all), reason.
-    """
-
-    rows: Sequence[Mapping[str, Any]]
-    skipped: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -143,7 +102,7 @@ def sweep(
     """Our selection, the baselines and NCCL's models over message sizes.
 
     Args:
-        topology: the fabric; `bench.sweeps_machines.load` gives the machines their planning rates.
+        topology: the fabric; `bench.clusters.machines.load` gives the machines their planning rates.
         collective: among all ranks, one that is done along trees.
         sizes: of the whole buffer, in bytes, ascending.
         deadline_s: after which nothing more is begun and what is left is listed as skipped; None for no
@@ -285,54 +244,6 @@ def _timed(found: _Found, method: str, size: int, time_us: float) -> dict[str, A
 # ----------------------------------------------------------------------------------- tables and summary
 
 
-def format_table(swept: Sweep) -> str:
-    """A line per size: our time with overhead and who serves it, the times of the others, the speed-up."""
-    if not swept.rows:
-        return "\n".join(f"skipped: {_of_skipped(entry)}" for entry in swept.skipped)
-    first = swept.rows[0]
-    times = {(row["method"], row["bytes"]): row["time_us_with_nccl_overhead"] for row in swept.rows}
-    methods = [method for method in dict.fromkeys(method for method, _ in times) if method != SELECTION]
-    lines = [
-        f"{first['topology']} {first['collective']} ({first['ranks']} ranks), us with NCCL's overhead",
-        f"{'bytes':>10}"
-        + "".join(f"{'ours' if name == WITH_OVERHEAD else name:>18}" for name in methods)
-        + f"{'speed-up':>10}  served by",
-    ]
-    ours = {row["bytes"]: row for row in swept.rows if row["method"] == WITH_OVERHEAD}
-    for size in sorted({row["bytes"] for row in swept.rows}):
-        cells = [times.get((method, size)) for method in methods]
-        row = ours.get(size, {})
-        ratio = row.get("speed_up")
-        lines.append(
-            f"{format_size(size):>10}"
-            + "".join(f"{'-' if cell is None else format(cell, '.1f'):>18}" for cell in cells)
-            + f"{'-' if ratio is None else format(ratio, '.2f'):>10}  {row.get('served_by', '-')}"
-        )
-    return "\n".join([*lines, *(f"  skipped: {_of_skipped(entry)}" for entry in swept.skipped)])
-
-
-def _of_skipped(entry: Mapping[str, Any]) -> str:
-    sizes = entry["sizes"]
-    at = "" if sizes is None else f" at {len(sizes)} sizes"
-    return f"{entry['topology']} {entry['collective']} {entry['method']}{at}: {entry['reason']}"
-
-
-def summary(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How often each selection wins, is even and loses, by topology and collective."""
-    counts: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for row in rows:
-        ratio = row.get("speed_up")
-        if row["method"] not in {SELECTION, WITH_OVERHEAD} or ratio is None:
-            continue
-        keys = {key: row[key] for key in ("topology", "collective", "method")}
-        start = {**keys, "wins": 0, "even": 0, "losses": 0, "least_speed_up": ratio, "most_speed_up": ratio}
-        entry = counts.setdefault((row["topology"], row["collective"], row["method"]), start)
-        entry["losses" if ratio < 1 - EVEN else "wins" if ratio > 1 + EVEN else "even"] += 1
-        entry["least_speed_up"] = min(entry["least_speed_up"], ratio)
-        entry["most_speed_up"] = max(entry["most_speed_up"], ratio)
-    return list(counts.values())
-
-
 # ----------------------------------------------------------------------------------- the command
 
 
@@ -343,38 +254,22 @@ def main() -> None:
         print(json.dumps(_child(*arguments.child, deadline_s=arguments.deadline)))
         return
     specs = arguments.only or (QUICK if arguments.quick else SPECS)
-    rows: list[Mapping[str, Any]] = []
-    skipped: list[Mapping[str, Any]] = []
+    sweeps: list[Sweep] = []
     for spec in specs:
         for kind in _kinds(spec):
             start = time.perf_counter()
-            swept = in_own_process(spec, kind, arguments.deadline)
+            sweeps.append(in_own_process(spec, kind, arguments.deadline))
             print(f"{spec} {kind}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-            print(format_table(swept), end="\n\n", flush=True)
-            rows += swept.rows
-            skipped += swept.skipped
-    found = summary(rows)
-    _print_summary(found)
+            print(format_table(sweeps[-1]), end="\n\n", flush=True)
+    found = results_document(sweeps)
+    print("\n".join(format_summary(found["summary"])))
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    write_document(
-        arguments.json,
-        document(
-            "At which sizes does our selection win, on which machine?",
-            rows,
-            keys=KEYS,
-            measures=MEASURES,
-            units=UNITS,
-            packages=("arborcast", "numpy", "numba", "highspy"),
-            notes=list(NOTES),
-            summary=found,
-            skipped=skipped,
-        ),
-    )
+    write_document(arguments.json, found)
     print(f"written: {arguments.json}")
     if arguments.picture is not None:
-        from bench.sweeps_figure import draw
+        from bench.clusters.figure import draw
 
-        draw(rows, arguments.picture)
+        draw(found["rows"], arguments.picture)
         print(f"written: {arguments.picture}")
 
 
@@ -427,16 +322,6 @@ def in_own_process(spec: str, kind: Kind, deadline_s: float) -> Sweep:
 def _nothing(spec: str, kind: Kind, reason: str) -> Sweep:
     entry = {"topology": spec, "collective": str(kind), "method": "all", "sizes": None, "reason": reason}
     return Sweep([], [entry])
-
-
-def _print_summary(found: Sequence[Mapping[str, Any]]) -> None:
-    print(f"{'topology':38}{'collective':12}{'method':26}{'wins':>6}{'even':>6}{'losses':>8}   speed-up")
-    for entry in found:
-        print(
-            f"{entry['topology']:38}{entry['collective']:12}{entry['method']:26}"
-            f"{entry['wins']:6}{entry['even']:6}{entry['losses']:8}"
-            f"   {entry['least_speed_up']:.2f} to {entry['most_speed_up']:.2f}"
-        )
 
 
 if __name__ == "__main__":

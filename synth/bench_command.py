@@ -61,9 +61,9 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Simulate our choice by size beside rings, trees and NCCL's planning models."""
-    from bench.sweeps import format_table, results_document
+    from bench.clusters.machines import load
+    from bench.clusters.words import format_table, results_document
     from bench.sweeps import sweep as swept
-    from bench.sweeps_machines import load
     from synth.collective import Collective
     from synth.sizes import size_range
 
@@ -74,7 +74,7 @@ def sweep(
     with progress(f"sweeping {collective} on {topology.name}", quiet=as_json):
         found = swept(topology, asked, wanted, deadline_s=deadline)
     if picture is not None:
-        from bench.sweeps_figure import draw
+        from bench.clusters.figure import draw
 
         draw(found.rows, picture)
     _tell(results_document([found]), format_table(found), output, picture, as_json)

@@ -11,12 +11,13 @@ import pytest
 
 import topologies
 from bench import sweeps
+from bench.clusters.candidates import candidates
+from bench.clusters.figure import draw, short_name
+from bench.clusters.machines import Planning, load, network_switches, planning
+from bench.clusters.overhead import Overhead
+from bench.clusters.words import KEYS, MEASURES, SELECTION, WITH_OVERHEAD, Sweep, format_table, summary
 from bench.document import document
-from bench.sweeps import KEYS, MEASURES, SELECTION, WITH_OVERHEAD, Sweep, format_table, summary, sweep
-from bench.sweeps_candidates import candidates
-from bench.sweeps_figure import draw, short_name
-from bench.sweeps_machines import Planning, load, network_switches, planning
-from bench.sweeps_overhead import Overhead
+from bench.sweeps import sweep
 from synth.baselines import solve_baseline
 from synth.bounds import bound
 from synth.collective import Collective, Kind

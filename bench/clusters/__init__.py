@@ -1,0 +1,1 @@
+"""Simulated clusters: machines at the rates NCCL plans with, candidates, what overhead costs, the figure."""

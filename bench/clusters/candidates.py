@@ -1,0 +1,159 @@
+"""The schedules among which a size sweep chooses, each built or left out with its reason.
+
+They are those of `synth.selection`, with what it finds too slow on hundreds of ranks left out by rules on the
+number of ranks, so that the answer does not depend on the machine; the deadline is the last resort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from synth.baselines import BASELINES, solve_baseline
+from synth.certificate import Bound
+from synth.collective import Collective, Kind
+from synth.deadline import Deadline
+from synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from synth.packing.solver import shallow_schedules, solve_by_trees
+from synth.schedule import Schedule
+from synth.selection import EXTRA_STEPS, FEW_TREES, LARGEST_FRONTIER, LARGEST_SHALLOW
+from synth.topology import Topology
+
+FEW_TREES_UP_TO = 32
+"""Ranks up to which few trees are chosen well; above, an allreduce or broadcast gets the first one found."""
+
+LARGEST_BROADCAST = 8
+"""The same as `LARGEST_FRONTIER` for broadcasts, whose frontier is long: minutes on 16 ranks."""
+
+MULTIRING_UP_TO = 64
+"""Ranks up to which link-disjoint rings are simulated; NCCL's model of them stands for them everywhere."""
+
+MOST_TRANSFERS = 500_000
+"""Of a baseline: what its simulation takes grows with them, and seconds are long over many sizes."""
+
+FIRST_FOUND_S = 0.01
+"""Too short for a packing, so that the answer is one round of multiplicative weights: a shallow tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule under the name that rows show, or why there is none.
+
+    Attributes:
+        name: such as "trees", "trees (at most 2)", "chunks (2,2,3)", "ring".
+        schedule: None where it is left out.
+        why_not: the reason, None where there is a schedule.
+    """
+
+    name: str
+    schedule: Schedule | None
+    why_not: str | None = None
+
+
+def candidates(
+    topology: Topology, collective: Collective, limit: Bound, deadline: Deadline
+) -> Iterator[Candidate]:
+    """The candidates of our own methods, then the baselines.
+
+    Args:
+        topology: the fabric.
+        collective: one that is done along trees.
+        limit: its bound.
+        deadline: for all together; who is late says so.
+    """
+
+    def trees(most: int | None) -> Schedule:
+        return solve_by_trees(topology, collective, max_trees=most, deadline_s=_at_least(deadline))
+
+    full = _attempt("trees", lambda: trees(None), deadline)
+    yield full
+    if topology.ranks <= LARGEST_SHALLOW and full.schedule is not None:
+        yield from _shallow(topology, collective, full.schedule.height, deadline)
+    if topology.ranks <= FEW_TREES_UP_TO:
+        for few in FEW_TREES:
+            yield _attempt(f"trees (at most {few})", lambda few=few: trees(few), deadline)  # type: ignore[misc]
+    elif collective.kind in {Kind.ALLREDUCE, Kind.BROADCAST}:
+        yield _attempt("one tree", lambda: _first_found(topology, collective), deadline)
+    if topology.ranks <= (LARGEST_BROADCAST if collective.kind is Kind.BROADCAST else LARGEST_FRONTIER):
+        yield from _frontier(topology, collective, deadline)
+    for name in BASELINES:
+        reason = _too_large(name, topology, collective)
+        if reason is not None:
+            yield Candidate(name, None, reason)
+        else:
+            yield _attempt(
+                name,
+                lambda name=name: solve_baseline(  # type: ignore[misc]
+                    topology, collective, name, bound=limit, deadline_s=_at_least(deadline)
+                ),
+                deadline,
+            )
+
+
+def _attempt(name: str, build: Callable[[], Schedule], deadline: Deadline) -> Candidate:
+    if deadline.has_passed:
+        return Candidate(name, None, f"the deadline of {deadline.allowed_s:g} s had passed")
+    try:
+        return Candidate(name, build())
+    except (InfeasibleError, CollectiveError) as error:
+        return Candidate(name, None, str(error).removeprefix(f"{name}: "))
+    except TimedOutError as error:
+        # What a solver has by then depends on the machine, and such a row could not be found again.
+        return Candidate(name, None, str(error))
+
+
+def _at_least(deadline: Deadline) -> float | None:
+    """Solvers refuse a deadline of zero."""
+    return None if deadline.left_s is None else max(deadline.left_s, FIRST_FOUND_S)
+
+
+def _first_found(topology: Topology, collective: Collective) -> Schedule:
+    try:
+        return solve_by_trees(topology, collective, max_trees=1, deadline_s=FIRST_FOUND_S)
+    except TimedOutError as error:
+        if error.best is None:
+            raise
+        return error.best
+
+
+def _shallow(
+    topology: Topology, collective: Collective, below: int, deadline: Deadline
+) -> Iterator[Candidate]:
+    """Packings of lower trees than those of the full one."""
+    try:
+        for schedule in shallow_schedules(topology, collective, below=below, deadline=deadline):
+            yield Candidate(f"trees (height {schedule.height})", schedule)
+    except (InfeasibleError, TimedOutError) as error:
+        yield Candidate("shallow trees", None, str(error))
+
+
+def _frontier(topology: Topology, collective: Collective, deadline: Deadline) -> Iterator[Candidate]:
+    from synth.chunks.frontier import latency_of, pareto
+    from synth.chunks.problem import TooManyRoutesError
+
+    if deadline.has_passed:
+        yield Candidate("chunks", None, f"the deadline of {deadline.allowed_s:g} s had passed")
+        return
+    try:
+        most = latency_of(topology, collective) + EXTRA_STEPS
+        left_s = _at_least(deadline)
+        frontier = pareto(topology, collective, max_steps=most, deadline_s=left_s, proofs=False)
+    except TooManyRoutesError as error:
+        yield Candidate("chunks", None, str(error))
+        return
+    for point in frontier.points:
+        size = (point.chunks, point.steps, point.rounds)
+        yield Candidate(f"chunks ({','.join(map(str, size))})", point.schedule)
+    if frontier.timed_out:
+        yield Candidate("chunks", None, f"the rest of the frontier: {frontier.why_stopped}")
+
+
+def _too_large(name: str, topology: Topology, collective: Collective) -> str | None:
+    ranks = len(collective.ranks)
+    if name == "multiring" and ranks > MULTIRING_UP_TO:
+        return f"not simulated above {MULTIRING_UP_TO} ranks, got {ranks}"
+    blocks = 1 if collective.root is not None or name == "binary-tree" else ranks
+    transfers = blocks * (ranks - 1) * (2 if collective.kind is Kind.ALLREDUCE else 1)
+    if transfers > MOST_TRANSFERS:
+        return f"not simulated above {MOST_TRANSFERS} transfers, {ranks} ranks need at least {transfers}"
+    return None
