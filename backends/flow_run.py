@@ -10,18 +10,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from backends.arithmetic import arithmetic
 from backends.channels.opening import Opening
 from backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from backends.flow import Act, Action, Flow
 from backends.layout import Buffer
 from backends.line import Line, LineError
 from backends.lookout import GONE, LEAVING, READ, WRITE, Bell, Lookout
-from backends.torch_names import split
 from backends.torch_reduction import Operator
+
+BATCH_BYTES = 256 << 10
+BATCH_MESSAGES = 64
 
 
 class FlowRun:
@@ -53,12 +58,9 @@ class FlowRun:
         """
         self._actions = flow.actions
         self._left = list(flow.waits)
-        raw = {buffer: tensor.view(torch.uint8) for buffer, tensor in memory.items()}
         self._item_bytes = next((tensor.itemsize for tensor in memory.values()), 1)
-        # Of every slice of the flow a view of its bytes and, where some action computes, of its elements.
-        self._raw = _views(flow, raw, self._item_bytes)
-        self._typed = _views(flow, memory, 1) if flow.computes else []
-        self._operator = operator
+        self._raw = _raw_views(flow, memory, self._item_bytes)
+        self._arithmetic = arithmetic(flow, memory, operator) if flow.computes else None
         self._opening = opening
         self._opening_bytes = opening.to_bytes()
         self._lines = lines
@@ -89,7 +91,8 @@ class FlowRun:
         """
         lines = self._lines.values()
         while True:
-            self._work()
+            with np.errstate(all="ignore"):  # numbers overflow as they do in torch
+                self._work()
             is_over = not self._missing and not any(
                 line.channel.wants_write and not line.is_gone for line in lines
             )
@@ -122,57 +125,69 @@ class FlowRun:
     def _compute(self, number: int) -> None:
         """Carry out a local action."""
         action = self._actions[number]
-        into, source = self._typed[action.into_number], self._typed[action.source_number]
+        assert self._arithmetic is not None, "a flow that computes"
         if action.act is Act.COPY:
-            into.copy_(source)
+            self._arithmetic.copy(action.into_number, action.source_number)
         else:
-            assert self._operator is not None, "a flow with reductions comes with an operator"
-            self._operator.combine(into, source, into)
+            self._arithmetic.reduce(action.into_number, action.source_number)
         self._complete(number)
 
     def _push(self, line: Line) -> None:
-        """Send what may be sent, until the channel has no room."""
-        channel, sends, left = line.channel, line.sends, self._left
-        actions, raw = self._actions, self._raw
-        while line.sent < len(sends):
-            number = sends[line.sent]
-            if left[number]:
-                return
-            data = line.outgoing
-            if data is None:
-                data = raw[actions[number].into_number]
+        """Send what may be sent, until the channel has no room; what is ready together goes together."""
+        channel, sends = line.channel, line.sends
+        while batch := self._ready(line):
             try:
-                while (count := channel.send(data)) < data.numel():
-                    if not count:
-                        line.outgoing = data
-                        return
-                    data = data[count:]
+                count = channel.send_all(batch)
             except ChannelClosedError as error:
-                raise LineError(str(actions[number].operation), error) from error
-            line.outgoing = None
-            line.sent += 1
-            self._complete(number)
+                raise self._line_error(str(self._actions[sends[line.sent]].operation), error) from error
+            is_stuck = not count
+            for data in batch:
+                if count < len(data):
+                    line.outgoing = data[count:]
+                    if is_stuck:
+                        return
+                    break
+                count -= len(data)
+                is_stuck = False
+                line.outgoing = None
+                line.sent += 1
+                self._complete(sends[line.sent - 1])
+
+    def _ready(self, line: Line) -> list[memoryview]:
+        """The next messages to the peer that may be sent: some, and not many bytes."""
+        sends, left, actions, raw = line.sends, self._left, self._actions, self._raw
+        batch: list[memoryview] = []
+        size = 0
+        for at in range(line.sent, min(line.sent + BATCH_MESSAGES, len(sends))):
+            number = sends[at]
+            if left[number] or size >= BATCH_BYTES:
+                break
+            data = raw[actions[number].into_number]
+            batch.append(data)
+            size += len(data)
+        if line.outgoing is not None:
+            batch[0] = line.outgoing
+        return batch
 
     def _pull(self, line: Line) -> None:
-        """Use what has come, up to the end of one message."""
+        """Use what has come: short messages as long as there are some, else up to the end of one."""
+        size = 0
         try:
             if line.awaits_opening and not self._see_opening(line):
                 return
-            if line.received == len(line.receives):
-                return
-            number = line.receives[line.received]
-            if self._left[number]:
-                return
-            action = self._actions[number]
-            whole = self._combine(line, action) if action.act is Act.COMBINE else self._fill(line, action)
+            while self._may_receive(line):
+                if size >= BATCH_BYTES:
+                    self._to_pull.append(line)
+                    return
+                number = line.receives[line.received]
+                action = self._actions[number]
+                size += len(self._raw[action.into_number])
+                if not (self._combine if action.act is Act.COMBINE else self._fill)(line, action):
+                    return
+                line.received += 1
+                self._complete(number)
         except ChannelClosedError as error:
-            raise LineError(self._awaited(line), error) from error
-        if not whole:
-            return
-        line.received += 1
-        self._complete(number)
-        if self._may_receive(line):
-            self._to_pull.append(line)
+            raise self._line_error(self._awaited(line), error) from error
 
     def _see_opening(self, line: Line) -> bool:
         """Whether the peer's opening is there; it must be ours."""
@@ -191,8 +206,8 @@ class FlowRun:
         if rest is None:
             rest = self._raw[action.into_number]
         channel = line.channel
-        while (size := rest.numel()) > 0:
-            count = channel.receive(rest)
+        while size := len(rest):
+            count = channel.receive(rest, look=False)
             if count == size:
                 break
             if not count:
@@ -204,23 +219,18 @@ class FlowRun:
 
     def _combine(self, line: Line, action: Action) -> bool:
         """Combine the parts that are there where they lie; whether that was the last."""
-        assert self._operator is not None, "a flow with reductions comes with an operator"
-        channel, combine = line.channel, self._operator.combine
-        into, other = self._typed[action.into_number], self._typed[action.source_number]
-        dtype, item_bytes = into.dtype, self._item_bytes
-        most = channel.part_bytes // item_bytes
-        done, total = line.combined, into.numel()
+        assert self._arithmetic is not None, "a flow that computes"
+        take, combine = line.channel.take, self._arithmetic.combine
+        into, source, item_bytes = action.into_number, action.source_number, self._item_bytes
+        most = line.channel.part_bytes // item_bytes * item_bytes
+        done, total = line.combined, len(self._raw[into])
         while done < total:
             length = min(most, total - done)
-            part = channel.take(length * item_bytes)
+            part = take(length, look=False)
             if part is None:
                 line.combined = done
                 return False
-            if length == total:
-                combine(other, part.view(dtype), into)
-            else:
-                out = into.narrow(0, done, length)
-                combine(out if other is into else other.narrow(0, done, length), part.view(dtype), out)
+            combine(into, source, done // item_bytes, part)
             done += length
         line.combined = 0
         return True
@@ -296,16 +306,13 @@ class FlowRun:
             line.is_gone = True
             if line.sent < len(line.sends):  # whoever leaves in peace has got everything before
                 operation = self._actions[line.sends[line.sent]].operation
-                raise LineError(str(operation), line.channel.last_words())
+                raise self._line_error(str(operation), line.channel.last_words())
         try:
             line.channel.on_ready()
         except ChannelClosedError as error:
             line.is_gone = True
-            if error.reason is not None:
-                # What this rank waits for may say more than what the one waits for that gave up first.
-                raise LineError(self._waits_for(self._awaited(line)), error) from error
-            if self._needs(line):
-                raise LineError(self._awaited(line), error) from error
+            if error.reason is not None or self._needs(line):
+                raise self._line_error(self._awaited(line), error) from error
             if line.must_stay and not isinstance(error, PeerLeftError):
                 self._lost = LineError(self._awaited(line), error)
             return
@@ -313,6 +320,13 @@ class FlowRun:
             self._to_push.append(line)
         if line.received < len(line.receives) or line.awaits_opening:
             self._to_pull.append(line)
+
+    def _line_error(self, what: str, error: ChannelClosedError) -> LineError:
+        """For a peer that went in the middle of `what`."""
+        if error.reason is not None:
+            # What this rank waits for may say more than what the one waits for that gave up first.
+            what = self._waits_for(what)
+        return LineError(what, error)
 
     def _may_send(self, line: Line) -> bool:
         return line.sent < len(line.sends) and not self._left[line.sends[line.sent]]
@@ -368,21 +382,12 @@ class FlowRun:
         return silent
 
 
-def _views(flow: Flow, memory: Mapping[Buffer, Tensor], scale: int) -> list[Tensor]:
-    """Of each slice of a flow, the part of the memory, which has `scale` entries for each element.
-
-    Cutting a whole buffer at once takes a quarter of the time of as many single views.
-    """
-    found: dict[int, Tensor] = {}
-    for buffer, cuts in flow.cuts.items():
-        tensor = memory[buffer]
-        lengths = [length * scale for length, _ in cuts]
-        lengths.append(tensor.numel() - sum(lengths))
-        for (_, number), view in zip(cuts, split(tensor, lengths), strict=False):
-            found[number] = view
+def _raw_views(flow: Flow, memory: Mapping[Buffer, Tensor], item_bytes: int) -> list[memoryview]:
+    """Of each slice of a flow, its bytes."""
+    whole = {
+        buffer: memoryview(cast(Any, tensor.view(torch.uint8).numpy())) for buffer, tensor in memory.items()
+    }
     return [
-        found[number]
-        if number in found
-        else memory[part.buffer].narrow(0, part.start * scale, part.length * scale)
-        for number, part in enumerate(flow.slices)
+        whole[part.buffer][part.start * item_bytes : (part.start + part.length) * item_bytes]
+        for part in flow.slices
     ]

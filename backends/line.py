@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from backends.channels.channel import Channel
 from backends.errors import ChannelClosedError, ExecutionError
 
@@ -29,7 +27,7 @@ class Line:
         awaits_opening: whether the peer's opening has not been seen and must be.
         outgoing: what is left of a send that has begun.
         incoming: what is left of a plain receive that has begun.
-        combined: elements of the next combine that are done.
+        combined: bytes of the next combine that are done.
         is_gone: whether the peer will send no more than is on its way.
         must_stay: whether the run is in vain when the peer dies, though nothing of it is awaited here.
     """
@@ -63,8 +61,8 @@ class Line:
         self.awaits_opening = awaits_opening
         self.sent = 0
         self.received = 0
-        self.outgoing: Tensor | None = None
-        self.incoming: Tensor | None = None
+        self.outgoing: memoryview | None = None
+        self.incoming: memoryview | None = None
         self.combined = 0
         self.is_gone = False
         self.must_stay = must_stay

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -34,6 +35,18 @@ _COMBINE: dict[str, Combine] = {
     "BOR": _into(torch.bitwise_or),
     "BXOR": _into(torch.bitwise_xor),
 }
+_UFUNCS: dict[str, np.ufunc] = {
+    "SUM": np.add,
+    "AVG": np.add,
+    "PREMUL_SUM": np.add,
+    "PRODUCT": np.multiply,
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+}
+_LACKING = frozenset({torch.float16, torch.bfloat16})
+"""What numpy does not have, or computes slowly."""
+
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 _FLOATING = frozenset({"AVG", "PREMUL_SUM"})
 _TYPES = frozenset(
@@ -52,12 +65,14 @@ class Operator:
         combine: `combine(a, b, out)` writes the combination of two flat tensors; `out` may be either.
         factor: what every contribution is multiplied with first: a number or a tensor of one element.
         divides: whether the result is divided by the number of contributors.
+        ufunc: what does the same as `combine` in numpy, bit for bit; None where nothing does.
     """
 
     name: str
     combine: Combine
     factor: float | Tensor | None = None
     divides: bool = False
+    ufunc: np.ufunc | None = None
 
     def before(self, contribution: Tensor) -> Tensor:
         """A rank's contribution, multiplied where the operation says so: then a new tensor."""
@@ -101,7 +116,8 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
         if state is None:
             return None
         factor = state[1]
-    return Operator(name.lower(), _COMBINE[name], factor, name == "AVG")
+    ufunc = None if dtype in _LACKING else _UFUNCS.get(name)
+    return Operator(name.lower(), _COMBINE[name], factor, name == "AVG", ufunc)
 
 
 def name_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> str:

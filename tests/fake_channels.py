@@ -15,9 +15,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from backends.channels.channel import Channel
 from backends.errors import ChannelClosedError, PeerLeftError
 
@@ -102,7 +99,7 @@ class FakeChannel(Channel):
             self._out.frames.append(("opening", bytearray(opening)))
         self._tell()
 
-    def send(self, data: Tensor) -> int:
+    def send(self, data: memoryview) -> int:
         if self._chance.random() < 0.2:
             self._hear()
         if self._gone is not None:
@@ -112,13 +109,13 @@ class FakeChannel(Channel):
             return 0
         with self._lock:
             room = self._capacity - self._out.held
-            count = min(room, data.numel())
+            count = min(room, len(data))
             self._starved = room == 0
             if count > 1 and self._chance.random() < 0.3:
                 count = self._chance.randint(1, count)
             if count:
                 self._out.held += count
-                self._out.frames.append(("bytes", bytearray(data[:count].numpy().tobytes())))
+                self._out.frames.append(("bytes", bytearray(data[:count])))
         if count:
             self._tell()
         return count
@@ -130,18 +127,18 @@ class FakeChannel(Channel):
             self._raise_if_ended()
         return found
 
-    def receive(self, into: Tensor) -> int:
-        data = self._read(into.numel())
-        into[: len(data)] = torch.frombuffer(data, dtype=torch.uint8) if data else into[:0]
+    def receive(self, into: memoryview, *, look: bool = True) -> int:
+        data = self._read(len(into))
+        into[: len(data)] = data
         return len(data)
 
-    def take(self, length: int) -> Tensor | None:
+    def take(self, length: int, *, look: bool = True) -> memoryview | None:
         assert length <= self.part_bytes
         self._landing += self._read(length - len(self._landing))
         if len(self._landing) < length:
             return None
         part, self._landing = self._landing, bytearray()
-        return torch.frombuffer(part, dtype=torch.uint8)
+        return memoryview(part)
 
     def _read(self, most: int) -> bytearray:
         found = bytearray()

@@ -96,17 +96,24 @@ def strike_after(nbytes: int, strike: Callable[[], Any]) -> None:
         if is_due:
             strike()
 
+    inside = threading.local()  # one call of a channel may be made of others
+
     def counting(method: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(channel: Channel, argument: Any) -> Any:
-            result = method(channel, argument)
-            moved = result.numel() if isinstance(result, Tensor) else result
-            count(moved or 0)
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if getattr(inside, "is_so", False):
+                return method(*arguments, **named)
+            inside.is_so = True
+            try:
+                result = method(*arguments, **named)
+            finally:
+                inside.is_so = False
+            count(len(result) if isinstance(result, memoryview) else result or 0)
             return result
 
         return counted
 
     for kind in _kinds_of(Channel):
-        for name in {"send", "receive", "take"} & vars(kind).keys():
+        for name in {"send", "send_all", "receive", "take"} & vars(kind).keys():
             setattr(kind, name, counting(vars(kind)[name]))
 
 

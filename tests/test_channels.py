@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import select
 import signal
 import socket
@@ -16,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import Failure, run_ranks, store_path
-from torch import Tensor
 
 from backends.channels.channel import Channel
 from backends.channels.opening import OPENING_BYTES
@@ -31,6 +31,7 @@ from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
 
 PART = 16384  # of every channel here; shared memory has 3 slots of it
 TRANSPORTS = ("sockets", "shared memory")
+HOW = ("take", "receive short", "receive long")  # what a stream does with a part
 
 
 def connected(transport: str, sock: socket.socket, peer: int, memory: int) -> Channel:
@@ -55,8 +56,12 @@ def pair(transport: str) -> Iterator[tuple[Channel, Channel]]:
             channel.close()
 
 
-def some_bytes(length: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, 256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+def some_bytes(length: int, seed: int = 0) -> memoryview:
+    return memoryview(bytearray(random.Random(seed).randbytes(length)))
+
+
+def room_for(length: int) -> memoryview:
+    return memoryview(bytearray(length))
 
 
 @dataclass
@@ -64,10 +69,10 @@ class End:
     """One end with what it is to send and to receive, in order: openings as bytes, messages as tensors."""
 
     channel: Channel
-    out: deque[Tensor | bytes]
-    due: deque[Tensor | bytes]
+    out: deque[memoryview | bytes]
+    due: deque[memoryview | bytes]
     takes: bool
-    got: list[Tensor] = field(default_factory=list)
+    got: list[memoryview] = field(default_factory=list)
     done: int = 0
 
     def send(self) -> bool:
@@ -83,8 +88,8 @@ class End:
             self.out.popleft()
         else:
             # What was handed over may be overwritten.
-            self.out[0] = first[count:].clone()
-            first.zero_()
+            self.out[0] = memoryview(bytearray(first[count:]))
+            first[:] = bytes(len(first))
         return count > 0 or not len(first)
 
     def receive(self) -> bool:
@@ -99,7 +104,7 @@ class End:
             self.due.popleft()
             return True
         if not self.done:
-            self.got.append(torch.zeros(len(first), dtype=torch.uint8))
+            self.got.append(room_for(len(first)))
         into = self.got[-1][self.done :]
         if self.takes and len(into):
             part = self.channel.take(min(PART, len(into)))
@@ -111,7 +116,7 @@ class End:
         self.done += count
         if self.done < len(first):
             return count > 0
-        assert torch.equal(self.got[-1], first)
+        assert self.got[-1] == first
         self.due.popleft()
         self.done = 0
         return True
@@ -141,7 +146,7 @@ def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
         time.sleep(0.001)
 
 
-def send_all(channel: Channel, data: Tensor) -> None:
+def send_all(channel: Channel, data: memoryview) -> None:
     assert channel.send(data) == len(data)
 
 
@@ -158,7 +163,7 @@ def test_whatever_is_sent_arrives_in_order(
 ) -> None:
     """Messages of all lengths both ways at once; None is an opening between them."""
 
-    def stream(sizes: list[int | None], seed: int) -> list[Tensor | bytes]:
+    def stream(sizes: list[int | None], seed: int) -> list[memoryview | bytes]:
         return [
             bytes([at]) * OPENING_BYTES if size is None else some_bytes(size, seed + at)
             for at, size in enumerate(sizes)
@@ -181,11 +186,11 @@ def test_next_collective_may_begin_before_this_one_is_read(transport: str) -> No
         assert b.opening() == b"a" * OPENING_BYTES
         first = b.take(100)
         assert first is not None
-        assert torch.equal(first, some_bytes(100, 1))
+        assert first == some_bytes(100, 1)
         assert b.opening() == b"b" * OPENING_BYTES
-        into = torch.zeros(200, dtype=torch.uint8)
+        into = room_for(200)
         assert b.receive(into) == 200
-        assert torch.equal(into, some_bytes(200, 2))
+        assert into == some_bytes(200, 2)
         assert b.opening() is None
         assert b.receive(into) == 0
         assert b.take(1) is None
@@ -198,7 +203,7 @@ def test_lengths_that_differ_are_refused_with_both(transport: str) -> None:
         with pytest.raises(
             DisagreementError, match="rank 0 sends a part of 100 bytes where a part of 64 bytes is due"
         ):
-            b.receive(torch.zeros(64, dtype=torch.uint8))
+            b.receive(room_for(64))
     with pair(transport) as (a, b):
         assert a.send(some_bytes(10_000))
         with pytest.raises(
@@ -258,7 +263,7 @@ def test_who_leaves_in_order_is_told_from_who_dies(transport: str) -> None:
         a.close()
         a.close()
         assert a.fileno() == -1
-        assert b.receive(torch.zeros(100, dtype=torch.uint8)) == 100
+        assert b.receive(room_for(100)) == 100
         with pytest.raises(PeerLeftError, match=r"^rank 0 has left the group$") as caught:
             b.on_ready()
         assert caught.value.reason is None
@@ -283,24 +288,35 @@ def test_socket_that_ends_without_a_word(transport: str) -> None:
     channel.close()
 
 
-def test_abort_within_a_part_never_completes_it() -> None:
+@pytest.mark.parametrize("how", HOW)
+def test_abort_within_a_part_never_completes_it(how: str) -> None:
     """The rest of the part is filled up, so that the reason can follow; its last byte is never counted."""
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     long = 12_000  # more than the socket takes at once
-    a, b = StreamChannel(ours, 1, long), StreamChannel(theirs, 0, long)
+    a = StreamChannel(ours, 1, long)
+    b = StreamChannel(theirs, 0, long, long_bytes=1 if how == "receive long" else 100_000)
     data = some_bytes(long)
     handed_over = a.send(data)
     assert 0 < handed_over < long, "the socket should fill within the part"
-    into = torch.zeros(long, dtype=torch.uint8)
-    received = b.receive(into)  # makes room for the rest
+    into, received = room_for(long), 0
+
+    def receive() -> None:
+        nonlocal received
+        if how == "take":
+            assert b.take(long) is None
+        else:
+            received += b.receive(into[received:])
+        assert received < long, "a message was completed with bytes that nobody sent"
+
+    receive()  # makes room for the rest
     a.abort("gave up: rank 7 died")
     with pytest.raises(ChannelClosedError, match="rank 7 died"):
         while True:
-            received += b.receive(into[received:])
-            assert received < long, "a message was completed with bytes that nobody sent"
-    assert handed_over <= received
-    assert torch.equal(into[:handed_over], data[:handed_over])
+            receive()
+    if how == "receive long":
+        assert handed_over <= received
+        assert into[:handed_over] == data[:handed_over]
     b.close()
 
 
@@ -331,50 +347,139 @@ def test_socket_may_take_any_number_of_bytes(limit: int) -> None:
     a.open(opening)
     while a.wants_write:
         a.on_ready()
-    into = torch.zeros(10, dtype=torch.uint8)
+    into = room_for(10)
     assert b.receive(into) == 10
-    assert torch.equal(into, data)
+    assert into == data
     assert b.opening() == opening
     a.close()
     b.close()
 
 
-@pytest.mark.parametrize("takes", [False, True])
-def test_bytes_may_come_one_by_one(takes: bool) -> None:
+@pytest.mark.parametrize("limit", [*range(1, 40), 1000])
+@pytest.mark.parametrize("lengths", [[4], [3, 0, 4, 1], [0], [2, 9, 4]], ids=str)
+def test_messages_that_go_together_may_stop_anywhere(limit: int, lengths: list[int]) -> None:
+    """What was handed over is a prefix of them, and the next call goes on behind it."""
+    ours, theirs = socket.socketpair()
+    a, b = StreamChannel(ours, 1, part_bytes=4), StreamChannel(theirs, 0, part_bytes=4)
+    a._socket = Narrow(ours, limit)  # type: ignore[assignment]
+    messages = [some_bytes(length, at) for at, length in enumerate(lengths)]
+    left = list(messages)
+    while left:
+        count = a.send_all(left)
+        assert (count < sum(map(len, left))) <= a.wants_write
+        assert a.wants_write <= bool(limit < 1000)
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left:
+            left[0] = left[0][count:]
+    a.open(bytes(OPENING_BYTES))
+    while a.wants_write:
+        a.on_ready()
+    for data in messages:
+        into = room_for(len(data))
+        assert b.receive(into) == len(data)
+        assert into == data
+    assert b.opening() == bytes(OPENING_BYTES)
+    a.close()
+    b.close()
+
+
+def stream_of(*parts: bytes) -> bytes:
+    """As it goes over the wire: a part's seal makes its frame a multiple of 8 bytes long."""
+    return b"".join(
+        struct.pack("<BxxxI", 1, len(part)) + part + b"\x01" * (8 - len(part) % 8) for part in parts
+    )
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_bytes_may_come_one_by_one(how: str) -> None:
     """A part is complete with its seal, and not a byte before."""
     ours, theirs = socket.socketpair()
-    channel = StreamChannel(ours, 1, part_bytes=4)
-    header, tail = struct.Struct("<BxxxI"), b"\x01"
-    stream = header.pack(1, 4) + b"abcd" + tail + header.pack(1, 2) + b"ef" + tail
-    # Of the six bytes of the message, how many are received after each byte of the stream.
-    counts = [0] * 8 + [1, 2, 3, 3, 4] + [4] * 8 + [5, 5, 6]
-    into = torch.zeros(6, dtype=torch.uint8)
+    channel = StreamChannel(ours, 1, part_bytes=4, long_bytes=1 if how == "receive long" else 100)
+    # Of the six bytes of the message, how many are received after each byte of the stream:
+    #        header     part          seal           header     part     seal
+    counts = [0] * 8 + [1, 2, 3, 3] + [3, 3, 3, 4] + [4] * 8 + [5, 5] + [5, 5, 5, 5, 5, 6]
+    into = room_for(6)
     done = 0
-    for at, count in enumerate(counts):
-        theirs.sendall(stream[at : at + 1])
-        if takes:
+    for byte, count in zip(stream_of(b"abcd", b"ef"), counts, strict=True):
+        theirs.sendall(bytes([byte]))
+        if how == "take":
             part = channel.take(4 if done < 4 else 2)
             if part is not None:
                 into[done : done + len(part)] = part
                 done += len(part)
-            assert done == (6 if count == 6 else count // 4 * 4)
         else:
             done += channel.receive(into[done:])
-            assert done == count
-    assert bytes(into.tolist()) == b"abcdef"
+        assert done == (count if how == "receive long" else 6 if count == 6 else count // 4 * 4)
+    assert bytes(into) == b"abcdef"
     channel.close()
     theirs.close()
 
 
 def test_part_that_was_not_all_there_to_be_taken_may_be_received() -> None:
+    for long_bytes in (1, 100):
+        ours, theirs = socket.socketpair()
+        channel = StreamChannel(ours, 1, part_bytes=4, long_bytes=long_bytes)
+        stream = stream_of(b"abcd", b"ef")
+        theirs.sendall(stream[:11])
+        assert channel.take(4) is None
+        theirs.sendall(stream[11:])
+        into = room_for(6)
+        assert channel.receive(into) == 6
+        assert bytes(into) == b"abcdef"
+        channel.close()
+        theirs.close()
+
+
+def test_who_polls_need_not_look_again() -> None:
+    """A call that found the end of what had come asks no more, until `on_ready` or somebody insists."""
     ours, theirs = socket.socketpair()
-    channel = StreamChannel(ours, 1, part_bytes=4)
-    theirs.sendall(struct.pack("<BxxxI", 1, 4) + b"abc")
-    assert channel.take(4) is None
-    theirs.sendall(b"d\x01" + struct.pack("<BxxxI", 1, 2) + b"ef\x01")
-    into = torch.zeros(6, dtype=torch.uint8)
-    assert channel.receive(into) == 6
-    assert bytes(into.tolist()) == b"abcdef"
+    channel = StreamChannel(ours, 1)
+    into = room_for(2)
+    for see in (channel.on_ready, lambda: channel.take(4), lambda: channel.receive(into)):
+        assert channel.take(2) is None
+        theirs.sendall(stream_of(b"ab", b"cd"))
+        if see is channel.on_ready:
+            assert channel.take(2, look=False) is None
+            assert channel.receive(into, look=False) == 0
+            see()
+            assert channel.take(2, look=False) == b"ab"
+            assert channel.receive(into, look=False) == 2
+            assert into == b"cd"
+        else:
+            assert channel.take(2) == b"ab"
+            assert channel.take(2, look=False) == b"cd"
+    channel.close()
+    theirs.close()
+
+
+@given(st.lists(st.tuples(st.integers(1, 90_000), st.booleans()), min_size=1, max_size=40), st.randoms())
+@settings(max_examples=25, deadline=None)
+def test_parts_that_land_together(messages: list[tuple[int, bool]], random_: random.Random) -> None:
+    """Taken or received, short or long, the stream cut anywhere; a part lies where it can be computed on."""
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
+    part_bytes, long_bytes = 80_000, random_.choice([1, 5000, 65536])
+    channel = StreamChannel(ours, 1, part_bytes, long_bytes)
+    out = [bytes(some_bytes(length, at)) for at, (length, _) in enumerate(messages)]
+    stream = b"".join(
+        stream_of(*(data[at : at + part_bytes] for at in range(0, len(data), part_bytes))) for data in out
+    )
+    sent = 0
+    for data, (_, takes) in zip(out, messages, strict=True):
+        into, done = room_for(len(data)), 0
+        while done < len(data):
+            part = channel.take(min(part_bytes, len(data) - done)) if takes else None
+            if part is not None:
+                assert np.frombuffer(part, np.uint8).ctypes.data % 8 == 0
+                into[done : done + len(part)] = part
+                done += len(part)
+            elif not takes and (count := channel.receive(into[done:])):
+                done += count
+            else:
+                assert sent < len(stream), "all that is due was sent"
+                sent += theirs.send(stream[sent : sent + random_.choice([7, 1000, 150_000])])
+        assert into == data
     channel.close()
     theirs.close()
 
@@ -387,7 +492,7 @@ def test_abort_never_waits_for_who_does_not_read() -> None:
         assert time.monotonic() - start < 5  # 0.2 s are meant; a hang would be one of minutes
         with pytest.raises(ChannelClosedError, match="it died or was ended"):
             while True:
-                b.receive(torch.zeros(30 * PART, dtype=torch.uint8))
+                b.receive(room_for(30 * PART))
 
 
 def test_reasons_may_be_long() -> None:
@@ -407,7 +512,7 @@ def test_sender_waits_for_slots_and_reuses_them() -> None:
         first = b.take(PART)
         assert first is not None
         assert a.send(data[3 * PART :]) == 0
-        assert torch.equal(first, data[:PART])  # still there: it may be read until the next call
+        assert first == data[:PART]  # still there: it may be read until the next call
         assert b.take(PART) is not None
         assert b.take(PART) is not None  # two slots are free now, and given back
         a.on_ready()
@@ -422,7 +527,7 @@ def test_short_parts_need_no_slot() -> None:
         for at in range(5):
             part = b.take(24)
             assert part is not None
-            assert torch.equal(part.view(torch.float64), some_bytes(24, at).view(torch.float64))
+            assert part.cast("d").tolist() == some_bytes(24, at).cast("d").tolist()
 
 
 def test_socket_without_room_is_said() -> None:
@@ -432,9 +537,7 @@ def test_socket_without_room_is_said() -> None:
         assert 0 < count < 100 * PART
         assert a.wants_write
         assert not a.wants_read
-        into = torch.zeros(100 * PART, dtype=torch.uint8)
-        received = b.receive(into)
-        assert received
+        assert b.receive(room_for(100 * PART)) == 0  # the begin of a part lands, which makes room
         assert a.send(data[count:])
 
 
@@ -530,13 +633,13 @@ def dies_while_sending(rank: int, size: int, transport: str) -> str:
             end = (sent // channel.part_bytes + 1) * channel.part_bytes
             sent += channel.send(data[sent:end])
         os.kill(os.getpid(), signal.SIGKILL)
-    into = torch.zeros(1 << 26, dtype=torch.uint8)
+    into = room_for(1 << 26)
     received = 0
     try:
         while received < len(into):
             received += channel.receive(into[received:])
     except ChannelClosedError as error:
-        assert torch.equal(into[:received], data[:received])
+        assert into[:received] == data[:received]
         assert received >= len(data) // 4 - (1 << 20)
         return str(error)
     return "all of it arrived"
@@ -584,12 +687,12 @@ def leaves_at_once(rank: int, size: int, transport: str) -> int:
             sent += channel.send(data[sent:])
         channel.close()
         os._exit(0)
-    into = torch.zeros(150_000, dtype=torch.uint8)
+    into = room_for(150_000)
     received = 0
     time.sleep(0.3)  # so that rank 0 is surely gone
     while received < len(into):
         received += channel.receive(into[received:])
-    assert torch.equal(into, data)
+    assert into == data
     with pytest.raises(PeerLeftError):
         channel.on_ready()
     return received

@@ -271,6 +271,7 @@ def test_who_goes_without_a_word_is_explained_by_another() -> None:
 def test_an_interrupt_ends_it_for_all() -> None:
     class Interrupting:
         name = "sum"
+        ufunc = None
 
         @staticmethod
         def combine(*_: object) -> None:
@@ -312,6 +313,7 @@ def test_nothing_happens_for_too_long() -> None:
 def test_a_slow_rank_that_goes_on_is_waited_for() -> None:
     class Slow:
         name = "sum"
+        ufunc = None
 
         @staticmethod
         def combine(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

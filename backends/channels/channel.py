@@ -11,8 +11,7 @@ before the first message of a collective comes its opening, which says what the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from backends.errors import ChannelClosedError
 
@@ -20,8 +19,8 @@ from backends.errors import ChannelClosedError
 class Channel(ABC):
     """Both directions between this rank and one other.
 
-    Tensors are flat, contiguous and of bytes (uint8). All calls come from one thread at a time. All of them
-    raise `ChannelClosedError` once the peer is gone and what it sent before has been read.
+    Memory is given as contiguous views of bytes (format B). All calls come from one thread at a time. All of
+    them raise `ChannelClosedError` once the peer is gone and what it sent before has been read.
 
     Attributes:
         peer: the other rank.
@@ -64,25 +63,49 @@ class Channel(ABC):
         """Send the opening of a collective (`OPENING_BYTES` long); it is kept where there is no room now."""
 
     @abstractmethod
-    def send(self, data: Tensor) -> int:
+    def send(self, data: memoryview) -> int:
         """Hand over a prefix of what is left of a message; returns its bytes, 0 where there is no room now.
 
         What was handed over may be overwritten. The next call continues where this one stopped.
         """
+
+    def send_all(self, messages: Sequence[memoryview]) -> int:
+        """Hand over a prefix of several messages, of which the first may be a rest; returns its bytes.
+
+        The next call continues where this one stopped.
+        """
+        handed_over = 0
+        for data in messages:
+            count = self.send(data) if data else 0
+            handed_over += count
+            if count < len(data):
+                break
+        return handed_over
 
     @abstractmethod
     def opening(self) -> bytes | None:
         """The peer's next opening, where that is what comes next and all of it is there."""
 
     @abstractmethod
-    def receive(self, into: Tensor) -> int:
-        """Fill a prefix of what is left of a message; returns its bytes, 0 where nothing is there now."""
+    def receive(self, into: memoryview, *, look: bool = True) -> int:
+        """Fill a prefix of what is left of a message; returns its bytes, 0 where nothing is there now.
+
+        Args:
+            into: where the rest of the message goes.
+            look: whether to ask again where the last call found the end of what had come. Who calls
+                `on_ready` whenever the descriptor is readable need not.
+        """
 
     @abstractmethod
-    def take(self, length: int) -> Tensor | None:
+    def take(self, length: int, *, look: bool = True) -> memoryview | None:
         """The next part, of that length, where it lies; None while not all of it is there.
 
-        It may be read until the next call of `receive`, `take` or `opening`.
+        It may be read until the next call of `receive`, `take`, `opening` or `on_ready`. It begins at an
+        address that is a multiple of 8.
+
+        Args:
+            length: of the part.
+            look: as for `receive`.
         """
 
     def last_words(self) -> ChannelClosedError:

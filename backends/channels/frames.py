@@ -26,6 +26,18 @@ HEADER = struct.Struct("<BxxxI")  # code, bytes that follow
 REASON_BYTES = 2048  # a longer reason is cut
 
 
+GOOD_SEALS = tuple(b"\1" * (8 - length) for length in range(8))
+"""What ends a part in a stream, by its length modulo 8; all zeros say that the part is not what it should be.
+
+Its own length makes that of the frame a multiple of 8, as those of headers and openings are.
+"""
+
+
+def part_frame_bytes(length: int) -> int:
+    """Of the frame of a part of that length in a stream: header, part and seal."""
+    return HEADER.size + (length | 7) + 1
+
+
 def abort_frame(reason: str) -> bytes:
     """The last frame of a rank that gives up, cut to `REASON_BYTES` of text."""
     text = reason.encode()[:REASON_BYTES]

@@ -19,13 +19,11 @@ import struct
 from collections import deque
 from typing import NoReturn
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from backends.channels.frames import HEADER, Code, opening_frame
 from backends.channels.socket_channel import SocketChannel
 from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
-from backends.torch_names import split
 
 # Beside gloo, allreduce of 16 MiB on 4 ranks, three runs: 2 slots of 1 MiB 1.5 to 1.8 times its speed, 4 of
 # 512 KiB 1.3 to 1.7, 4 of 256 KiB 1.1 to 1.3.
@@ -74,19 +72,19 @@ class SharedMemoryChannel(SocketChannel):
         super().__init__(sock, peer)
         self.part_bytes = slot_bytes
         half = slots * slot_bytes
-        memory = torch.frombuffer(mmap.mmap(descriptor, 2 * half), dtype=torch.uint8)
+        memory = memoryview(mmap.mmap(descriptor, 2 * half))
         mine, theirs = memory[:half], memory[half:]
         if not is_first:
             mine, theirs = theirs, mine
-        self._out = split(mine, [slot_bytes] * slots)
-        self._in = split(theirs, [slot_bytes] * slots)
+        self._out = [mine[at : at + slot_bytes] for at in range(0, half, slot_bytes)]
+        self._in = [theirs[at : at + slot_bytes] for at in range(0, half, slot_bytes)]
         self._free = slots  # of the slots that this rank sends through
         self._sent = self._received = 0  # slots used so far in each direction
         self._starved = False
         self._holding = False  # whether the caller may still read the slot last taken
         self._to_give_back = 0
         # What came and is unread: the length of a part in the next slot, a part that came inline, an opening.
-        self._arrivals: deque[int | Tensor | bytes] = deque()
+        self._arrivals: deque[int | memoryview | bytes] = deque()
         self._inbox = b""  # the begin of a frame that is not all here
 
     @property
@@ -105,8 +103,8 @@ class SharedMemoryChannel(SocketChannel):
         return bool(self._arrivals)
 
     def drop_memory(self) -> None:
-        """Let go of the slots; tensors that were taken and are still held keep the memory."""
-        self._out = self._in = ()
+        """Let go of the slots; views that were taken and are still held keep the memory."""
+        self._out, self._in = [], []
         self._arrivals.clear()
 
     def on_ready(self) -> None:
@@ -121,22 +119,22 @@ class SharedMemoryChannel(SocketChannel):
         self._post(opening_frame(opening))
         self._raise_if_gone()
 
-    def send(self, data: Tensor) -> int:
+    def send(self, data: memoryview) -> int:
         """See `Channel.send`."""
         self._raise_if_gone()
-        size, done = data.numel(), 0
+        size, done = len(data), 0
         while done < size and not self._outbox:
             length = min(self.part_bytes, size - done)
             part = data if length == size else data[done : done + length]
             if length <= INLINE_BYTES:
-                self._post(_LENGTH.pack(Code.INLINE, length) + part.numpy().tobytes())
+                self._post(_LENGTH.pack(Code.INLINE, length) + part)
             elif self._has_free_slot():
                 slot = self._out[self._sent % len(self._out)]
                 if length == self.part_bytes:
-                    slot.copy_(part)
+                    _copy(slot, part)
                     self._post(_WHOLE_SLOT)
                 else:
-                    slot[:length].copy_(part)
+                    _copy(slot[:length], part)
                     self._post(_LENGTH.pack(Code.PART, length))
                 self._sent += 1
                 self._free -= 1
@@ -163,40 +161,40 @@ class SharedMemoryChannel(SocketChannel):
         self._gone = self._gone or ChannelClosedError(self.peer)
         return self._gone
 
-    def receive(self, into: Tensor) -> int:
+    def receive(self, into: memoryview, *, look: bool = True) -> int:
         """See `Channel.receive`."""
         self._give_back_held()
-        size, done = into.numel(), 0
+        size, done = len(into), 0
         while done < size and (self._arrivals or (not done and self._next_arrival())):
             length = min(self.part_bytes, size - done)
             part = self._part(length)
-            (into if length == size else into[done : done + length]).copy_(part)
+            _copy(into[done : done + length], part)
             self._give_back_held()
             done += length
         return done
 
-    def take(self, length: int) -> Tensor | None:
+    def take(self, length: int, *, look: bool = True) -> memoryview | None:
         """See `Channel.take`."""
         self._give_back_held()
         return self._part(length) if self._next_arrival() else None
 
-    def _part(self, length: int) -> Tensor:
+    def _part(self, length: int) -> memoryview:
         """The first arrival, a part of `length` bytes, where it lies."""
         arrival = self._arrivals.popleft()
-        if isinstance(arrival, Tensor):
-            if arrival.numel() == length:
+        if isinstance(arrival, memoryview):
+            if len(arrival) == length:
                 return arrival
         elif arrival == length:
             return self._next_slot(length)
         self._disagree(arrival, f"a part of {length} bytes is due")
 
-    def _disagree(self, arrival: int | Tensor | bytes, due: str) -> NoReturn:
+    def _disagree(self, arrival: int | memoryview | bytes, due: str) -> NoReturn:
         what = "the begin of a collective"
         if not isinstance(arrival, bytes):
-            what = f"a part of {arrival if isinstance(arrival, int) else arrival.numel()} bytes"
+            what = f"a part of {arrival if isinstance(arrival, int) else len(arrival)} bytes"
         raise DisagreementError(f"rank {self.peer} sends {what} where {due}")
 
-    def _next_slot(self, length: int) -> Tensor:
+    def _next_slot(self, length: int) -> memoryview:
         slot = self._in[self._received % len(self._in)]
         self._received += 1
         self._holding = True
@@ -296,7 +294,7 @@ class SharedMemoryChannel(SocketChannel):
         if code == Code.PART:
             self._arrivals.append(length)
         elif code == Code.INLINE:
-            self._arrivals.append(torch.frombuffer(bytearray(data[body:end]), dtype=torch.uint8))
+            self._arrivals.append(memoryview(bytearray(data[body:end])))
         elif code == Code.OPENING:
             self._arrivals.append(data[body:end])
         elif code == Code.ABORT:
@@ -304,3 +302,8 @@ class SharedMemoryChannel(SocketChannel):
         else:
             self._gone = PeerLeftError(self.peer)
         return end
+
+
+def _copy(into: memoryview, source: memoryview) -> None:
+    """As `into[:] = source`, but other threads may run meanwhile."""
+    np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))

@@ -1,25 +1,23 @@
 """A channel over TCP, or over any stream socket: each part is a header, its bytes and a seal.
 
-Bytes go from the caller's tensor into the socket and from the socket into the caller's tensor, with no copy
-between; the header of the next frame is read ahead in the same call as the end of a part.
+Long parts go from the socket into the caller's memory with no copy between. Short ones land together, by one
+read, and are used from there; those that are ready together leave together, by one call and with no copy.
 
     header | part's bytes | seal | header | part's bytes | seal | header | opening | ...
-    `------- one sendmsg -------'         `-------- one recvmsg_into -------'
+    `------------------ one sendmsg ---------------------'
 
-The seal is one byte which says that the part is what it should be. A rank that gives up in the middle of a
-part fills it up, breaks the seal and can still say why: the last byte of a part counts as received only with
-a good seal, so that no message with such a part is ever complete.
+The last byte of a seal says that the part is what it should be. A rank that gives up in the middle of a part
+fills it up, breaks the seal and can still say why: the last byte of a part counts as received only with a
+good seal, so that no message with such a part is ever complete.
 """
 
 from __future__ import annotations
 
 import socket
-from typing import Any, NoReturn, cast
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from backends.channels.frames import HEADER, REASON_BYTES, Code, opening_frame
+from backends.channels.frames import GOOD_SEALS, HEADER, REASON_BYTES, Code, opening_frame, part_frame_bytes
+from backends.channels.landing import LONG_BYTES, Landing
 from backends.channels.opening import OPENING_BYTES
 from backends.channels.socket_channel import SocketChannel
 from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
@@ -27,7 +25,6 @@ from backends.errors import ChannelClosedError, DisagreementError, PeerLeftError
 # Parts of 256 KiB take 1.2 times the CPU time from 4 MiB on; larger buffers in the kernel gain nothing.
 PART_BYTES = 1024 << 10
 PATIENCE_BYTES = 128 << 10
-_GOOD, _BROKEN = b"\1", b"\0"  # seals
 _SKIM_BYTES = 1 << 16
 
 
@@ -38,27 +35,29 @@ class StreamChannel(SocketChannel):
         sock: connected; the channel owns it from now on.
         peer: the rank at the other end.
         part_bytes: the longest part, the same at both ends.
+        long_bytes: parts from this length on are received without a copy.
     """
 
     transport = "sockets"
 
-    def __init__(self, sock: socket.socket, peer: int, part_bytes: int = PART_BYTES) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: int, part_bytes: int = PART_BYTES, long_bytes: int = LONG_BYTES
+    ) -> None:
         super().__init__(sock, peer)
         self.part_bytes = part_bytes
+        self._long_bytes = long_bytes
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._owed = 0  # bytes of the part whose header is sent, that the caller still has
+        self._owed_seal = b""  # what follows them
         self._no_room = False
+        self._landing = Landing(part_frame_bytes(part_bytes))
+        self._is_dry = False  # whether the last read got all that there was
         self._patience = 1  # bytes that must be here before the descriptor is readable
-        self._tail = bytearray(1 + HEADER.size)  # the seal of a part and the header of the next frame
-        self._tail_view = memoryview(self._tail)
-        self._header_view = self._tail_view[1:]
-        self._read_ahead = 0  # bytes of the next header that are here
-        self._is_within_part = False  # between the header of a part and its seal
-        self._coming = 0  # bytes of the current part that are not here, without its seal
-        self._body = bytearray()  # of an opening or a reason that is not all here
-        self._landing: Tensor | None = None
-        self._landed = 0
+        self._awaited = HEADER.size  # of the frame that somebody tried to take
+        self._is_within_part = False  # of a long part, between its header and its seal
+        self._coming = 0  # bytes of that part that are not here, without its seal
+        self._seal_bytes = 0  # of its seal
 
     @property
     def wants_read(self) -> bool:
@@ -72,15 +71,20 @@ class StreamChannel(SocketChannel):
 
     def _filler(self) -> bytes:
         """What ends a part of which the peer has got only some."""
-        return bytes(self._owed) + _BROKEN if self._owed else b""
+        return bytes(self._owed + len(self._owed_seal)) if self._owed else b""
 
     def on_ready(self) -> None:
         """See `Channel.on_ready`."""
         self._raise_if_gone()
         if self._outbox:
             self._send(b"")
-        if not self._is_within_part:
-            self._next_frame()
+        self._is_dry = False
+        if self._is_within_part:
+            return
+        if self._landing.header() is None:
+            is_long = self._awaited > LONG_BYTES
+            self._read(0 if is_long else self._awaited, alone=is_long)
+        self._find_end()
 
     def open(self, opening: bytes) -> None:
         """See `Channel.open`."""
@@ -89,21 +93,17 @@ class StreamChannel(SocketChannel):
         self._outbox += opening_frame(opening)
         self._send(b"")
 
-    def send(self, data: Tensor) -> int:
+    def send(self, data: memoryview) -> int:
         """See `Channel.send`."""
         self._raise_if_gone()
-        view = _view(data)
-        size, done = len(view), 0
+        size, done = len(data), 0
         self._no_room = False
-        if not self._owed and not self._outbox and 0 < size <= self.part_bytes:
-            done = self._send_part(view, size)
-            if done == size or self._no_room:
-                return done
         while done < size:
             if not self._owed:
                 self._owed = min(self.part_bytes, size - done)
+                self._owed_seal = GOOD_SEALS[self._owed & 7]
                 self._outbox += HEADER.pack(Code.PART, self._owed)
-            taken = self._send(view[done : done + self._owed], _GOOD)
+            taken = self._send(data[done : done + self._owed], self._owed_seal)
             done += taken
             self._owed -= taken
             if self._owed:
@@ -111,32 +111,58 @@ class StreamChannel(SocketChannel):
                 break
         return done
 
-    def _send_part(self, view: memoryview, size: int) -> int:
-        """Send a message of one part in one call, which is what mostly happens; returns its bytes."""
+    def send_all(self, messages: Sequence[memoryview]) -> int:
+        """See `Channel.send_all`; those of one part each leave by one call."""
+        if self._owed or self._outbox or max(map(len, messages)) > self.part_bytes:
+            return super().send_all(messages)
+        self._raise_if_gone()
+        buffers: list[bytes | memoryview] = []
+        seal = b""
+        for data in messages:
+            if size := len(data):
+                buffers += (seal + HEADER.pack(Code.PART, size), data)
+                seal = GOOD_SEALS[size & 7]
+        buffers.append(seal)
+        self._no_room = False
         try:
-            sent = self._socket.sendmsg([HEADER.pack(Code.PART, size), view, _GOOD])
+            sent = self._socket.sendmsg(buffers)
         except BlockingIOError:
-            self._no_room = True
-            return 0
+            sent = 0
         except OSError as error:
             raise self.last_words() from error
-        sent -= HEADER.size
-        if sent > size:
-            return size
-        if sent < 0:
+        return self._account(messages, sent)
+
+    def _account(self, messages: Sequence[memoryview], sent: int) -> int:
+        """Bytes of the messages among the first `sent` bytes of their frames; the next one may have begun."""
+        taken = 0
+        for at, data in enumerate(messages):
+            size = len(data)
+            frame = part_frame_bytes(size) if size else 0
+            if sent < frame:
+                count = self._stop_within(size, sent) if sent else 0
+                # Else only the seal waits for room, or nothing: the caller need not come again for that.
+                self._no_room = count < size or any(messages[at + 1 :])
+                return taken + count
+            sent -= frame
+            taken += size
+        return taken
+
+    def _stop_within(self, size: int, sent: int) -> int:
+        """The socket took `sent` bytes of the frame of a part; returns how many of them are the part's."""
+        seal = GOOD_SEALS[size & 7]
+        if sent < HEADER.size:
             self._outbox += HEADER.pack(Code.PART, size)[sent:]
-            sent = 0
-        elif sent == size:
-            self._outbox += _GOOD
-            return size
-        self._owed = size - sent
-        self._no_room = True
-        return sent
+        handed_over = min(max(sent - HEADER.size, 0), size)
+        self._owed = size - handed_over
+        self._owed_seal = seal
+        if not self._owed:
+            self._outbox += seal[sent - HEADER.size - size :]
+        return handed_over
 
     def _send(self, data: memoryview | bytes, seal: bytes = b"") -> int:
         """Send the outbox, and as much of `data` as there is room for; returns the bytes of `data`.
 
-        A seal that finds no room after all of `data` is kept in the outbox.
+        Of a seal that finds no room after all of `data` the rest is kept in the outbox.
         """
         waiting = len(self._outbox)
         try:
@@ -152,148 +178,192 @@ class StreamChannel(SocketChannel):
         sent -= waiting
         if sent < len(data):
             return sent
-        if sent == len(data):
-            self._outbox += seal
+        self._outbox += seal[sent - len(data) :]
         return len(data)
 
     def opening(self) -> bytes | None:
         """See `Channel.opening`."""
-        frame = None if self._is_within_part else self._next_frame()
-        if frame is None:
-            self._wait_for(1)
+        if self._is_within_part:
             return None
-        if frame != (Code.OPENING, OPENING_BYTES):
-            self._disagree(*frame, "a collective should begin")
-        return self._whole_body(OPENING_BYTES)
+        self._is_dry = False
+        if not self._is_here(Code.OPENING, OPENING_BYTES, "a collective should begin"):
+            return None
+        return bytes(self._landing.drop(HEADER.size + OPENING_BYTES)[HEADER.size :])
 
-    def receive(self, into: Tensor) -> int:
+    def receive(self, into: memoryview, *, look: bool = True) -> int:
         """See `Channel.receive`."""
-        view = _view(into)
-        landed = self._landed
-        if landed:  # somebody tried to take this part before all of it was there
-            assert self._landing is not None
-            view[:landed] = _view(self._landing[:landed])
-            self._landed = 0
-        return self._fill(view, landed)
-
-    def take(self, length: int) -> Tensor | None:
-        """See `Channel.take`."""
-        if self._landing is None:
-            self._landing = torch.empty(self.part_bytes, dtype=torch.uint8)
-        part = self._landing[:length]
-        self._landed = self._fill(_view(part), self._landed)
-        if self._landed < length:
-            return None
-        self._landed = 0
-        return part
-
-    def _fill(self, view: memoryview, done: int) -> int:
-        """Fill the rest of a message behind its first `done` bytes; how many of them are received then."""
-        size = len(view)
+        if look:
+            self._is_dry = False
+        size, done = len(into), 0
         while done < size:
-            if not self._is_within_part and not self._begin_part(min(self.part_bytes, size - done)):
-                break
-            coming = self._coming
-            if coming:
-                asked = coming + len(self._tail)
-                got = self._recv([view[done : done + coming], self._tail_view])
-                taken = min(got, coming)
-                self._coming -= taken
-                done += taken
-                if self._coming:
+            length = min(self.part_bytes, size - done)
+            if self._is_within_part or length >= self._long_bytes:
+                count = self._receive_long(into[done:], length)
+                if not count:
                     break
-                done -= 1  # until the seal is seen
+                done += count
             else:
-                asked = len(self._tail)
-                got, taken = self._recv([self._tail_view]), 0
-            if got == taken or not self._see_seal(got - taken):
-                break
-            done += 1
-            if got < asked:
-                break  # a short read has emptied the socket
-        if done < size:
-            within = self._is_within_part
-            missing = (
-                self._coming if within else HEADER.size - self._read_ahead + min(self.part_bytes, size - done)
-            )
-            self._wait_for(missing + 1)
+                part = self.take(length, look=False)
+                if part is None:
+                    break
+                into[done : done + length] = part
+                done += length
         return done
 
-    def _wait_for(self, size: int) -> None:
-        """Let the kernel wake us only when a part is here, or much of it: waking costs as much as a part.
+    def take(self, length: int, *, look: bool = True) -> memoryview | None:
+        """See `Channel.take`."""
+        part = self._landing.part(length)
+        if part is not None:
+            return part
+        if look:
+            self._is_dry = False
+        if not self._is_here(Code.PART, length, f"a part of {length} bytes is due"):
+            return None
+        part = self._landing.part(length)
+        if part is None:  # its seal is broken: why comes next
+            self._landing.drop(part_frame_bytes(length))
+            self._find_end()
+        return part
+
+    def _is_here(self, code: Code, length: int, due: str) -> bool:
+        """Whether all of the next frame is in the landing, after reading on; it must be what is due."""
+        landing = self._landing
+        frame = part_frame_bytes(length) if code is Code.PART else HEADER.size + length
+        while True:
+            header = landing.header()
+            if header is not None and header != (code, length):
+                self._find_end()
+                self._disagree(*header, due)
+                return False
+            missing = frame - (landing.end - landing.at)
+            if missing <= 0:
+                return True
+            if self._is_dry:
+                self._wait_for(frame, missing)
+                return False
+            self._read(frame, alone=frame > LONG_BYTES)
+
+    def _receive_long(self, into: memoryview, length: int) -> int:
+        """Bytes of a part that are received into place now, the last one of all only with a good seal.
+
+        Args:
+            into: where the rest of the message goes.
+            length: of the part, if it has not begun.
+        """
+        if not self._is_within_part and not self._begin_long(length):
+            return 0
+        landing, done = self._landing, 0
+        before = self._coming
+        if before:
+            done = min(landing.end - landing.at, before)
+            into[:done] = landing.drop(done)
+            if done < before and not self._is_dry:
+                done += self._read_long(into[done:before])
+            self._coming = before - done
+            done -= not self._coming  # until the seal is seen
+        if not self._coming:
+            done += self._see_seal()
+        if self._is_within_part:
+            self._wait_for(0, self._coming + self._seal_bytes)
+        return done
+
+    def _begin_long(self, length: int) -> bool:
+        """Whether the header of the next part, of `length` bytes, is here; it is then done with."""
+        landing = self._landing
+        while (header := landing.header()) is None:
+            if self._is_dry:
+                frame = part_frame_bytes(length)
+                self._wait_for(frame, frame - (landing.end - landing.at))
+                return False
+            self._read(0, alone=True)
+        if header != (Code.PART, length):
+            self._find_end()
+            self._disagree(*header, f"a part of {length} bytes is due")
+            return False
+        landing.drop(HEADER.size)
+        self._is_within_part = True
+        self._coming = length
+        self._seal_bytes = 8 - (length & 7)
+        return True
+
+    def _see_seal(self) -> bool:
+        """End a part of which all bytes are here, if its seal is; whether it is there and good."""
+        landing, size = self._landing, self._seal_bytes
+        if landing.end - landing.at < size and not self._is_dry:
+            self._read(size, alone=True)
+        if landing.end - landing.at < size:
+            return False
+        self._is_within_part = False
+        return landing.drop(size)[-1] == 1
+
+    def _wait_for(self, frame: int, missing: int) -> None:
+        """Let the kernel wake us only when a part is all here, or much of it: waking costs as much as a part.
 
         It wakes us earlier when the peer leaves or gives up, since that ends the stream, and when there is no
         more room.
         """
-        size = max(1, min(size, PATIENCE_BYTES))
-        if size != self._patience:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
-            self._patience = size
+        self._awaited = frame
+        missing = min(missing, PATIENCE_BYTES)
+        if missing != self._patience:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, missing)
+            self._patience = missing
 
-    def _begin_part(self, expected: int) -> bool:
-        """Whether the header of the next part, of `expected` bytes, is here; it is then done with."""
-        frame = self._next_frame()
-        if frame is None:
-            return False
-        if frame != (Code.PART, expected):
-            self._disagree(*frame, f"a part of {expected} bytes is due")
-        self._read_ahead = 0
-        self._is_within_part = True
-        self._coming = expected
-        return True
+    def _disagree(self, code: int, length: int, due: str) -> None:
+        """Raise if the next frame is a part or an opening, which is not what is due."""
+        if code in (Code.PART, Code.OPENING):
+            what = f"a part of {length} bytes" if code == Code.PART else "the begin of a collective"
+            raise DisagreementError(f"rank {self.peer} sends {what} where {due}")
 
-    def _see_seal(self, got: int) -> bool:
-        """End a part of which the first `got` bytes of the tail are here; whether it is good."""
-        self._is_within_part = False
-        self._read_ahead = got - 1
-        return self._tail[:1] == _GOOD
-
-    def _disagree(self, code: int, length: int, due: str) -> NoReturn:
-        what = f"a part of {length} bytes" if code == Code.PART else "the begin of a collective"
-        raise DisagreementError(f"rank {self.peer} sends {what} where {due}")
-
-    def _next_frame(self) -> tuple[int, int] | None:
-        """Code and length of the next frame, a part or an opening, where its header is here.
+    def _find_end(self) -> None:
+        """Look whether the next frame is the peer's last one.
 
         Raises:
-            ChannelClosedError: it is the peer's last one.
+            ChannelClosedError: it is, and all of it is here.
+            DisagreementError: it is no frame.
         """
-        if self._read_ahead < HEADER.size:
-            self._read_ahead += self._recv([self._header_view[self._read_ahead :]])
-            if self._read_ahead < HEADER.size:
-                return None
-        code, length = HEADER.unpack(self._header_view)
-        if code in (Code.PART, Code.OPENING):
-            return code, length
+        landing = self._landing
+        header = landing.header()
+        if header is None or header[0] in (Code.PART, Code.OPENING):
+            return
+        code, length = header
         if code == Code.BYE:
             self._gone = PeerLeftError(self.peer)
             raise self._gone
         if code != Code.ABORT or length > REASON_BYTES:
-            raise DisagreementError(f"rank {self.peer} sent {self._header_view.hex()} where a frame begins")
-        reason = self._whole_body(length)
-        if reason is None:
-            return None
+            found = landing.drop(HEADER.size).hex()
+            raise DisagreementError(f"rank {self.peer} sent {found} where a frame begins")
+        frame = HEADER.size + length
+        while (missing := frame - (landing.end - landing.at)) > 0:
+            if self._is_dry:
+                self._wait_for(frame, missing)
+                return
+            self._read(frame, alone=False)
+        reason = bytes(landing.drop(frame)[HEADER.size :])
         self._gone = ChannelClosedError(self.peer, reason.decode(errors="replace"))
         raise self._gone
 
-    def _whole_body(self, length: int) -> bytes | None:
-        """The `length` bytes behind the header, where they are all here; the frame is then done with."""
-        if len(self._body) < length:
-            room = bytearray(length - len(self._body))
-            self._body += room[: self._recv([room])]
-            if len(self._body) < length:
-                return None
-        body = bytes(self._body)
-        self._body.clear()
-        self._read_ahead = 0
-        return body
+    def _read(self, frame_bytes: int, *, alone: bool) -> None:
+        """Read to where frames land; see `Landing.room`."""
+        room = self._landing.room(frame_bytes, alone=alone)
+        self._landing.end += self._recv([room], len(room))
 
-    def _recv(self, buffers: list[memoryview | bytearray]) -> int:
+    def _read_long(self, into: memoryview) -> int:
+        """Read the rest of a part to its place, and what ends it; returns the bytes of the part."""
+        tail = self._landing.behind(self._seal_bytes)
+        size = len(into)
+        got = self._recv([into, tail], size + len(tail))
+        if got > size:
+            self._landing.end += got - size
+            return size
+        return got
+
+    def _recv(self, buffers: list[memoryview], asked: int) -> int:
         """Bytes read into the buffers, 0 where nothing is there now."""
         self._raise_if_gone()
         try:
             got = self._socket.recvmsg_into(buffers)[0]
         except BlockingIOError:
+            self._is_dry = True
             return 0
         except OSError as error:
             self._gone = ChannelClosedError(self.peer)
@@ -301,13 +371,16 @@ class StreamChannel(SocketChannel):
         if not got:
             self._gone = ChannelClosedError(self.peer)
             raise self._gone
+        self._is_dry = got < asked
         return got
 
     def last_words(self) -> ChannelClosedError:
         """See `Channel.last_words`; they may lie behind unread parts."""
         if self._gone is not None:
             return self._gone
-        unread = bytearray(self._header_view[: self._read_ahead]) + self._body
+        landing = self._landing
+        unread = bytearray(landing.buffer[landing.at : landing.end])
+        landing.clear()
         try:
             while piece := self._socket.recv(_SKIM_BYTES):
                 unread += piece
@@ -317,17 +390,17 @@ class StreamChannel(SocketChannel):
         return self._gone
 
     def _find_last_words(self, unread: bytearray) -> ChannelClosedError:
-        at = self._coming + 1 if self._is_within_part else 0
+        at = self._coming + self._seal_bytes if self._is_within_part else 0
         while at + HEADER.size <= len(unread):
             code, length = HEADER.unpack_from(unread, at)
-            at += HEADER.size
+            body = at + HEADER.size
             if code == Code.BYE:
                 return PeerLeftError(self.peer)
             if code == Code.ABORT:
-                return ChannelClosedError(self.peer, unread[at : at + length].decode(errors="replace"))
-            at += length + 1 if code == Code.PART else length
+                return ChannelClosedError(self.peer, unread[body : body + length].decode(errors="replace"))
+            at = at + part_frame_bytes(length) if code == Code.PART else body + length
         return ChannelClosedError(self.peer)
 
-
-def _view(data: Tensor) -> memoryview:
-    return memoryview(cast(Any, data.numpy()))
+    def drop_memory(self) -> None:
+        """Let go of what has landed."""
+        self._landing.clear()

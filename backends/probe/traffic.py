@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from backends.channels.channel import Channel
 from backends.errors import ExecutionError
 
@@ -47,7 +44,7 @@ def ping_pong(channel: Channel, *, begins: bool, repeats: int, timeout_s: float)
         repeats: of the round trip.
         timeout_s: for one message.
     """
-    message, times = torch.zeros(PING_BYTES, dtype=torch.uint8), []
+    message, times = memoryview(bytearray(PING_BYTES)), []
     for _ in range(repeats + 1):
         start = time.perf_counter()
         if begins:
@@ -106,19 +103,19 @@ class _Sender:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._message = torch.zeros(channel.part_bytes, dtype=torch.uint8)
-        self._end = self._message.clone()
+        self._message = memoryview(bytearray(channel.part_bytes))
+        self._end = memoryview(bytearray(channel.part_bytes))
         self._end[0] = _LAST
         self._left = self._message[:0]
         self._is_last = False
 
     @property
     def is_done(self) -> bool:
-        return self._is_last and not self._left.numel() and not self._channel.wants_write
+        return self._is_last and not self._left and not self._channel.wants_write
 
     def push(self, *, stop: bool) -> bool:
         """Hand over at most the rest of a message, whether anything went."""
-        if not self._left.numel():
+        if not self._left:
             if self._is_last:  # the channel still holds the end of it
                 return False
             self._is_last = stop
@@ -133,7 +130,7 @@ class _Receiver:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._message = torch.zeros(channel.part_bytes, dtype=torch.uint8)
+        self._message = memoryview(bytearray(channel.part_bytes))
         self._have = 0
         self._total = 0
         self._counted = 0
@@ -151,7 +148,7 @@ class _Receiver:
         self._counted += got if counts else 0
         if self._have == len(self._message):
             self._have = 0
-            self.is_done = int(self._message[0]) == _LAST
+            self.is_done = self._message[0] == _LAST
         return got > 0
 
 
@@ -169,21 +166,23 @@ class _Waiting:
             self._channels[descriptor].on_ready()
 
 
-def _send_all(channel: Channel, message: Tensor, timeout_s: float) -> None:
+def _send_all(channel: Channel, message: memoryview, timeout_s: float) -> None:
     _move_all(channel, channel.send, message, timeout_s)
     waiting = _Waiting([channel])
     while channel.wants_write:
         waiting.wait(timeout_s)
 
 
-def _receive_all(channel: Channel, message: Tensor, timeout_s: float) -> None:
+def _receive_all(channel: Channel, message: memoryview, timeout_s: float) -> None:
     _move_all(channel, channel.receive, message, timeout_s)
 
 
-def _move_all(channel: Channel, move: Callable[[Tensor], int], left: Tensor, timeout_s: float) -> None:
+def _move_all(
+    channel: Channel, move: Callable[[memoryview], int], left: memoryview, timeout_s: float
+) -> None:
     waiting = _Waiting([channel])
     deadline = time.perf_counter() + timeout_s
-    while left.numel():
+    while left:
         moved = move(left)
         left = left[moved:]
         if not moved:
