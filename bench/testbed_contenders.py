@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from synth import methods
-from synth.chunks.frontier import latency_of, pareto
+from synth.chunks.frontier import latency_of, pareto, parts_of
 from synth.collective import Collective
 from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.schedule import Schedule
@@ -27,8 +27,8 @@ KNOWN = (*METHODS, "halving-doubling", "trees (2)", MESSAGES)
 FEW = Fraction(1, 20)
 """Part of the optimum that multiplicative weights may give up for fewer trees, as BLINK does."""
 
-FRONTIER_STEPS = 3
-"""How many more steps than the fewest the chunk schedules may take."""
+FRONTIER_STEPS = 1
+"""How many more steps than the fewest a chunk schedule may take, in each half of an allreduce."""
 
 MOST_CHUNKS = 64
 """C of the finest chunk schedule: the frontier of a broadcast goes on with ever smaller gains."""
@@ -63,7 +63,7 @@ class Line:
 
 
 def line_up(
-    topology: Topology, collective: Collective, names: Iterable[str] = METHODS, *, deadline_s: float = 60
+    topology: Topology, collective: Collective, names: Iterable[str] = METHODS, *, deadline_s: float = 20
 ) -> Line:
     """The schedules of all methods, each replayed by the verifier.
 
@@ -114,7 +114,7 @@ def _chunks(topology: Topology, collective: Collective, deadline_s: float) -> Se
     frontier = pareto(
         topology,
         collective,
-        max_steps=latency_of(topology, collective) + FRONTIER_STEPS,
+        max_steps=latency_of(topology, collective) + FRONTIER_STEPS * len(parts_of(collective)),
         tolerance=FEW,
         deadline_s=deadline_s,
         proofs=False,

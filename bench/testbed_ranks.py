@@ -198,7 +198,7 @@ class Participant:
                 assert root is not None, "a broadcast has a root"
                 return lambda: _done(dist.broadcast(data.output, root))
             case _:
-                return lambda: _done(dist.all_gather_into_tensor(data.output, data.given))
+                return lambda: _done(dist.all_gather_single(data.output, data.given))
 
     def _by_engine(self, schedule: Schedule) -> Callable[[], None]:
         import torch

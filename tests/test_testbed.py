@@ -58,7 +58,7 @@ def test_the_line_up_has_every_method_and_says_which_have_no_schedule() -> None:
 def test_large_sizes_are_spared_who_cannot_win() -> None:
     order = order_of("full:4", "broadcast", MIB, "gloo", "ring", "multiring", "trees", "chunks")
     names = [each.name for each in order.contenders]
-    assert names == ["gloo", "ring", "multiring", "trees", "chunks (1,1,1)", "chunks (10,4,4)"]
+    assert names == ["gloo", "ring", "multiring", "trees", "chunks (1,1,1)", "chunks (4,2,2)"]
     sizes = (MIB, 8 * MIB, 32 * MIB)
     fitting = [[each.name for each in testbed._fitting(order.contenders, size, sizes)] for size in sizes]
     assert fitting == [names, [*names[:4], names[5]], ["gloo", "ring", "trees"]]
