@@ -7,10 +7,8 @@ the order that their flows give, so that bytes counted tell where one ends and t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-from torch import Tensor
 
 from backends.channels.channel import Channel
 from backends.engine import Connections
@@ -186,23 +184,24 @@ class _Recording(Channel):
     def has_unread(self) -> bool:
         return self._inner.has_unread
 
-    def send(self, data: Tensor) -> int:
-        count = self._inner.send(data)
-        if count:
-            self._sent.append(_Moment(time.perf_counter(), self.peer, count))
-        return count
+    def send(self, data: memoryview) -> int:
+        return self._noted(self._sent, self._inner.send(data))
 
-    def receive(self, into: Tensor) -> int:
-        count = self._inner.receive(into)
-        if count:
-            self._received.append(_Moment(time.perf_counter(), self.peer, count))
-        return count
+    def send_all(self, messages: Sequence[memoryview]) -> int:
+        return self._noted(self._sent, self._inner.send_all(messages))
 
-    def take(self, length: int) -> Tensor | None:
-        part = self._inner.take(length)
-        if part is not None:
-            self._received.append(_Moment(time.perf_counter(), self.peer, length))
+    def receive(self, into: memoryview, *, look: bool = True) -> int:
+        return self._noted(self._received, self._inner.receive(into, look=look))
+
+    def take(self, length: int, *, look: bool = True) -> memoryview | None:
+        part = self._inner.take(length, look=look)
+        self._noted(self._received, 0 if part is None else length)
         return part
+
+    def _noted(self, moments: list[_Moment], count: int) -> int:
+        if count:
+            moments.append(_Moment(time.perf_counter(), self.peer, count))
+        return count
 
     def fileno(self) -> int:
         return self._inner.fileno()
