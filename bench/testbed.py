@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.contest.cases import CASES, KINDS, MIB, Case, case_of, targets_of
+from bench.contest.contenders import GLOO, KNOWN, MESSAGES, METHODS, RING, Contender, line_up
+from bench.contest.ranks import Order, run_order
+from bench.contest.rows import Limits, format_table, links_of, rows_of
 from bench.document import TIME, Measure, Row, document, write_document
 from bench.emulation import network
 from bench.emulation.delivery import check_delivery, delivered
 from bench.emulation.machine import EmulationError, check_machine, real_time
 from bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from bench.emulation.processes import run_inside
-from bench.testbed_cases import CASES, KINDS, MIB, Case, case_of, targets_of
-from bench.testbed_contenders import GLOO, KNOWN, MESSAGES, METHODS, RING, Contender, line_up
-from bench.testbed_ranks import Order, run_order
-from bench.testbed_rows import Limits, format_table, links_of, rows_of
 from synth.collective import Collective, Kind
 from synth.errors import InputError
 from synth.sizes import format_size, parse_size
@@ -82,7 +82,7 @@ def measure(
         kinds: of `KINDS`.
         sizes: bytes of the whole buffer; what they cannot win is spared the slow contenders, see `_fits`.
         slowest_mbit: Mbit/s of the slowest link; the others are in proportion.
-        methods: of `bench.testbed_contenders.KNOWN`; `METHODS` where None.
+        methods: of `bench.contest.contenders.KNOWN`; `METHODS` where None.
         runs: rounds after the first, which warms up and is not counted.
         root: of a broadcast.
         say: told in a line what happens, and what warns.

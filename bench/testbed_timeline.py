@@ -16,17 +16,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.contest.cases import case_of
+from bench.contest.contenders import GLOO, METHODS, TREES, Contender, line_up
+from bench.contest.ranks import Order, pieces_of
+from bench.contest.recording import Trace, trace_order
+from bench.contest.rows import Limits
+from bench.contest.wires import Load, Use, uses
 from bench.emulation import network
 from bench.emulation.delivery import check_delivery, delivered
 from bench.emulation.machine import EmulationError, check_machine
 from bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from bench.emulation.processes import run_inside
-from bench.testbed_cases import case_of
-from bench.testbed_contenders import GLOO, METHODS, TREES, Contender, line_up
-from bench.testbed_ranks import Order, pieces_of
-from bench.testbed_recording import Trace, trace_order
-from bench.testbed_rows import Limits
-from bench.testbed_wires import Load, Use, uses
 from synth.collective import Collective
 from synth.errors import InputError
 from synth.formats.atomic import write_atomically
@@ -216,7 +216,7 @@ def main() -> None:
         )
         print(format_links(timeline))
         if arguments.output is not None:
-            from bench.testbed_timeline_picture import draw
+            from bench.contest.timeline_picture import draw
 
             draw(timeline, arguments.output)
             text = json.dumps(as_document(timeline))

@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 
 import topologies
 from backends.lowering import lower
-from bench import testbed, testbed_recording, testbed_timeline
+from bench import testbed, testbed_timeline
+from bench.contest import recording as testbed_recording
+from bench.contest.cases import CASES, KINDS, TARGETS, case_of, targets_of
+from bench.contest.contenders import Contender, line_up
+from bench.contest.ranks import ITEM_BYTES, Data, Order, Round
+from bench.contest.rows import Limits, format_table, rows_of
+from bench.contest.wires import FRAME_BYTES, Load, uses
 from bench.document import read_document
 from bench.emulation.delivery import delivered
 from bench.emulation.machine import EmulationError, why_not
 from bench.emulation.plan import at_rates, plan_emulation
-from bench.testbed_cases import CASES, KINDS, TARGETS, case_of, targets_of
-from bench.testbed_contenders import Contender, line_up
-from bench.testbed_ranks import ITEM_BYTES, Data, Order, Round
-from bench.testbed_rows import Limits, format_table, rows_of
-from bench.testbed_wires import FRAME_BYTES, Load, uses
 from synth.collective import Collective, Kind
 from synth.errors import InputError
 from synth.methods import solve
@@ -380,7 +381,7 @@ def test_a_timeline_holds_every_message(tmp_path: Path, hasty: None) -> None:
         assert load[label(src), label(dst)] == pytest.approx(share, rel=1e-3)
     assert "rank 2: done after" in testbed_timeline.format_links(timeline)
     pytest.importorskip("matplotlib")
-    from bench.testbed_timeline_picture import draw
+    from bench.contest.timeline_picture import draw
 
     draw(timeline, tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").stat().st_size > 10_000

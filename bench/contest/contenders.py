@@ -1,0 +1,129 @@
+"""Those that the testbed compares: gloo's own collectives, and schedules by the methods of `synth`.
+
+A method that has no schedule for a collective on a topology is no error: its reason goes to the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from synth import methods
+from synth.chunks.frontier import latency_of, pareto, parts_of
+from synth.collective import Collective
+from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.schedule import Schedule
+from synth.topology import Topology
+from synth.verifier import verify
+
+GLOO, RING, TREES, MWU, CHUNKS, MESSAGES = "gloo", "ring", "trees", "mwu", "chunks", "torch messages"
+METHODS = (GLOO, RING, "multiring", "binary-tree", TREES, MWU, CHUNKS)
+"""What is compared where nothing else is asked."""
+
+KNOWN = (*METHODS, "halving-doubling", "trees (2)", MESSAGES)
+"""All that may be asked for."""
+
+FEW = Fraction(1, 20)
+"""Part of the optimum that multiplicative weights may give up for fewer trees, as BLINK does."""
+
+FRONTIER_STEPS = 1
+"""How many more steps than the fewest a chunk schedule may take, in each half of an allreduce."""
+
+MOST_CHUNKS = 64
+"""C of the finest chunk schedule: the frontier of a broadcast goes on with ever smaller gains."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One of those that are compared.
+
+    Attributes:
+        name: the method of its rows.
+        schedule: what the engine runs; None for gloo's own collective.
+        by_messages: whether torch's messages carry it instead of the engine's channels.
+    """
+
+    name: str
+    schedule: Schedule | None = None
+    by_messages: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """All contenders of a collective on a topology, and why there are not more.
+
+    Attributes:
+        contenders: in the order of the rows.
+        unavailable: by method, why it has no schedule.
+    """
+
+    contenders: tuple[Contender, ...]
+    unavailable: dict[str, str]
+
+
+def line_up(
+    topology: Topology, collective: Collective, names: Iterable[str] = METHODS, *, deadline_s: float = 20
+) -> Line:
+    """The schedules of all methods, each replayed by the verifier.
+
+    Args:
+        topology: the fabric.
+        collective: what is to be done on it, among all its ranks.
+        names: of `KNOWN`; `chunks` gives up to two contenders.
+        deadline_s: of each method.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    found: list[Contender] = []
+    unavailable: dict[str, str] = {}
+    for name in names:
+        if name not in KNOWN:
+            raise InputError(f"method {name}: must be one of {', '.join(KNOWN)}")
+        try:
+            found += _contenders(name, topology, collective, deadline_s)
+        except TimedOutError as error:
+            unavailable[name] = f"not found within {deadline_s:g} s: {error}"
+        except (InfeasibleError, InputError) as error:
+            unavailable[name] = str(error)
+    for each in found:
+        if each.schedule is not None and (errors := verify(each.schedule).errors):
+            raise AssertionError(f"{each.name} on {topology.name}: {errors[0]}")
+    return Line(tuple(found), unavailable)
+
+
+def _contenders(
+    name: str, topology: Topology, collective: Collective, deadline_s: float
+) -> Sequence[Contender]:
+    if name == GLOO:
+        return [Contender(GLOO)]
+    if name == CHUNKS:
+        return _chunks(topology, collective, deadline_s)
+    request = methods.Request(
+        max_trees=2 if name == "trees (2)" else None,
+        tolerance=FEW if name == MWU else None,
+        deadline_s=deadline_s,
+    )
+    method = TREES if name in ("trees (2)", MESSAGES) else name
+    return [Contender(name, methods.answer(topology, collective, method, request), name == MESSAGES)]
+
+
+def _chunks(topology: Topology, collective: Collective, deadline_s: float) -> Sequence[Contender]:
+    """The fewest steps, and the best rate."""
+    frontier = pareto(
+        topology,
+        collective,
+        max_steps=latency_of(topology, collective) + FRONTIER_STEPS * len(parts_of(collective)),
+        tolerance=FEW,
+        deadline_s=deadline_s,
+        proofs=False,
+    )
+    points = [point for point in frontier.points if point.chunks <= MOST_CHUNKS]
+    if not points:
+        raise InfeasibleError(f"{collective.kind}: {frontier.why_stopped}")
+    chosen = {id(point): point for point in (points[0], points[-1])}.values()
+    return [
+        Contender(f"{CHUNKS} ({point.chunks},{point.steps},{point.rounds})", point.schedule)
+        for point in chosen
+    ]

@@ -1,0 +1,306 @@
+"""What every rank of the testbed runs: all contenders in turns, each result checked element by element.
+
+All ranks begin a run at the same instant of the clock that they share, and the run has ended when the last of
+them is done. It is timed by that clock, so that a rank which comes late counts as time that the run took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.contest.contenders import Contender
+from synth.collective import Collective, Kind
+from synth.schedule import Schedule
+
+if TYPE_CHECKING:
+    import torch
+
+    from backends.engine import Connections
+    from backends.flow import Flow
+
+LEAD_S = 0.01
+"""From the word to begin until the begin: it must have reached every rank by then."""
+
+ITEM_BYTES = 4
+_PERIOD = 1021  # of the data; sums of it are exact in float32 whatever the order
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a rank saw of one run.
+
+    Attributes:
+        seconds: from the common begin to its own end.
+        cpu_seconds: of all its threads.
+        idle: seconds of all processors meanwhile that nobody used, or only somebody of less priority.
+        capacity: seconds of all processors.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    idle: float
+    capacity: float
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the ranks are to do.
+
+    Attributes:
+        collective: among all of them.
+        size_bytes: asked for; see `elements`.
+        contenders: in turns.
+        runs: rounds after the first, which is not counted.
+        timeout_s: without progress.
+    """
+
+    collective: Collective
+    size_bytes: int
+    contenders: tuple[Contender, ...]
+    runs: int
+    timeout_s: float
+
+    @property
+    def elements(self) -> int:
+        """Of the whole buffer: as many as the size holds, rounded up to blocks of one length."""
+        unit = len(self.collective.ranks) if self.collective.kind is Kind.ALLGATHER else 1
+        return -(-self.size_bytes // (ITEM_BYTES * unit)) * unit
+
+
+def run_order(rank: int, address: str, store_path: str, order: Order) -> list[list[Round]]:
+    """Of each contender, the rounds of this rank; for `bench.emulation.processes.run_inside`.
+
+    Raises:
+        RuntimeError: a result is wrong; the message says where.
+    """
+    return Participant(rank, address, store_path, order).rounds()
+
+
+class Participant:
+    """A rank with its groups, its channels and its data.
+
+    Attributes:
+        data: its buffers.
+        begun_at: when the last run began, by the clock that all ranks share.
+
+    Args:
+        rank: this one.
+        address: its own, where it listens.
+        store_path: of a file that all ranks share.
+        order: what to do.
+        watch: put around the engine's channels, to see what passes.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        address: str,
+        store_path: str,
+        order: Order,
+        *,
+        watch: Callable[[Connections], Connections] | None = None,
+    ) -> None:
+        import torch.distributed as dist
+
+        from backends.channels.network import Network
+        from backends.engine import Engine
+        from backends.torch_names import FileStore, PrefixStore
+
+        self.rank = rank
+        self.order = order
+        size = len(order.collective.ranks)
+        store = FileStore(store_path, size)
+        timeout = timedelta(seconds=order.timeout_s)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        network = Network(
+            PrefixStore("channels", store),
+            rank,
+            size,
+            timeout_s=order.timeout_s,
+            transport="sockets",
+            address=address,
+        )
+        network.connect(_peers(rank, size, [each.schedule for each in order.contenders]))
+        connections: Connections = network if watch is None else watch(network)
+        self._engine = Engine(rank, connections, timeout_s=order.timeout_s)
+        self._calls = 0
+        self.begun_at = 0.0
+        self.data = Data(order, rank)
+
+    def rounds(self) -> list[list[Round]]:
+        """Those of all contenders, each round with another one first."""
+        calls = [self.call(each) for each in self.order.contenders]
+        count = len(calls)
+        found: list[list[Round]] = [[] for _ in calls]
+        for turn in range(1 + self.order.runs):
+            for place in range(count):
+                index = (turn + place) % count
+                seen = self.timed(calls[index], self.order.contenders[index].name)
+                if turn:
+                    found[index].append(seen)
+        return found
+
+    def call(self, contender: Contender) -> Callable[[], None]:
+        """What one run of a contender calls."""
+        if contender.schedule is None:
+            return self._by_gloo()
+        if contender.by_messages:
+            return self._by_messages(contender.schedule)
+        return self._by_engine(contender.schedule)
+
+    def flow(self, schedule: Schedule) -> Flow:
+        """What this rank's engine runs of a schedule."""
+        from backends.flow import compile_flow
+        from backends.lowering import lower_rank
+
+        pieces = pieces_of(schedule, self.order)
+        return compile_flow(lower_rank(schedule, self.rank, self.order.elements, pieces=pieces))
+
+    def timed(self, call: Callable[[], None], what: str) -> Round:
+        """One run, after which the data are checked."""
+        import torch.distributed as dist
+
+        self.data.fill()
+        begin = self.begun_at = self._agree_on_begin()
+        idle, capacity = _processors()
+        cpu = time.process_time()
+        _sleep_until(begin)
+        call()
+        end = time.perf_counter()
+        cpu = time.process_time() - cpu
+        dist.barrier()  # before the processors are used for anything else
+        idle_after, capacity_after = _processors()
+        self.data.check(f"{what}: {self.order.collective.kind} of {self.order.size_bytes} bytes")
+        return Round(end - begin, cpu, idle_after - idle, capacity_after - capacity)
+
+    def _agree_on_begin(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        dist.barrier()
+        at = torch.tensor([time.perf_counter() + LEAD_S], dtype=torch.float64)
+        dist.broadcast(at, 0)
+        return at.item()
+
+    def _by_gloo(self) -> Callable[[], None]:
+        import torch.distributed as dist
+
+        data, root = self.data, self.order.collective.root
+        match self.order.collective.kind:
+            case Kind.ALLREDUCE:
+                return lambda: _done(dist.all_reduce(data.output))
+            case Kind.BROADCAST:
+                assert root is not None, "a broadcast has a root"
+                return lambda: _done(dist.broadcast(data.output, root))
+            case _:
+                return lambda: _done(dist.all_gather_single(data.output, data.given))
+
+    def _by_engine(self, schedule: Schedule) -> Callable[[], None]:
+        import torch
+        import torch.distributed as dist
+
+        from backends.channels.opening import Opening
+        from backends.layout import Buffer
+        from backends.torch_reduction import operator_of
+
+        kind, root = schedule.collective.kind, schedule.collective.root
+        flow = self.flow(schedule)
+        operator = operator_of(dist.ReduceOp.SUM, torch.float32) if kind.reduces else None
+        memory = {Buffer.OUTPUT: self.data.output}
+        if kind is Kind.ALLGATHER:
+            memory[Buffer.INPUT] = self.data.given
+        opening = Opening(0, self.order.elements, -1 if root is None else root, kind, "float32", b"testbed\0")
+
+        def call() -> None:
+            self._calls += 1
+            self._engine.run(flow, memory, replace(opening, sequence=self._calls), operator)
+
+        return call
+
+    def _by_messages(self, schedule: Schedule) -> Callable[[], None]:
+        from backends.torch_p2p import Executor
+
+        data, executor = self.data, Executor(schedule, pieces=pieces_of(schedule, self.order))
+        match schedule.collective.kind:
+            case Kind.ALLREDUCE:
+                return lambda: executor.allreduce(data.output)
+            case Kind.BROADCAST:
+                return lambda: executor.broadcast(data.output)
+            case _:
+                return lambda: executor.allgather(data.output, data.given)
+
+
+class Data:
+    """The buffers of a rank; what they hold depends on rank and index."""
+
+    def __init__(self, order: Order, rank: int) -> None:
+        import torch
+
+        ranks = len(order.collective.ranks)
+        whole = torch.arange(order.elements, dtype=torch.float32).remainder_(_PERIOD)
+        block = order.elements // ranks
+        self.given: torch.Tensor = whole[rank * block :][:block].clone()
+        self._expected = whole
+        match order.collective.kind:
+            case Kind.ALLREDUCE:
+                self._initial = whole + rank
+                self._expected = whole * ranks + ranks * (ranks - 1) // 2
+            case Kind.BROADCAST:
+                root = order.collective.root
+                self._initial = whole if rank == root else whole + (rank + 1)
+            case Kind.ALLGATHER:
+                self._initial = torch.full_like(whole, -1.0)
+            case kind:
+                raise NotImplementedError(f"the testbed has no data for {kind}")
+        self.output: torch.Tensor = torch.empty_like(whole)
+
+    def fill(self) -> None:
+        """The state before a run."""
+        self.output.copy_(self._initial)
+
+    def check(self, what: str) -> None:
+        """Raise where any element is not what it must be."""
+        import torch
+
+        if not torch.equal(self.output, self._expected):
+            wrong = int((self.output != self._expected).nonzero()[0])
+            due, got = self._expected[wrong].item(), self.output[wrong].item()
+            raise RuntimeError(f"{what}: element {wrong} must be {due:g}, got {got:g}")
+
+
+def pieces_of(schedule: Schedule, order: Order) -> int:
+    """As the process group cuts between hosts."""
+    from backends.group.pieces import SEVERAL_HOSTS
+
+    return SEVERAL_HOSTS.pieces(schedule, order.elements * ITEM_BYTES)
+
+
+def _peers(rank: int, size: int, schedules: Sequence[Schedule | None]) -> set[int]:
+    """The ranks that any schedule joins with this one, and the neighbours that compare openings with it."""
+    peers = {(rank + 1) % size, (rank - 1) % size}
+    for schedule in schedules:
+        for transfer in () if schedule is None else schedule.transfers:
+            if rank in (transfer.src, transfer.dst):
+                peers |= {transfer.src, transfer.dst}
+    return peers - {rank}
+
+
+def _sleep_until(instant: float) -> None:
+    while (left := instant - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+def _processors() -> tuple[float, float]:
+    """Seconds since the start of the machine that its processors were idle or did niced work, and in all."""
+    line = Path("/proc/stat").read_text().split("\n", 1)[0]
+    user, nice, system, idle, waiting, *stolen = (int(word) for word in line.split()[1:9])
+    return (nice + idle + waiting) / 100, (user + nice + system + idle + waiting + sum(stolen)) / 100
+
+
+def _done(_: Any) -> None:
+    """Torch's calls return work that is done."""

@@ -1,0 +1,225 @@
+"""A trace of what passes the channels of a rank, made by channels put around the engine's own.
+
+The engine is not changed and does not know. A message is known by its place: those between two ranks come in
+the order that their flows give, so that bytes counted tell where one ends and the next begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from backends.channels.channel import Channel
+from backends.engine import Connections
+from backends.errors import ChannelClosedError
+from backends.flow import Flow
+from backends.program import Receive, Send
+from bench.contest.ranks import ITEM_BYTES, Order, Participant, pieces_of
+from synth.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of one message that were handed over at once.
+
+    Attributes:
+        src: the rank that sends.
+        dst: the rank that receives.
+        chunk: of the schedule.
+        piece: of the chunk.
+        reduces: whether the receiver combines it with its own.
+        size_bytes: of this part.
+        at_s: after the begin of the run, by the clock that all ranks share.
+        is_last: whether the message is complete with it.
+    """
+
+    src: int
+    dst: int
+    chunk: int
+    piece: int
+    reduces: bool
+    size_bytes: int
+    at_s: float = 0.0
+    is_last: bool = True
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank saw of one run.
+
+    Attributes:
+        seconds: from the common begin to its own end.
+        cpu_seconds: of all its threads.
+        sent: in the order in which it was handed to the channels.
+        received: in the order in which it was used.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    sent: tuple[Part, ...]
+    received: tuple[Part, ...]
+
+
+def trace_order(rank: int, address: str, store_path: str, order: Order) -> list[Trace]:
+    """The traces of this rank, one for each run of the order's only contender, which has a schedule."""
+    (contender,) = order.contenders
+    schedule = contender.schedule
+    assert schedule is not None, "gloo's messages cannot be seen"
+    recorder = Recorder()
+    participant = Participant(rank, address, store_path, order, watch=recorder)
+    flow, call = participant.flow(schedule), participant.call(contender)
+    out = {peer: _messages(flow, numbers, schedule, order) for peer, numbers in flow.sends.items()}
+    into = {peer: _messages(flow, numbers, schedule, order) for peer, numbers in flow.receives.items()}
+    traces = []
+    for turn in range(1 + order.runs):
+        recorder.forget()
+        seen = participant.timed(call, contender.name)
+        if turn:
+            parts = (
+                _cut(moments, known, participant.begun_at)
+                for moments, known in ((recorder.sent, out), (recorder.received, into))
+            )
+            traces.append(Trace(seen.seconds, seen.cpu_seconds, *parts))
+    return traces
+
+
+def _messages(flow: Flow, numbers: Iterable[int], schedule: Schedule, order: Order) -> list[Part]:
+    """The whole messages of a line, in their order."""
+    pieces, found = pieces_of(schedule, order), []
+    for number in numbers:
+        action = flow.actions[number]
+        assert isinstance(action.operation, Send | Receive), "what has a peer is a message"
+        index, piece = divmod(action.operation.tag, pieces)
+        transfer = schedule.transfers[index]
+        size = (action.into.stop - action.into.start) * ITEM_BYTES
+        found.append(Part(transfer.src, transfer.dst, transfer.chunk, piece, transfer.reduce, size))
+    return found
+
+
+def _cut(moments: Iterable[_Moment], messages: Mapping[int, list[Part]], begun_at: float) -> tuple[Part, ...]:
+    """Bytes that passed, by the messages that they belong to."""
+    left = {
+        peer: [(message, message.size_bytes) for message in reversed(known)]
+        for peer, known in messages.items()
+    }
+    found = []
+    for moment in moments:
+        count = moment.count
+        while count:
+            message, rest = left[moment.peer].pop()
+            taken = min(count, rest)
+            count -= taken
+            if taken < rest:
+                left[moment.peer].append((message, rest - taken))
+            found.append(replace(message, size_bytes=taken, at_s=moment.at - begun_at, is_last=taken == rest))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    at: float
+    peer: int
+    count: int
+
+
+class Recorder:
+    """Takes the place of a network, with recording channels around its own."""
+
+    def __init__(self) -> None:
+        self.sent: list[_Moment] = []
+        self.received: list[_Moment] = []
+        self._networks: list[Connections] = []
+        self._channels: dict[int, Channel] = {}
+
+    def __call__(self, network: Connections) -> Connections:
+        """Stand before a network that has all its channels."""
+        self._networks = [network]
+        self._channels = {peer: _Recording(channel, self) for peer, channel in network.channels.items()}
+        return self
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self._networks[0].size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        raise AttributeError(f"a recorder has the size of its network, got {size}")
+
+    @property
+    def channels(self) -> Mapping[int, Channel]:
+        """By peer."""
+        return self._channels
+
+    def abort(self, reason: str) -> None:
+        """Tell all peers, and close."""
+        self._networks[0].abort(reason)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.sent.clear()
+        self.received.clear()
+
+
+class _Recording(Channel):
+    """A channel that notes when how many bytes went, and does nothing else itself."""
+
+    def __init__(self, inner: Channel, recorder: Recorder) -> None:
+        self._inner = inner
+        self._sent, self._received = recorder.sent, recorder.received
+        self.peer = inner.peer
+        self.transport = inner.transport
+        self.part_bytes = inner.part_bytes
+
+    @property
+    def wants_read(self) -> bool:
+        return self._inner.wants_read
+
+    @property
+    def wants_write(self) -> bool:
+        return self._inner.wants_write
+
+    @property
+    def has_unread(self) -> bool:
+        return self._inner.has_unread
+
+    def send(self, data: memoryview) -> int:
+        return self._noted(self._sent, self._inner.send(data))
+
+    def send_all(self, messages: Sequence[memoryview]) -> int:
+        return self._noted(self._sent, self._inner.send_all(messages))
+
+    def receive(self, into: memoryview, *, look: bool = True) -> int:
+        return self._noted(self._received, self._inner.receive(into, look=look))
+
+    def take(self, length: int, *, look: bool = True) -> memoryview | None:
+        part = self._inner.take(length, look=look)
+        self._noted(self._received, 0 if part is None else length)
+        return part
+
+    def _noted(self, moments: list[_Moment], count: int) -> int:
+        if count:
+            moments.append(_Moment(time.perf_counter(), self.peer, count))
+        return count
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    def on_ready(self) -> None:
+        self._inner.on_ready()
+
+    def open(self, opening: bytes) -> None:
+        self._inner.open(opening)
+
+    def opening(self) -> bytes | None:
+        return self._inner.opening()
+
+    def last_words(self) -> ChannelClosedError:
+        return self._inner.last_words()
+
+    def abort(self, reason: str) -> None:
+        self._inner.abort(reason)
+
+    def close(self) -> None:
+        self._inner.close()
