@@ -142,7 +142,7 @@ def _fitting(contenders: Iterable[Contender], size: int, sizes: Sequence[int]) -
     least = 0.0 if size == min(sizes) else 0.9 if size >= HUGE_BYTES else 0.5 if size >= LARGE_BYTES else 0.0
     return tuple(
         each
-        for each in contenders
+        for each in (contender.at(size) for contender in contenders)
         if each.schedule is None
         or each.name == RING
         or each.schedule.rate >= least * each.schedule.bound.rate
@@ -239,6 +239,7 @@ UNITS: Mapping[str, str] = {
     "speed_up_over_gloo": "gloo's time over this one's in the same round; median over the rounds",
     "speed_up_over_ring": "the same over the best single ring",
     "rate_of_schedule": "what the schedule itself can reach of the limit, were links always busy",
+    "served_by": "what the schedule is, in words",
     "pieces": "into how many each chunk is cut",
     "strays": "pairs of ranks whose packets take another way through switches than the schedule says",
     "idle": "share of the processors that nobody used during the runs, or only niced processes",

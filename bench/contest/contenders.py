@@ -6,9 +6,11 @@ A method that has no schedule for a collective on a topology is no error: its re
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from backends.group.options import Options
+from backends.group.table import Table
 from synth import methods
 from synth.chunks.frontier import latency_of, pareto, parts_of
 from synth.collective import Collective
@@ -18,7 +20,10 @@ from synth.topology import Topology
 from synth.verifier import verify
 
 GLOO, RING, TREES, MWU, CHUNKS, MESSAGES = "gloo", "ring", "trees", "mwu", "chunks", "torch messages"
-METHODS = (GLOO, RING, "multiring", "binary-tree", TREES, MWU, CHUNKS)
+SELECTION = "selection"
+"""What the process group runs: the schedule of its table for the size."""
+
+METHODS = (GLOO, RING, "multiring", "binary-tree", TREES, MWU, CHUNKS, SELECTION)
 """What is compared where nothing else is asked."""
 
 KNOWN = (*METHODS, "halving-doubling", "trees (2)", MESSAGES)
@@ -42,11 +47,19 @@ class Contender:
         name: the method of its rows.
         schedule: what the engine runs; None for gloo's own collective.
         by_messages: whether torch's messages carry it instead of the engine's channels.
+        table: where the schedule depends on the size.
     """
 
     name: str
     schedule: Schedule | None = None
     by_messages: bool = False
+    table: Table | None = None
+
+    def at(self, size_bytes: int) -> Contender:
+        """The same with the schedule for a size."""
+        if self.table is None:
+            return self
+        return replace(self, schedule=self.table.at(size_bytes).schedule, table=None)
 
 
 @dataclass(frozen=True)
@@ -88,8 +101,10 @@ def line_up(
         except (InfeasibleError, InputError) as error:
             unavailable[name] = str(error)
     for each in found:
-        if each.schedule is not None and (errors := verify(each.schedule).errors):
-            raise AssertionError(f"{each.name} on {topology.name}: {errors[0]}")
+        schedules = [entry.schedule for entry in each.table.entries] if each.table else [each.schedule]
+        for schedule in schedules:
+            if schedule is not None and (errors := verify(schedule).errors):
+                raise AssertionError(f"{each.name} on {topology.name}: {errors[0]}")
     return Line(tuple(found), unavailable)
 
 
@@ -98,6 +113,11 @@ def _contenders(
 ) -> Sequence[Contender]:
     if name == GLOO:
         return [Contender(GLOO)]
+    if name == SELECTION:
+        from backends.group.synthesis import synthesize_table
+
+        asked = Options(deadline_s=deadline_s)
+        return [Contender(name, table=synthesize_table(topology, collective.kind, collective.root, asked))]
     if name == CHUNKS:
         return _chunks(topology, collective, deadline_s)
     request = methods.Request(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from backends.group.table import describe
 from bench.contest.contenders import GLOO, RING
 from bench.contest.ranks import Order, Round, pieces_of
 from bench.document import Row, timed_row
@@ -100,6 +101,7 @@ def rows_of(
                 speed_up_over_ring=_speed_up(seconds, contender.name, RING),
                 slowest_mbit=float(min(_nominal(plan).values()) / 1e6),
                 rate_of_schedule=None if schedule is None else float(schedule.rate / schedule.bound.rate),
+                served_by=None if schedule is None else describe(schedule),
                 pieces=None if schedule is None else pieces_of(schedule, order),
                 steps=None if schedule is None else schedule.steps,
                 chunks=None if schedule is None else len(schedule.chunks),
