@@ -32,6 +32,15 @@ from enum import IntEnum
 from backends.layout import Buffer, Slice
 from backends.program import Copy, Operation, Program, Receive, Reduce, Send
 
+AHEAD = 4
+"""A send at logical time t waits for what this rank receives at t - AHEAD and before.
+
+Leaves of trees could send all they have at once. Where links are shared, as the ports of a switch are, that
+fills the queues on the way, and what the other trees wait for comes late: two boxes behind a slow uplink
+reached 0.83 of their optimum without this limit, 0.99 with one of 2 to 8. What is waited for is earlier in
+the global order, so that the proof above holds.
+"""
+
 
 class Act(IntEnum):
     """What an action does; `COMBINE` receives and reduces at once."""
@@ -110,12 +119,19 @@ class Flow:
         return tuple(self.receives)
 
 
-def compile_flow(program: Program) -> Flow:
+def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
     """The flow of a program of `backends.lowering`; linear in the number of its operations.
 
     Slices that are in use at the same time must be equal or disjoint, which those of lowered programs are.
+
+    Args:
+        program: of one rank.
+        ahead: by how much logical time sends may run ahead of what comes in; at least 1.
     """
+    if ahead < 1:
+        raise ValueError(f"ahead must be at least 1, got {ahead}")
     drafts = _fuse(program.operations)
+    _pace(drafts, ahead)
     starts = _renumber(
         part for draft in drafts for part in (draft.into, draft.source) if part.buffer is Buffer.SCRATCH
     )
@@ -155,6 +171,26 @@ def compile_flow(program: Program) -> Flow:
         any(draft.act >= Act.COMBINE for draft in drafts),
         starts.elements,
     )
+
+
+def _pace(drafts: list[_Draft], ahead: int) -> None:
+    """Let each send wait for what is due `ahead` before it; see `AHEAD`."""
+    receives: dict[int, list[_Draft]] = defaultdict(list)
+    for draft in drafts:
+        if draft.peer >= 0 and draft.act is not Act.SEND:
+            receives[draft.peer].append(draft)
+    # Messages of one peer come in order, and go in order: what the send before waits for is waited for.
+    done: dict[tuple[int, int], int] = defaultdict(int)
+    for draft in drafts:
+        if draft.act is not Act.SEND:
+            continue
+        for peer, came in receives.items():
+            before = at = done[draft.peer, peer]
+            while at < len(came) and came[at].operation.time <= draft.operation.time - ahead:
+                at += 1
+            if at > before:
+                draft.after.add(came[at - 1].index)
+                done[draft.peer, peer] = at
 
 
 @dataclass(slots=True)

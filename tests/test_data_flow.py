@@ -304,6 +304,48 @@ def test_a_slice_that_overlaps_is_not_cut() -> None:
     }
 
 
+def test_sends_do_not_run_ahead_of_what_comes_in() -> None:
+    """A leaf has all pieces from the start, and gets another tree's in return."""
+    program = program_of(
+        *(
+            operation
+            for time in range(4)
+            for operation in (
+                Send(time, 1, out(time, time + 1), time),
+                Receive(time, 2, out(4 + time, 5 + time), time),
+            )
+        ),
+        Send(7, 1, out(0, 1), 9),
+        scratch=0,
+    )
+    assert [line for line in drawn(compile_flow(program, ahead=2)) if ">" in line and "=" not in line] == [
+        "output[0:1] > 1",
+        "output[1:2] > 1",
+        "output[2:3] > 1 after [1]",
+        "output[3:4] > 1 after [3]",
+        "output[0:1] > 1 after [7]",
+    ]
+    sends = [number for number, action in enumerate(compile_flow(program).actions) if action.act is Act.SEND]
+    assert [compile_flow(program).waits[number] for number in sends] == [0, 0, 0, 0, 1]  # 7 is 4 after 3
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_pacing_loses_nothing_and_waits_for_ever_nowhere(ahead: int) -> None:
+    for schedule, size in ((ring_allreduce(4), 24), (recursive_doubling(), 24)):
+        programs = lower(schedule, size, pieces=5)
+        flows = [compile_flow(program, ahead=ahead) for program in programs]
+        inputs = inputs_for(schedule, programs, "int64", Reduction.SUM)
+        for seed in range(5):
+            found = Simulation(flows, inputs, part=1, seed=seed).run()
+            for got, meant in zip(found, interpret(programs, inputs), strict=True):
+                np.testing.assert_array_equal(got, meant)
+
+
+def test_sends_may_run_ahead_by_one_at_least() -> None:
+    with pytest.raises(ValueError, match="ahead must be at least 1, got 0"):
+        compile_flow(program_of(scratch=0), ahead=0)
+
+
 def test_an_empty_program() -> None:
     flow = compile_flow(Program(0, (), 0, 0, 0, False, 1))
     assert flow.actions == () and flow.peers_in == flow.peers_out == ()

@@ -317,10 +317,10 @@ def test_a_slow_rank_that_goes_on_is_waited_for() -> None:
 
         @staticmethod
         def combine(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-            time.sleep(0.15)
+            time.sleep(0.03)
             torch.add(a, b, out=out)
 
-    job = Job(DRAWN["ring"], 40, pieces=4)  # twelve reductions on each rank
+    job = Job(DRAWN["ring"], 160, pieces=16)  # 48 reductions on each rank, more than a second in all
     networks = fake_networks(4)
     engines = engines_of(networks, timeout_s=1)
     inputs = job.inputs()
