@@ -47,8 +47,12 @@ def test_the_line_up_has_every_method_and_says_which_have_no_schedule() -> None:
     fabric = topologies.load("dgx1", ranks=(0, 1, 2, 3, 4))
     line = line_up(fabric, Collective.on(fabric, "allgather"))
     assert [each.name for each in line.contenders] == [
-        *("gloo", "trees", "mwu", "chunks (2,2,5)", "chunks (2,3,4)")
+        *("gloo", "trees", "mwu", "chunks (2,2,5)", "chunks (2,3,4)", "selection")
     ]
+    by_size = line.contenders[-1]
+    assert by_size.table is not None and by_size.schedule is None
+    for size in (MIB, 64 * MIB):
+        assert by_size.at(size).schedule == by_size.table.at(size).schedule
     assert line.contenders[0].schedule is None
     assert set(line.unavailable) == {"ring", "multiring", "binary-tree"}
     assert "no ring exists through ranks 0, 1, 2, 3, 4" in line.unavailable["ring"]
@@ -163,7 +167,7 @@ def test_targets_are_met_missed_or_not_measured() -> None:
         return {
             "topology": topology,
             "collective": collective,
-            "method": "trees",
+            "method": "selection",
             "bytes": 8 * MIB,
             "share_of_optimum": share,
             "speed_up_over_gloo": None,
@@ -282,7 +286,8 @@ def test_a_small_run(
     found = read_document(out)
     rows = {row["method"]: row for row in found["rows"]}
     assert list(rows) == [
-        *("gloo", "ring", "multiring", "binary-tree", "trees", "mwu", "chunks (4,2,2)", "torch messages")
+        *("gloo", "ring", "multiring", "binary-tree", "trees", "mwu", "chunks (4,2,2)", "selection"),
+        "torch messages",
     ]
     for row in rows.values():
         assert (row["topology"], row["collective"], row["bytes"], row["runs"]) == (
