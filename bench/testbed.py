@@ -238,6 +238,8 @@ UNITS: Mapping[str, str] = {
     "share_of_nominal": "of the proven limit at the rates that the links were set to, headers not deducted",
     "speed_up_over_gloo": "gloo's time over this one's in the same round; median over the rounds",
     "speed_up_over_ring": "the same over the best single ring",
+    "burst_share": "part of the proven limit that bursts after a pause may have carried: by so much at most "
+    "share_of_optimum is flattered, for every method alike",
     "rate_of_schedule": "what the schedule itself can reach of the limit, were links always busy",
     "served_by": "what the schedule is, in words",
     "pieces": "into how many each chunk is cut",

@@ -129,9 +129,9 @@ def testbed(
     as_json: AsJson = False,
 ) -> None:
     """Run schedules beside gloo on emulated links of this machine: real processes, real TCP; needs root."""
+    from bench.contest.rows import format_table
     from bench.emulation.machine import EmulationError
     from bench.testbed import measure, results_document
-    from bench.contest.rows import format_table
     from synth.sizes import size_range
 
     _check_outputs(output, None)

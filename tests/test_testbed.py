@@ -124,6 +124,7 @@ def test_rows_are_worked_out_of_what_ranks_saw() -> None:
     limits = Limits.of(order, plan, dict.fromkeys(plan.topology.bandwidth, 79e6))
     assert limits.nominal_us * 10**6 == pytest.approx(50e3)
     assert limits.delivered_us * 10**6 == pytest.approx(50e3 * 80 / 79, rel=1e-3)
+    assert limits.burst_us == pytest.approx(20 * 1024 * 8 / 80)  # 20 KiB at 80 Mbit/s: 2 ms
     seconds = {"gloo": [0.2, 0.3, 0.2], "ring": [0.16, 0.15, 0.14], "trees": [0.05, 0.06, 0.07]}
     ranks = [
         [[Round(each - 0.001 * rank, 0.01, 0.5, 1.0) for each in seconds[name]] for name in seconds]
@@ -137,6 +138,7 @@ def test_rows_are_worked_out_of_what_ranks_saw() -> None:
     assert trees["time_us"] == pytest.approx(60e3)
     assert trees["spread"] == pytest.approx(20e3)
     assert trees["runs"] == 3
+    assert trees["burst_share"] == pytest.approx(2.048 / 50.6, rel=1e-3)
     assert trees["share_of_nominal"] == pytest.approx(50 / 60)
     assert trees["share_of_optimum"] == pytest.approx(50 / 60 * 80 / 79, rel=1e-3)
     assert trees["speed_up_over_gloo"] == pytest.approx(4.0)  # of 4, 5 and 2.86
@@ -181,6 +183,7 @@ def test_targets_are_met_missed_or_not_measured() -> None:
             row("dgx1", "allreduce", 0.95),
             row("two-boxes", "broadcast", 0.91),
             row("two-boxes", "allgather", 0.91),
+            row("star:4", "broadcast", 0.99, method="trees"),
         ]
     )
     assert [(one["topology"], one["collective"], one["target"], one["met"]) for one in found] == [
@@ -189,6 +192,7 @@ def test_targets_are_met_missed_or_not_measured() -> None:
         ("dgx1", "allreduce", 0.95, True),
         ("dgx1", "allreduce", 5.5, None),
         ("two-boxes", "broadcast", 0.90, True),
+        ("star:4", "broadcast", 0.95, None),  # the choice itself was not run
     ]
     names = {case.topology.name for case in CASES}
     assert {target.topology for target in TARGETS} <= names | {None}

@@ -119,12 +119,13 @@ TARGETS = (
 
 
 def targets_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each target of each topology that was measured, with what was reached; for the results file."""
+    """Each target of each topology that was measured, with what was reached; for the results file.
+
+    Where other methods ran and the one that the targets are for did not, they are listed as not measured.
+    """
     found = []
     named = {(target.topology, target.collective, target.column) for target in TARGETS}
-    for row in rows:
-        if row["method"] != METHOD or row["bytes"] < FROM_BYTES:
-            continue
+    for row in _rows_of_targets(rows):
         kind = Kind(row["collective"])
         for target in TARGETS:
             is_own = target.topology == row["topology"]
@@ -142,3 +143,18 @@ def targets_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _rows_of_targets(rows: Sequence[Row]) -> list[Row]:
+    """Of each topology, collective and size the row of `METHOD`, one without figures where there is none."""
+    found: dict[tuple[str, str, int], Row] = {}
+    for row in rows:
+        if row["bytes"] < FROM_BYTES:
+            continue
+        case = row["topology"], row["collective"], row["bytes"]
+        if row["method"] == METHOD:
+            found[case] = row
+        elif case not in found:
+            keys = {key: row[key] for key in ("topology", "collective", "bytes")}
+            found[case] = {**keys, "method": METHOD, SHARE: None, OVER_GLOO: None}
+    return list(found.values())

@@ -12,6 +12,7 @@ from backends.group.table import describe
 from bench.contest.contenders import GLOO, RING
 from bench.contest.ranks import Order, Round, pieces_of
 from bench.document import Row, timed_row
+from bench.emulation.network import burst_bytes
 from bench.emulation.plan import EmulationPlan
 from synth import bounds
 from synth.sizes import format_size
@@ -34,19 +35,23 @@ class Limits:
     Attributes:
         delivered_us: at the rates that the links delivered alone.
         nominal_us: at those that they were set to.
+        burst_us: what a run may take less than that, whatever its size, because links that have paused carry
+            their burst at once: no link's burst is worth more time.
     """
 
     delivered_us: float
     nominal_us: float
+    burst_us: float
 
     @classmethod
     def of(cls, order: Order, plan: EmulationPlan, alone: Mapping[Hop, float]) -> Limits:
         """Both from proven bounds; `alone` in bits per second, the plan's topology at its rates."""
-        limits = [
+        delivered_us, nominal_us = (
             1 / (1000 * float(bounds.bound(fabric, order.collective).rate))
             for fabric in (_delivered(plan.topology, alone), plan.topology)
-        ]
-        return cls(*limits)
+        )
+        bursts = (burst_bytes(rate) * 8e6 / rate for rate in _nominal(plan).values())
+        return cls(delivered_us, nominal_us, max(bursts))
 
 
 def _nominal(plan: EmulationPlan) -> dict[Hop, float]:
@@ -97,6 +102,7 @@ def rows_of(
                 times_us=[1e6 * each for each in seconds[contender.name]],
                 optimum_us=limits.delivered_us * order.size_bytes,
                 nominal_us=limits.nominal_us * order.size_bytes,
+                burst_share=limits.burst_us / (limits.delivered_us * order.size_bytes),
                 speed_up_over_gloo=_speed_up(seconds, contender.name, GLOO),
                 speed_up_over_ring=_speed_up(seconds, contender.name, RING),
                 slowest_mbit=float(min(_nominal(plan).values()) / 1e6),

@@ -104,8 +104,12 @@ def _set_up(emulation: Emulation) -> None:
 def _limit(plan: EmulationPlan, vertex: Vertex, number: int) -> str:
     wire = plan.wires[number]
     rate = wire.bits_per_s[wire.ends[1] == vertex]
-    burst = max(LEAST_BURST_BYTES, int(rate / 8 * BURST_S))
-    return f"qdisc add dev w{number} root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
+    return f"qdisc add dev w{number} root tbf rate {rate}bit burst {burst_bytes(rate)} limit {QUEUE_BYTES}"
+
+
+def burst_bytes(bits_per_s: float) -> int:
+    """What a link of this rate carries at once after a pause."""
+    return max(LEAST_BURST_BYTES, int(bits_per_s / 8 * BURST_S))
 
 
 def _routes(plan: EmulationPlan, vertex: Vertex) -> list[str]:

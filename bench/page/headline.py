@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bench.clusters.words import EVEN
 from bench.page.parts import Sentence, Strong
-from bench.page.results import Document, figure, figures, median, number, word
-from bench.page.sweeps import EVEN, compared
-from bench.page.testbed import LARGE, targets_of, winners
+from bench.page.results import Document, Row, figure, figures, median, number, word
+from bench.page.sweeps import compared
+from bench.page.testbed import CHOSEN, LARGE, targets_of, without_limited
 from bench.page.words import percent, plural, seconds, size, times
 
 Results = Mapping[str, Document]
@@ -19,15 +20,15 @@ def headline(results: Results) -> tuple[Sentence, ...]:
 
 
 def _faster(results: Results) -> Sentence:
-    found = winners(results.get("testbed"))
+    found, left_out = without_limited(results.get("testbed"))
     ratios = figures(found, "speed_up_over_ring")
     if ratios:
         said: Sentence = (
-            "On emulated links our schedules are ",
+            f"On emulated links {_who(found)} ",
             Strong(f"{times(median(ratios))} as fast"),
             f" as the best single ring in the median of {plural(len(ratios), 'case')} "
-            f"({times(min(ratios))} to {times(max(ratios))}, {_span(sorted(figures(found, 'bytes')))}; "
-            f"{_losses(ratios, 'case')})",
+            f"({times(min(ratios))} to {times(max(ratios))}, {_span(_sizes_with_ring(found))}; "
+            f"{_losses(ratios, 'case')}{_left_out(left_out)})",
         )
     else:
         said = ("How much faster than the ring on real links is not measured yet",)
@@ -41,9 +42,9 @@ def _simulated(results: Results) -> Sentence:
     ratios = [at.least for at in points]
     sizes = sorted({at.size_bytes for at in points})
     return (
-        "in simulations of clusters they are ",
+        "in simulations of clusters, chosen with NCCL's overhead known, they are ",
         Strong(times(median(ratios))),
-        " as fast as the fastest of NCCL's models and the baselines "
+        " as fast as the fastest of NCCL's planning models and the simulated baselines "
         f"({times(min(ratios))} to {times(max(ratios))}, {_span(sizes)}; {_losses(ratios, 'point')}).",
     )
 
@@ -53,13 +54,27 @@ def _losses(ratios: Sequence[float], thing: str) -> str:
     return f"slower in {lost or 'none'} of {plural(len(ratios), thing)}"
 
 
+def _who(rows: Sequence[Row]) -> str:
+    """What the figures are of: see `bench.page.testbed.row_of_ours`."""
+    only_chosen = all(row.get("method") == CHOSEN for row in rows)
+    return "what the process group chooses is" if only_chosen else "our schedules are"
+
+
+def _left_out(cases: int) -> str:
+    return f"; {plural(cases, 'more case')} left out, where the processors may be the limit" if cases else ""
+
+
+def _sizes_with_ring(rows: Sequence[Row]) -> list[float]:
+    return sorted(figures([row for row in rows if figure(row, "speed_up_over_ring") is not None], "bytes"))
+
+
 def _span(sizes: Sequence[float]) -> str:
     return size(sizes[0]) if sizes[0] == sizes[-1] else f"{size(sizes[0])} to {size(sizes[-1])}"
 
 
 def _close(results: Results) -> Sentence:
     document = results.get("testbed")
-    found = [row for row in winners(document) if (figure(row, "bytes") or 0) >= LARGE]
+    found = [row for row in without_limited(document)[0] if (figure(row, "bytes") or 0) >= LARGE]
     shared = [(share, row) for row in found if (share := figure(row, "share_of_optimum")) is not None]
     if not shared:
         return ("How close to the limit on real links is not measured yet.",)
