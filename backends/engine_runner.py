@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -71,7 +72,7 @@ class EngineRunner:
             transport=options.transport,
             address=options.address,
         )
-        self._network.connect(_peers(schedule, rank))
+        self._network.connect(peers_of([schedule], rank, size))
         self._engine = Engine(rank, self._network, timeout_s=timeout_s)
         self._flows: OrderedDict[tuple[int, torch.dtype], Flow] = OrderedDict()
         self._digest = hashlib.sha256(repr(schedule.transfers).encode()).digest()[:8]
@@ -131,11 +132,17 @@ class EngineRunner:
         return flow
 
 
-def _peers(schedule: Schedule, rank: int) -> set[int]:
-    """Whom messages are exchanged with, and the neighbours in the circle in which openings are compared."""
-    size = schedule.topology.ranks
+def peers_of(schedules: Iterable[Schedule], rank: int, size: int) -> set[int]:
+    """Whom a rank exchanges messages with.
+
+    Args:
+        schedules: that are to be run.
+        rank: the one that asks.
+        size: ranks of the group; neighbours in their circle compare openings, whatever the schedules.
+    """
     peers = {(rank + 1) % size, (rank - 1) % size}
-    for transfer in schedule.transfers:
-        if rank in (transfer.src, transfer.dst):
-            peers |= {transfer.src, transfer.dst}
+    for schedule in schedules:
+        for transfer in schedule.transfers:
+            if rank in (transfer.src, transfer.dst):
+                peers |= {transfer.src, transfer.dst}
     return peers - {rank}

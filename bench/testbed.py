@@ -244,7 +244,8 @@ UNITS: Mapping[str, str] = {
     "served_by": "what the schedule is, in words",
     "pieces": "into how many each chunk is cut",
     "strays": "pairs of ranks whose packets take another way through switches than the schedule says",
-    "idle": "share of the processors that nobody used during the runs, or only niced processes",
+    "idle": "share of the processors that nobody used during the runs, or only niced processes; "
+    "null where they are too short to see",
     "busiest_rank": "share of the time for which the busiest rank computed; median over the rounds",
     "cpu_limited": "whether idle or busiest_rank say that the links need not have been the limit",
     "slowest_mbit": "Mbit/s that the slowest link was set to",

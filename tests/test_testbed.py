@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 import topologies
 from backends.lowering import lower
 from bench import testbed, testbed_timeline
+from bench.contest import ranks as contest_ranks
 from bench.contest import recording as testbed_recording
 from bench.contest.cases import CASES, KINDS, TARGETS, case_of, targets_of
 from bench.contest.contenders import Contender, line_up
@@ -146,12 +149,36 @@ def test_rows_are_worked_out_of_what_ranks_saw() -> None:
     assert ring["speed_up_over_gloo"] == pytest.approx(10 / 7)
     assert trees["busbw"] == pytest.approx(trees["algbw"] * 1.5)
     assert [row["cpu_limited"] for row in (gloo, ring, trees)] == [True, True, False]
+    short = [[[replace(each, idle=0.0, capacity=0.01) for each in runs] for runs in rank] for rank in ranks]
+    gloo, ring, trees = rows_of(order, plan, limits, short)
+    assert (gloo["idle"], trees["idle"]) == (None, None)
+    assert [row["cpu_limited"] for row in (gloo, ring, trees)] == [False, True, False]
     assert gloo["steps"] is None
     assert trees["steps"] == 2
     table = format_table([gloo, ring, trees]).splitlines()
     assert [line.split()[4] for line in table[1:3]] == ["gloo", "ring"]
-    assert table[1].endswith("CPU!")
+    assert table[2].endswith("CPU!") and not table[1].endswith("CPU!")
     assert "0.844" in table[3]
+
+
+def test_the_wait_for_the_begin_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a third of a short run, and would hide that the processors had nothing left."""
+    begin = time.perf_counter() + contest_ranks.LEAD_S
+    looked: list[float] = []
+
+    def look() -> tuple[float, float]:
+        looked.append(time.perf_counter())
+        return 0.0, 0.0
+
+    participant = object.__new__(contest_ranks.Participant)
+    participant.order = order_of("full:2", "allreduce", 8, "gloo")
+    participant.data = Data(participant.order, 0)
+    monkeypatch.setattr(participant, "_agree_on_begin", lambda: begin)
+    monkeypatch.setattr(contest_ranks, "_processors", look)
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    participant.timed(lambda: participant.data.output.copy_(participant.data._expected), "nothing")
+    assert looked[0] >= begin - contest_ranks.LOOK_S
+    assert looked[1] >= begin
 
 
 def test_a_link_that_delivers_less_lowers_the_limit() -> None:

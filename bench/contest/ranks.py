@@ -7,7 +7,7 @@ them is done. It is timed by that clock, so that a rank which comes late counts 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -112,6 +112,7 @@ class Participant:
 
         from backends.channels.network import Network
         from backends.engine import Engine
+        from backends.engine_runner import peers_of
         from backends.torch_names import FileStore, PrefixStore
 
         self.rank = rank
@@ -128,7 +129,8 @@ class Participant:
             transport="sockets",
             address=address,
         )
-        network.connect(_peers(rank, size, [each.schedule for each in order.contenders]))
+        schedules = [each.schedule for each in order.contenders if each.schedule is not None]
+        network.connect(peers_of(schedules, rank, size))
         connections: Connections = network if watch is None else watch(network)
         self._engine = Engine(rank, connections, timeout_s=order.timeout_s)
         self._calls = 0
@@ -282,16 +284,6 @@ def pieces_of(schedule: Schedule, order: Order) -> int:
     from backends.group.pieces import SEVERAL_HOSTS
 
     return SEVERAL_HOSTS.pieces(schedule, order.elements * ITEM_BYTES)
-
-
-def _peers(rank: int, size: int, schedules: Sequence[Schedule | None]) -> set[int]:
-    """The ranks that any schedule joins with this one, and the neighbours that compare openings with it."""
-    peers = {(rank + 1) % size, (rank - 1) % size}
-    for schedule in schedules:
-        for transfer in () if schedule is None else schedule.transfers:
-            if rank in (transfer.src, transfer.dst):
-                peers |= {transfer.src, transfer.dst}
-    return peers - {rank}
 
 
 def _sleep_until(instant: float) -> None:

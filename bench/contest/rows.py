@@ -21,6 +21,9 @@ from synth.topology import Hop, Topology
 LEAST_IDLE = 0.05
 """Share of the processors that nobody used below which they, and not the links, may have been the limit."""
 
+LEAST_SEEN_S = 0.2
+"""Of processor time in all runs together, to say anything of it: the kernel counts it in hundredths."""
+
 MOST_OF_A_CORE = 0.95
 """Share of the time for which a rank may compute without being the limit itself: it has one thread."""
 
@@ -89,7 +92,7 @@ def rows_of(
     rows = []
     for contender, found in zip(order.contenders, rounds, strict=True):
         schedule = contender.schedule
-        idle = sum(each.idle for each in found) / max(sum(each.capacity for each in found), 1e-9)
+        idle = _idle(found)
         busiest = statistics.median(each.busiest for each in found)
         rows.append(
             timed_row(
@@ -114,7 +117,7 @@ def rows_of(
                 strays=None if schedule is None else len(plan.strays(schedule)),
                 idle=idle,
                 busiest_rank=busiest,
-                cpu_limited=idle < LEAST_IDLE or busiest > MOST_OF_A_CORE,
+                cpu_limited=(idle is not None and idle < LEAST_IDLE) or busiest > MOST_OF_A_CORE,
             )
         )
     return rows
@@ -133,6 +136,12 @@ class _Together:
     def of(cls, ranks: Sequence[Round]) -> _Together:
         last = max(each.seconds for each in ranks)
         return cls(last, max(each.cpu_seconds for each in ranks) / last, ranks[0].idle, ranks[0].capacity)
+
+
+def _idle(runs: Sequence[_Together]) -> float | None:
+    """Share of the processors that nobody used; None where the runs were too short to see."""
+    capacity = sum(each.capacity for each in runs)
+    return None if capacity < LEAST_SEEN_S else sum(each.idle for each in runs) / capacity
 
 
 def _speed_up(seconds: Mapping[str, Sequence[float]], name: str, over: str) -> float | None:
