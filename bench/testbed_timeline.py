@@ -12,16 +12,17 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bench.contest.cases import case_of
-from bench.contest.contenders import GLOO, METHODS, TREES, Contender, line_up
+from bench.contest.contenders import GLOO, METHODS, TREES, line_up
 from bench.contest.ranks import Order, pieces_of
 from bench.contest.recording import Trace, trace_order
 from bench.contest.rows import Limits
-from bench.contest.wires import Load, Use, uses
+from bench.contest.timeline import Timeline
+from bench.contest.wires import Load, uses
 from bench.emulation import network
 from bench.emulation.delivery import check_delivery, delivered
 from bench.emulation.machine import EmulationError, check_machine
@@ -31,42 +32,7 @@ from synth.collective import Collective
 from synth.errors import InputError
 from synth.formats.atomic import write_atomically
 from synth.sizes import format_size, parse_size
-from synth.topology import Hop, Topology
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """One run.
-
-    Attributes:
-        plan: of the emulation.
-        order: what was run.
-        limits: what it needs at least.
-        run_s: what it took.
-        runs_s: what all runs took.
-        traces: of the ranks.
-        uses: of the links that carried anything, at the rates they delivered alone.
-        rates: bits of payload per second of each link.
-    """
-
-    plan: EmulationPlan
-    order: Order
-    limits: Limits
-    run_s: float
-    runs_s: tuple[float, ...]
-    traces: tuple[Trace, ...]
-    uses: dict[Hop, Use]
-    rates: dict[Hop, float]
-
-    @property
-    def contender(self) -> Contender:
-        """What ran."""
-        return self.order.contenders[0]
-
-    @property
-    def optimum_s(self) -> float:
-        """The least time at delivered rates."""
-        return self.limits.delivered_us * self.order.size_bytes / 1e6
+from synth.topology import Topology
 
 
 def record(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.contest.recording import Part
+from bench.contest.timeline import Timeline
 from bench.contest.wires import Busy, joined
-from bench.testbed_timeline import Timeline
 from synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, headline, picture
 from synth.sizes import format_size
 from synth.topology import Hop
