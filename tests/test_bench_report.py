@@ -120,12 +120,12 @@ def test_the_headline_is_computed_from_the_rows(results: Path) -> None:
     # Of 3 topologies, 2 collectives and 2 sizes: 0.981/0.331, 0.957/0.312 and 0.881/0.902, each four times.
     assert said[0].startswith(
         "On emulated links our schedules are 2.96× as fast as the best single ring in the median of 12 cases "
-        "(0.977× to 3.07×, 1 MiB to 16 MiB; slower in 4 of 12 cases); in simulations of clusters, chosen "
-        "with NCCL&#x27;s overhead known, they are "
+        "(0.977× to 3.07×, 1 MiB to 16 MiB; slower in 4 of 12 cases); in simulations of clusters our "
+        "schedules, chosen with NCCL&#x27;s overhead known, are "
     )
     assert "slower in 2 of 12 points" in said[0]
     assert said[1] == (
-        "From 8 MiB on they reach 95.7 % of the proven limit in the median, at the least 88.1 % "
+        "From 8 MiB on 95.7 % of the proven limit is reached in the median, at the least 88.1 % "
         "(allreduce, two-boxes); 2 of 4 targets met."
     )
     assert said[2] == (
@@ -153,7 +153,7 @@ def test_the_headline_is_of_the_choice_and_not_of_the_best_afterwards(results: P
         "On emulated links what the process group chooses is 0.500× as fast as the best single ring in the "
     )
     assert "slower in 12 of 12 cases" in first
-    assert "they reach 25.0 % of the proven limit in the median" in second
+    assert "25.0 % of the proven limit is reached in the median" in second
     assert "| selection |" in summary(read_results(results))
     assert "| trees |" not in summary(read_results(results)).partition("Simulated clusters")[0]
 

@@ -42,7 +42,7 @@ def _simulated(results: Results) -> Sentence:
     ratios = [at.least for at in points]
     sizes = sorted({at.size_bytes for at in points})
     return (
-        "in simulations of clusters, chosen with NCCL's overhead known, they are ",
+        "in simulations of clusters our schedules, chosen with NCCL's overhead known, are ",
         Strong(times(median(ratios))),
         " as fast as the fastest of NCCL's planning models and the simulated baselines "
         f"({times(min(ratios))} to {times(max(ratios))}, {_span(sizes)}; {_losses(ratios, 'point')}).",
@@ -82,9 +82,9 @@ def _close(results: Results) -> Sentence:
     targets = targets_of(document)
     met = sum(target.get("met") is True for target in targets)
     return (
-        f"From {size(LARGE)} on they reach ",
+        f"From {size(LARGE)} on ",
         Strong(percent(median([share for share, _ in shared]))),
-        f" of the proven limit in the median, at the least {percent(least)} "
+        f" of the proven limit is reached in the median, at the least {percent(least)} "
         f"({word(worst, 'collective')}, {word(worst, 'topology')})",
         f"; {met} of {plural(len(targets), 'target')} met." if targets else ".",
     )
