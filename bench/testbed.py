@@ -234,12 +234,13 @@ UNITS: Mapping[str, str] = {
     "bytes": "asked for; the buffer of an allgather is rounded up to whole elements of every rank's block",
     "time_us": "from the instant at which all ranks begin until the last one is done; median over the rounds",
     "spread": "largest minus smallest, us",
-    "share_of_optimum": "of the proven limit at the rates that each link delivered alone before the runs",
-    "share_of_nominal": "of the proven limit at the rates that the links were set to, headers not deducted",
+    "share_of_optimum": "of the proven limit at the rates that each link delivered alone before the runs, less "
+    "what links that have paused may carry at once (burst_share)",
+    "share_of_nominal": "the same at the rates that the links were set to, headers not deducted",
     "speed_up_over_gloo": "gloo's time over this one's in the same round; median over the rounds",
     "speed_up_over_ring": "the same over the best single ring",
-    "burst_share": "part of the proven limit that bursts after a pause may have carried: by so much at most "
-    "share_of_optimum is flattered, for every method alike",
+    "burst_share": "part of the proven limit that bursts after a pause may have carried, which the shares "
+    "of the optimum do not count; the speed-ups over gloo and the ring do",
     "rate_of_schedule": "what the schedule itself can reach of the limit, were links always busy",
     "served_by": "what the schedule is, in words",
     "pieces": "into how many each chunk is cut",

@@ -38,7 +38,7 @@ def section(document: Document | None) -> Section:
         text(
             "Real processes, real TCP, one rate-limited pair of network devices per link of the topology. "
             "The limit is what no schedule can pass at the rates that these links delivered in the same run, "
-            "but for what a link carries on top after a pause (the column from bursts). Each line is what "
+            "less what links carry at once after a pause. Each line is what "
             "the process group chooses by itself at the largest size, or the fastest of ours where that was "
             "not measured, beside unmodified gloo, whose ring follows the numbers of the ranks, and the best "
             "single ring.",
