@@ -431,6 +431,33 @@ def test_part_that_was_not_all_there_to_be_taken_may_be_received() -> None:
         theirs.close()
 
 
+@pytest.mark.parametrize("there", range(4))
+def test_part_is_aligned_behind_a_seal_that_came_late(there: int) -> None:
+    """Five bytes have a seal of three; `there` of them come with the part, which is received without a copy."""
+    ours, theirs = socket.socketpair()
+    channel = StreamChannel(ours, 1, long_bytes=5)
+    stream = stream_of(b"abcde", b"wxyz")
+    first, second = 8 + 5 + there, 16 + 10
+    into = room_for(5)
+    done = 0
+    theirs.sendall(stream[:13])
+    done += channel.receive(into)
+    theirs.sendall(stream[13:first])
+    done += channel.receive(into[done:])
+    theirs.sendall(stream[first:second])
+    if done < 5:
+        done += channel.receive(into[done:])
+    assert (done, bytes(into)) == (5, b"abcde")
+    assert channel.take(4) is None
+    theirs.sendall(stream[second:])
+    part = channel.take(4)
+    assert part is not None
+    assert bytes(part) == b"wxyz"
+    assert np.frombuffer(part, np.uint8).ctypes.data % 8 == 0
+    channel.close()
+    theirs.close()
+
+
 def test_who_polls_need_not_look_again() -> None:
     """A call that found the end of what had come asks no more, until `on_ready` or somebody insists."""
     ours, theirs = socket.socketpair()

@@ -65,17 +65,18 @@ class Landing:
         """Where to read to, so that the rest of a frame of that length fits; never empty.
 
         Args:
-            frame_bytes: of the frame that begins at `at`.
+            frame_bytes: of the frame, or the seal, that begins at `at`.
             alone: whether to read only the header of the next frame with it: for long ones, since what is
                 read ahead of a long part must be copied.
         """
         held = self.end - self.at
+        start = self.at & 7  # of a frame 0; of a seal what lets the next frame begin at a multiple of 8
         if not held:
-            self.at = self.end = 0
+            self.at = self.end = start
         stop = self.at + frame_bytes + HEADER.size
         if stop > (len(self.buffer) if alone else READ_BYTES):
-            self.buffer[:held] = self.buffer[self.at : self.end]
-            self.at, self.end, stop = 0, held, stop - self.at
+            self.buffer[start : start + held] = self.buffer[self.at : self.end]
+            self.at, self.end, stop = start, start + held, stop - self.at + start
         return self.buffer[self.end : stop if alone else READ_BYTES]
 
     def behind(self, seal_bytes: int) -> memoryview:
