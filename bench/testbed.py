@@ -234,8 +234,8 @@ UNITS: Mapping[str, str] = {
     "bytes": "asked for; the buffer of an allgather is rounded up to whole elements of every rank's block",
     "time_us": "from the instant at which all ranks begin until the last one is done; median over the rounds",
     "spread": "largest minus smallest, us",
-    "share_of_optimum": "of the proven limit at the rates that each link delivered alone before the runs, less "
-    "what links that have paused may carry at once (burst_share)",
+    "share_of_optimum": "of the proven limit at the rates that each link delivered alone before the runs, "
+    "less what links that have paused may carry at once (burst_share)",
     "share_of_nominal": "the same at the rates that the links were set to, headers not deducted",
     "speed_up_over_gloo": "gloo's time over this one's in the same round; median over the rounds",
     "speed_up_over_ring": "the same over the best single ring",
