@@ -433,7 +433,7 @@ def test_part_that_was_not_all_there_to_be_taken_may_be_received() -> None:
 
 @pytest.mark.parametrize("there", range(4))
 def test_part_is_aligned_behind_a_seal_that_came_late(there: int) -> None:
-    """Five bytes have a seal of three; `there` of them come with the part, which is received without a copy."""
+    """Five bytes have a seal of three, of which `there` come with the part; it is received without a copy."""
     ours, theirs = socket.socketpair()
     channel = StreamChannel(ours, 1, long_bytes=5)
     stream = stream_of(b"abcde", b"wxyz")
