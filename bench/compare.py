@@ -15,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -326,6 +326,25 @@ def format_comparison(found: Comparison) -> list[str]:
     return lines
 
 
+def comparison_document(found: Mapping[str, Comparison], lonely: Mapping[str, Path]) -> dict[str, Any]:
+    """The comparisons of files by name as one JSON object; a factor that is infinite is null."""
+
+    def change_document(change: Change) -> dict[str, Any]:
+        return asdict(change) | {"factor": change.factor if change.factor < math.inf else None}
+
+    files = {
+        name: asdict(each)
+        | {"worse": [change_document(change) for change in each.worse]}
+        | {"better": [change_document(change) for change in each.better]}
+        for name, each in found.items()
+    }
+    return {
+        "worse": any(each.worse for each in found.values()),
+        "files": files,
+        "only_in": {name: str(folder) for name, folder in lonely.items()},
+    }
+
+
 def _table(title: str, changes: Sequence[Change], most: int) -> list[str]:
     from synth.console import table
 
@@ -357,15 +376,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, help="part of a timed figure that does not matter"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     try:
-        pairs = _pairs(given.old, given.new)
-        status = 0
-        for number, (old, new) in enumerate(pairs):
-            found = _compared(old, new, given.tolerance)
-            print(*([""] if number else []), f"{new.name}: {found.question}", sep="\n")
-            print("\n".join(format_comparison(found)))
-            status |= bool(found.worse)
+        pairs, lonely = _pairs(given.old, given.new)
+        found = {new.name: _compared(old, new, given.tolerance) for old, new in pairs}
+        if given.json:
+            print(json.dumps(comparison_document(found, lonely)))
+        else:
+            print("\n".join(_all_lines(found, lonely)))
         sys.stdout.flush()
     except InputError as error:
         print(f"compare: {' '.join(str(error).split())}", file=sys.stderr)
@@ -373,21 +392,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has gone: | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
-    return status
+    return int(any(each.worse for each in found.values()))
 
 
-def _pairs(old: Path, new: Path) -> list[tuple[Path, Path]]:
+def _all_lines(found: Mapping[str, Comparison], lonely: Mapping[str, Path]) -> list[str]:
+    lines = [f"{name}: only in {folder}" for name, folder in lonely.items()]
+    for number, (name, each) in enumerate(found.items()):
+        lines += [*([""] if number else []), f"{name}: {each.question}", *format_comparison(each)]
+    return lines
+
+
+def _pairs(old: Path, new: Path) -> tuple[list[tuple[Path, Path]], dict[str, Path]]:
+    """The files to compare, and of two folders the names that only one of them has."""
     if old.is_dir() != new.is_dir():
         raise InputError(f"{old} and {new}: must be two files or two folders")
     if not old.is_dir():
-        return [(old, new)]
+        return [(old, new)], {}
     before, after = ({file.name: file for file in folder.glob("*.json")} for folder in (old, new))
     both = sorted(before.keys() & after.keys())
     if not both:
         raise InputError(f"{old} and {new}: must have a results file of the same name")
-    for name in sorted(before.keys() ^ after.keys()):
-        print(f"{name}: only in {old if name in before else new}")
-    return [(before[name], after[name]) for name in both]
+    lonely = {name: old if name in before else new for name in sorted(before.keys() ^ after.keys())}
+    return [(before[name], after[name]) for name in both], lonely
 
 
 def _compared(old: Path, new: Path, tolerance: float) -> Comparison:

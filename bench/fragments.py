@@ -250,6 +250,7 @@ def format_table(rows: Iterable[Row]) -> list[str]:
     )
     lines = table(header, (_cells(case, found) for case, found in by_case.items()), left=3)
     notes = (
+        "rates   GB/s of algbw; no.: how many trees; x ...: rate of the trees over that of the method named",
         "of      so many allocations have these links; a broadcast is from the first rank",
         "*       figures of NCCL's planning model, not measured; p: over PCIe, because there is no ring",
         "relays  rings may pass through another GPU (r), as NCCL's since 2.8.3",

@@ -18,7 +18,6 @@ from synth.console import fail, print_json, print_lines, progress
 from synth.errors import InputError
 from synth.options import (
     AsJson,
-    CollectiveName,
     Gpu,
     Pcie,
     Ranks,
@@ -42,6 +41,9 @@ bench = typer.Typer(
 )
 bench.command("run")(bench_run)
 
+CollectiveName = Annotated[
+    str, typer.Argument(metavar="COLLECTIVE", help="by name: allreduce, broadcast, allgather, ...")
+]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="write the results document here")]
 Picture = Annotated[Path | None, typer.Option("--picture", help="draw it: .svg or .png")]
 Runs = Annotated[int, typer.Option("--runs", parser=whole, metavar="N", help="of each, in turns")]
@@ -69,6 +71,7 @@ def sweep(
 
     _check_outputs(output, picture)
     wanted = size_range(sizes)[::2]
+    _check_named(collective, root)
     topology = load(spec)
     asked = Collective.on(topology, collective, root=root or 0)
     with progress(f"sweeping {collective} on {topology.name}", quiet=as_json):
@@ -135,6 +138,7 @@ def testbed(
     from synth.sizes import size_range
 
     _check_outputs(output, None)
+    _check_named(collective, root)
     topology = _load(spec, ranks, gpu, pcie, rates)
     wanted = None if methods is None else [name.strip() for name in methods.split(",")]
     try:
@@ -178,6 +182,7 @@ def peers(
     from bench.peers import results_document
 
     _check_outputs(output, None)
+    _check_named(collective, root)
     given = {"sccl": sccl, "forestcoll": forestcoll, "tacos": tacos}
     checkouts = {name: path for name, path in given.items() if path is not None}
     if not checkouts:
@@ -222,12 +227,28 @@ def compare(
     tolerance: Annotated[
         float, typer.Option("--tolerance", metavar="PART", help="of a timed figure that does not matter")
     ] = 0.05,
+    as_json: AsJson = False,
 ) -> None:
     """Show what became worse beyond the spread; exit status 1 where anything did."""
     from bench.compare import main
 
-    if status := main([str(old), str(new), "--tolerance", str(tolerance)]):
+    if status := main([str(old), str(new), f"--tolerance={tolerance}", *(["--json"] if as_json else [])]):
         raise typer.Exit(status)
+
+
+def _check_named(name: str, root: int | None) -> None:
+    """Benchmarks ask for collectives that all contenders know; custom ones, in files, they do not.
+
+    Raises:
+        InputError: a file, an unknown name, or a root where there is none.
+    """
+    from synth.collective import NAMED_KINDS
+
+    if name not in [kind.value for kind in NAMED_KINDS]:
+        known = ", ".join(kind.value for kind in NAMED_KINDS)
+        raise InputError(f"collective {name}: a benchmark needs one of {known}")
+    if root is not None and name in [kind.value for kind in NAMED_KINDS if not kind.has_root]:
+        raise InputError(f"--root {root}: {name} has no root")
 
 
 def _load(spec: str, ranks: str | None, gpu: str | None, pcie: bool, rates: str) -> Topology:

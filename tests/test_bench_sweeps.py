@@ -153,6 +153,16 @@ def test_rows_of_a_small_machine() -> None:
     assert "served by" in format_table(swept)
 
 
+def test_where_nccl_has_no_plan_the_table_shows_times_of_links_alone() -> None:
+    fabric = topologies.load("star:3,bandwidth=25")
+    swept = sweep(fabric, Collective.on(fabric, "allreduce"), SIZES[:1], deadline_s=None)
+    titles, row = (line.split() for line in format_table(swept).splitlines()[1:3])
+    ours = times(swept)[SELECTION, SIZES[0]]
+    assert titles[1] == "ours" and "without overhead" in format_table(swept)
+    assert row[2] == f"{ours['time_us']:.1f}" and row[2 + titles.index("ring") - 1] != "-"
+    assert f"{ours['speed_up_over_baselines_links_only']:.2f}" in row
+
+
 @pytest.mark.parametrize(("rate", "sign"), [(Fraction(10**6), "losses"), (Fraction(1, 100), "wins")])
 def test_speed_up_is_below_one_where_we_lose(
     rate: Fraction, sign: str, monkeypatch: pytest.MonkeyPatch

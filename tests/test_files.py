@@ -15,6 +15,7 @@ from synth.formats.yaml_text import parse_yaml
 from synth.topology import Topology
 from tests.strategies import topologies
 from topologies.files import load_file
+from topologies.rates import Rates
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "topologies" / "examples").glob("*.yaml"))
 DRAWN = """
@@ -150,6 +151,8 @@ def test_options_that_do_not_go_with_the_file(tmp_path: Path) -> None:
         load_file(path, gpu="v100")
     with pytest.raises(TopologyError, match="pcie does not go with YAML"):
         load_file(path, pcie=True)
+    with pytest.raises(TopologyError, match=r"rates nccl does not go with YAML, .*; take rates datasheet"):
+        load_file(path, rates=Rates.NCCL)
 
 
 fragments = st.sampled_from(

@@ -82,7 +82,10 @@ class Entry:
                 raise TopologyError(f"{self.name}: has no {rates.value} rates, only {self._known_rates()}")
             values["rates"] = rates
         elif rates is not Rates.DATASHEET:
-            raise TopologyError(f"{self.name}: has no {rates.value} rates; give it bandwidth=")
+            raise TopologyError(
+                f"{self.name}: has no {rates.value} rates, its links have what bandwidth= says; "
+                f"take rates {Rates.DATASHEET.value}"
+            )
         return self.builder(name=name, **values)
 
     def _spec(self, values: Mapping[str, Any]) -> str:

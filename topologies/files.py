@@ -56,7 +56,10 @@ def load_file(
             return parse_nccl_xml(text, place, pcie=pcie, rates=rates)
         if pcie or rates is not Rates.DATASHEET:
             option = "pcie" if pcie else f"rates {rates.value}"
-            raise TopologyError(f"{place}: {option} does not go with {kind}, which holds its own links")
+            instead = "" if pcie else f"; take rates {Rates.DATASHEET.value}"
+            raise TopologyError(
+                f"{place}: {option} does not go with {kind}, which holds its own links{instead}"
+            )
         return _from_document(text, place, kind)
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error

@@ -63,24 +63,30 @@ def format_table(swept: Sweep) -> str:
     if not swept.rows:
         return "\n".join(f"skipped: {_of_skipped(entry)}" for entry in swept.skipped)
     first = swept.rows[0]
-    times = {(row["method"], row["bytes"]): row["time_us_with_nccl_overhead"] for row in swept.rows}
-    methods = [method for method in dict.fromkeys(method for method, _ in times) if method != SELECTION]
+    charged = any(row["method"] == WITH_OVERHEAD for row in swept.rows)  # only where NCCL has a plan
+    choice, time = (WITH_OVERHEAD, "time_us_with_nccl_overhead") if charged else (SELECTION, "time_us")
+    times = {(row["method"], row["bytes"]): row[time] for row in swept.rows}
+    methods = [
+        name for name in dict.fromkeys(method for method, _ in times) if name != SELECTION or not charged
+    ]
+    counted = "with NCCL's overhead" if charged else "of links only, without overhead"
     lines = [
-        f"{first['topology']} {first['collective']} ({first['ranks']} ranks), us with NCCL's overhead",
+        f"{first['topology']} {first['collective']} ({first['ranks']} ranks), us {counted}",
         f"{'bytes':>10}"
-        + "".join(f"{'ours' if name == WITH_OVERHEAD else name:>18}" for name in methods)
+        + "".join(f"{'ours' if name == choice else name:>18}" for name in methods)
         + f"{'speed-up':>10}  served by",
     ]
-    ours = {row["bytes"]: row for row in swept.rows if row["method"] == WITH_OVERHEAD}
+    ours = {row["bytes"]: row for row in swept.rows if row["method"] == choice}
     for size in sorted({row["bytes"] for row in swept.rows}):
         cells = [times.get((method, size)) for method in methods]
         row = ours.get(size, {})
-        ratio = row.get("speed_up")
+        ratio = row.get("speed_up" if charged else "speed_up_over_baselines_links_only")
         lines.append(
             f"{format_size(size):>10}"
             + "".join(f"{'-' if cell is None else format(cell, '.1f'):>18}" for cell in cells)
             + f"{'-' if ratio is None else format(ratio, '.2f'):>10}  {row.get('served_by', '-')}"
         )
+    lines.append("  speed-up: the fastest of the others over ours; below 1 ours is slower")
     return "\n".join([*lines, *(f"  skipped: {_of_skipped(entry)}" for entry in swept.skipped)])
 
 
