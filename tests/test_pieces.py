@@ -46,6 +46,13 @@ def test_pieces_are_never_shorter_than_the_shortest_nor_more_than_the_steps_need
     assert SEVERAL_HOSTS.pieces(slow, 1) == 1
 
 
+def test_rates_may_be_too_small_or_too_large_for_floating_point() -> None:
+    """A file may name such links: as many pieces as are ever of use, or as few as fast links get."""
+    slow, fast = full_mesh_of_4("1e-400"), full_mesh_of_4("1e400")
+    assert SEVERAL_HOSTS.pieces(slow, 64 * MIB) == 64 * slow.steps == 128
+    assert SEVERAL_HOSTS.pieces(fast, 8 * MIB) == 16
+
+
 @pytest.mark.parametrize("size", [1 << 10, MIB, 64 * MIB])
 def test_a_piece_size_that_somebody_asked_for_holds_where_nothing_is_gained_by_less(size: int) -> None:
     rule = PieceRule(1 << 10, least=16, per_step=4)

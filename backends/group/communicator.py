@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ class Communicator:
         compare_settings(store, rank, size, self._settings())
         rule = ONE_HOST if are_on_one_host(store, rank, size) else SEVERAL_HOSTS
         asked = self.options.piece_bytes
-        self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=0.0)
+        self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=Fraction(0))
         self._network = Network(
             PrefixStore("channels", self._store),
             rank,

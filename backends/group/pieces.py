@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 
 from backends.lowering import pieces_that_fit
 from synth.schedule import Schedule
 
-MESSAGE_US = 30.0
+MESSAGE_US = 30
 """What a short message costs each of its ends."""
 
 SHORTEST_BYTES = 8 << 10
@@ -39,7 +40,7 @@ class PieceRule:
     piece_bytes: int
     least: int
     per_step: int
-    work: float = 0.0
+    work: Fraction = Fraction(0)
 
     def pieces(self, schedule: Schedule, nbytes: int) -> int:
         """For a whole buffer of `nbytes`; one number for all chunks, so that trees stay in step."""
@@ -55,11 +56,11 @@ class PieceRule:
         ends = Counter(end for transfer in schedule.transfers for end in (transfer.src, transfer.dst))
         if not ends:
             return 1
-        links_us = nbytes / (1000 * float(schedule.rate))
+        links_us = Fraction(nbytes) / (1000 * schedule.rate)
         return int(self.work * links_us / (max(ends.values()) * MESSAGE_US))
 
 
 # Measured on loopback, 4 ranks on 2 cores, allreduce of 16 MiB over sockets beside gloo: pieces of 1 MiB 1.04
 # times its speed, 512 KiB 0.88, 256 KiB 0.71.
 ONE_HOST = PieceRule(256 << 10, least=4, per_step=2)
-SEVERAL_HOSTS = PieceRule(128 << 10, least=16, per_step=4, work=1 / 8)
+SEVERAL_HOSTS = PieceRule(128 << 10, least=16, per_step=4, work=Fraction(1, 8))
