@@ -10,6 +10,7 @@ of its tree at medium sizes (by 0.4 to 0.9), and of its ring's latency across ho
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -288,7 +289,7 @@ def nccl_plan(topology: Topology, collective: Collective, *, seed: int = 0) -> P
     if known is not None and len(collective.ranks) == topology.ranks == 8:
         return known
     machine, boxes = topology.name.partition(":")[0], topology.ranks // 8
-    if machine in CLUSTER_PLANS and boxes > 1 and len(collective.ranks) == topology.ranks == 8 * boxes:
+    if machine in CLUSTER_PLANS and len(collective.ranks) == topology.ranks and _are_whole_boxes(topology):
         tree_rate = TREE_ON_TWO_HOSTS[machine] if boxes == 2 else None
         return replace(CLUSTER_PLANS[machine], hosts=boxes, tree_rate=tree_rate)
     from synth.baselines import solve_baseline
@@ -296,6 +297,16 @@ def nccl_plan(topology: Topology, collective: Collective, *, seed: int = 0) -> P
     schedule = solve_baseline(topology, Collective(Kind.ALLREDUCE, collective.ranks), "multiring", seed=seed)
     rings = int(dict(schedule.method.settings)["rings"] or 0)
     return Plan(rings, topology.bandwidth_unit, source=f"{rings} link-disjoint rings of {topology.name}")
+
+
+def _are_whole_boxes(topology: Topology) -> bool:
+    """Whether the ranks are all GPUs of several boxes of 8; parts of more boxes may be as many."""
+    fastest: dict[int, tuple[Fraction, int]] = {}
+    for link in topology.links:
+        if not topology.is_switch(link.src):
+            fastest[link.src] = max((link.bandwidth, link.dst), fastest.get(link.src, (Fraction(0), -1)))
+    in_box = Counter(switch for _, switch in fastest.values())
+    return len(in_box) > 1 and set(in_box.values()) == {8}
 
 
 def _row(method: str, protocol: Protocol, kind: Kind, count: int, size: int, plan: Plan) -> ModelTime:

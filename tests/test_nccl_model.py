@@ -145,6 +145,18 @@ def test_a_part_of_a_cluster_is_not_taken_for_the_whole() -> None:
     assert "link-disjoint rings" in plan.source
 
 
+def test_halves_of_four_boxes_are_not_two_boxes() -> None:
+    """Both have 16 GPUs; two whole boxes of the four are planned as two boxes are."""
+    four = [first + gpu for first in range(0, 32, 8) for gpu in range(4)]
+    halves = topologies.load("dgx-a100:boxes=4", ranks=four)
+    assert "link-disjoint rings" in nccl_plan(halves, Collective.on(halves, "allreduce")).source
+    wholes = topologies.load("dgx-a100:boxes=4", ranks=[*range(8), *range(16, 24)])
+    two = topologies.load("dgx-a100:boxes=2")
+    assert nccl_plan(wholes, Collective.on(wholes, "allreduce")) == nccl_plan(
+        two, Collective.on(two, "allreduce")
+    )
+
+
 def test_a_tree_needs_a_positive_rate() -> None:
     with pytest.raises(InputError, match="plan: tree rate must be positive, got 0"):
         Plan(1, Fraction(1), tree_rate=Fraction(0))
