@@ -1,7 +1,8 @@
 """The computing of one collective: arriving parts are combined where they lie, slices reduced and copied.
 
 There are two kinds with the same methods. On parts of some KiB the call is what costs, and numpy's calls take
-a fifth of the time of torch's; torch knows types that numpy lacks. Both give the same bits.
+a fifth of the time of torch's; torch knows types that numpy lacks. Both give the same bits, but for which NaN
+comes of two: there each takes the one or the other, as the processor's instructions happen to do.
 """
 
 from __future__ import annotations
