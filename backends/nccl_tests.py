@@ -152,40 +152,6 @@ def sweep_of(
     return Sweep(job, tuple(sizes), via, check, average)
 
 
-def run_nccl_tests(
-    schedule: Schedule,
-    sizes: Sequence[int],
-    *,
-    dtype: str = "float32",
-    op: str = "sum",
-    iterations: int = 20,
-    warmup: int = 5,
-    check: bool = True,
-    average: str = "average",
-    via: str = "group",
-    seed: int = 0,
-    on_row: Callable[[Row], None] = lambda row: None,
-    timeout_s: float = 1800,
-) -> tuple[Row, ...]:
-    """Measure a schedule on one local process per rank of its topology, relays included.
-
-    Args and errors as for `sweep_of` and `run_local`.
-    """
-    sweep = sweep_of(
-        schedule,
-        sizes,
-        dtype=dtype,
-        op=op,
-        iterations=iterations,
-        warmup=warmup,
-        check=check,
-        average=average,
-        via=via,
-        seed=seed,
-    )
-    return run_local(sweep, on_row=on_row, timeout_s=timeout_s)
-
-
 def run_local(
     sweep: Sweep, *, on_row: Callable[[Row], None] = lambda row: None, timeout_s: float = 1800
 ) -> tuple[Row, ...]:

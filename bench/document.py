@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,9 +84,7 @@ def timed_row(
         nominal_us: the same at the links' nominal rates.
         more: further columns.
     """
-    ordered = sorted(times_us)
-    half = len(ordered) // 2
-    median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    median = statistics.median(times_us)
     algbw, busbw = bandwidths(collective, ranks, size_bytes, median)
     return {
         "topology": topology,
@@ -95,8 +94,8 @@ def timed_row(
         "method": method,
         "bytes": size_bytes,
         "time_us": median,
-        "spread": ordered[-1] - ordered[0],
-        "runs": len(ordered),
+        "spread": max(times_us) - min(times_us),
+        "runs": len(times_us),
         "algbw": algbw,
         "busbw": busbw,
         "share_of_optimum": None if optimum_us is None else optimum_us / median,

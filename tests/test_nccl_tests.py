@@ -30,7 +30,7 @@ import topologies
 from backends import nccl_tests
 from backends.job import ITEM_BYTES, Sweep, count_as_nccl_tests
 from backends.launch import RunError
-from backends.nccl_tests import Row, row_of, run_nccl_tests, sizes_between, sweep_of
+from backends.nccl_tests import Row, row_of, run_local, sizes_between, sweep_of
 from synth import cli
 from synth.errors import InputError, TimedOutError
 from synth.schedule import Chunk, Schedule, Transfer
@@ -273,7 +273,7 @@ def test_rows_come_one_by_one_and_an_interruption_leaves_no_process() -> None:
             raise KeyboardInterrupt  # as Ctrl-C does while we wait
 
     with pytest.raises(KeyboardInterrupt):
-        run_nccl_tests(ring_allreduce(2), (8, 64, 256 << 20), iterations=2, on_row=show, timeout_s=100)
+        run_local(sweep_of(ring_allreduce(2), (8, 64, 256 << 20), iterations=2), on_row=show, timeout_s=100)
     assert [row.asked_bytes for row in seen] == [8, 64]
     assert workers() == before
 
@@ -283,15 +283,15 @@ def test_a_rank_that_fails_ends_all_with_its_reason() -> None:
         "broadcast", [Chunk(Fraction(1), 0)], [Transfer(0, 1, 2, 0), Transfer(0, 2, 0, 1)], total=3
     )
     with pytest.raises(RunError, match="step 0: rank 1 sends chunk 0 before it holds it"):
-        run_nccl_tests(schedule, (8,), iterations=1, timeout_s=100)
+        run_local(sweep_of(schedule, (8,), iterations=1), timeout_s=100)
     with pytest.raises(TimedOutError, match=r"not finished after 0.2 s"):
-        run_nccl_tests(ring_allreduce(2), (8,), timeout_s=0.2)
+        run_local(sweep_of(ring_allreduce(2), (8,)), timeout_s=0.2)
 
 
 def test_settings_of_the_group_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARBORCAST_TRANSPORT", "pigeons")
     with pytest.raises(InputError, match="ARBORCAST_TRANSPORT"):
-        run_nccl_tests(ring_allreduce(2), (8,))
+        run_local(sweep_of(ring_allreduce(2), (8,)))
 
 
 # ------------------------------------------------------------------------------------------ the command
