@@ -1,0 +1,51 @@
+"""What a stage does and in which order: the values between orders, the simulator and the trainer.
+
+All replicas of a stage do the same, so that an order has one list per stage:
+
+    stage 0: F0 F1 B0 F2 B1 B2        F0 is the forward pass of microbatch 0, B0 its backward pass
+    stage 1: F0 B0 F1 B1 F2 B2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class Phase(StrEnum):
+    """Which pass."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One pass of one microbatch through a stage."""
+
+    phase: Phase
+    microbatch: int
+
+    def __str__(self) -> str:
+        """As drawn above."""
+        return f"{self.phase}{self.microbatch}"
+
+
+Order: TypeAlias = tuple[tuple[Action, ...], ...]
+"""The actions of each stage."""
+
+
+def parse(text: str) -> tuple[Action, ...]:
+    """The actions of a drawn list such as `F0 F1 B0 B1`."""
+    return tuple(Action(Phase(word[0]), int(word[1:])) for word in text.split())
+
+
+def peak_in_flight(actions: Sequence[Action]) -> int:
+    """Most microbatches at once whose forward pass is done and whose backward pass is not."""
+    now = peak = 0
+    for action in actions:
+        now += 1 if action.phase is Phase.FORWARD else -1
+        peak = max(peak, now)
+    return peak

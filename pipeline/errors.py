@@ -1,0 +1,25 @@
+"""What may be wrong with a model, a profile, a plan or a training, one class for each.
+
+All of them are `InputError`s: one line that names the object, the value and the rule; exit status 2 at the
+command line.
+"""
+
+from __future__ import annotations
+
+from synth.errors import InputError
+
+
+class PartitionError(InputError):
+    """A model cannot be cut as asked: tracing failed, too few cut points, a cut that breaks a rule."""
+
+
+class ProfileError(InputError):
+    """A profile or a profile file breaks a rule, or does not fit the model or the plan it is used with."""
+
+
+class PlanError(InputError):
+    """A plan or a plan file breaks a rule, does not fit its model, topology or memory, or none exists."""
+
+
+class BatchError(InputError):
+    """A batch does not split into the microbatches and replicas of a plan."""

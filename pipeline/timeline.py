@@ -1,0 +1,54 @@
+"""Who did what when, in a step of training: predicted by the simulator or measured by the trainer.
+
+Both are the same value, so that pictures and traces set one above the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KINDS = ("forward", "backward", "communication", "waiting", "allreduce", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What one rank was busy with for a while.
+
+    Attributes:
+        rank: of the job.
+        kind: one of `KINDS`; "communication" is a message on its way from this rank, which may overlap
+            computation; "waiting" is when the rank had nothing to do.
+        microbatch: None for allreduce, update and waiting.
+        start_us: since the beginning of the step.
+        end_us: likewise.
+        peer: the rank a message goes to.
+    """
+
+    rank: int
+    kind: str
+    microbatch: int | None
+    start_us: float
+    end_us: float
+    peer: int | None = None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step on all ranks; intervals are sorted by start, and those of a rank that are not
+    communication or allreduce do not overlap.
+    """
+
+    intervals: tuple[Interval, ...]
+
+    @property
+    def time_us(self) -> float:
+        """From the beginning to the end of the step."""
+        return max((interval.end_us for interval in self.intervals), default=0.0)
+
+    def busy_us(self, rank: int) -> float:
+        """Time in which a rank computed."""
+        return sum(
+            interval.end_us - interval.start_us
+            for interval in self.intervals
+            if interval.rank == rank and interval.kind in ("forward", "backward", "update")
+        )
