@@ -90,19 +90,15 @@ class Profile:
             twice = next(name for name in names if names.count(name) > 1)
             raise ProfileError(f"profile {self.model}: names of layers must be unique, got {twice} twice")
         for index, layer in enumerate(self.layers):
+            where = f"profile {self.model}: layer {index} ({layer.name})"
             for field in fields(layer)[1:]:
                 value = getattr(layer, field.name)
                 if not (math.isfinite(value) and value >= 0):
-                    raise ProfileError(
-                        f"profile {self.model}: layer {index} ({layer.name}): {field.name} must be finite and "
-                        f"not negative, got {value}"
-                    )
+                    raise ProfileError(f"{where}: {field.name} must be finite and not negative, got {value}")
             for part, whole in (("forward_fixed_us", "forward_us"), ("backward_fixed_us", "backward_us")):
-                if getattr(layer, part) > getattr(layer, whole):
-                    raise ProfileError(
-                        f"profile {self.model}: layer {index} ({layer.name}): {part} must be at most {whole}, "
-                        f"got {getattr(layer, part)} and {getattr(layer, whole)}"
-                    )
+                fixed, total = getattr(layer, part), getattr(layer, whole)
+                if fixed > total:
+                    raise ProfileError(f"{where}: {part} must be at most {whole}, got {fixed} and {total}")
         for tie in self.ties:
             if len(tie.layers) < 2 or list(tie.layers) != sorted(set(tie.layers)):
                 raise ProfileError(

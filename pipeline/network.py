@@ -72,8 +72,9 @@ class Network:
         return len(ranks) * self.collective_us + size_bytes / (float(rate) * BYTES_PER_US)
 
     def allreduce_rate(self, ranks: Sequence[int]) -> Fraction:
-        """The proven best algbw (GB/s) of an allreduce among exactly these ranks; 0 where links do not
-        connect them (the others are busy and do not forward).
+        """The proven best algbw (GB/s) of an allreduce among exactly these ranks.
+
+        It is 0 where links do not connect them: the other ranks are busy and do not forward.
         """
         fragment = self.topology.subset(sorted(ranks))
         key = (fragment.ranks, fragment.links)  # equal fragments at other places have equal rates

@@ -34,8 +34,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A step on all ranks; intervals are sorted by start, and those of a rank that are not
-    communication or allreduce do not overlap.
+    """A step on all ranks; intervals are sorted by start.
+
+    Those of a rank do not overlap, except for communication and allreduce.
     """
 
     intervals: tuple[Interval, ...]
