@@ -31,7 +31,7 @@ MAX_DENOMINATOR = 10**18
 MAPPING = with_config(ConfigDict(extra="forbid", strict=True))
 
 
-def _number(check: Callable[[Fraction], str | None]) -> PlainValidator:
+def number_with(check: Callable[[Fraction], str | None]) -> PlainValidator:
     """A validator of exact numbers; `check` gives the broken rule, or None."""
 
     def validate(value: object) -> Fraction:
@@ -85,10 +85,10 @@ def _vertex(value: object) -> int | str:
     return value
 
 
-Bandwidth: TypeAlias = Annotated[Fraction, _number(_bandwidth_rule)]
-Latency: TypeAlias = Annotated[Fraction, _number(_latency_rule)]
-Amount: TypeAlias = Annotated[Fraction, _number(_amount_rule)]
-AnyNumber: TypeAlias = Annotated[Fraction, _number(lambda number: None)]
+Bandwidth: TypeAlias = Annotated[Fraction, number_with(_bandwidth_rule)]
+Latency: TypeAlias = Annotated[Fraction, number_with(_latency_rule)]
+Amount: TypeAlias = Annotated[Fraction, number_with(_amount_rule)]
+AnyNumber: TypeAlias = Annotated[Fraction, number_with(lambda number: None)]
 Name: TypeAlias = Annotated[str, PlainValidator(_name)]
 VertexLabel: TypeAlias = Annotated[int | str, PlainValidator(_vertex)]
 Index: TypeAlias = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
