@@ -1,0 +1,204 @@
+"""Records what each rank does in a step of training, and gathers it as a timeline like the predicted one.
+
+The trainer keeps one recorder per rank; where nothing is to be recorded it keeps a `NullRecorder`, so that
+the path of a step has no condition in it.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import torch.distributed as dist
+
+from pipeline.timeline import KINDS, Interval, Timeline
+
+NS_PER_US = 1000
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Note: TypeAlias = tuple[str, int | None, int, int, int | None]
+"""Kind, microbatch, begin and end in ns of the rank's own clock, peer."""
+
+
+class Records(Protocol):
+    """What the trainer asks of whoever records."""
+
+    def start(self, group: dist.ProcessGroup | None = None) -> None:
+        """Begin a step."""
+        ...
+
+    def add(
+        self, kind: str, microbatch: int | None, start_ns: int, end_ns: int, peer: int | None = None
+    ) -> None:
+        """Note an interval of `time.perf_counter_ns`."""
+        ...
+
+    def measure(self, kind: str, microbatch: int | None = None) -> AbstractContextManager[None]:
+        """Note what the block takes."""
+        ...
+
+    def timeline(self, group: dist.ProcessGroup | None = None) -> Timeline:
+        """What all ranks did since the step began."""
+        ...
+
+
+class Recorder:
+    """Notes of one rank about one step; any thread may add to them.
+
+    Args:
+        clock: gives ns; the same for all processes of a host.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._clock = clock
+        self._origin = clock()
+        self._notes: list[Note] = []
+
+    def start(self, group: dist.ProcessGroup | None = None) -> None:
+        """Begin a step and forget the one before.
+
+        Args:
+            group: of all ranks; they meet in a barrier, whose end is where clocks of different hosts are set
+                equal. None where all ranks are on one host, or where a step begins with one anyway.
+        """
+        if group is not None:
+            dist.barrier(group)
+        self._notes = []
+        self._origin = self._clock()
+
+    def add(
+        self, kind: str, microbatch: int | None, start_ns: int, end_ns: int, peer: int | None = None
+    ) -> None:
+        """Note an interval of the clock.
+
+        Args:
+            kind: one of `pipeline.timeline.KINDS`, except "waiting", which follows from the others.
+            microbatch: None where it belongs to no single one.
+            start_ns: what `time.perf_counter_ns` said at its beginning.
+            end_ns: likewise at its end.
+            peer: the rank of the job a message goes to.
+        """
+        self._notes.append((kind, microbatch, start_ns, end_ns, peer))
+
+    @contextmanager
+    def measure(self, kind: str, microbatch: int | None = None) -> Iterator[None]:
+        """Note what the block takes; arguments as for `add`. A block that raises is not noted."""
+        start = self._clock()
+        yield
+        self.add(kind, microbatch, start, self._clock())
+
+    def timeline(self, group: dist.ProcessGroup | None = None) -> Timeline:
+        """What the ranks of a group did since `start`, the same on each of them.
+
+        Clocks of processes on one host are one clock; those of different hosts are set equal at the
+        earliest `start` of each host. Every gap in which a rank neither computed nor reduced is "waiting".
+
+        Args:
+            group: a gloo group, in which every rank makes this call; None for the notes of this rank alone.
+        """
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        mine = Notes(rank, _host(), self._origin, tuple(self._notes))
+        if group is None:
+            return timeline_of([mine])
+        gathered: list[Notes | None] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, mine, group)
+        return timeline_of([notes for notes in gathered if notes is not None])
+
+
+class NullRecorder:
+    """Records nothing."""
+
+    _nothing: AbstractContextManager[None] = nullcontext()
+
+    def start(self, group: dist.ProcessGroup | None = None) -> None:
+        """Nothing, not even a barrier."""
+
+    def add(
+        self, kind: str, microbatch: int | None, start_ns: int, end_ns: int, peer: int | None = None
+    ) -> None:
+        """Nothing."""
+
+    def measure(self, kind: str, microbatch: int | None = None) -> AbstractContextManager[None]:
+        """A context that does nothing."""
+        return self._nothing
+
+    def timeline(self, group: dist.ProcessGroup | None = None) -> Timeline:
+        """An empty one, without asking anyone."""
+        return Timeline(())
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What one rank noted in a step.
+
+    Attributes:
+        rank: of the job.
+        host: equal for ranks that share a clock.
+        origin_ns: of that clock, when the rank began the step.
+        notes: of the intervals.
+    """
+
+    rank: int
+    host: str
+    origin_ns: int
+    notes: tuple[Note, ...]
+
+
+def timeline_of(ranks: Sequence[Notes]) -> Timeline:
+    """The notes of several ranks on one axis, which begins where the first rank of each host began."""
+    origins: dict[str, int] = {}
+    for noted in ranks:
+        origins[noted.host] = min(noted.origin_ns, origins.get(noted.host, noted.origin_ns))
+    intervals = [
+        Interval(
+            noted.rank,
+            kind,
+            microbatch,
+            (start - origins[noted.host]) / NS_PER_US,
+            (end - origins[noted.host]) / NS_PER_US,
+            peer,
+        )
+        for noted in ranks
+        for kind, microbatch, start, end, peer in noted.notes
+    ]
+    return Timeline(with_waiting(intervals, [noted.rank for noted in ranks]))
+
+
+def with_waiting(intervals: Iterable[Interval], ranks: Iterable[int]) -> tuple[Interval, ...]:
+    """The intervals in order, and "waiting" where a rank neither computes nor reduces, until all end."""
+    given = tuple(intervals)
+    end = max((interval.end_us for interval in given), default=0.0)
+    busy: defaultdict[int, list[Interval]] = defaultdict(list)
+    for interval in given:
+        if interval.kind not in ("communication", "waiting"):
+            busy[interval.rank].append(interval)
+    waiting = [gap for rank in ranks for gap in _gaps(rank, busy, end)]
+    return tuple(sorted((*given, *waiting), key=_order))
+
+
+def _gaps(rank: int, busy: Mapping[int, Sequence[Interval]], end: float) -> Iterator[Interval]:
+    now = 0.0
+    for interval in sorted(busy.get(rank, ()), key=_order):
+        if interval.start_us > now:
+            yield Interval(rank, "waiting", None, now, interval.start_us)
+        now = max(now, interval.end_us)
+    if end > now:
+        yield Interval(rank, "waiting", None, now, end)
+
+
+def _order(interval: Interval) -> tuple[float, float, int, int]:
+    return interval.start_us, interval.end_us, interval.rank, KINDS.index(interval.kind)
+
+
+def _host() -> str:
+    """Equal where processes share the clock: the kernel counts it from its start."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
