@@ -1,0 +1,100 @@
+"""One process per rank on this machine, for the questions that need a training and no special links.
+
+They are forked from a server that has imported torch once; the first that fails ends them all.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["torch", "torch.distributed"])
+
+
+def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 600) -> list[Any]:
+    """What `function(rank, *arguments)` returned on each rank, inside a default group of gloo.
+
+    Args:
+        size: number of ranks.
+        function: of a module, not a local one.
+        arguments: the same for all ranks.
+        timeout_s: after which all processes are ended.
+
+    Raises:
+        RuntimeError: a rank failed, or the time ran out.
+    """
+    pipes: list[Connection] = []
+    children = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for rank in range(size):
+                ours, theirs = _PROCESSES.Pipe()
+                values = (theirs, rank, size, f"{folder}/store", timeout_s, function, arguments)
+                child = _PROCESSES.Process(target=_main, args=values, daemon=True)
+                child.start()
+                theirs.close()
+                pipes.append(ours)
+                children.append(child)
+            return _collect(pipes, timeout_s)
+        finally:
+            for child in children:
+                child.kill()
+                child.join()
+
+
+def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
+    answers: dict[int, Any] = {}
+    end = time.monotonic() + timeout_s
+    while len(answers) < len(pipes):
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
+        ready = wait(waiting, max(0.0, end - time.monotonic()))
+        if not ready:
+            missing = [rank for rank in range(len(pipes)) if rank not in answers]
+            raise RuntimeError(f"ranks {missing} did not finish within {timeout_s:g} s")
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            rank = pipes.index(pipe)
+            try:
+                failure, answers[rank] = pipe.recv()
+            except (EOFError, ConnectionError):
+                raise RuntimeError(f"rank {rank} ended without an answer") from None
+            if failure:
+                raise RuntimeError(f"rank {rank}: {failure}")
+    return [answers[rank] for rank in range(len(pipes))]
+
+
+def _main(
+    pipe: Connection,
+    rank: int,
+    size: int,
+    store: str,
+    timeout_s: float,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from backends.torch_names import FileStore
+
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=FileStore(store, size),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        answer = None, function(rank, *arguments)
+    except Exception:
+        answer = traceback.format_exc(), None
+    pipe.send(answer)
+    pipe.poll(None)  # until the starter ends us: what a group still has open must not end before the others
