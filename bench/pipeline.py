@@ -1,0 +1,176 @@
+"""Is a pipelined training equal to a serial one, are plans good, predictions true, and what do schedules give?
+
+Six questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+predicted against measured time (prediction), SPP's plans beside four others (plans), the sweeps of the
+Divisible paper (divisible), the planner's own time (planner), a training step on emulated links (testbed).
+
+    python bench/pipeline.py --only planner --only plans
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.document import Measure, document, write_document
+
+HOME = Path(__file__).resolve().parent
+TORCH = ("arborcast", "numpy", "torch")
+
+
+def curves(quick: bool) -> dict[str, Any]:
+    """Differences from serial training."""
+    from bench.training.digits import LIMIT, curve_rows
+
+    return document(
+        "Is pipelined training on digits equal to serial training?",
+        curve_rows(steps=10 if quick else 100),
+        keys=("order", "replicas", "microbatches", "steps", "collectives"),
+        measures={"loss_difference": Measure("less"), "gradient_difference": Measure("less")},
+        units={
+            "loss_difference": f"largest absolute difference over all steps; limit {LIMIT:g}",
+            "gradient_difference": "largest over all elements, relative to the largest of its tensor",
+        },
+        packages=TORCH,
+        limit=LIMIT,
+    )
+
+
+def prediction(quick: bool) -> dict[str, Any]:
+    """Predicted against measured time of a step, with layers that sleep."""
+    from bench.training.sleeping import sleeping_rows
+
+    return document(
+        "How far is the predicted time of a step from the measured one?",
+        sleeping_rows(microbatches=(1, 8) if quick else (1, 2, 4, 8, 16, 24, 40)),
+        keys=("order", "stages", "microbatches"),
+        measures={"error": Measure("less"), "equation_error": Measure("less")},
+        units={
+            "error": "of the simulator, |predicted - measured| / measured",
+            "equation_error": "the same of equation (3), its two free parameters fitted",
+        },
+        packages=TORCH,
+        target=0.05,
+    )
+
+
+def plans(quick: bool) -> dict[str, Any]:
+    """SPP's plan against the others on its two testbeds."""
+    from bench.training.spp_testbeds import compare
+    from pipeline import networks
+
+    names = networks.NAMES[:2] if quick else networks.NAMES
+    return document(
+        "On the two testbeds of the SPP paper, is its plan the fastest of five?",
+        compare(names),
+        keys=("testbed", "model", "method"),
+        measures={"time_us": Measure("less"), "speed_up": Measure("more", follows="time_us")},
+        units={
+            "time_us": "predicted by the simulator, one step",
+            "speed_up": "time of this method over time of SPP's plan",
+        },
+        packages=TORCH,
+    )
+
+
+def divisible(quick: bool) -> dict[str, Any]:
+    """The paper's sweeps, by the model."""
+    from bench.training.divisible_paper import divisible_sweeps
+
+    return document(
+        "Does the model reproduce the sweeps of the Divisible paper?",
+        divisible_sweeps(),
+        keys=("sweep", "stages", "microbatches", "width", "network"),
+        measures={"time_us": Measure("less")},
+        units={
+            "time_us": "predicted, one step",
+            "speed_up": "over one process that does not divide its batch",
+        },
+    )
+
+
+def planner(quick: bool) -> dict[str, Any]:
+    """The planner's own time."""
+    from bench.training.planner_time import planner_rows
+
+    return document(
+        "How long does planning take?",
+        planner_rows(runs=1 if quick else 5),
+        keys=("topology", "layers"),
+        measures={"seconds": Measure("less", "spread")},
+        units={"seconds": "from profile and topology to plan, in a fresh process; median"},
+    )
+
+
+def testbed(quick: bool) -> dict[str, Any]:
+    """A training step on emulated links."""
+    from bench.emulation.machine import check_machine
+    from bench.training.testbed_step import CASES, step_rows
+
+    check_machine()
+    cases = CASES[:1] if quick else CASES
+    return document(
+        "What do synthesized allreduces give a training step on real links?",
+        [row for case in cases for row in step_rows(case, steps=2 if quick else 8)],
+        keys=("topology", "stages", "collectives"),
+        measures={
+            "time_us": Measure("less", "spread"),
+            "times_faster_than_gloo": Measure("more", follows="time_us"),
+        },
+        units={"time_us": "of the slowest rank, a whole step with its update; median over the runs"},
+        packages=TORCH,
+    )
+
+
+PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
+    "curves": curves,
+    "prediction": prediction,
+    "plans": plans,
+    "divisible": divisible,
+    "planner": planner,
+    "testbed": testbed,
+}
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of the columns that are no longer than a cell."""
+    from synth.console import table
+
+    names = [name for name in rows[0] if not isinstance(rows[0][name], dict)]
+    return table(names, [[_cell(row[name]) for name in names] for row in rows], left=2)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
+
+
+def main() -> int:
+    """Answer the questions that the command line asks for."""
+    from bench.emulation.machine import EmulationError
+    from synth.errors import InputError
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", action="append", choices=tuple(PARTS), help="of the questions; all")
+    parser.add_argument("--quick", action="store_true", help="a few points of each, for a first look")
+    parser.add_argument("--results", type=Path, help="folder of the results; bench/results unless --quick")
+    arguments = parser.parse_args()
+    folder = arguments.results or (None if arguments.quick else HOME / "results")
+    for name in arguments.only or PARTS:
+        try:
+            found = PARTS[name](arguments.quick)
+        except (InputError, EmulationError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 2
+        print(f"\n{found['question']}", *format_rows(found["rows"]), sep="\n")
+        if folder is not None:
+            write_document(folder / f"pipeline_{name}.json", found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

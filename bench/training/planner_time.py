@@ -1,0 +1,101 @@
+"""How long planning takes: 50 layers on 16 devices and around it, each in a process of its own.
+
+A process of its own, since what a planner learns of a fabric (rates of allreduces) it keeps, and a person at
+the command line starts without it. Importing is not counted; compiled kernels are on disk, as after
+`make install`.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.costs import Profile
+
+CASES = (
+    ("dgx-a100:boxes=2", 50),
+    ("torus:4x4", 50),
+    ("mi250", 50),
+    ("dgx2", 50),
+    ("dgx1", 50),
+    ("dgx-a100:boxes=2", 25),
+    ("dgx-a100:boxes=2", 100),
+    ("dgx-a100:boxes=4", 50),
+)
+TARGET_S = 1.0
+
+
+def drawn_profile(layers: int, *, seed: int = 0) -> Profile:
+    """Layers of about the costs of a network of residual blocks, all different."""
+    from pipeline.costs import Layer, Profile
+
+    draw = random.Random(seed)
+    made = []
+    for index in range(layers):
+        forward_us = draw.uniform(300, 3000)
+        parameters = draw.randrange(1 << 18, 1 << 25)
+        made.append(
+            Layer(
+                name=f"block{index}",
+                forward_us=forward_us,
+                backward_us=2 * forward_us,
+                output_bytes=draw.randrange(1 << 18, 1 << 24),
+                saved_bytes=draw.randrange(1 << 22, 1 << 26),
+                parameter_bytes=parameters,
+                gradient_bytes=parameters,
+                optimizer_bytes=2 * parameters,
+                forward_fixed_us=20.0,
+                backward_fixed_us=40.0,
+            )
+        )
+    return Profile(f"{layers} drawn layers", 64, tuple(made), source=f"drawn, seed {seed}")
+
+
+def planner_rows(*, runs: int = 3) -> list[dict[str, Any]]:
+    """Seconds from a profile and a topology to a plan, for each case."""
+    rows = []
+    for spec, layers in CASES:
+        found = [_in_a_process(spec, layers) for _ in range(runs)]
+        seconds = [each["seconds"] for each in found]
+        rows.append(
+            found[0]
+            | {
+                "seconds": statistics.median(seconds),
+                "spread": max(seconds) - min(seconds),
+                "runs": runs,
+                "target_s": TARGET_S if layers == 50 and found[0]["devices"] <= 16 else None,
+            }
+        )
+    return rows
+
+
+def _in_a_process(spec: str, layers: int) -> dict[str, Any]:
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(plan_once, (spec, layers))
+
+
+def plan_once(spec: str, layers: int) -> dict[str, Any]:
+    """One planning, timed."""
+    import pipeline
+    import topologies
+
+    topology = topologies.load(spec)
+    profile = drawn_profile(layers)
+    planned = pipeline.plan
+    begin = time.perf_counter()
+    plan = planned(profile, topology, batch=512)
+    seconds = time.perf_counter() - begin
+    return {
+        "topology": topology.name,
+        "devices": topology.ranks,
+        "layers": layers,
+        "seconds": seconds,
+        "stages": len(plan.stages),
+        "replicas": [stage.replicas for stage in plan.stages],
+        "microbatches": plan.microbatches,
+        "order": plan.order,
+    }
