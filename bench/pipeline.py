@@ -1,4 +1,4 @@
-"""Is a pipelined training equal to a serial one, are plans good, predictions true, and what do schedules give?
+"""Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
 Six questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
 predicted against measured time (prediction), SPP's plans beside four others (plans), the sweeps of the
@@ -151,6 +151,8 @@ def _cell(value: Any) -> str:
 
 def main() -> int:
     """Answer the questions that the command line asks for."""
+    # This file has the name of the package that it measures: its folder must not be searched for that.
+    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HOME]
     from bench.emulation.machine import EmulationError
     from synth.errors import InputError
 
