@@ -58,6 +58,7 @@ from synth.options import (
     whole,
     writable,
 )
+from synth.plan_command import plan
 from synth.probe_command import end_after_rank_0, is_follower, probe
 
 if TYPE_CHECKING:
@@ -480,6 +481,7 @@ def run(
 
 
 app.command()(probe)
+app.command()(plan)
 
 
 class _NotCorrectError(Exception):

@@ -1,0 +1,232 @@
+"""`synth plan`: the best pipeline for a model on a topology, beside the other ways to train it there.
+
+The model is a profile file, the name of a network whose costs are known, or a function of a Python file,
+whose model is then measured here or, with `--device`, costed for a GPU without allocating it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from synth.console import Stopwatch, print_json, print_lines, progress
+from synth.errors import InputError
+from synth.options import AsJson, Gpu, Pcie, Ranks, Rates, Spec, rank_list, whole, writable
+from synth.plan_description import alternative_document, describe_plan, figures, plan_document
+
+if TYPE_CHECKING:
+    from pipeline.prediction import Prediction
+
+    from pipeline.costs import Profile
+    from pipeline.stages import Plan
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="a profile file, vgg19, resnet152, inception-v3, transformer, bert-large, xlnet-large or "
+        "bert-base, or FILE.py:FUNCTION, which returns (model, example inputs)",
+    ),
+]
+
+
+def plan(
+    model: Model,
+    spec: Spec,
+    batch: Annotated[
+        int | None, typer.Option("--batch", parser=whole, metavar="N", help="samples a step; the profile's")
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option("--microbatches", parser=whole, metavar="N", help="the best number")
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option("--stages", parser=whole, metavar="N", help="the best number")
+    ] = None,
+    order: Annotated[str | None, typer.Option("--order", help="gpipe, 1f1b or pe; the best")] = None,
+    recompute: Annotated[
+        bool | None,
+        typer.Option("--recompute/--keep", help="repeat or keep the forward pass's results; the best"),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", help="of each rank, such as 16GiB; the device's, if one is named"),
+    ] = None,
+    max_in_flight: Annotated[
+        int | None,
+        typer.Option("--max-in-flight", parser=whole, metavar="N", help="microbatches that a rank may keep"),
+    ] = None,
+    keep_ties: Annotated[
+        bool, typer.Option("--keep-ties-together", help="layers that share a parameter stay on one stage")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", help="v100, p100, 1080ti, a100, h100: cost the model for it")
+    ] = None,
+    ranks: Ranks = None,
+    gpu: Gpu = None,
+    pcie: Pcie = False,
+    rates: Rates = "datasheet",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="draw the plan: .svg or .png")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="write the predicted step as a Chrome trace")
+    ] = None,
+    profile_output: Annotated[
+        Path | None, typer.Option("--profile", help="write the model's profile here")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a pipeline: which layers in which stage on which ranks, in how many microbatches, in which order.
+
+    Beside it stand data parallelism, GPipe, PipeDream and HetPipe on the same costs.
+    """
+    from pipeline.planner import plan as planned
+    from pipeline.planning.alternatives import alternatives
+    from pipeline.prediction import predict
+
+    import topologies
+    from pipeline.network import Network
+    from synth.sizes import parse_size
+
+    for path in (output, picture, trace, profile_output):
+        writable(path)
+    topology = topologies.load(spec, gpu=gpu, pcie=pcie, rates=rates)
+    if ranks is not None:
+        topology = topology.subset(rank_list(ranks))
+    limit = parse_size(memory) if memory is not None else _memory_of(device)
+    watch = Stopwatch()
+    with progress(f"costing {model}", quiet=as_json):
+        profile = _profile(model, device, batch)
+    network = Network(topology)
+    with progress(f"planning {profile.model} on {topology.name}", quiet=as_json):
+        best = planned(
+            profile,
+            topology,
+            batch=batch,
+            microbatches=microbatches,
+            order=order,
+            recompute=recompute,
+            memory_bytes=limit,
+            max_in_flight=max_in_flight,
+            keep_ties_together=keep_ties,
+            stages=stages,
+            network=network,
+        )
+        predicted = predict(best, profile, network, batch=batch)
+        others = alternatives(
+            profile, network, batch=batch, microbatches=best.microbatches, memory_bytes=limit
+        )
+    document = plan_document(best, profile, predicted, limit, watch.seconds, output)
+    document["alternatives"] = {
+        name: alternative_document(found, profile, network, batch, predicted)
+        for name, found in others.items()
+    }
+    _write(best, profile, predicted, document, output, picture, trace, profile_output)
+    if as_json:
+        print_json(document)
+    else:
+        print_lines(describe_plan(best, profile, topology, document))
+
+
+def _profile(model: str, device: str | None, batch: int | None) -> Profile:
+    """The costs of what the argument names.
+
+    Raises:
+        InputError: it names nothing, or the file or function does not give a profile or a model.
+    """
+    from pipeline.formats import read_profile
+
+    if model.endswith(".json") or (Path(model).is_file() and ".py" not in model):
+        if device is not None:
+            raise InputError(f"--device {device}: a profile file has its costs already")
+        return read_profile(model)
+    return (
+        _profile_of_network(model, device, batch)
+        if ".py:" not in model
+        else _profile_of_function(model, device)
+    )
+
+
+def _profile_of_network(model: str, device: str | None, batch: int | None) -> Profile:
+    from pipeline import networks
+
+    if model not in networks.NAMES:
+        raise InputError(
+            f"model {model}: must be a profile file, one of {', '.join(networks.NAMES)}, or FILE.py:FUNCTION"
+        )
+    return networks.analytic_profile(model, device or "v100", **({} if batch is None else {"samples": batch}))
+
+
+def _profile_of_function(model: str, device: str | None) -> Profile:
+    """Measured here, or analysed for a device, of the model that a function returns."""
+    from pipeline.analytic import analyse
+    from pipeline.profiler import profile
+
+    from pipeline.devices import device as named
+
+    found, example, loss = _call(model)
+    if device is None:
+        return profile(found, example, loss, name=model)
+    return analyse(found, example, named(device), loss_fn=loss, name=model)
+
+
+def _call(model: str) -> tuple[Any, Any, Any]:
+    """What the function of FILE.py:FUNCTION returns: a model, its example inputs, a loss or None."""
+    import runpy
+
+    path, _, name = model.partition(".py:")
+    file = Path(f"{path}.py")
+    if not file.is_file():
+        raise InputError(f"{file}: there is no such file")
+    try:
+        function = runpy.run_path(str(file), run_name="model").get(name)
+    except Exception as error:  # whatever the person's own code raises
+        raise InputError(f"{file}: raised {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise InputError(f"{file}: must define a function {name or '(none named)'}, and does not")
+    try:
+        made = function()
+    except Exception as error:
+        raise InputError(f"{file}: {name}() raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise InputError(
+            f"{file}: {name}() must return (model, example inputs), or these and a loss function, "
+            f"got {type(made).__name__}"
+        )
+    return made if len(made) == 3 else (*made, None)
+
+
+def _memory_of(device: str | None) -> int | None:
+    if device is None:
+        return None
+    from pipeline.devices import device as named
+
+    return named(device).memory_bytes
+
+
+def _write(
+    plan: Plan,
+    profile: Profile,
+    predicted: Prediction,
+    document: Mapping[str, Any],
+    output: Path | None,
+    picture: Path | None,
+    trace: Path | None,
+    profile_output: Path | None,
+) -> None:
+    from pipeline.formats import write_plan, write_profile
+
+    if output is not None:
+        write_plan(plan, output, {**figures(predicted), "alternatives": document["alternatives"]})
+    if profile_output is not None:
+        write_profile(profile, profile_output)
+    if picture is not None:
+        from pipeline.pictures.plan import draw_plan
+
+        draw_plan(plan, profile, predicted, picture)
+    if trace is not None:
+        from pipeline.pictures.chrome_trace import write_chrome_trace
+
+        write_chrome_trace({"predicted": predicted.timeline}, trace)
