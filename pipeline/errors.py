@@ -23,3 +23,7 @@ class PlanError(InputError):
 
 class BatchError(InputError):
     """A batch does not split into the microbatches and replicas of a plan."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint cannot be read, or does not fit the model or the optimizer it is loaded into."""

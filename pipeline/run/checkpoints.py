@@ -1,0 +1,323 @@
+"""From the stages of a pipeline to the whole model and back: what a checkpoint holds.
+
+Everything is keyed by the names that parameters have in the whole model, so that a checkpoint of one
+division loads into any other, and into serial training. Not part of a step: memory and time are plain.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeline.errors import CheckpointError
+from pipeline.stages import Plan
+from synth.formats.atomic import replacing
+from synth.formats.reading import shorten_path
+
+OptimizerState: TypeAlias = dict[str, Any]
+"""`{"state": {name: {key: value}}, "groups": [{"names": [name], "options": {key: value}}],
+"shapes": {name: [size]}}`."""
+
+_FORMAT = "arborcast training checkpoint 1"
+
+
+def gather_state(
+    stage_state: Mapping[str, Tensor] | None, group: dist.ProcessGroup | None, plan: Plan
+) -> dict[str, Tensor]:
+    """The state of the whole model on every rank, in the order of the stages, on the CPU.
+
+    Args:
+        stage_state: the `state_dict` of this rank's stage; None on a rank without work.
+        group: of all ranks of the job (all call it); None for the default group.
+        plan: whose stages' first ranks send.
+
+    Raises:
+        CheckpointError: an entry is no tensor, or stages disagree on one's shape or type.
+    """
+    mine = dict(stage_state or {}) if _sends(plan) else {}
+    problem = next((name for name, value in mine.items() if not isinstance(value, Tensor)), None)
+    layout = [(name, tuple(v.shape), str(v.dtype)) for name, v in mine.items() if isinstance(v, Tensor)]
+    layouts = _gather_objects((problem, layout), plan, group)
+    whole: dict[str, Tensor] = {}
+    for stage, (wrong, entries) in zip(plan.stages, layouts, strict=True):
+        if wrong is not None:
+            raise CheckpointError(f"checkpoint: entry {wrong} of the model must be a tensor")
+        for name, shape, dtype in entries:
+            if name in whole:  # held by an earlier stage too: copies are equal
+                if (tuple(whole[name].shape), str(whole[name].dtype)) != (shape, dtype):
+                    raise CheckpointError(
+                        f"checkpoint: {name} must be the same on all stages, got {tuple(whole[name].shape)} "
+                        f"{whole[name].dtype} and {shape} {dtype}"
+                    )
+                continue
+            whole[name] = _broadcast(mine.get(name), shape, dtype, stage.ranks[0], group)
+    return whole
+
+
+def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put the entries of a whole model's state that a stage has into it; the others are other stages'.
+
+    Raises:
+        CheckpointError: an entry is missing or has another shape.
+    """
+    own = module.state_dict()
+    for name, value in own.items():
+        if name not in state:
+            raise CheckpointError(f"checkpoint: must hold {name} of the model, got {len(state)} others")
+        if isinstance(value, Tensor) and value.shape != state[name].shape:
+            raise CheckpointError(
+                f"checkpoint: {name} must have shape {tuple(value.shape)} of the model, "
+                f"got {tuple(state[name].shape)}"
+            )
+    module.load_state_dict({name: state[name] for name in own})
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer | None, names: Mapping[str, nn.Parameter]
+) -> OptimizerState:
+    """The state of one optimizer by the names of its parameters: of a stage, or in serial training.
+
+    Args:
+        optimizer: None where there is nothing to train.
+        names: all of its parameters by name; a shared one under its name in the whole model.
+
+    Raises:
+        CheckpointError: the optimizer has a parameter without a name.
+    """
+    if optimizer is None:
+        return {"state": {}, "groups": [], "shapes": {}}
+    packed = optimizer.state_dict()
+    by_place = _names_by_place(optimizer, names)
+    return {
+        "state": {by_place[place]: dict(values) for place, values in packed["state"].items()},
+        "groups": [
+            {
+                "names": [by_place[place] for place in group["params"]],
+                "options": {key: value for key, value in group.items() if key != "params"},
+            }
+            for group in packed["param_groups"]
+        ],
+        "shapes": {name: list(names[name].shape) for name in by_place},
+    }
+
+
+def gather_optimizer_state(
+    optimizer: torch.optim.Optimizer | None,
+    names: Mapping[str, nn.Parameter],
+    group: dist.ProcessGroup | None,
+    plan: Plan,
+) -> OptimizerState:
+    """The state of all stages' optimizers on every rank, on the CPU; all ranks of the group call it.
+
+    Args:
+        optimizer: of this rank's stage; None on a rank without work or without anything to train.
+        names: as for `optimizer_state`; empty on a rank without work.
+        group: of all ranks of the job; None for the default group.
+        plan: whose stages' first ranks send.
+
+    Raises:
+        CheckpointError: the optimizer has a parameter without a name.
+    """
+    mine = optimizer_state(optimizer, names)
+    tensors: dict[str, Tensor] = {}
+    light = _without_tensors(mine["state"], tensors) if _sends(plan) else {}
+    layout = [(key, tuple(value.shape), str(value.dtype)) for key, value in tensors.items()]
+    whole: OptimizerState = {"state": {}, "groups": [], "shapes": {}}
+    gathered = _gather_objects((light, layout, mine["groups"], mine["shapes"]), plan, group)
+    for stage, (state, entries, groups, shapes) in zip(plan.stages, gathered, strict=True):
+        moved = {
+            key: _broadcast(tensors.get(key), shape, dtype, stage.ranks[0], group)
+            for key, shape, dtype in entries
+        }
+        for name, values in state.items():
+            whole["state"].setdefault(name, _with_tensors(values, moved))
+        _add_groups(whole["groups"], groups, known=set(whole["shapes"]))
+        whole["shapes"] = shapes | whole["shapes"]
+    return whole
+
+
+def load_optimizer_state(
+    optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], state: OptimizerState
+) -> None:
+    """Let an optimizer go on where those of another division, or the serial one, stopped.
+
+    Args:
+        optimizer: whose parameters get their state, and whose groups get their options (lr, ...).
+        names: as for `optimizer_state`.
+        state: of the whole model.
+
+    Raises:
+        CheckpointError: a parameter is missing or has another shape, or the parameters of one group had
+            different options.
+    """
+    by_place = _names_by_place(optimizer, names)
+    options = {name: group["options"] for group in state["groups"] for name in group["names"]}
+    for name in by_place:
+        if name not in options:
+            raise CheckpointError(f"checkpoint: must hold {name} of the optimizer, got {len(options)} others")
+        shape, saved = tuple(names[name].shape), tuple(state["shapes"][name])
+        if shape != saved:
+            raise CheckpointError(f"checkpoint: {name} must have shape {shape} of the model, got {saved}")
+    groups = []
+    for index, group in enumerate(optimizer.state_dict()["param_groups"]):
+        members = [by_place[place] for place in group["params"]]
+        different = next((it for it in members if not _equal(options[it], options[members[0]])), None)
+        if different is not None:
+            raise CheckpointError(
+                f"checkpoint: all parameters of group {index} of the optimizer must have had the same "
+                f"options, got others for {members[0]} than for {different}"
+            )
+        kept = options[members[0]] if members else {k: v for k, v in group.items() if k != "params"}
+        groups.append(kept | {"params": group["params"]})
+    places = {place: state["state"][name] for place, name in enumerate(by_place) if name in state["state"]}
+    optimizer.load_state_dict({"state": places, "param_groups": groups})
+
+
+def save(path: Path | str, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all; one rank does it.
+
+    Args:
+        path: of the file, which is replaced.
+        state: of tensors, numbers, strings and None in dictionaries, lists and tuples.
+
+    Raises:
+        CheckpointError: it holds something else, which could not be read safely.
+        InputError: the file cannot be written.
+    """
+    plain = _plain(state, "state")
+    with replacing(path) as file:
+        torch.save({"format": _FORMAT, "state": plain}, file)
+
+
+def load(path: Path | str) -> dict[str, Any]:
+    """What was saved, on the CPU; nothing in the file is executed.
+
+    Raises:
+        CheckpointError: the file cannot be read or is no checkpoint of ours.
+    """
+    where = shorten_path(path)
+    try:
+        read = torch.load(Path(path), map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(f"{where}: cannot be read: {error.strerror or error}") from error
+    except (
+        RuntimeError,
+        ValueError,
+        EOFError,
+        KeyError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise CheckpointError(
+            f"{where}: must be a checkpoint that this package saved, got another file"
+        ) from error
+    if not isinstance(read, dict) or read.get("format") != _FORMAT or not isinstance(read.get("state"), dict):
+        raise CheckpointError(f"{where}: must be a checkpoint that this package saved, got another file")
+    return dict(read["state"])
+
+
+def _sends(plan: Plan) -> bool:
+    return dist.get_rank() in {stage.ranks[0] for stage in plan.stages}
+
+
+def _gather_objects(mine: Any, plan: Plan, group: dist.ProcessGroup | None) -> list[Any]:
+    """What the first rank of each stage has, stage by stage."""
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    ranks = dist.get_process_group_ranks(group)
+    return [everyone[ranks.index(stage.ranks[0])] for stage in plan.stages]
+
+
+def _broadcast(
+    value: Tensor | None, shape: tuple[int, ...], dtype: str, source: int, group: dist.ProcessGroup | None
+) -> Tensor:
+    kind = getattr(torch, dtype.removeprefix("torch."))
+    if dist.get_rank() == source:
+        assert value is not None
+        # A copy, so that the answer does not change with the model.
+        tensor = value.detach().to("cpu", copy=True).contiguous()
+    else:
+        tensor = torch.empty(shape, dtype=kind)
+    if tensor.numel():
+        dist.broadcast(tensor.view(-1).view(torch.uint8), source, group=group)  # as bytes: any type goes
+    return tensor
+
+
+def _names_by_place(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> list[str]:
+    """Names of an optimizer's parameters in its own order, which numbers them in `state_dict`."""
+    known = {id(parameter): name for name, parameter in reversed(list(names.items()))}
+    members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for place, parameter in enumerate(members):
+        if id(parameter) not in known:
+            raise CheckpointError(
+                f"optimizer: parameter {place} of shape {tuple(parameter.shape)} must have a name in the "
+                f"model, got none"
+            )
+    return [known[id(parameter)] for parameter in members]
+
+
+def _without_tensors(state: Mapping[str, Mapping[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The state with a key in place of each tensor, which goes into `tensors`."""
+    light: dict[str, Any] = {}
+    for name, values in state.items():
+        light[name] = {}
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}\n{key}"] = value
+                light[name][key] = ("tensor", f"{name}\n{key}")
+            else:
+                light[name][key] = ("value", value)
+    return light
+
+
+def _with_tensors(values: Mapping[str, tuple[str, Any]], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {key: tensors[value] if kind == "tensor" else value for key, (kind, value) in values.items()}
+
+
+def _add_groups(groups: list[dict[str, Any]], more: list[dict[str, Any]], known: set[str]) -> None:
+    """Join groups of another stage to those with the same options."""
+    for group in more:
+        names = [name for name in group["names"] if name not in known]
+        if not names:
+            continue
+        same = next((it for it in groups if _equal(it["options"], group["options"])), None)
+        if same is None:
+            groups.append({"names": names, "options": group["options"]})
+        else:
+            same["names"] = same["names"] + names
+
+
+def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether options are the same, tensors among them by value."""
+    return one.keys() == other.keys() and all(
+        torch.equal(torch.as_tensor(value), torch.as_tensor(other[key]))
+        if isinstance(value, Tensor) or isinstance(other[key], Tensor)
+        else value == other[key]
+        for key, value in one.items()
+    )
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A copy in containers that are read safely; tensors without what lies around them in their storage."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, (str, int)):
+                raise CheckpointError(f"checkpoint: keys of {where} must be names or numbers, got {key!r}")
+        return {key: _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(entry, f"{where}[{index}]") for index, entry in enumerate(value))
+    raise CheckpointError(
+        f"checkpoint: {where} must be a tensor, a number, a string, None or a container of them, "
+        f"got {type(value).__name__}"
+    )
