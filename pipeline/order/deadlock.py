@@ -105,7 +105,9 @@ def _replay(steps: Sequence[Sequence[Step]]) -> None:
     while moved:
         moved = False
         for stage, own in enumerate(steps):
-            while at[stage] < len(own) and _waits_for(stage, len(steps), own[at[stage]], posted, sent) is None:
+            while (
+                at[stage] < len(own) and _waits_for(stage, len(steps), own[at[stage]], posted, sent) is None
+            ):
                 step = own[at[stage]]
                 if step.kind == "receive":
                     posted.add((stage, step.action))

@@ -1,6 +1,6 @@
 """When a stage posts its receives and sends its results: an order with its messages.
 
-    stage 0: F0 F0> F1 +B0 F1> B0 +B1 B1        +F0 receive, F0 compute, F0> send
+    stage 0: F0 F0> +B0 F1 F1> +B1 B0 B1        +B0 posts a receive, B0 computes, B0> sends
     stage 1: +F0 F0 +F1 B0 B0> F1 B1 B1>
 
 Receives are posted early enough that a message can arrive while the stage computes, and that nothing
@@ -42,7 +42,8 @@ def with_messages(order: Order, *, ahead: int = 1) -> tuple[tuple[Step, ...], ..
     The receive of a pass is posted `ahead` passes before it, which lets its message overlap the passes
     between; earlier only where otherwise stages would wait for each other's receives: the stages run with
     blocking sends, and where none can go on, one receive that a send waits for is posted where its stage
-    stands. So no buffer waits for data for longer than it must. Receives from one stage are posted in the order in which it sends: NCCL knows no tags.
+    stands. So few buffers wait for data at once: at most `ahead` + 1 in gpipe and 1f1b, 5 in pe. Receives
+    from one stage are posted in the order in which it sends: NCCL knows no tags.
 
     Args:
         order: the passes of each stage.

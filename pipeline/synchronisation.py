@@ -1,0 +1,60 @@
+"""What gradients cost between the backward passes and the update: among replicas, and for shared parameters.
+
+Every stage's replicas do one allreduce; then the stages that use the same parameter do one more for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from pipeline.costs import Profile
+from pipeline.errors import PlanError
+from pipeline.network import Network
+from pipeline.stages import Plan
+
+
+def replicas_us(plan: Plan, profile: Profile, network: Network) -> tuple[float, ...]:
+    """Time of the allreduce of each stage.
+
+    Raises:
+        PlanError: links among the ranks of a stage do not connect them.
+    """
+    times = []
+    for index, stage in enumerate(plan.stages):
+        time = network.allreduce_us(stage.ranks, profile.gradient_bytes(stage.start, stage.end))
+        if math.isinf(time):
+            raise PlanError(
+                f"plan: stage {index}: links between its ranks must connect them, for they share gradients, "
+                f"got ranks {', '.join(map(str, stage.ranks))} of topology {network.topology.name}"
+            )
+        times.append(time)
+    return tuple(times)
+
+
+def ties_us(plan: Plan, profile: Profile, network: Network) -> dict[tuple[int, ...], float]:
+    """Time to sum the gradients of shared parameters, by the stages that use them.
+
+    Where links among just those ranks do not connect them, it is a ring of messages along their paths.
+
+    Raises:
+        PlanError: no path leads from one of the ranks to another.
+    """
+    starts = [stage.start for stage in plan.stages]
+    sizes: defaultdict[tuple[int, ...], int] = defaultdict(int)
+    for tie in profile.ties_across(plan.cuts):
+        users = sorted({sum(layer >= start for start in starts) - 1 for layer in tie.layers})
+        sizes[tuple(users)] += tie.size_bytes
+    times = {}
+    for users, size_bytes in sizes.items():
+        ranks = [rank for stage in users for rank in plan.stages[stage].ranks]
+        time = network.allreduce_us(ranks, size_bytes)
+        times[users] = _ring_us(ranks, size_bytes, network) if math.isinf(time) else time
+    return times
+
+
+def _ring_us(ranks: list[int], size_bytes: int, network: Network) -> float:
+    """Reduce-scatter and allgather around a ring, n-1 steps each, of an n-th of the bytes."""
+    part = size_bytes / len(ranks)
+    around = dict.fromkeys(zip(ranks, ranks[1:] + ranks[:1], strict=True), part)
+    return 2 * (len(ranks) - 1) * network.transfer_us(around)
