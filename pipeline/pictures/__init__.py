@@ -1,0 +1,9 @@
+"""Pictures of plans and steps, and steps as traces for a browser's profiler."""
+
+from __future__ import annotations
+
+from pipeline.pictures.chrome_trace import chrome_trace, write_chrome_trace
+from pipeline.pictures.plan import draw_plan
+from pipeline.pictures.timeline import draw_timelines
+
+__all__ = ["chrome_trace", "draw_plan", "draw_timelines", "write_chrome_trace"]
