@@ -48,9 +48,9 @@ class ReplicaGroup:
 
     def gather(self, row: Tensor) -> Tensor:
         """The rows of all replicas, in the order of their ranks."""
-        rows = row.new_empty(dist.get_world_size(self.group), row.numel())
-        dist.all_gather_into_tensor(rows, row, group=self.group)
-        return rows
+        rows = row.new_empty(dist.get_world_size(self.group) * row.numel())
+        dist.all_gather_single(rows, row, group=self.group)
+        return rows.view(-1, row.numel())
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over replicas, in place."""
@@ -69,7 +69,7 @@ class _Normalise(torch.autograd.Function):
         exact = x if x.dtype == torch.float64 else x.float()
         variance, mean = torch.var_mean(exact, dims, correction=0)
         count = x.numel() // x.shape[1]
-        row = torch.cat([mean.double(), variance.double() * count, mean.new_tensor([count]).double()])
+        row = torch.cat([mean.double(), variance.double() * count, mean.new_tensor([count], dtype=torch.float64)])
         merged_mean, squares, total = _merge(replicas.gather(row), x.shape[1])
         if total.item() <= 1:
             raise PartitionError(

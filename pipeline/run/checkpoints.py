@@ -123,15 +123,24 @@ def gather_optimizer_state(
         plan: whose stages' first ranks send.
 
     Raises:
-        CheckpointError: the optimizer has a parameter without a name.
+        CheckpointError: an optimizer has a parameter without a name; on all ranks.
     """
-    mine = optimizer_state(optimizer, names)
+    problem = ""
+    mine: OptimizerState = optimizer_state(None, {})
+    if _sends(plan):
+        try:
+            mine = optimizer_state(optimizer, names)
+        except CheckpointError as error:  # all ranks must hear of it, or they would wait for this one
+            problem = str(error)
     tensors: dict[str, Tensor] = {}
-    light = _without_tensors(mine["state"], tensors) if _sends(plan) else {}
+    light = _without_tensors(mine["state"], tensors)
     layout = [(key, tuple(value.shape), str(value.dtype)) for key, value in tensors.items()]
-    whole: OptimizerState = {"state": {}, "groups": [], "shapes": {}}
-    gathered = _gather_objects((light, layout, mine["groups"], mine["shapes"]), plan, group)
-    for stage, (state, entries, groups, shapes) in zip(plan.stages, gathered, strict=True):
+    whole: OptimizerState = optimizer_state(None, {})
+    gathered = _gather_objects((problem, light, layout, mine["groups"], mine["shapes"]), plan, group)
+    for wrong, *_ in gathered:
+        if wrong:
+            raise CheckpointError(wrong)
+    for stage, (_, state, entries, groups, shapes) in zip(plan.stages, gathered, strict=True):
         moved = {
             key: _broadcast(tensors.get(key), shape, dtype, stage.ranks[0], group)
             for key, shape, dtype in entries

@@ -110,16 +110,17 @@ class Precision:
             raise RuntimeError("precision: unscale must be called once in a step, got a second call")
         # As GradScaler: the reciprocal in double precision, rounded once.
         inverse = torch.tensor(1.0 / self._scale, dtype=torch.float32).item()
-        found = False
+        found, half = False, False
         with torch.no_grad():
             for gradient in gradients:
-                if gradient.dtype == torch.float16:
-                    raise InputError("precision: parameters must be float32 to be scaled, got float16")
+                half = half or gradient.dtype == torch.float16
                 found = found or not bool(torch.isfinite(gradient).all())
                 gradient.mul_(inverse)
-        flag = torch.tensor([float(found)])
+        flag = torch.tensor([2.0 if half else float(found)])  # errors too are heard of by all ranks
         if self._group is not None or dist.is_initialized():
             dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        if flag.item() == 2:
+            raise InputError("precision: parameters must be float32 to be scaled, got float16 ones")
         self._found = bool(flag.item())
 
     def step(self, optimizer: torch.optim.Optimizer | None) -> bool:
