@@ -1,0 +1,60 @@
+"""Which operators of the evaluation graph are which of the training graph, so that both have the same cuts.
+
+A model runs the same operators in both modes, with other arguments (dropout, batch norm); in training some
+more that only change a buffer. A model that does something else can be trained in stages, but not evaluated.
+"""
+
+from __future__ import annotations
+
+from pipeline.tracing.cuts import Item
+from pipeline.tracing.table import Table
+
+
+def partners(training: Table, evaluation: Table) -> dict[str, str] | str:
+    """The name in the evaluation graph of each value of the training graph that has one.
+
+    Returns:
+        The names, or in words the first operator of either graph without a partner in the other.
+    """
+    names = _common(training, evaluation)
+    used = {source for item in training.items for source in item.inputs} | set(training.outputs)
+    position = 0
+    for item in training.items:
+        other = evaluation.items[position] if position < len(evaluation.items) else None
+        if other is not None and _is_same(item, training, other, evaluation, names):
+            names[item.name] = other.name
+            position += 1
+        elif not item.changes or item.name in used:
+            return f"in training it runs {_words(item, training)}"
+    if position < len(evaluation.items):
+        return f"in evaluation it runs {_words(evaluation.items[position], evaluation)}"
+    if tuple(names.get(name) for name in training.outputs) != evaluation.outputs:
+        return "it returns other values"
+    return names
+
+
+def _common(training: Table, evaluation: Table) -> dict[str, str]:
+    """Partners among inputs of the graphs."""
+    names = {ours.name: theirs.name for ours, theirs in zip(training.inputs, evaluation.inputs, strict=True)}
+    held = {target: name for name, target in evaluation.captured.tensors.items()}
+    names |= {name: held[target] for name, target in training.captured.tensors.items() if target in held}
+    return names | dict(zip(training.captured.literals, evaluation.captured.literals, strict=False))
+
+
+def _is_same(item: Item, training: Table, other: Item, evaluation: Table, names: dict[str, str]) -> bool:
+    mine = [training.sizes.get(name) or names.get(name) for name in _values(item, training)]
+    theirs = [evaluation.sizes.get(name) or name for name in _values(other, evaluation)]
+    return (
+        training.nodes[item.name].target == evaluation.nodes[other.name].target
+        and mine == theirs
+        and item.sample_dim == other.sample_dim
+        and not (other.copied is False and item.copied)
+    )
+
+
+def _values(item: Item, table: Table) -> list[str]:
+    return [name for name in item.inputs if table.nodes[name].op != "get_attr"]
+
+
+def _words(item: Item, table: Table) -> str:
+    return f"{table.nodes[item.name].target} ({item.name})"
