@@ -1,0 +1,136 @@
+"""A whole batch as every rank is given it: what it looks like, and its microbatches' shares.
+
+Dimension 0 counts samples, unless the model says otherwise for its inputs; for targets it is always 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from pipeline.errors import BatchError
+from pipeline.stages import Plan
+
+Tensors: TypeAlias = Tensor | Sequence[Tensor]
+"""What a batch may be given as: one tensor or several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What must be alike on all ranks.
+
+    Attributes:
+        inputs: shape and data type of each, in words.
+        targets: likewise.
+        training: whether the batch is to be trained with.
+    """
+
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    training: bool
+
+    def __str__(self) -> str:
+        """As ranks tell each other."""
+        verb = "train" if self.training else "evaluate"
+        return f"{verb} inputs {' '.join(self.inputs)}, targets {' '.join(self.targets)}"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of all samples.
+
+    Attributes:
+        inputs: of the model.
+        targets: of the loss function.
+        dims: which dimension of each input counts samples.
+        samples: how many there are.
+        sizes: samples of each microbatch.
+    """
+
+    inputs: tuple[Tensor, ...]
+    targets: Tensors
+    dims: tuple[int, ...]
+    samples: int
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, inputs: Tensors, targets: Tensors, dims: Sequence[int], plan: Plan) -> Batch:
+        """Check what a rank was given.
+
+        Raises:
+            BatchError: tensors do not count the same samples, or too few for the plan.
+        """
+        given = as_tuple("inputs", inputs)
+        spread = spread_dims(dims, len(given))
+        counts = {
+            f"inputs[{index}]": _samples(f"inputs[{index}]", tensor, dim)
+            for index, (tensor, dim) in enumerate(zip(given, spread, strict=True))
+        }
+        for index, tensor in enumerate(as_tuple("targets", targets)):
+            counts[f"targets[{index}]"] = _samples(f"targets[{index}]", tensor, 0)
+        first, samples = next(iter(counts.items()))
+        for name, count in counts.items():
+            if count != samples:
+                raise BatchError(
+                    f"batch: {name} must have as many samples as {first}, {samples}, got {count}"
+                )
+        return cls(given, targets, spread, samples, plan.microbatch_sizes(samples))
+
+    def signature(self, training: bool) -> Signature:
+        """What the other ranks must have been given too."""
+        return Signature(
+            tuple(described(tensor) for tensor in self.inputs),
+            tuple(described(tensor) for tensor in as_tuple("targets", self.targets)),
+            training,
+        )
+
+    def inputs_of(self, microbatch: int, share: tuple[int, int]) -> tuple[Tensor, ...]:
+        """Samples [start, stop) of the inputs of a microbatch."""
+        start = sum(self.sizes[:microbatch]) + share[0]
+        return tuple(
+            tensor.narrow(dim, start, share[1] - share[0])
+            for tensor, dim in zip(self.inputs, self.dims, strict=True)
+        )
+
+    def targets_of(self, microbatch: int, share: tuple[int, int]) -> Tensors:
+        """Likewise of the targets, as they were given: one tensor, or a tuple."""
+        start = sum(self.sizes[:microbatch]) + share[0]
+        if isinstance(self.targets, Tensor):
+            return self.targets.narrow(0, start, share[1] - share[0])
+        return tuple(tensor.narrow(0, start, share[1] - share[0]) for tensor in self.targets)
+
+
+def as_tuple(name: str, tensors: Tensors) -> tuple[Tensor, ...]:
+    """One tensor or several, as several.
+
+    Raises:
+        BatchError: there is none, or something else is among them.
+    """
+    given = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    if not given:
+        raise BatchError(f"batch: {name} must be at least one tensor, got none")
+    for tensor in given:
+        if not isinstance(tensor, Tensor):
+            raise BatchError(f"batch: {name} must be tensors, got {type(tensor).__name__}")
+    return given
+
+
+def spread_dims(dims: Sequence[int], count: int) -> tuple[int, ...]:
+    """The dimension that counts samples for each of `count` tensors; one given for all stands for all."""
+    return tuple(dims) * count if len(dims) == 1 else tuple(dims)
+
+
+def described(tensor: Tensor) -> str:
+    """Data type and shape, such as `float32[8, 4]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _samples(name: str, tensor: Tensor, dim: int) -> int:
+    if tensor.dim() <= dim:
+        raise BatchError(
+            f"batch: {name} must have a dimension {dim} that counts samples, got {described(tensor)}"
+        )
+    return tensor.shape[dim]

@@ -1,0 +1,128 @@
+"""The process groups of a trainer: all ranks by gloo, each stage's replicas by the chosen collectives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import topologies
+from backends.group.options import Options
+from backends.group.process_group import SynthGroup
+from backends.torch_names import break_gloo
+from pipeline.errors import PlanError
+from pipeline.stages import Plan
+from synth.errors import InputError
+from synth.topology import Topology
+
+COLLECTIVES = ("synth", "gloo")
+"""What sums gradients over replicas: synthesized schedules, or gloo's own."""
+
+
+class Groups:
+    """All process groups of a trainer; every rank of the job makes them.
+
+    Args:
+        plan: whose stages they are for.
+        collectives: one of `COLLECTIVES`.
+        fabric: of the job; None for what the environment says, or a full mesh.
+        timeout_s: after which a call without progress fails.
+
+    Attributes:
+        job: all ranks, gloo; also carries the messages between stages.
+        alone: this rank.
+        stage: the replicas of this rank's stage; None without any, or without work.
+    """
+
+    def __init__(self, plan: Plan, collectives: str, fabric: Topology | None, timeout_s: float) -> None:
+        if collectives not in COLLECTIVES:
+            raise InputError(f"collectives: must be one of {', '.join(COLLECTIVES)}, got {collectives}")
+        self._timeout = timedelta(seconds=timeout_s)
+        self._backend = collectives
+        self._options = _options(fabric) if collectives == "synth" else None
+        self._made: list[dist.ProcessGroup] = []
+        rank = dist.get_rank()
+        job = self._keep(dist.new_group(backend="gloo", timeout=self._timeout))
+        alone = self._keep(
+            dist.new_group([rank], timeout=self._timeout, backend="gloo", use_local_synchronization=True)
+        )
+        assert job is not None
+        assert alone is not None
+        self.job, self.alone = job, alone
+        self.stage: dist.ProcessGroup | None = None
+        for stage in plan.stages:
+            if stage.replicas > 1:
+                made = self.make(stage.ranks)
+                self.stage = made if rank in stage.ranks else self.stage
+
+    def make(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        """Another group with the same collectives; None on ranks outside. Every rank of the job calls it."""
+        if self._backend == "synth":
+            import backends.group.register  # noqa: F401 (makes the backend known)
+        made = dist.new_group(
+            sorted(ranks), timeout=self._timeout, backend=self._backend, pg_options=self._options
+        )
+        return self._keep(made)
+
+    def break_all(self) -> None:
+        """End all calls in flight, here and on ranks that wait for this one."""
+        for group in self._made:
+            with contextlib.suppress(RuntimeError):
+                if isinstance(group, SynthGroup):
+                    group.abort()
+                else:
+                    break_gloo(group._get_backend(torch.device("cpu")))
+
+    def close(self) -> None:
+        """End all connections."""
+        for group in reversed(self._made):
+            with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the job may have ended
+                dist.destroy_process_group(group)
+        self._made.clear()
+
+    def _keep(self, group: object) -> dist.ProcessGroup | None:
+        if not isinstance(group, dist.ProcessGroup):  # torch's mark for ranks outside
+            return None
+        self._made.append(group)
+        return group
+
+
+def fabric_of(plan: Plan, topology: Topology | str | None, size: int) -> Topology | None:
+    """The fabric of a job by a plan, by the caller, or None for what the environment says.
+
+    Raises:
+        PlanError: the plan is for another one, or it has fewer ranks than the job.
+    """
+    given = topologies.load(topology) if isinstance(topology, str) else topology
+    said = "topology"
+    if given is None:
+        options = Options.from_environment(os.environ)
+        if isinstance(options.topology, str) and options.ranks is None:
+            given, said = topologies.load(options.topology), "ARBORCAST_TOPOLOGY"
+    if plan.topology is not None and given is not None and not _is_same(plan.topology, given):
+        raise PlanError(f"plan: must be for {said} {given.name}, got one for {plan.topology.name}")
+    found = given if plan.topology is None else plan.topology
+    if found is not None and found.ranks < size:
+        raise PlanError(
+            f"topology {found.name}: must have a rank for each of the {size} of the job, got {found.ranks}"
+        )
+    return found
+
+
+def _options(fabric: Topology | None) -> Options | None:
+    """What a synthesized group is told; None leaves it to the default group's options or the environment."""
+    if fabric is None:
+        return None
+    world = dist.group.WORLD
+    known = world.options if isinstance(world, SynthGroup) else Options()
+    return replace(known, topology=fabric, ranks=tuple(range(dist.get_world_size())))
+
+
+def _is_same(one: Topology, other: Topology) -> bool:
+    """Whether two values are one fabric, whatever their names."""
+    return (one.ranks, one.links, len(one.switches)) == (other.ranks, other.links, len(other.switches))

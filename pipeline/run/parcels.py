@@ -1,0 +1,122 @@
+"""What crosses a boundary for one microbatch, as one message for each pair of replicas.
+
+A single tensor whose first dimension counts samples is sent and received in place, slice by slice. Several
+tensors, or other dimensions, travel packed behind each other:
+
+    | samples [a, b) of tensor 0 | pad | samples [a, b) of tensor 1 | pad | ...
+
+Both sides know all shapes, so nothing but data travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.run.boundary import Wire
+
+ALIGNMENT = 64
+"""Bytes at whose multiples tensors begin in a message: every data type may be read there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The samples [start, stop) of a replica's own share, to or from a rank of the job."""
+
+    peer: int
+    start: int
+    stop: int
+
+
+def travels_in_place(wires: Sequence[Wire]) -> bool:
+    """Whether slices of the tensor itself are what is sent."""
+    return len(wires) == 1 and wires[0].dim == 0
+
+
+def packed(wires: Sequence[Wire], tensors: Sequence[Tensor | None], parcel: Parcel) -> Tensor:
+    """The bytes of a parcel, to be sent; None stands for zeros."""
+    samples = parcel.stop - parcel.start
+    if travels_in_place(wires) and tensors[0] is not None:
+        return as_bytes(wires[0].narrowed(tensors[0], parcel.start, parcel.stop).contiguous())
+    buffer = torch.empty(_size(wires, samples), dtype=torch.uint8)
+    for view, wire, tensor in zip(_views(wires, samples, buffer), wires, tensors, strict=True):
+        if tensor is None:
+            view.zero_()
+        else:
+            view.copy_(wire.narrowed(tensor, parcel.start, parcel.stop))
+    return buffer
+
+
+class Arrival:
+    """Where the parcels of one microbatch arrive.
+
+    Args:
+        wires: what crosses; at least one.
+        samples: of the replica's share.
+        parcels: that make it up, in the order of samples.
+    """
+
+    def __init__(self, wires: Sequence[Wire], samples: int, parcels: Sequence[Parcel]) -> None:
+        self._wires = wires
+        self._parcels = parcels
+        self._whole: Tensor | None = None
+        if travels_in_place(wires):
+            self._whole = torch.empty(wires[0].shape_of(samples), dtype=wires[0].dtype)
+            self.buffers = [
+                as_bytes(wires[0].narrowed(self._whole, parcel.start, parcel.stop)) for parcel in parcels
+            ]
+        else:
+            self.buffers = [
+                torch.empty(_size(wires, parcel.stop - parcel.start), dtype=torch.uint8) for parcel in parcels
+            ]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What arrived, once all parcels have; nothing is copied where one parcel is all."""
+        if self._whole is not None:
+            return (self._whole,)
+        parts = [
+            _views(self._wires, parcel.stop - parcel.start, buffer)
+            for parcel, buffer in zip(self._parcels, self.buffers, strict=True)
+        ]
+        if len(parts) == 1:
+            return tuple(parts[0])
+        return tuple(
+            torch.cat(pieces, dim=wire.dim)
+            for wire, pieces in zip(self._wires, zip(*parts, strict=True), strict=True)
+        )
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def sharing(tensor: Tensor) -> Tensor:
+    """Another tensor with the same memory, for which autograd keeps separate books.
+
+    A view would not do: what is written to one view counts as a change of all others.
+    """
+    other = torch.empty(0, dtype=tensor.dtype)
+    other.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    return other
+
+
+def _views(wires: Sequence[Wire], samples: int, buffer: Tensor) -> list[Tensor]:
+    views, offset = [], 0
+    for wire in wires:
+        size = wire.bytes_of(samples)
+        part = buffer[offset : offset + size].view(wire.dtype).view(wire.shape_of(samples))
+        views.append(sharing(part))
+        offset += _padded(size)
+    return views
+
+
+def _size(wires: Sequence[Wire], samples: int) -> int:
+    return sum(_padded(wire.bytes_of(samples)) for wire in wires)
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

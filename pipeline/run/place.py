@@ -1,0 +1,78 @@
+"""Where in a plan a rank is, and which parts of a microbatch it exchanges with whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.run.parcels import Parcel
+from pipeline.stages import Plan, overlaps, shares
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a rank with work.
+
+    Attributes:
+        plan: whose stages are meant.
+        stage: index of the rank's stage.
+        replica: index of the rank in it.
+    """
+
+    plan: Plan
+    stage: int
+    replica: int
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int) -> Place | None:
+        """The place of a rank of the job; None for one without work."""
+        stage = plan.stage_of(rank)
+        return None if stage is None else cls(plan, stage, plan.stages[stage].ranks.index(rank))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those that do the same as this one."""
+        return self.plan.stages[self.stage].ranks
+
+    @property
+    def replicas(self) -> int:
+        """How many they are."""
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the stage takes the inputs of the model."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage computes losses."""
+        return self.stage == len(self.plan.stages) - 1
+
+    def share(self, samples: int) -> tuple[int, int]:
+        """The samples [start, stop) of a microbatch that this rank works on."""
+        return shares(samples, self.replicas)[self.replica]
+
+    def count(self, samples: int) -> int:
+        """How many these are."""
+        start, stop = self.share(samples)
+        return stop - start
+
+    def before(self, samples: int) -> tuple[Parcel, ...]:
+        """What it exchanges with the stage before, for a microbatch; in the order of samples."""
+        ranks = self.plan.stages[self.stage - 1].ranks
+        origin = self.share(samples)[0]
+        return tuple(
+            Parcel(ranks[it.sender], it.start - origin, it.stop - origin)
+            for it in overlaps(samples, len(ranks), self.replicas)
+            if it.receiver == self.replica
+        )
+
+    def behind(self, samples: int) -> tuple[Parcel, ...]:
+        """Likewise with the stage behind."""
+        ranks = self.plan.stages[self.stage + 1].ranks
+        origin = self.share(samples)[0]
+        return tuple(
+            Parcel(ranks[it.receiver], it.start - origin, it.stop - origin)
+            for it in overlaps(samples, self.replicas, len(ranks))
+            if it.sender == self.replica
+        )

@@ -1,0 +1,129 @@
+"""From the gradients of this rank to its new weights: replicas, ties, scale, clipping, optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import nn
+
+from pipeline.run.clipping import clip_gradients
+from pipeline.run.gradients import GradientBuffer
+from pipeline.run.groups import Groups
+from pipeline.run.place import Place
+from pipeline.run.precision import Precision
+from pipeline.run.recorder import Records
+from pipeline.run.ties import TieGroups
+from synth.errors import InputError
+
+OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer] | torch.optim.Optimizer
+"""Makes an optimizer of parameters; or one of the whole model's."""
+
+
+class Update:
+    """The end of a step on one rank.
+
+    Args:
+        parameters: of this rank's stage, each once; a shared one under its name in the whole model.
+        optimizer: see `Trainer`.
+        place: of this rank; None for one without work.
+        groups: of the job.
+        ties: parameters that several stages hold.
+        precision: that scaled the losses.
+        recorder: notes what is done when.
+        accumulate: how many batches one update is for.
+        clip_norm: the largest norm of all gradients; None for no limit.
+
+    Attributes:
+        norm: of all gradients before they were clipped, in the last update; None before or without.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: OptimizerOf,
+        place: Place | None,
+        groups: Groups,
+        ties: TieGroups,
+        precision: Precision,
+        recorder: Records,
+        *,
+        accumulate: int,
+        clip_norm: float | None,
+    ) -> None:
+        self.parameters = parameters
+        self.optimizer = _optimizer_of(optimizer, list(parameters.values()))
+        self.norm: float | None = None
+        self._buffer = GradientBuffer(parameters.values())
+        self._replicas = 1 if place is None else place.replicas
+        self._groups = groups
+        self._ties = ties
+        self._precision = precision
+        self._recorder = recorder
+        self._accumulate = accumulate
+        self._clip_norm = clip_norm
+        self._batches = 0
+        self._began_ns: int | None = None
+
+    def begin(self) -> None:
+        """Before the passes of a batch."""
+        if self._batches == 0:
+            self._buffer.zero()
+
+    def gradients_complete(self) -> None:
+        """Begin to sum them over the replicas, after the last backward pass that an update is for."""
+        if self._groups.stage is not None and self._batches == self._accumulate - 1:
+            self._began_ns = time.perf_counter_ns()
+            self._buffer.start_allreduce(self._groups.stage)
+
+    def wait(self) -> None:
+        """Until the sums over the replicas are there."""
+        self._buffer.wait()
+        if self._began_ns is not None:
+            self._recorder.add("allreduce", None, self._began_ns, time.perf_counter_ns())
+            self._began_ns = None
+
+    def end(self) -> None:
+        """After the passes of a batch, and `wait`: the update, when it is time for one."""
+        self._batches += 1
+        if self._batches < self._accumulate:
+            return
+        self._batches = 0
+        with self._recorder.measure("update"):
+            self._ties.synchronise(self.parameters, self._buffer)
+            self._precision.unscale(self._buffer.tensors)
+            if self._clip_norm is not None:
+                self.norm = clip_gradients(
+                    self.parameters,
+                    self._clip_norm,
+                    group=self._groups.job,
+                    replicas=self._replicas,
+                    ties=self._ties.holders,
+                )
+            self._buffer.detach_unused()
+            self._precision.step(self.optimizer)
+            self._precision.update()
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+        self._buffer.close()
+
+
+def _optimizer_of(optimizer: OptimizerOf, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """The optimizer of a stage's parameters; None where there are none."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer(parameters) if parameters else None
+    mine = {id(parameter) for parameter in parameters}
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) in mine]
+    held = _count(group["params"] for group in optimizer.param_groups)
+    if held == 0 and any(parameter.requires_grad for parameter in parameters):
+        raise InputError(
+            f"optimizer: must hold parameters of the model, got none of the {len(parameters)} of this stage"
+        )
+    return optimizer if held else None
+
+
+def _count(groups: Iterable[list[nn.Parameter]]) -> int:
+    return sum(len(group) for group in groups)

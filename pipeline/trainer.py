@@ -1,0 +1,384 @@
+"""Trains a model by a plan, one process per rank, as if it were trained serially.
+
+    trainer = pipeline.Trainer(model, plan, loss_fn, lambda parameters: torch.optim.Adam(parameters))
+    for inputs, targets in batches:                # whole batches, the same on every rank
+        loss = trainer.step(inputs, targets)       # of the whole batch, the same on every rank
+
+Every rank runs this; `torch.distributed` must be initialised before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipeline.errors import PlanError
+from pipeline.layered import Layered
+from pipeline.run import checkpoints
+from pipeline.run.agreement import Agreement
+from pipeline.run.batch_norm import find_batch_norm, restore_batch_norm, synchronise_batch_norm
+from pipeline.run.batches import Batch, Signature, Tensors, as_tuple
+from pipeline.run.boundary import FakeModel
+from pipeline.run.failures import TrainingError, cause_of, first_line
+from pipeline.run.groups import Groups, fabric_of
+from pipeline.run.links import Links, Messages
+from pipeline.run.passes import REDUCTIONS, Passes
+from pipeline.run.place import Place
+from pipeline.run.precision import Precision
+from pipeline.run.recorder import NullRecorder, Recorder, Records
+from pipeline.run.ties import TieGroups
+from pipeline.run.update import OptimizerOf, Update
+from pipeline.run.weights import broadcast_weights
+from pipeline.stages import Plan
+from pipeline.timeline import Timeline
+from synth.errors import InputError
+from synth.topology import Topology
+
+_numbers = itertools.count()
+"""Of the trainers of this process: all ranks make them in the same order."""
+
+
+class Trainer:
+    """One rank's part in a training.
+
+    Args:
+        model: that can be cut between its layers, such as a `Divisible`; any other module is traced with
+            the inputs of the first batch. Every rank holds it all when it makes its trainer; afterwards only
+            the layers of its own stage are used. The weights are those of each stage's first rank.
+        plan: which layers on which ranks; a rank of the job that it does not name only hears of losses.
+        loss_fn: of the output and the targets of some samples; returns one number, their mean.
+        optimizer: called with the list of a stage's parameters; or an optimizer of the whole model's, which
+            keeps those of this rank's stage only (so that schedulers of learning rates work as they are).
+        collectives: what sums gradients over the replicas of a stage: "synth" for synthesized schedules,
+            "gloo" for gloo's.
+        topology: of the job, a spec or a value; None for the plan's, or what ARBORCAST_TOPOLOGY says.
+        loss_reduction: "mean", or "sum" for a `loss_fn` that adds the losses of its samples up.
+        accumulate: how many batches an update is for. The mean of their losses counts ("sum": the sum).
+        clip_norm: the largest norm of all gradients of the model; None for no limit.
+        precision: "float32", "bfloat16" or "float16", or a `Precision`; None is "float32".
+        timeout_s: after which waiting for another rank fails; longer than any step takes.
+        device: "cpu".
+        record: whether `timeline` has something to tell.
+
+    Raises:
+        PlanError: the plan does not fit the model, the job or the topology.
+        InputError: another argument breaks a rule.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Layered,
+        plan: Plan,
+        loss_fn: Callable[[Any, Any], Tensor],
+        optimizer: OptimizerOf,
+        *,
+        collectives: str = "synth",
+        topology: Topology | str | None = None,
+        loss_reduction: str = "mean",
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        precision: str | Precision | None = None,
+        timeout_s: float = 60.0,
+        device: str = "cpu",
+        record: bool = False,
+    ) -> None:
+        _check(plan, loss_reduction, accumulate, timeout_s, device)
+        self._rank, size = dist.get_rank(), dist.get_world_size()
+        fabric = fabric_of(plan, topology, size)
+        if isinstance(model, Layered):
+            _check_model(model, plan)
+        self.plan = plan
+        self._place = Place.of(plan, self._rank)
+        self._name = f"rank {self._rank}" + ("" if self._place is None else f" (stage {self._place.stage})")
+        self._loss_fn, self._loss_reduction = loss_fn, loss_reduction
+        self._accumulate, self._clip_norm = accumulate, clip_norm
+        self._groups = Groups(plan, collectives, fabric, timeout_s)
+        self._agreement = Agreement(f"arborcast trainer {next(_numbers)}", self._rank, size, timeout_s)
+        self._precision = _precision_of(precision, device, self._groups)
+        self._recorder: Records = Recorder() if record else NullRecorder()
+        self._links = Links(self._groups.job, self._name, self._recorder)
+        self._calls = 0
+        self._failure: str | None = None
+        self._waiting: tuple[nn.Module, OptimizerOf] | None = None
+        self._parts: tuple[Passes, Update, nn.Module, tuple[int, ...]] | None = None
+        self.losses: tuple[float, ...] = ()
+        if isinstance(model, Layered):
+            self._take(model, optimizer)
+        else:
+            self._waiting = model, optimizer
+
+    # ------------------------------------------------------------------ training
+
+    def step(self, inputs: Tensors, targets: Tensors) -> float:
+        """Train with one batch.
+
+        Args:
+            inputs: all samples, one tensor or a tuple for the model's arguments; the same on every rank.
+            targets: likewise, as `loss_fn` takes them.
+
+        Returns:
+            The loss of the whole batch before the update, the same on every rank; `losses` then has those of
+            the microbatches.
+
+        Raises:
+            BatchError: the batch does not split as the plan says, or ranks were given different shapes.
+            TrainingError: a rank died or did not come in time, or a pass raised; the trainer is of no more
+                use.
+        """
+        return self._run(inputs, targets, training=True)
+
+    def evaluate(self, inputs: Tensors, targets: Tensors) -> float:
+        """The loss of a batch in evaluation mode; nothing changes. As `step` otherwise."""
+        return self._run(inputs, targets, training=False)
+
+    def _run(self, inputs: Tensors, targets: Tensors, *, training: bool) -> float:
+        self._refuse_after_failure()
+        call, self._calls = self._calls, self._calls + 1
+        if self._waiting is not None:
+            self._trace(inputs)
+        passes, update, _, dims = self._ready()
+        batch = Batch.of(inputs, targets, dims, self.plan)
+        signature = batch.signature(training)
+        if not passes.knows(signature):
+            self._meet(call, batch, signature, passes)
+        with self._all_or_nothing(call):
+            self._recorder.start(self._groups.job)
+            if training:
+                update.begin()
+            passes.run(batch, signature)
+            if training:
+                update.wait()
+            loss, self.losses = passes.finish(batch)
+            if training:
+                update.end()
+        return loss
+
+    def _meet(self, call: int, batch: Batch, signature: Signature, passes: Passes) -> None:
+        """Before the first batch of a shape."""
+        with self._all_or_nothing(call, forgives=True):
+            self._agreement.agree(call, str(signature))
+        with self._all_or_nothing(call):
+            passes.prepare(batch, signature)
+
+    # ------------------------------------------------------------------ what there is
+
+    @property
+    def module(self) -> nn.Module:
+        """The layers of this rank, with the names of the whole model; empty on a rank without work."""
+        return self._ready()[2]
+
+    @property
+    def optimizer(self) -> Any:
+        """That of this rank's parameters; None without any."""
+        return self._ready()[1].optimizer
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """That of all gradients before they were clipped in the last update; None without `clip_norm`."""
+        return self._ready()[1].norm
+
+    @property
+    def messages(self) -> Messages:
+        """How much this rank exchanged with other stages so far."""
+        return self._links.messages
+
+    def timeline(self) -> Timeline:
+        """What all ranks did in the last step, for a trainer that records; every rank calls it."""
+        return self._recorder.timeline(self._groups.job)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Of the whole model, on every rank; every rank calls it."""
+        state = None if self._place is None else self.module.state_dict()
+        return checkpoints.gather_state(state, self._groups.job, self.plan)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the weights of the whole model, from however many stages; every rank calls it.
+
+        Raises:
+            CheckpointError: an entry is missing or has another shape.
+        """
+        if self._place is not None:
+            checkpoints.load_state(self.module, state)
+
+    def optimizer_state_dict(self) -> checkpoints.OptimizerState:
+        """Of the whole model's parameters by name, on every rank; every rank calls it."""
+        update = self._ready()[1]
+        return checkpoints.gather_optimizer_state(
+            update.optimizer, update.parameters, self._groups.job, self.plan
+        )
+
+    def load_optimizer_state_dict(self, state: checkpoints.OptimizerState) -> None:
+        """Take the optimizer's state for the whole model; every rank calls it.
+
+        Raises:
+            CheckpointError: a parameter is missing, or its options do not fit.
+        """
+        update = self._ready()[1]
+        if update.optimizer is not None:
+            checkpoints.load_optimizer_state(update.optimizer, update.parameters, state)
+
+    # ------------------------------------------------------------------ beginning and end
+
+    def close(self) -> None:
+        """End the connections to the other ranks; a second call does nothing."""
+        if self._failure is None:
+            self._failure = "the trainer was closed"
+        self._links.close()
+        self._groups.close()
+        if self._parts is not None:
+            _, update, module, _ = self._parts
+            update.close()
+            restore_batch_norm(module)
+
+    def __enter__(self) -> Trainer:
+        """For `with`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _trace(self, inputs: Tensors) -> None:
+        from pipeline.tracing import trace
+
+        assert self._waiting is not None, "the caller asked"
+        model, optimizer = self._waiting
+        layered = trace(model, as_tuple("inputs", inputs))
+        _check_model(layered, self.plan)
+        self._take(layered, optimizer)
+        self._waiting = None
+
+    def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
+        """This rank's part of the model, with the same weights as its replicas."""
+        fake = FakeModel(model)  # before batch norm is changed
+        ties = TieGroups(self.plan, model.ties, self._groups.make)
+        module: nn.Module = nn.Identity()
+        if self._place is not None:
+            mine = self.plan.stages[self._place.stage]
+            module = model.divide(mine.start, mine.end)
+        parameters = _named(module, model)
+        with self._all_or_nothing(call=None):
+            if self._groups.stage is not None and self._place is not None:
+                broadcast_weights(module, self._groups.stage, self._place.ranks[0])
+                if find_batch_norm(module):
+                    synchronise_batch_norm(module, self._groups.stage)
+            ties.equalise(parameters)
+        update = Update(
+            parameters,
+            optimizer,
+            self._place,
+            self._groups,
+            ties,
+            self._precision,
+            self._recorder,
+            accumulate=self._accumulate,
+            clip_norm=self._clip_norm,
+        )
+        passes = Passes(
+            fake,
+            module,
+            self.plan,
+            self._place,
+            self._groups,
+            self._links,
+            self._precision,
+            self._recorder,
+            loss_fn=self._loss_fn,
+            loss_reduction=self._loss_reduction,
+            accumulate=self._accumulate,
+            on_gradients=update.gradients_complete,
+        )
+        self._parts = passes, update, module, model.sample_dims(0)
+
+    def _ready(self) -> tuple[Passes, Update, nn.Module, tuple[int, ...]]:
+        if self._parts is None:
+            raise InputError("trainer: a model that is not Layered is traced in the first step, got none yet")
+        return self._parts
+
+    # ------------------------------------------------------------------ faults
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise TrainingError(f"{self._name}: the trainer is of no more use: {self._failure}")
+
+    @contextmanager
+    def _all_or_nothing(self, call: int | None, *, forgives: bool = False) -> Iterator[None]:
+        """Give up on any error, so that ranks that wait for this one hear of it at once.
+
+        Args:
+            call: number of the step; None outside of steps.
+            forgives: whether all ranks raise an `InputError` alike, so that they may go on.
+        """
+        try:
+            yield
+        except BaseException as error:
+            cause = cause_of(error)
+            if forgives and isinstance(cause, InputError):
+                raise
+            message = self._words(cause, call)
+            self._failure = message
+            if not isinstance(cause, TrainingError):
+                self._agreement.report(message)
+            self._groups.break_all()
+            if isinstance(cause, InputError):
+                raise cause from None
+            if isinstance(error, Exception):
+                raise TrainingError(message) from cause
+            raise
+
+    def _words(self, cause: BaseException, call: int | None) -> str:
+        """One line that says what this rank did, and what others said."""
+        if isinstance(cause, TrainingError):
+            message = str(cause)
+        else:
+            doing = "starting" if self._parts is None or call is None else self._parts[0].doing
+            message = f"{self._name}: {doing}: {first_line(cause)}"
+        theirs = self._agreement.first_report()
+        if theirs is None and call is not None:
+            theirs = self._agreement.others_at(call)
+        return message if theirs is None else f"{message}; {theirs}"
+
+
+def _named(module: nn.Module, model: Layered) -> dict[str, nn.Parameter]:
+    """The parameters of a stage, each once; a shared one under the name of its tie."""
+    whole = dict(model.divide(0, model.depth).named_parameters(remove_duplicate=False))
+    shared = {id(whole[name]): name for name, _ in model.ties}
+    return {shared.get(id(parameter), name): parameter for name, parameter in module.named_parameters()}
+
+
+def _precision_of(given: str | Precision | None, device: str, groups: Groups) -> Precision:
+    if isinstance(given, Precision):
+        return given
+    return Precision(given or "float32", device, groups.job)
+
+
+def _check_model(model: Layered, plan: Plan) -> None:
+    if plan.depth != model.depth:
+        raise PlanError(f"plan: must have as many layers as the model, {model.depth}, got {plan.depth}")
+    name = getattr(model, "name", None)
+    if isinstance(name, str) and plan.model and name != plan.model:
+        raise PlanError(f"plan: must be for model {name}, got one for {plan.model}")
+
+
+def _check(plan: Plan, loss_reduction: str, accumulate: int, timeout_s: float, device: str) -> None:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError("trainer: torch.distributed must be initialised (init_process_group), got no group")
+    size = dist.get_world_size()
+    if max(plan.ranks) >= size:
+        raise PlanError(f"plan: ranks must be in 0..{size - 1} of the job, got {max(plan.ranks)}")
+    if loss_reduction not in REDUCTIONS:
+        raise InputError(f"loss_reduction: must be one of {', '.join(REDUCTIONS)}, got {loss_reduction}")
+    if accumulate < 1:
+        raise InputError(f"accumulate: must be at least 1, got {accumulate}")
+    if not timeout_s > 0:
+        raise InputError(f"timeout_s: must be positive, got {timeout_s}")
+    if device != "cpu":
+        raise InputError(f"device: must be cpu, which gloo sends from, got {device}")
