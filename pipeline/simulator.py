@@ -235,14 +235,16 @@ class _Simulation:
         """The allreduces of all stages, those of shared parameters behind them, and the updates."""
         stages = self.plan.stages
         ready = [max(self.ranks[rank].spans[-1][1] for rank in stage.ranks) for stage in stages]
-        exchanges = [((index,), time) for index, time in enumerate(self.replicas_us)]
+        exchanges: list[tuple[tuple[int, ...], float]] = [
+            ((index,), time) for index, time in enumerate(self.replicas_us)
+        ]
         for users, time in (*exchanges, *self.ties_us.items()):
             start = max(ready[stage] for stage in users)
             for stage in users:
                 self._busy(stages[stage].ranks, "allreduce", start, start + time)
                 ready[stage] = start + time
-        for stage, start in zip(stages, ready, strict=True):
-            self._busy(stage.ranks, "update", start, start + update_us)
+        for it, start in zip(stages, ready, strict=True):
+            self._busy(it.ranks, "update", start, start + update_us)
 
     def _busy(self, ranks: tuple[int, ...], kind: str, start: float, end: float) -> None:
         if end > start:

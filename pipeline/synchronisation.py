@@ -43,8 +43,8 @@ def ties_us(plan: Plan, profile: Profile, network: Network) -> dict[tuple[int, .
     starts = [stage.start for stage in plan.stages]
     sizes: defaultdict[tuple[int, ...], int] = defaultdict(int)
     for tie in profile.ties_across(plan.cuts):
-        users = sorted({sum(layer >= start for start in starts) - 1 for layer in tie.layers})
-        sizes[tuple(users)] += tie.size_bytes
+        holders = {sum(layer >= start for start in starts) - 1 for layer in tie.layers}
+        sizes[tuple(sorted(holders))] += tie.size_bytes
     times = {}
     for users, size_bytes in sizes.items():
         ranks = [rank for stage in users for rank in plan.stages[stage].ranks]
