@@ -66,9 +66,7 @@ class PipelineModel:
         for field in fields(self):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):
-                raise InputError(
-                    f"pipeline model: {field.name} must be finite and not negative, got {value}"
-                )
+                raise InputError(f"pipeline model: {field.name} must be finite and not negative, got {value}")
 
     def communication_us(self, microbatches: int) -> float:
         """Equation (1): one message."""

@@ -1,0 +1,51 @@
+"""Which ranks are near each other, read from the rates alone: hosts, racks, whatever the fabric has.
+
+The published programs are told what a host is. Here ranks are together at a level if messages among them
+need no path as narrow as those between groups; each distinct width between ranks may give a level.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from pipeline.errors import PlanError
+from pipeline.network import Network
+
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+"""Ranks, ascending, in groups by their first rank."""
+
+
+def levels(network: Network) -> tuple[Groups, ...]:
+    """Nested groupings of the ranks, the finest first, the last one of all ranks together.
+
+    Only groupings into groups of one size, at least two, are levels: the programs that use them treat all
+    groups alike. Single ranks are not a level.
+    """
+    ranks = network.topology.ranks
+    pairs = {(a, b): _width(network, a, b) for a in range(ranks) for b in range(a)}
+    found: list[Groups] = []
+    for width in sorted(set(pairs.values()), reverse=True):
+        groups = _components(ranks, [pair for pair, wide in pairs.items() if wide >= width > 0])
+        sizes = {len(group) for group in groups}
+        if len(sizes) == 1 and sizes != {1} and groups not in found:
+            found.append(groups)
+    whole = (tuple(range(ranks)),)
+    return tuple(found) if found and found[-1] == whole else (*found, whole)
+
+
+def _width(network: Network, a: int, b: int) -> float:
+    """The narrowest link between two ranks, the narrower way; 0 where no path leads."""
+    rates = network.topology.bandwidth
+    try:
+        return float(min(rates[hop] for src, dst in ((a, b), (b, a)) for hop in network.path(src, dst)))
+    except PlanError:
+        return 0.0
+
+
+def _components(ranks: int, pairs: list[tuple[int, int]]) -> Groups:
+    """Ranks that the pairs join, directly or through others."""
+    name = list(range(ranks))
+    for a, b in pairs:
+        old, new = max(name[a], name[b]), min(name[a], name[b])
+        name = [new if it == old else it for it in name]
+    return tuple(tuple(rank for rank in range(ranks) if name[rank] == first) for first in sorted(set(name)))
