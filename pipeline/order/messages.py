@@ -42,8 +42,8 @@ def with_messages(order: Order, *, ahead: int = 1) -> tuple[tuple[Step, ...], ..
     The receive of a pass is posted `ahead` passes before it, which lets its message overlap the passes
     between; earlier only where otherwise stages would wait for each other's receives: the stages run with
     blocking sends, and where none can go on, one receive that a send waits for is posted where its stage
-    stands. So few buffers wait for data at once: at most `ahead` + 1 in gpipe and 1f1b, 5 in pe. Receives
-    from one stage are posted in the order in which it sends: NCCL knows no tags.
+    stands. So few buffers wait for data at once: one pass ahead, at most 2 in gpipe and 1f1b, 5 in pe.
+    Receives from one stage are posted in the order in which it sends: NCCL knows no tags.
 
     Args:
         order: the passes of each stage.
