@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -72,6 +76,11 @@ def analyse(
                 cost, values = _analysed(walk, index, values, targets, device, optimizer)
             except ProfileError:
                 raise
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise ProfileError(
+                    f"{walk.where(index)}: must not depend on the values of tensors, which an analysis does "
+                    f"not have, got {error.func}"
+                ) from error
             except Exception as error:  # a layer may raise anything
                 raise walk.failed(index, error) from error
             layers.append(cost)

@@ -19,9 +19,10 @@ GIB = 2**30
 class Device:
     """The rates that the time of an operator follows from.
 
-    `efficiency` and `memory_efficiency` are one number each for all operators, set so that the P100 and the
-    V100 come near to published training throughput of the networks of `pipeline.networks`
-    (tests/test_networks.py holds those figures). Real kernels differ by a factor of two around them.
+    `efficiency` and `memory_efficiency` are one number each for all operators, so that times are within a
+    factor of two of published training throughput (tests/test_networks.py holds those figures): 3 x 3
+    convolutions come out too slow (libraries have algorithms with fewer operations), products of matrices
+    too fast. Balance within a network of one kind of layer is better than that.
 
     Attributes:
         name: what profiles call it.

@@ -70,8 +70,10 @@ class Walk:
 
     def failed(self, index: int, why: BaseException) -> ProfileError:
         """What is raised when a layer cannot run."""
-        reason = (str(why).strip() or type(why).__name__).splitlines()[0]
-        return ProfileError(f"{self.where(index)}: must run on {self.samples} samples, got {reason}")
+        return ProfileError(
+            f"{self.where(index)}: must run on {self.samples} samples"
+            f"{f' and on {self.fewer}' if self.fewer else ''}, got {_first_line(why)}"
+        )
 
     def cost(
         self,
@@ -91,7 +93,19 @@ class Walk:
             forward_us: of the forward pass, by samples.
             backward_us: of the backward pass, by samples.
             optimizer: of its parameters.
+
+        Raises:
+            ProfileError: the optimizer fails.
         """
+        state_bytes = 0
+        if optimizer is not None:
+            try:
+                state_bytes = optimizer_bytes(optimizer, layer.parameters())
+            except Exception as error:  # an optimizer may raise anything
+                raise ProfileError(
+                    f"{self.where(index)}: its optimizer must take a step with gradients of zero, got "
+                    f"{_first_line(error)}"
+                ) from error
         fixed = [
             _fixed_part(self.samples, times[self.samples], self.fewer, times.get(self.fewer, 0.0))
             for times in (forward_us, backward_us)
@@ -104,7 +118,7 @@ class Walk:
             saved_bytes=result.saved_bytes,
             parameter_bytes=size_bytes((*layer.parameters(), *layer.buffers())),
             gradient_bytes=size_bytes(it for it in layer.parameters() if it.requires_grad),
-            optimizer_bytes=0 if optimizer is None else optimizer_bytes(optimizer, layer.parameters()),
+            optimizer_bytes=state_bytes,
             forward_fixed_us=fixed[0],
             backward_fixed_us=fixed[1],
         )
@@ -118,7 +132,9 @@ class Pass:
         outputs: of the layer, without gradients but with `requires_grad` as they came.
         forward_us: of the forward pass.
         backward_us: of the backward pass.
-        saved_bytes: see `pipeline.costs.Layer`.
+        saved_bytes: of the memory that autograd keeps and of the layer's inputs, each counted once, without
+            parameters, and without what the layer hands on: the next layer counts that as its input. So
+            the sum over a stage counts nothing twice; it is too much by inputs that no operator keeps.
     """
 
     outputs: tuple[Tensor, ...]
@@ -313,6 +329,10 @@ def _saved() -> Iterator[list[Tensor]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield saved
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def storage_key(tensor: Tensor) -> int:
