@@ -1,4 +1,4 @@
-"""Answers with tensors from the processes of `run_ranks`: as bytes, for a process may end before it is read."""
+"""Answers with tensors from the processes of `run_ranks`: as bytes, because a process may end too early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch norm over replicas against torch's own over the whole microbatch, and statistics under recomputation."""
+"""Batch norm over replicas against torch's own over the whole microbatch; statistics of repeated passes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def made(case: int) -> tuple[nn.Module, Tensor, Tensor]:
 def passes(module: nn.Module, x: Tensor, gradient: Tensor | None = None, **how: Any) -> list[Tensor]:
     """Outputs of all microbatches, gradients of their inputs, one tensor for each."""
     inputs = [part.clone().requires_grad_() for part in x]
-    run = how.get("run", lambda inputs: module(inputs))
+    run = how.get("run", module)
     outputs = [run(part) for part in inputs]
     for number, output in enumerate(outputs):
         output.backward(torch.ones_like(output) if gradient is None else gradient[number])
@@ -124,8 +124,8 @@ def replica(rank: int, size: int) -> bytes:
     for name, graph in (("aten", aten_graph()), ("fx", fx_graph())):
         x = torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(9))
         assert synchronise_batch_norm(graph, group) == 2
-        graph = copy.deepcopy(graph)
-        answers[name] = passes(graph, mine(x), mine(weights_like(x))), facts(graph)
+        copied = copy.deepcopy(graph)
+        answers[name] = passes(copied, mine(x), mine(weights_like(x))), facts(copied)
     norm, x, gradient = made(2)
     synchronise_batch_norm(norm, group)
 
@@ -170,7 +170,9 @@ def check(answers: list[Any], module: nn.Module, x: Tensor, gradient: Tensor) ->
     for _, (theirs, _) in answers:
         assert list(theirs) == list(state)
         for name, value in state.items():
-            torch.testing.assert_close(theirs[name], value, **(precise | {"rtol": min(precise["rtol"], 1e-6)}))
+            torch.testing.assert_close(
+                theirs[name], value, **(precise | {"rtol": min(precise["rtol"], 1e-6)})
+            )
     for index, value in enumerate(gradients):
         if value is not None:
             total = sum(theirs[index] for _, (_, theirs) in answers)
@@ -204,7 +206,9 @@ def test_replicas_normalise_over_the_whole_microbatch() -> None:
 )
 def test_merged_statistics_are_those_of_all_samples(parts: list[list[int]]) -> None:
     tensors = [torch.tensor(part, dtype=torch.float64) for part in parts]
-    rows = [torch.stack([t.mean(), (t - t.mean()).square().sum(), torch.tensor(float(len(t)))]) for t in tensors]
+    rows = [
+        torch.stack([t.mean(), (t - t.mean()).square().sum(), torch.tensor(float(len(t)))]) for t in tensors
+    ]
     mean, squares, total = _merge(torch.stack(rows).double(), 1)
     whole = torch.cat(tensors)
     torch.testing.assert_close(mean[0], whole.mean(), rtol=1e-12, atol=1e-9)
@@ -215,14 +219,18 @@ def test_merged_statistics_are_those_of_all_samples(parts: list[list[int]]) -> N
 def test_what_is_found_and_what_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.InstanceNorm2d(2), nn.SyncBatchNorm(2))
     assert find_batch_norm(model) == ("1", "3")
-    with pytest.raises(PartitionError, match="batch norm 3: on a replicated stage must be nn.BatchNorm1d, 2d or"):
+    with pytest.raises(
+        PartitionError, match=r"batch norm 3: on a replicated stage must be nn.BatchNorm1d, 2d or"
+    ):
         synchronise_batch_norm(model, None)  # type: ignore[arg-type]
     assert type(model[1]) is nn.BatchNorm2d  # nothing is changed before all is checked
     graph = aten_graph()
     assert find_batch_norm(graph) == ("batch_norm_default", "batch_norm_default_1")
     call = next(at for at in graph.graph.nodes if at.name == "batch_norm_default_1")
     call.target = torch.ops.aten._native_batch_norm_legit.default
-    with pytest.raises(PartitionError, match=r"batch_norm_default_1: on a replicated stage must be a call of aten.batch"):
+    with pytest.raises(
+        PartitionError, match=r"batch_norm_default_1: on a replicated stage must be a call of aten.batch"
+    ):
         synchronise_batch_norm(graph, None)  # type: ignore[arg-type]
     lazy = nn.Sequential(nn.LazyBatchNorm1d())
     with pytest.raises(PartitionError, match="got LazyBatchNorm1d"):

@@ -69,7 +69,9 @@ class _Normalise(torch.autograd.Function):
         exact = x if x.dtype == torch.float64 else x.float()
         variance, mean = torch.var_mean(exact, dims, correction=0)
         count = x.numel() // x.shape[1]
-        row = torch.cat([mean.double(), variance.double() * count, mean.new_tensor([count], dtype=torch.float64)])
+        row = torch.cat(
+            [mean.double(), variance.double() * count, mean.new_tensor([count], dtype=torch.float64)]
+        )
         merged_mean, squares, total = _merge(replicas.gather(row), x.shape[1])
         if total.item() <= 1:
             raise PartitionError(

@@ -6,8 +6,6 @@ division loads into any other, and into serial training. Not part of a step: mem
 
 from __future__ import annotations
 
-import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -96,7 +94,10 @@ def optimizer_state(
     packed = optimizer.state_dict()
     by_place = _names_by_place(optimizer, names)
     return {
-        "state": {by_place[place]: dict(values) for place, values in packed["state"].items()},
+        "state": {
+            by_place[place]: {key: _copied(value) for key, value in values.items()}
+            for place, values in packed["state"].items()
+        },
         "groups": [
             {
                 "names": [by_place[place] for place in group["params"]],
@@ -185,7 +186,12 @@ def load_optimizer_state(
             )
         kept = options[members[0]] if members else {k: v for k, v in group.items() if k != "params"}
         groups.append(kept | {"params": group["params"]})
-    places = {place: state["state"][name] for place, name in enumerate(by_place) if name in state["state"]}
+    # Copies: torch keeps tensors of the right type as they are, and steps would change the checkpoint.
+    places = {
+        place: {key: _copied(value) for key, value in state["state"][name].items()}
+        for place, name in enumerate(by_place)
+        if name in state["state"]
+    }
     optimizer.load_state_dict({"state": places, "param_groups": groups})
 
 
@@ -212,23 +218,18 @@ def load(path: Path | str) -> dict[str, Any]:
         CheckpointError: the file cannot be read or is no checkpoint of ours.
     """
     where = shorten_path(path)
+    rule = f"{where}: must be a checkpoint that this package saved, got another file or a part of one"
     try:
-        read = torch.load(Path(path), map_location="cpu", weights_only=True)
+        file = Path(path).open("rb")  # noqa: SIM115 (what fails here is told apart from what torch finds)
     except OSError as error:
         raise CheckpointError(f"{where}: cannot be read: {error.strerror or error}") from error
-    except (
-        RuntimeError,
-        ValueError,
-        EOFError,
-        KeyError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise CheckpointError(
-            f"{where}: must be a checkpoint that this package saved, got another file"
-        ) from error
+    with file:
+        try:
+            read = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch documents none: OSError, RuntimeError, UnpicklingError were seen
+            raise CheckpointError(rule) from error
     if not isinstance(read, dict) or read.get("format") != _FORMAT or not isinstance(read.get("state"), dict):
-        raise CheckpointError(f"{where}: must be a checkpoint that this package saved, got another file")
+        raise CheckpointError(rule)
     return dict(read["state"])
 
 
@@ -270,6 +271,10 @@ def _names_by_place(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Par
                 f"model, got none"
             )
     return [known[id(parameter)] for parameter in members]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _without_tensors(state: Mapping[str, Mapping[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
