@@ -165,7 +165,7 @@ def begin(
         ProfileError: the example is not what it must be.
         PartitionError: tracing fails.
     """
-    name = name or type(model).__name__
+    name = name or _name_of(model)
     given: Any = example
     targets: tuple[Tensor, ...] = ()
     if loss_fn is not None:
@@ -187,6 +187,12 @@ def begin(
         targets = first_samples(targets, (0,), at)
         samples = at
     return Walk(name, layered, inputs, targets, loss_fn, samples, samples // 2 if fixed else 0)
+
+
+def _name_of(model: nn.Module | Layered) -> str:
+    """Its class; a traced model says whose graph it is."""
+    own = None if isinstance(model, nn.Module) else getattr(model, "name", None)
+    return own if isinstance(own, str) else type(model).__name__
 
 
 def _layered(model: nn.Module | Layered, inputs: Any) -> Layered:

@@ -16,6 +16,7 @@ from pipeline.costs import Tie
 from pipeline.divisible import Divisible
 from pipeline.errors import ProfileError
 from pipeline.profiler import profile
+from pipeline.tracing import trace
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -213,6 +214,7 @@ def test_any_module_is_traced():
 
     found = profile(Net(), torch.randn(6, 4), repeats=1)
     assert found.model == "Net"
+    assert profile(trace(Net(), torch.randn(6, 4)), torch.randn(6, 4), repeats=1).model == "Net"
     assert found.parameter_bytes(0, found.depth) == 4 * (4 * 8 + 8 + 8 * 2 + 2)
 
 
