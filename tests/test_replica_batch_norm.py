@@ -19,7 +19,7 @@ from ranks import run_ranks  # noqa: E402
 from torch import Tensor, fx, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from pipeline.errors import PartitionError  # noqa: E402
+from pipeline.errors import BatchError, PartitionError  # noqa: E402
 from pipeline.run.batch_norm import (  # noqa: E402
     _merge,
     find_batch_norm,
@@ -150,7 +150,7 @@ def replica(rank: int, size: int) -> bytes:
         answers["restored"] = norm(x[0])
     tiny = nn.BatchNorm1d(2)
     synchronise_batch_norm(tiny, dist.new_group([rank], use_local_synchronization=True))
-    with pytest.raises(PartitionError, match=r"must have more than 1 value per channel, got \(1, 2\)"):
+    with pytest.raises(BatchError, match=r"must have more than 1 value per channel, got \(1, 2\)"):
         tiny(torch.ones(1, 2))
     return pack(answers)
 
@@ -268,3 +268,23 @@ def test_statistics_come_back_between_passes_in_flight() -> None:
     assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
     for output in outputs:
         output.square().sum().backward()
+
+
+class Counts(nn.Module):
+    """Puts a new tensor where its buffer was, as some moving averages do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return x
+
+
+def test_buffers_that_are_replaced_come_back_too() -> None:
+    module = nn.Sequential(Counts())
+    with pytest.raises(KeyError), statistics_once(module):  # as recomputation, which ends early by an error
+        module(torch.ones(1))
+        raise KeyError
+    assert module[0].count.item() == 0

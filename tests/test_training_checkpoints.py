@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -197,12 +198,16 @@ def test_a_file_holds_what_was_saved_and_no_more(tmp_path: Path) -> None:
         "part": large[:2],
         "scaler": {},
         "list": [1.5, None, ("a", True)],
+        "size": large.shape,
         7: OrderedDict(a=1),
     }
     checkpoints.save(tmp_path / "c.pt", state)
     read = checkpoints.load(tmp_path / "c.pt")
     assert equal(read, dict(state))
     assert (tmp_path / "c.pt").stat().st_size < 10_000
+    checkpoints.save(tmp_path / "c.pt", state | {"step": numpy.float64(2.5)})
+    assert checkpoints.load(tmp_path / "c.pt")["step"] == 2.5
+    checkpoints.save(tmp_path / "c.pt", state)
     with pytest.raises(CheckpointError, match=r"state\['step'\] must be a tensor, a number, .* got object"):
         checkpoints.save(tmp_path / "c.pt", {"step": object()})
     with pytest.raises(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
-from pipeline.errors import PartitionError
+from pipeline.errors import BatchError, PartitionError
 
 _TRACED = (torch.ops.aten.batch_norm.default, nn.functional.batch_norm)
 """What a graph may call: from torch.export, from fx."""
@@ -74,7 +74,7 @@ class _Normalise(torch.autograd.Function):
         )
         merged_mean, squares, total = _merge(replicas.gather(row), x.shape[1])
         if total.item() <= 1:
-            raise PartitionError(
+            raise BatchError(
                 f"batch norm: a microbatch must have more than 1 value per channel, got {tuple(x.shape)}"
             )
         mean = merged_mean.to(exact.dtype)
@@ -316,11 +316,16 @@ def statistics_once(module: nn.Module) -> Iterator[None]:
         contexts = lambda: (nullcontext(), statistics_once(module))
         checkpoint(module, x, use_reentrant=False, context_fn=contexts)
     """
-    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    before = [
+        (owner, name, buffer, buffer.detach().clone())
+        for owner in module.modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+    ]
     try:
         yield
     finally:
-        for buffer, value in before:
+        for owner, name, buffer, value in before:
+            setattr(owner, name, buffer)  # in case another tensor was put in its place
             # Not buffer.copy_: other microbatches' backward passes hold the buffer, and autograd would
             # refuse them if its version changed; batch norm itself does not change it either.
             buffer.data.copy_(value)

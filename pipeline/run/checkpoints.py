@@ -322,15 +322,19 @@ def _plain(value: Any, where: str) -> Any:
     """A copy in containers that are read safely; tensors without what lies around them in their storage."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+    if value is None:
+        return None
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)  # numpy's numbers, say, are floats that could not be read safely
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, (str, int)):
                 raise CheckpointError(f"checkpoint: keys of {where} must be names or numbers, got {key!r}")
         return {key: _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(entry, f"{where}[{index}]") for index, entry in enumerate(value))
+        entries = [_plain(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
+        return entries if isinstance(value, list) else tuple(entries)
     raise CheckpointError(
         f"checkpoint: {where} must be a tensor, a number, a string, None or a container of them, "
         f"got {type(value).__name__}"
