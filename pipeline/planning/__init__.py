@@ -1,1 +1,1 @@
-"""How plans are found: the order of the devices, memory, the dynamic program, the search and what it beats."""
+"""How plans are found: the order of the devices, memory, the dynamic program, the search, what it beats."""

@@ -130,7 +130,8 @@ def largest_share(batch: int, microbatches: int, replicas: int) -> int:
             f"batch of {batch} samples: must have at least {microbatches * replicas}, one for each of "
             f"{microbatches} microbatches on each of {replicas} replicas"
         )
-    return -(-(-(-batch // microbatches)) // replicas)
+    largest = -(-batch // microbatches)
+    return -(-largest // replicas)
 
 
 def readable(size: int) -> str:

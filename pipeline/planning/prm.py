@@ -1,0 +1,250 @@
+"""SPP's dynamic program (PRM): layers into stages, stages onto places of a device order.
+
+`W(l, s, r, i)` of the source counts stages from the front. Here they are counted from the back, because
+what an order keeps in flight depends on the stages *behind* a stage: one table then serves every number of
+stages, with the memory limit exact for each.
+
+    least[t][l, p] = the least possible maximum of any stage's total time or any boundary's, with the layers
+                     from l on in t stages, the first of them on place p and the others right behind it
+                   = min over cuts m of max(stage(l, m, p), onwards[t-1][m, p])
+    onwards[t][m, p] = min over places q right behind p of max(boundary(m, p, q), least[t][m, q])
+
+Source: SPP (arXiv 2204.10562), section IV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pipeline.planning.memory import peak_in_flight
+from pipeline.planning.tables import DeviceTables, Floats, Integers, LayerTables
+from pipeline.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a partition is sought for.
+
+    Attributes:
+        batch: samples.
+        microbatches: that it is divided into.
+        order: one of `ORDERS`; it only matters where memory is limited.
+        recompute: whether a backward pass repeats its forward pass.
+        max_in_flight: most microbatches in flight, or None.
+        limits: bytes of memory of each rank; None for no limit.
+    """
+
+    batch: int
+    microbatches: int
+    order: str = "1f1b"
+    recompute: bool = False
+    max_in_flight: int | None = None
+    limits: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Stages on places of a device order, with what they cost.
+
+    Attributes:
+        value_us: the least possible maximum of any stage's total time or any boundary's.
+        cuts: where stages begin, then the number of layers.
+        places: of each stage, by their numbers in `devices`.
+        devices: the tables that know the places.
+    """
+
+    value_us: float
+    cuts: tuple[int, ...]
+    places: tuple[int, ...]
+    devices: DeviceTables
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """As a plan takes them."""
+        bounds = pairwise(self.cuts)
+        return tuple(
+            Stage(start, end, self.devices.ranks(place))
+            for (start, end), place in zip(bounds, self.places, strict=True)
+        )
+
+
+def partitions(
+    layers: LayerTables, devices: DeviceTables, question: Question, most_stages: int
+) -> dict[int, Partition]:
+    """For every number of stages up to `most_stages` the best partition, where there is one.
+
+    A stage on r ranks takes M times (forward + backward) of 1/r of a microbatch, recomputation another
+    forward, and one allreduce of its gradients among exactly its ranks. A boundary takes M times the slower
+    direction: activations and gradients use different links, or different directions of a link. Ranks at
+    both ends of the order may stay without work. Of equals, fewer ranks and earlier ones count, then
+    earlier cuts.
+
+    Allreduces begin with upper limits of their rates; those that a best partition uses are made exact until
+    all of them are, so that the result is as if all had been known.
+
+    Complexity: O(S (L^2 n^2 + L n^3)) for L layers, n ranks and S stages, in numpy.
+    """
+    boundary = _boundary_us(layers, devices, question)
+    while True:
+        found = _solved(devices, boundary, _filtered(layers, devices, question), most_stages)
+        if not devices.find_rates(place for partition in found.values() for place in partition.places):
+            return found
+
+
+def _filtered(layers: LayerTables, devices: DeviceTables, question: Question) -> Callable[[int], Floats]:
+    """Total time of a stage by the number of stages behind it; infinite where memory is too small."""
+    stage = _stage_us(layers, devices, question)
+    if question.limits is None:
+        return lambda behind: stage
+    room = _Room(layers, devices, question)
+    return lambda behind: np.where(room.missing(behind) <= 0, stage, np.inf)
+
+
+def roomiest(
+    layers: LayerTables, devices: DeviceTables, question: Question, stages: Sequence[int]
+) -> Partition | None:
+    """The partition into one of these numbers of stages (ascending) whose fullest rank misses least memory.
+
+    The value is in bytes, of need beyond the limit. None where the batch has too few samples.
+    """
+    room = _Room(layers, devices, question)
+    possible = np.isfinite(_stage_us(layers, devices, question))
+    boundary = np.full((layers.profile.depth, len(devices.sender)), -np.inf)
+    found = _solved(
+        devices, boundary, lambda behind: np.where(possible, room.missing(behind), np.inf), stages[-1]
+    )
+    there = [found[number] for number in stages if number in found]
+    return min(there, key=lambda partition: partition.value_us, default=None)
+
+
+def _solved(
+    devices: DeviceTables, boundary: Floats, stage: Callable[[int], Floats], most_stages: int
+) -> dict[int, Partition]:
+    program = _Program(devices, boundary)
+    found = {}
+    for count in range(1, most_stages + 1):
+        program.add_stage(stage(count - 1))
+        partition = program.best()
+        if partition is not None:
+            found[count] = partition
+    return found
+
+
+class _Program:
+    """The tables `least` and `onwards`, one stage after another from the back."""
+
+    def __init__(self, devices: DeviceTables, boundary: Floats) -> None:
+        self.devices = devices
+        self.boundary = boundary
+        self.depth = len(boundary)
+        # Boundaries are sorted by sender, so that those of one sender are a run.
+        self.senders, self.runs = np.unique(devices.sender, return_index=True)
+        self.least: list[Floats] = []
+        self.onwards: list[Floats] = []
+        self.costs: list[Floats] = []
+
+    def add_stage(self, cost: Floats) -> None:
+        """Put one more stage in front, which costs so much by [start, end, place]."""
+        behind = len(self.least)
+        self.costs.append(cost)
+        if not behind:
+            self.least.append(cost[:, self.depth])
+            return
+        onwards = np.full(self.least[-1].shape, np.inf)
+        if len(self.senders):
+            ways = np.maximum(self.boundary, self.least[-1][:, self.devices.receiver])
+            onwards[:, self.senders] = np.minimum.reduceat(ways, self.runs, axis=1)
+        self.onwards.append(onwards)
+        self.least.append(np.maximum(cost[:, : self.depth], onwards[None]).min(axis=1))
+
+    def best(self) -> Partition | None:
+        """The best partition into all stages so far; None where there is none."""
+        count = len(self.least)
+        value = self.least[count - 1][0]
+        if not np.isfinite(value.min()):
+            return None
+        place = int(value.argmin())
+        cuts, places = [0], [place]
+        for behind in range(count - 1, 0, -1):
+            ways = np.maximum(
+                self.costs[behind][cuts[-1], : self.depth, place], self.onwards[behind - 1][:, place]
+            )
+            cut = int(ways.argmin())
+            run = np.flatnonzero(self.devices.sender == place)
+            after = np.maximum(
+                self.boundary[cut, run], self.least[behind - 1][cut, self.devices.receiver[run]]
+            )
+            place = int(self.devices.receiver[run[after.argmin()]])
+            cuts.append(cut)
+            places.append(place)
+        return Partition(float(value.min()), (*cuts, self.depth), tuple(places), self.devices)
+
+
+class _Room:
+    """Which stages fit into memory, by the number of microbatches that they keep."""
+
+    def __init__(self, layers: LayerTables, devices: DeviceTables, question: Question) -> None:
+        assert question.limits is not None
+        self.question = question
+        self.needs = Needs(layers, question, len(devices.order))
+        self.size = devices.replicas - 1
+        self.limit = np.array(
+            [min(question.limits[rank] for rank in devices.ranks(place)) for place in range(len(self.size))]
+        )
+
+    def missing(self, behind: int) -> Integers:
+        """Bytes beyond the limit, with so many stages behind; negative where there is room."""
+        question = self.question
+        kept = peak_in_flight(question.order, behind, question.microbatches, question.max_in_flight)
+        return self.needs.total(kept)[:-1, :, self.size] - self.limit
+
+
+class Needs:
+    """Bytes that a rank needs for layers [start, end) with 1, 2, ... replicas, as `memory.stage_memory`.
+
+    Attributes:
+        fixed: weights, gradients, optimizer and messages, by [start, end, replicas - 1].
+        saved: of one microbatch.
+        inputs: likewise what crosses the boundary before `start`, by [start, 1, replicas - 1].
+    """
+
+    def __init__(self, layers: LayerTables, question: Question, ranks: int) -> None:
+        largest = -(-question.batch // question.microbatches)
+        share = -(-largest // np.arange(1, ranks + 1))
+        samples = layers.profile.samples
+        crossing = np.ceil(layers.crossing_bytes[:, None] * share / samples).astype(np.int64)
+        self.inputs = crossing[:, None, :]
+        self.fixed = layers.fixed_bytes[:, :, None] + 2 * (crossing[:, None, :] + crossing[None, :, :])
+        self.saved = np.ceil(layers.saved_bytes[:, :, None] * share / samples).astype(np.int64)
+        self.recompute = question.recompute
+
+    def total(self, in_flight: int) -> Integers:
+        """With so many microbatches in flight."""
+        if self.recompute:
+            return self.fixed + in_flight * self.inputs + self.saved
+        return self.fixed + in_flight * self.saved
+
+
+def _stage_us(layers: LayerTables, devices: DeviceTables, question: Question) -> Floats:
+    """Total time of a stage by [start, end, place]; infinite where there must not be one."""
+    count = question.microbatches
+    passes = (layers.forward, layers.backward) + ((layers.forward,) if question.recompute else ())
+    fixed = count * sum(constant for constant, _ in passes)
+    rest = question.batch * sum(per_sample for _, per_sample in passes)
+    compute = fixed[:, :, None] + rest[:, :, None] / devices.replicas
+    places = np.arange(len(devices.replicas))
+    total = compute + devices.allreduce_us(places, layers.gradient_bytes[:, :, None])
+    possible = layers.allowed[:, :, None] & (devices.replicas * count <= question.batch)
+    return np.where(possible, total, np.inf)[:-1]  # no stage begins behind the last layer
+
+
+def _boundary_us(layers: LayerTables, devices: DeviceTables, question: Question) -> Floats:
+    """Total time of a boundary by [layer behind it, boundary]."""
+    share = question.batch / question.microbatches / layers.profile.samples
+    size = layers.crossing_bytes[: layers.profile.depth, None] * share
+    ways = [latency + size * us_per_byte for latency, us_per_byte in (devices.forward, devices.backward)]
+    return question.microbatches * np.maximum(*ways)
