@@ -63,6 +63,7 @@ class Trainer:
         clip_norm: the largest norm of all gradients of the model; None for no limit.
         precision: "float32", "bfloat16" or "float16", or a `Precision`; None is "float32".
         timeout_s: after which waiting for another rank fails; longer than any step takes.
+        start_timeout_s: the same at the start, where some ranks may have to find their schedules first.
         device: "cpu".
         record: whether `timeline` has something to tell.
 
@@ -85,10 +86,12 @@ class Trainer:
         clip_norm: float | None = None,
         precision: str | Precision | None = None,
         timeout_s: float = 60.0,
+        start_timeout_s: float = 600.0,
         device: str = "cpu",
         record: bool = False,
     ) -> None:
-        _check(plan, loss_reduction, accumulate, timeout_s, device)
+        _check(plan, loss_reduction, accumulate, min(timeout_s, start_timeout_s), device)
+        self._start_timeout_s = start_timeout_s
         self._rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
         if isinstance(model, Layered):
@@ -271,17 +274,19 @@ class Trainer:
                 if find_batch_norm(module):
                     synchronise_batch_norm(module, self._groups.stage)
             ties.equalise(parameters)
-        update = Update(
-            parameters,
-            optimizer,
-            self._place,
-            self._groups,
-            ties,
-            self._precision,
-            self._recorder,
-            accumulate=self._accumulate,
-            clip_norm=self._clip_norm,
-        )
+            update = Update(
+                parameters,
+                optimizer,
+                self._place,
+                self._groups,
+                ties,
+                self._precision,
+                self._recorder,
+                accumulate=self._accumulate,
+                clip_norm=self._clip_norm,
+            )
+            update.rehearse()
+            self._groups.meet(self._start_timeout_s)
         passes = Passes(
             fake,
             module,
@@ -336,11 +341,10 @@ class Trainer:
 
     def _words(self, cause: BaseException, call: int | None) -> str:
         """One line that says what this rank did, and what others said."""
-        if isinstance(cause, TrainingError):
-            message = str(cause)
-        else:
+        if not isinstance(cause, TrainingError):
             doing = "starting" if self._parts is None or call is None else self._parts[0].doing
-            message = f"{self._name}: {doing}: {first_line(cause)}"
+            return f"{self._name}: {doing}: {first_line(cause)}"
+        message = str(cause)
         theirs = self._agreement.first_report()
         if theirs is None and call is not None:
             theirs = self._agreement.others_at(call)

@@ -77,8 +77,10 @@ class Agreement:
     def others_at(self, call: int) -> str | None:
         """What another rank was given at a call for which this rank did not ask; None where nobody asked."""
         with contextlib.suppress(Exception):
+            if self._has(self._key(call, self._rank)):
+                return None
             for rank in range(self._size):
-                if rank != self._rank and self._has(self._key(call, rank)):
+                if self._has(self._key(call, rank)):
                     return f"rank {rank} came to {self._store.get(self._key(call, rank)).decode()}"
         return None
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from backends.errors import ExecutionError
+
+_GLOO_CLOSED = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused")
+_GLOO_LATE = re.compile(r"Timed out waiting (\d+)ms")
 
 
 class TrainingError(ExecutionError):
@@ -24,3 +29,14 @@ def cause_of(error: BaseException) -> BaseException:
     while not isinstance(error, TrainingError) and error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def words_of(error: BaseException) -> str:
+    """What gloo says, without its file names and advice; the first line of any other error."""
+    text = str(error)
+    if _GLOO_CLOSED.search(text):
+        return "its connection was closed: it died or has given up"
+    late = _GLOO_LATE.search(text)
+    if late is not None:
+        return f"nothing came within {int(late[1]) / 1000:g} s"
+    return first_line(error)

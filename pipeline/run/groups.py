@@ -10,12 +10,14 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import BarrierOptions
 
 import topologies
 from backends.group.options import Options
 from backends.group.process_group import SynthGroup
 from backends.torch_names import break_gloo
 from pipeline.errors import PlanError
+from pipeline.run.failures import TrainingError, words_of
 from pipeline.stages import Plan
 from synth.errors import InputError
 from synth.topology import Topology
@@ -68,6 +70,21 @@ class Groups:
             sorted(ranks), timeout=self._timeout, backend=self._backend, pg_options=self._options
         )
         return self._keep(made)
+
+    def meet(self, timeout_s: float) -> None:
+        """Wait until all ranks are here; `timeout_s` is for this once.
+
+        Raises:
+            TrainingError: some rank did not come, or is gone.
+        """
+        options = BarrierOptions()
+        options.timeout = timedelta(seconds=timeout_s)
+        try:
+            self.job.barrier(options).wait()
+        except RuntimeError as error:
+            raise TrainingError(
+                f"rank {dist.get_rank()}: waiting for all ranks to start: {words_of(error)}"
+            ) from error
 
     def break_all(self) -> None:
         """End all calls in flight, here and on ranks that wait for this one."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.run.failures import TrainingError, first_line
+from pipeline.run.failures import TrainingError, words_of
 from pipeline.run.recorder import NullRecorder, Records
 
 _WATCHERS = 16
@@ -46,7 +46,7 @@ class Pending:
             else:
                 self._work.wait()
         except RuntimeError as error:
-            raise TrainingError(f"{self._words}: {first_line(error)}") from error
+            raise TrainingError(f"{self._words}: {words_of(error)}") from error
 
 
 class Links:
@@ -101,7 +101,7 @@ class Links:
         try:
             work = operation(tensor, peer, group=self._group, tag=tag)
         except RuntimeError as error:
-            raise TrainingError(f"{words}: {first_line(error)}") from error
+            raise TrainingError(f"{words}: {words_of(error)}") from error
         assert isinstance(work, dist.Work), "only ranks outside the group get none"
         return work
 

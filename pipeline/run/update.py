@@ -66,6 +66,14 @@ class Update:
         self._batches = 0
         self._began_ns: int | None = None
 
+    def rehearse(self) -> None:
+        """Sum what is still zero, so that schedules are found before the first step and not in it."""
+        self._buffer.zero()
+        if self._groups.stage is not None:
+            self._buffer.start_allreduce(self._groups.stage)
+            self._buffer.wait()
+        self._ties.synchronise(self.parameters, self._buffer)
+
     def begin(self) -> None:
         """Before the passes of a batch."""
         if self._batches == 0:
