@@ -33,7 +33,7 @@ from pipeline.run.place import Place
 from pipeline.run.precision import Precision
 from pipeline.run.recorder import NullRecorder, Recorder, Records
 from pipeline.run.ties import TieGroups
-from pipeline.run.update import OptimizerOf, Update
+from pipeline.run.update import OptimizerOf, Update, check_optimizer
 from pipeline.run.weights import broadcast_weights
 from pipeline.stages import Plan
 from pipeline.timeline import Timeline
@@ -90,7 +90,7 @@ class Trainer:
         device: str = "cpu",
         record: bool = False,
     ) -> None:
-        _check(plan, loss_reduction, accumulate, min(timeout_s, start_timeout_s), device)
+        _check(plan, loss_reduction, accumulate, min(timeout_s, start_timeout_s), device, precision)
         self._start_timeout_s = start_timeout_s
         self._rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
@@ -112,7 +112,11 @@ class Trainer:
         self._parts: tuple[Passes, Update, nn.Module, tuple[int, ...]] | None = None
         self.losses: tuple[float, ...] = ()
         if isinstance(model, Layered):
-            self._take(model, optimizer)
+            try:
+                self._take(model, optimizer)
+            except BaseException:
+                self.close()
+                raise
         else:
             self._waiting = model, optimizer
 
@@ -261,6 +265,7 @@ class Trainer:
 
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
         """This rank's part of the model, with the same weights as its replicas."""
+        check_optimizer(optimizer, model.divide(0, model.depth).parameters())
         fake = FakeModel(model)  # before batch norm is changed
         ties = TieGroups(self.plan, model.ties, self._groups.make)
         module: nn.Module = nn.Identity()
@@ -372,7 +377,14 @@ def _check_model(model: Layered, plan: Plan) -> None:
         raise PlanError(f"plan: must be for model {name}, got one for {plan.model}")
 
 
-def _check(plan: Plan, loss_reduction: str, accumulate: int, timeout_s: float, device: str) -> None:
+def _check(
+    plan: Plan,
+    loss_reduction: str,
+    accumulate: int,
+    timeout_s: float,
+    device: str,
+    precision: str | Precision | None,
+) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError("trainer: torch.distributed must be initialised (init_process_group), got no group")
     size = dist.get_world_size()
@@ -386,3 +398,5 @@ def _check(plan: Plan, loss_reduction: str, accumulate: int, timeout_s: float, d
         raise InputError(f"timeout_s: must be positive, got {timeout_s}")
     if device != "cpu":
         raise InputError(f"device: must be cpu, which gloo sends from, got {device}")
+    if isinstance(precision, str):
+        Precision(precision, device)  # raises before any group is made

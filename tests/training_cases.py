@@ -151,10 +151,12 @@ def serial(
     accumulate: int = 1,
     clip_norm: float | None = None,
     autocast: bool = False,
+    halve_every: int | None = None,
 ) -> Curve:
     """Plain training, in microbatches where that makes a difference; autocast is to bfloat16."""
     model = make()
     optimizer = momentum(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, halve_every or len(given), gamma=0.5)
     losses = []
     for index, (inputs, targets) in enumerate(given):
         sizes = divided(len(inputs), microbatches)
@@ -172,6 +174,7 @@ def serial(
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
             optimizer.step()
+            schedule.step()
     gradients = {
         name: it.grad.numpy().copy()
         for name, it in model.named_parameters(remove_duplicate=False)

@@ -118,6 +118,22 @@ class Update:
         self._buffer.close()
 
 
+def check_optimizer(optimizer: OptimizerOf, parameters: Iterable[nn.Parameter]) -> None:
+    """Refuse an optimizer of something else than the whole model's parameters, on all ranks alike.
+
+    Raises:
+        InputError: it holds none of those that are to be trained.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if trained and not any(id(parameter) in held for parameter in trained):
+        raise InputError(
+            f"optimizer: must hold parameters of the model, got none of its {len(trained)} that are trained"
+        )
+
+
 def _optimizer_of(optimizer: OptimizerOf, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
     """The optimizer of a stage's parameters; None where there are none."""
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -125,13 +141,4 @@ def _optimizer_of(optimizer: OptimizerOf, parameters: list[nn.Parameter]) -> tor
     mine = {id(parameter) for parameter in parameters}
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if id(parameter) in mine]
-    held = _count(group["params"] for group in optimizer.param_groups)
-    if held == 0 and any(parameter.requires_grad for parameter in parameters):
-        raise InputError(
-            f"optimizer: must hold parameters of the model, got none of the {len(parameters)} of this stage"
-        )
-    return optimizer if held else None
-
-
-def _count(groups: Iterable[list[nn.Parameter]]) -> int:
-    return sum(len(group) for group in groups)
+    return optimizer if any(group["params"] for group in optimizer.param_groups) else None
