@@ -18,17 +18,19 @@ from synth.options import AsJson, Gpu, Pcie, Ranks, Rates, Spec, rank_list, whol
 from synth.plan_description import alternative_document, describe_plan, figures, plan_document
 
 if TYPE_CHECKING:
-    from pipeline.prediction import Prediction
-
     from pipeline.costs import Profile
+    from pipeline.prediction import Prediction
     from pipeline.stages import Plan
+
+DEVICE = "v100"
+"""What a network that is only named is costed for, unless `--device` says otherwise."""
 
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
         help="a profile file, vgg19, resnet152, inception-v3, transformer, bert-large, xlnet-large or "
-        "bert-base, or FILE.py:FUNCTION, which returns (model, example inputs)",
+        "bert-base, or FILE.py:FUNCTION, which returns (model, inputs) or (model, (inputs, targets), loss)",
     ),
 ]
 
@@ -37,7 +39,13 @@ def plan(
     model: Model,
     spec: Spec,
     batch: Annotated[
-        int | None, typer.Option("--batch", parser=whole, metavar="N", help="samples a step; the profile's")
+        int | None,
+        typer.Option(
+            "--batch",
+            parser=whole,
+            metavar="N",
+            help="samples a step; those of the profile, for a named network on each rank",
+        ),
     ] = None,
     microbatches: Annotated[
         int | None, typer.Option("--microbatches", parser=whole, metavar="N", help="the best number")
@@ -82,12 +90,12 @@ def plan(
 
     Beside it stand data parallelism, GPipe, PipeDream and HetPipe on the same costs.
     """
+    import topologies
+    from pipeline import networks
+    from pipeline.network import Network
     from pipeline.planner import plan as planned
     from pipeline.planning.alternatives import alternatives
     from pipeline.prediction import predict
-
-    import topologies
-    from pipeline.network import Network
     from synth.sizes import parse_size
 
     for path in (output, picture, trace, profile_output):
@@ -95,10 +103,14 @@ def plan(
     topology = topologies.load(spec, gpu=gpu, pcie=pcie, rates=rates)
     if ranks is not None:
         topology = topology.subset(rank_list(ranks))
+    if device is None and model in networks.NAMES:
+        device = DEVICE
     limit = parse_size(memory) if memory is not None else _memory_of(device)
     watch = Stopwatch()
     with progress(f"costing {model}", quiet=as_json):
-        profile = _profile(model, device, batch)
+        profile = _profile(model, device)
+    if batch is None:
+        batch = profile.samples * (topology.ranks if model in networks.NAMES else 1)
     network = Network(topology)
     with progress(f"planning {profile.model} on {topology.name}", quiet=as_json):
         best = planned(
@@ -130,41 +142,33 @@ def plan(
         print_lines(describe_plan(best, profile, topology, document))
 
 
-def _profile(model: str, device: str | None, batch: int | None) -> Profile:
+def _profile(model: str, device: str | None) -> Profile:
     """The costs of what the argument names.
 
     Raises:
         InputError: it names nothing, or the file or function does not give a profile or a model.
     """
+    from pipeline import networks
     from pipeline.formats import read_profile
 
     if model.endswith(".json") or (Path(model).is_file() and ".py" not in model):
         if device is not None:
             raise InputError(f"--device {device}: a profile file has its costs already")
         return read_profile(model)
-    return (
-        _profile_of_network(model, device, batch)
-        if ".py:" not in model
-        else _profile_of_function(model, device)
-    )
-
-
-def _profile_of_network(model: str, device: str | None, batch: int | None) -> Profile:
-    from pipeline import networks
-
+    if ".py:" in model:
+        return _profile_of_function(model, device)
     if model not in networks.NAMES:
         raise InputError(
             f"model {model}: must be a profile file, one of {', '.join(networks.NAMES)}, or FILE.py:FUNCTION"
         )
-    return networks.analytic_profile(model, device or "v100", **({} if batch is None else {"samples": batch}))
+    return networks.analytic_profile(model, device or DEVICE)
 
 
 def _profile_of_function(model: str, device: str | None) -> Profile:
     """Measured here, or analysed for a device, of the model that a function returns."""
     from pipeline.analytic import analyse
+    from pipeline.devices import device_named as named
     from pipeline.profiler import profile
-
-    from pipeline.devices import device as named
 
     found, example, loss = _call(model)
     if device is None:
@@ -192,7 +196,7 @@ def _call(model: str) -> tuple[Any, Any, Any]:
         raise InputError(f"{file}: {name}() raised {type(error).__name__}: {error}") from error
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise InputError(
-            f"{file}: {name}() must return (model, example inputs), or these and a loss function, "
+            f"{file}: {name}() must return (model, inputs) or (model, (inputs, targets), loss), "
             f"got {type(made).__name__}"
         )
     return made if len(made) == 3 else (*made, None)
@@ -201,7 +205,7 @@ def _call(model: str) -> tuple[Any, Any, Any]:
 def _memory_of(device: str | None) -> int | None:
     if device is None:
         return None
-    from pipeline.devices import device as named
+    from pipeline.devices import device_named as named
 
     return named(device).memory_bytes
 

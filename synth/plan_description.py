@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from synth.console import table
 
 if TYPE_CHECKING:
-    from pipeline.prediction import Prediction
-
     from pipeline.costs import Profile
     from pipeline.errors import PlanError
     from pipeline.network import Network
+    from pipeline.prediction import Prediction
     from pipeline.stages import Plan
     from synth.topology import Topology
 
@@ -69,12 +68,11 @@ def alternative_document(
     found: Plan | PlanError,
     profile: Profile,
     network: Network,
-    batch: int | None,
+    batch: int,
     predicted: Prediction,
 ) -> dict[str, Any]:
     """An alternative's figures, or why there is none."""
     from pipeline.prediction import predict
-
     from pipeline.stages import Plan
 
     if not isinstance(found, Plan):
@@ -93,6 +91,7 @@ def alternative_document(
 def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Mapping[str, Any]) -> list[str]:
     """The plan, what is expected of it, and the others, for people."""
     limit = document["memory_limit_bytes"]
+    proved = plan.order == "pe" and plan.max_in_flight is None
     stages = table(
         ("stage", "layers", "ranks", "memory", "in flight"),
         [
@@ -116,7 +115,7 @@ def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Ma
             _time(found["time_us"]),
             f"{found['slower']:.2f}",
             f"{found['bubble']:.0%}",
-            f"{_shape_of(found['stages'])}, {found['microbatches']} microbatches, {found['order']}",
+            f"{_shape_of(found['stages'])}, {_counted(found['microbatches'])}, {found['order']}",
         )
         for name, found in document["alternatives"].items()
     ]
@@ -124,12 +123,13 @@ def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Ma
         f"{profile.model} on {topology.name}: {profile.depth} layers, {topology.ranks} ranks; costs: "
         f"{profile.source or 'from a file'}",
         *stages,
-        f"{plan.microbatches} microbatches, order {plan.order}"
+        f"{_counted(plan.microbatches)}, order {plan.order}"
         + (", recomputing forward passes" if plan.recompute else "")
         + ("" if limit is None else f", at most {_bytes(limit)} on a rank"),
         f"one step: {_time(document['time_us'])} ({document['samples_per_s']:.4g} samples/s), "
-        f"ranks idle {document['bubble']:.0%}; proved: at most {_time(document['bound_us'])}"
-        f" {document['bound_condition']}",
+        f"ranks idle {document['bubble']:.0%}",
+        f"{'proved: at most' if proved else 'proved for the same stages in order pe: at most'} "
+        f"{_time(document['bound_us'])}",
         "",
         *table(("way", "step", "times ours", "idle", "stages"), [ours, *others], left=1),
         *([f"written to {document['file']}"] if document["file"] else []),
@@ -138,7 +138,7 @@ def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Ma
 
 def _shape(plan: Plan) -> str:
     stages = [[stage.start, stage.end, list(stage.ranks)] for stage in plan.stages]
-    return f"{_shape_of(stages)}, {plan.microbatches} microbatches, {plan.order}"
+    return f"{_shape_of(stages)}, {_counted(plan.microbatches)}, {plan.order}"
 
 
 def _shape_of(stages: list[list[Any]]) -> str:
@@ -155,3 +155,7 @@ def _time(us: float) -> str:
 
 def _bytes(size: float) -> str:
     return f"{size / (1 << 30):.3g} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.3g} MiB"
+
+
+def _counted(microbatches: int) -> str:
+    return f"{microbatches} microbatch{'' if microbatches == 1 else 'es'}"
