@@ -212,3 +212,13 @@ def test_a_batch_too_small_is_said_for_each() -> None:
     for plan in plans.values():
         assert isinstance(plan, PlanError)
         assert "batch of 3 samples: must have at least 4" in str(plan)
+
+
+def test_hetpipe_leaves_out_workers_that_no_links_join() -> None:
+    """A line 0 1 2 3: halves would make replicas of 0 and 2."""
+    links = [Link(a, b, 1) for u, v in ((0, 1), (1, 2), (2, 3)) for a, b in ((u, v), (v, u))]
+    line = Network(Topology.build("line", 4, links))
+    plan = hetpipe(model([1, 1, 1, 1], weights=100 * MB), line, batch=32, microbatches=4)
+    assert plan.method == "hetpipe NP"
+    with pytest.raises(PlanError, match="no path leads from rank"):
+        hetpipe(model([1, 1]), Network(Topology.build("apart", 2, [])), batch=32, microbatches=4)

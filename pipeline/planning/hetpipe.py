@@ -42,7 +42,7 @@ def hetpipe(
     halves HD takes. Every policy is tried at every level.
 
     Raises:
-        PlanError: no policy gives a plan that fits (the last one's refusal).
+        PlanError: no policy gives a plan that fits and whose workers are joined (the last one's refusal).
         BatchError: there are fewer samples than microbatches.
     """
     from pipeline.prediction import predict
@@ -61,12 +61,11 @@ def hetpipe(
             plan = worker_plan(
                 profile, network, workers, policy, batch=batch, microbatches=microbatches, limit=memory_bytes
             )
+            plans.append((predict(plan, profile, network, batch=batch).time_us, plan))
         except BatchError as error:  # too many workers for so small a microbatch
             refusal = PlanError(str(error))
-        except PlanError as error:
+        except PlanError as error:  # memory, or workers that no links join
             refusal = error
-        else:
-            plans.append((predict(plan, profile, network, batch=batch).time_us, plan))
     if not plans:
         raise refusal or PlanError("hetpipe: no policy gives a plan")
     return min(plans, key=lambda it: it[0])[1]

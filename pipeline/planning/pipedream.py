@@ -56,7 +56,7 @@ def pipedream(
 
     Where the fabric has levels, both the flat and the level-by-level program are run, and the plan with the
     shorter predicted step is taken. The published program does not know memory: where its plan does not fit,
-    recomputation is tried, then the flat program over the stages that fit.
+    recomputation is tried, and the flat program over the stages that fit.
 
     Raises:
         PlanError: nothing fits (by how much), or ranks are not connected.
@@ -71,7 +71,7 @@ def pipedream(
             found.append(fitted(both_ways(plan), profile, memory_bytes, batch))
         except PlanError as error:
             refusal = error
-    if refusal and not found and memory_bytes is not None:
+    if memory_bytes is not None and all(plan.recompute for plan in found):
         found += [plan for plan in [question.within(memory_bytes)] if plan]
     if refusal and not found:
         raise refusal
