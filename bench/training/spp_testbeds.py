@@ -34,7 +34,7 @@ RESERVED = Fraction(1, 10)
 """Of a GPU's memory, left to the framework, its context and fragmentation: assumed."""
 
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
-"""Each method takes the best of these for the model at hand; the source's numbers are not public text."""
+"""Each method takes the best of these for the model at hand; ours, not the source's numbers."""
 
 SPP = "spp"
 
