@@ -25,7 +25,7 @@ from pipeline.run.agreement import Agreement
 from pipeline.run.batch_norm import find_batch_norm, restore_batch_norm, synchronise_batch_norm
 from pipeline.run.batches import Batch, Signature, Tensors, as_tuple
 from pipeline.run.boundary import FakeModel
-from pipeline.run.failures import TrainingError, cause_of, first_line
+from pipeline.run.failures import TrainingError, cause_of, is_of_others, words_of
 from pipeline.run.groups import Groups, fabric_of
 from pipeline.run.links import Links, Messages
 from pipeline.run.passes import REDUCTIONS, Passes
@@ -335,7 +335,7 @@ class Trainer:
                 raise
             message = self._words(cause, call)
             self._failure = message
-            if not isinstance(cause, TrainingError):
+            if not is_of_others(cause):
                 self._agreement.report(message)
             self._groups.break_all()
             if isinstance(cause, InputError):
@@ -346,10 +346,13 @@ class Trainer:
 
     def _words(self, cause: BaseException, call: int | None) -> str:
         """One line that says what this rank did, and what others said."""
-        if not isinstance(cause, TrainingError):
+        if isinstance(cause, TrainingError):
+            message = str(cause)
+        else:
             doing = "starting" if self._parts is None or call is None else self._parts[0].doing
-            return f"{self._name}: {doing}: {first_line(cause)}"
-        message = str(cause)
+            message = f"{self._name}: {doing}: {words_of(cause)}"
+        if not is_of_others(cause):
+            return message
         theirs = self._agreement.first_report()
         if theirs is None and call is not None:
             theirs = self._agreement.others_at(call)

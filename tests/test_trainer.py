@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import run_ranks  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+from torch import Tensor  # noqa: E402
 from training_cases import (  # noqa: E402
     LAYERS,
     Curve,
@@ -123,9 +123,7 @@ def of_many_kinds(rank: int, size: int) -> dict[str, Curve]:
     given = batches(6)
     return {
         "branching": trained(plan_of([1, 2, 1], depth=4), branching, given),
-        "branching, recomputed": trained(
-            plan_of([2, 1, 1], "pe", depth=4, recompute=True), branching, given
-        ),
+        "branching, recomputed": trained(plan_of([2, 1, 1], "pe", depth=4, recompute=True), branching, given),
         "frozen": trained(plan_of([1, 1, 2]), frozen, given),
         "normalised": trained(plan_of([1, 2, 1], depth=5), normalised, given),
         "normalised, recomputed": trained(
@@ -152,7 +150,7 @@ def test_models_and_ways_of_training() -> None:
     check_close(curves["tied"], serial(tied, given))
     check_close(curves["accumulated"], serial(network, given, accumulate=3))
     check_close(curves["clipped"], serial(network, given, clip_norm=0.1))
-    of_sums = serial(network, given, loss_fn=lambda x, y: summed(x, y))
+    of_sums = serial(network, given, loss_fn=summed)
     check_close(curves["summed"], of_sums, tolerance=1e-5)  # losses of about 18
 
     check_close(curves["bfloat16"], serial(network, given, microbatches=3, autocast=True))
@@ -251,7 +249,8 @@ def evaluated(rank: int, size: int) -> tuple[float, float, bool]:
         loss = trainer.evaluate(inputs, targets)
         after = trainer.state_dict()
         kept = all(torch.equal(before[name], after[name]) for name in before) and all(
-            torch.equal(old, new.grad) for old, new in zip(gradients, trainer.module.parameters(), strict=False)
+            torch.equal(old, new.grad)
+            for old, new in zip(gradients, trainer.module.parameters(), strict=False)
             if new.grad is not None
         )
         assert all(layer.training for layer in trainer.module.modules())
@@ -402,5 +401,5 @@ REFUSALS = [
 
 
 def test_a_job_is_needed() -> None:
-    with pytest.raises(InputError, match="torch.distributed must be initialised"):
+    with pytest.raises(InputError, match=r"torch\.distributed must be initialised"):
         Trainer(network(), plan_of([1]), cross_entropy, momentum)

@@ -180,7 +180,9 @@ def serial(
         for name, it in model.named_parameters(remove_duplicate=False)
         if it.grad is not None
     }
-    return Curve(losses, gradients, {name: value.numpy().copy() for name, value in model.state_dict().items()})
+    return Curve(
+        losses, gradients, {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    )
 
 
 def plan_of(

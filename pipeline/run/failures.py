@@ -6,7 +6,10 @@ import re
 
 from backends.errors import ExecutionError
 
-_GLOO_CLOSED = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused")
+_GLOO_CLOSED = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
+)
+_GLOO_GAVE_UP = "Application timeout caused pair closure"
 _GLOO_LATE = re.compile(r"Timed out waiting (\d+)ms")
 
 
@@ -24,6 +27,13 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0].strip()}" if text else type(error).__name__
 
 
+def is_of_others(error: BaseException) -> bool:
+    """Whether an error is that of a call that other ranks take part in, who know better what went wrong."""
+    return isinstance(error, ExecutionError) or (
+        isinstance(error, RuntimeError) and ("/gloo/" in str(error) or _GLOO_GAVE_UP in str(error))
+    )
+
+
 def cause_of(error: BaseException) -> BaseException:
     """The first error of a chain: torch wraps those of passes in others of many lines."""
     while not isinstance(error, TrainingError) and error.__cause__ is not None:
@@ -36,6 +46,10 @@ def words_of(error: BaseException) -> str:
     text = str(error)
     if _GLOO_CLOSED.search(text):
         return "its connection was closed: it died or has given up"
+    if _GLOO_GAVE_UP in text:
+        return "nothing came in time"
+    if isinstance(error, ExecutionError):
+        return first_line(error).partition(": ")[2]
     late = _GLOO_LATE.search(text)
     if late is not None:
         return f"nothing came within {int(late[1]) / 1000:g} s"

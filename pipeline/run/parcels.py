@@ -39,7 +39,9 @@ def travels_in_place(wires: Sequence[Wire]) -> bool:
 def packed(wires: Sequence[Wire], tensors: Sequence[Tensor | None], parcel: Parcel) -> Tensor:
     """The bytes of a parcel, to be sent; None stands for zeros."""
     samples = parcel.stop - parcel.start
-    if travels_in_place(wires) and tensors[0] is not None:
+    if travels_in_place(wires):
+        if tensors[0] is None:
+            return torch.zeros(wires[0].bytes_of(samples), dtype=torch.uint8)
         return as_bytes(wires[0].narrowed(tensors[0], parcel.start, parcel.stop).contiguous())
     buffer = torch.empty(_size(wires, samples), dtype=torch.uint8)
     for view, wire, tensor in zip(_views(wires, samples, buffer), wires, tensors, strict=True):

@@ -229,7 +229,7 @@ class ReplicaStage(_PipelineStageBase):
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """All gradients of this rank are there."""
         assert grad_scale_factor == 1, "losses are weighted instead"
-        self.doing = "summing gradients over replicas"
+        self.doing = f"summing gradients over replicas {', '.join(map(str, sorted(self.place.ranks)))}"
         self._reduce()
 
     def _run(self, *inputs: Tensor) -> Any:

@@ -1,0 +1,200 @@
+"""What crosses a boundary: its shapes, found without values, and the messages it is packed into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from training_cases import FEATURES, branching, frozen, network, normalised  # noqa: E402
+
+from pipeline.divisible import Divisible  # noqa: E402
+from pipeline.errors import PartitionError  # noqa: E402
+from pipeline.run.boundary import Boundaries, FakeModel, Wire  # noqa: E402
+from pipeline.run.parcels import Arrival, packed, sharing  # noqa: E402
+from pipeline.run.place import Place  # noqa: E402
+from pipeline.stages import Plan, shares  # noqa: E402
+
+
+def found(
+    model: Any,
+    start: int,
+    end: int,
+    counts: Sequence[int] = (3, 2),
+    *,
+    training: bool = True,
+    dtype: Any = None,
+) -> Boundaries:
+    autocast = nullcontext if dtype is None else lambda: torch.autocast("cpu", dtype=dtype)
+    inputs = [torch.zeros(13, FEATURES)]
+    return FakeModel(model).boundaries(start, end, inputs, counts, training=training, autocast=autocast)
+
+
+FLOAT = torch.float32
+
+
+def test_shapes_are_per_sample() -> None:
+    boundaries = found(network(), 3, 6)
+    assert boundaries.taken == boundaries.given == (Wire((1, 8), FLOAT, 0, True),)
+    assert boundaries.overwrites  # it begins with a ReLU in place
+    assert not found(network(), 2, 6).overwrites
+    assert found(network(), 0, 2).taken == ()
+    assert found(network(), 6, 8).given == ()
+
+
+def test_several_tensors_and_what_is_not_differentiated() -> None:
+    expected = (
+        Wire((1, 8), FLOAT, 0, True),
+        Wire((1, FEATURES), torch.bool, 0, False),
+        Wire((1, FEATURES), torch.float64, 0, True),
+    )
+    assert found(branching(), 1, 2).taken == found(branching(), 1, 2).given == expected
+    assert not any(wire.needs_gradient for wire in found(branching(), 1, 2, training=False).taken)
+
+
+def test_frozen_layers_want_no_gradient() -> None:
+    boundaries = found(frozen(), 2, 5)
+    assert not boundaries.taken[0].needs_gradient
+    assert boundaries.given[0].needs_gradient
+
+
+def test_autocast_is_in_force() -> None:
+    assert found(network(), 3, 6, dtype=torch.bfloat16).taken[0].dtype == torch.bfloat16
+
+
+def test_nothing_is_run_for_real() -> None:
+    """Statistics, weights, modes and random numbers stay; one sample is enough for batch norm."""
+    model = Divisible([nn.Dropout(), *normalised()])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    assert found(model, 3, 5, (1, 2)).given == (Wire((1, 8), FLOAT, 0, True),)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(layer.training for layer in model.modules())
+
+
+class Reshaping(nn.Module):
+    """Several rows for each sample, or other things that may cross."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Any:
+        match self.way:
+            case "rows":
+                return x.view(-1, 2)
+            case "values":
+                return x[x > 0]
+            case "constant":
+                return x[:1].expand(2, -1) * 1
+            case "squared":
+                return x.new_zeros(len(x), len(x))
+            case _:
+                return {"x": x}
+
+
+def test_several_rows_for_a_sample() -> None:
+    wire = Wire((FEATURES // 2, 2), FLOAT, 0, False)
+    assert found(Divisible(Reshaping("rows"), nn.ReLU()), 1, 2).taken == (wire,)
+    assert wire.shape_of(5) == (15, 2)
+    tensor = torch.arange(30).view(15, 2)
+    assert torch.equal(wire.narrowed(tensor, 1, 3), tensor[3:9])
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("values", r"layers \[0, 1\): shapes must follow from shapes alone, got DynamicOutputShapeException"),
+        (
+            "constant",
+            r"boundary before layer 1: dimension 0 must be a multiple of the 3 samples, got float32\[2",
+        ),
+        ("squared", r"layers \[1, 2\): what crosses a boundary must be in proportion to the samples"),
+        ("mapping", "boundary before layer 1: only tensors may cross, got dict"),
+    ],
+)
+def test_what_may_not_cross(way: str, message: str) -> None:
+    counts = (3,) if way == "constant" else (3, 2)
+    with pytest.raises(PartitionError, match=message):
+        found(Divisible(Reshaping(way), nn.ReLU()), 1, 2, counts)
+
+
+# Messages ------------------------------------------------------------------------------------------
+
+
+def wires() -> st.SearchStrategy[list[Wire]]:
+    """One to three tensors of one to three dimensions."""
+
+    def wire(shape: list[int], dtype: torch.dtype, dim: int) -> Wire:
+        return Wire(tuple(shape), dtype, dim % len(shape), True)
+
+    types = st.sampled_from([torch.float32, torch.bool, torch.int64, torch.bfloat16, torch.complex64])
+    shapes = st.lists(st.integers(1, 3), min_size=1, max_size=3)
+    return st.lists(st.builds(wire, shapes, types, st.integers(0, 2)), min_size=1, max_size=3)
+
+
+@given(wires(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_all_that_is_sent_arrives(crossing: list[Wire], senders: int, receivers: int, more: int) -> None:
+    """From every replica to every replica of the next stage, against the whole microbatch."""
+    samples = max(senders, receivers) + more
+    plan = Plan([(0, 1, range(senders)), (1, 2, range(senders, senders + receivers))], 1)
+    generator = torch.Generator().manual_seed(samples)
+    whole = [
+        torch.randint(0, 2, wire.shape_of(samples), generator=generator).to(wire.dtype) for wire in crossing
+    ]
+    sent = {}
+    for rank in range(senders):
+        place = Place.of(plan, rank)
+        assert place is not None
+        start, stop = shares(samples, senders)[rank]
+        mine = [wire.narrowed(tensor, start, stop) for wire, tensor in zip(crossing, whole, strict=True)]
+        for parcel in place.behind(samples):
+            sent[rank, parcel.peer] = packed(crossing, mine, parcel)
+    for rank in range(senders, senders + receivers):
+        place = Place.of(plan, rank)
+        assert place is not None
+        parcels = place.before(samples)
+        arrival = Arrival(crossing, place.count(samples), parcels)
+        for parcel, buffer in zip(parcels, arrival.buffers, strict=True):
+            buffer.copy_(sent.pop((parcel.peer, rank)))
+        start, stop = place.share(samples)
+        for wire, tensor, arrived in zip(crossing, whole, arrival.tensors(), strict=True):
+            assert torch.equal(arrived, wire.narrowed(tensor, start, stop))
+    assert not sent
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_zeros_stand_for_gradients_that_there_are_not(count: int) -> None:
+    crossing = [Wire((1, 3), FLOAT, 0, True)] * count
+    place = Place.of(Plan([(0, 1, (0,)), (1, 2, (1,))], 1), 1)
+    assert place is not None
+    parcels = place.before(2)
+    arrival = Arrival(crossing, 2, parcels)
+    arrival.buffers[0].fill_(1)
+    sent = packed(crossing, [None] * count, parcels[0])
+    assert sent.shape == arrival.buffers[0].shape
+    arrival.buffers[0].copy_(sent)
+    assert not any(tensor.any() for tensor in arrival.tensors())
+
+
+def test_one_tensor_is_neither_copied_nor_viewed() -> None:
+    """What is sent is the slice itself; what arrived together is counted apart by autograd."""
+    wire = Wire((1, 3), FLOAT, 0, True)
+    place = Place.of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
+    assert place is not None
+    tensor = torch.randn(4, 3)
+    second = place.behind(4)[1]
+    assert packed([wire], [tensor], second).data_ptr() == tensor[2:].data_ptr()
+    other = sharing(tensor)
+    other.add_(1)
+    assert torch.equal(other, tensor)
+    assert tensor._version == 0
