@@ -127,9 +127,9 @@ def plan(
             network=network,
         )
         predicted = predict(best, profile, network, batch=batch)
-        others = alternatives(
-            profile, network, batch=batch, microbatches=best.microbatches, memory_bytes=limit
-        )
+        several = {best.microbatches, min(batch, topology.ranks), min(batch, 4 * topology.ranks)}
+        counts = [microbatches] if microbatches is not None else sorted(several)
+        others = alternatives(profile, network, batch=batch, microbatches=counts, memory_bytes=limit)
     document = plan_document(best, profile, predicted, limit, watch.seconds, output)
     document["alternatives"] = {
         name: alternative_document(found, profile, network, batch, predicted)

@@ -70,7 +70,7 @@ def test_the_plan_is_told_written_drawn_and_traced(synth: Run, model: str, tmp_p
 def test_people_see_stages_time_bound_and_the_others(synth: Run, model: str) -> None:
     status, out, err = synth(model, "ring:4", "--stages", "2", "--microbatches", "8", "--order", "1f1b")
     assert (status, err) == (0, ""), err
-    for fact in ("block.0", "8 microbatches, order 1f1b", "one step:", "proved: at most", "pipedream"):
+    for fact in ("block.0", "8 microbatches, order 1f1b", "one step:", "order pe: at most", "pipedream"):
         assert fact in out
     assert sum(line.startswith(("0 ", "1 ")) for line in out.splitlines()) == 2, "a line for each stage"
 
@@ -79,7 +79,7 @@ def test_people_see_stages_time_bound_and_the_others(synth: Run, model: str) -> 
     ("words", "facts"),
     [
         (("--stages", "9"), ("9", "8")),
-        (("--memory", "100MiB"), ("stage", "100 MiB")),
+        (("--memory", "100MiB"), ("stage", "100.00 MiB", "too many")),
         (("--order", "zigzag"), ("order", "gpipe, 1f1b, pe", "zigzag")),
         (("--microbatches", "1000"), ("1000", "64")),
         (("--device", "v100"), ("--device v100", "costs already")),

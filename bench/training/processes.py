@@ -85,6 +85,7 @@ def _main(
     from backends.torch_names import FileStore
 
     torch.set_num_threads(1)
+    answer: tuple[str | None, Any]
     try:
         dist.init_process_group(
             "gloo",

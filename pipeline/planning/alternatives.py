@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
 from pipeline.costs import Profile
 from pipeline.errors import BatchError, PlanError
 from pipeline.network import Network
@@ -10,9 +13,12 @@ from pipeline.planning.hetpipe import hetpipe
 from pipeline.planning.memory import Limit
 from pipeline.planning.pipedream import pipedream
 from pipeline.planning.straight_gpipe import straight_gpipe
+from pipeline.prediction import predict
 from pipeline.stages import Plan
 
-METHODS = {
+Method: TypeAlias = Callable[..., Plan]
+
+METHODS: Mapping[str, Method] = {
     "data-parallel": data_parallel,
     "gpipe": straight_gpipe,
     "pipedream": pipedream,
@@ -26,7 +32,7 @@ def alternatives(
     network: Network,
     *,
     batch: int,
-    microbatches: int,
+    microbatches: int | Sequence[int],
     memory_bytes: Limit | None = None,
 ) -> dict[str, Plan | PlanError]:
     """The plan of each alternative, or why it has none.
@@ -35,17 +41,33 @@ def alternatives(
         profile: of the model.
         network: whose ranks are all to be used.
         batch: samples of a step.
-        microbatches: that the pipelines divide it into; data parallelism takes it whole if it can.
+        microbatches: that the pipelines divide it into, data parallelism only if memory asks for it; of
+            several numbers, each alternative takes the one by which it is predicted to be fastest.
         memory_bytes: of every rank, or by rank; None for no limit.
     """
-    found: dict[str, Plan | PlanError] = {}
-    for name, method in METHODS.items():
-        try:
-            found[name] = method(
-                profile, network, batch=batch, microbatches=microbatches, memory_bytes=memory_bytes
-            )
-        except PlanError as error:
-            found[name] = error
-        except BatchError as error:
-            found[name] = PlanError(str(error))
-    return found
+    counts = [microbatches] if isinstance(microbatches, int) else list(microbatches)
+
+    def best(method: Method) -> Plan | PlanError:
+        tried = [_tried(method, profile, network, batch, count, memory_bytes) for count in counts]
+        plans = [plan for plan in tried if isinstance(plan, Plan)]
+        if not plans:
+            return tried[-1]
+        return min(plans, key=lambda plan: predict(plan, profile, network, batch=batch).time_us)
+
+    return {name: best(method) for name, method in METHODS.items()}
+
+
+def _tried(
+    method: Method,
+    profile: Profile,
+    network: Network,
+    batch: int,
+    microbatches: int,
+    memory_bytes: Limit | None,
+) -> Plan | PlanError:
+    try:
+        return method(profile, network, batch=batch, microbatches=microbatches, memory_bytes=memory_bytes)
+    except PlanError as error:
+        return error
+    except BatchError as error:
+        return PlanError(str(error))
