@@ -28,7 +28,7 @@ def plan(
     keep_ties_together: bool = False,
     stages: int | None = None,
     network: Network | None = None,
-    simulated: int = 8,
+    simulated: int = 16,
 ) -> Plan:
     """The plan with the least predicted time that fits into memory.
 
@@ -49,7 +49,7 @@ def plan(
         keep_ties_together: whether layers that share a parameter must be in one stage.
         stages: None for the best number.
         network: with costs of messages beyond the links; None for a `Network` of `fabric` without.
-        simulated: how many plans to compare by simulation, at least 1.
+        simulated: how many plans to compare by simulation at most, at least 1.
 
     Raises:
         PlanError: a value is out of range; there are fewer layers between which may be cut, or fewer ranks,

@@ -3,21 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.planning.memory import peak_in_flight
-from pipeline.planning.prm import Partition, Question
-from pipeline.planning.tables import Floats, LayerTables
+from pipeline.planning.prm import Partition
+from pipeline.planning.tables import Floats, Integers, LayerTables
 
 
-def estimates_us(
-    layers: LayerTables, partition: Partition, question: Question, counts: Sequence[int]
-) -> list[float]:
-    """Time of a step with each of these numbers of microbatches, without contention between boundaries.
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Of the stages of a partition (columns) with each of some numbers of microbatches (rows), in us.
 
-    Every microbatch counts as the largest. With f, b the passes of a stage, c, g the messages behind it:
+    Attributes:
+        number: of microbatches, one column.
+        forward: of one microbatch, the largest.
+        backward: likewise, with what recomputation adds.
+        forth: of its messages behind the stage; 0 behind the last.
+        back: of its gradients' messages.
+        allreduce: once.
+        possible: whether every replica has a sample.
+    """
+
+    number: Integers
+    forward: Floats
+    backward: Floats
+    forth: Floats
+    back: Floats
+    allreduce: Floats
+    possible: NDArray[np.bool_]
+
+
+def step_costs(
+    layers: LayerTables, partition: Partition, *, batch: int, recompute: bool, counts: Sequence[int]
+) -> StepCosts:
+    """What a step is made of, for each of these numbers of microbatches."""
+    devices, places = partition.devices, np.array(partition.places)
+    number = np.array(counts)[:, None]
+    start, end = np.array(partition.cuts[:-1]), np.array(partition.cuts[1:])
+    largest = -(-batch // number)
+    share = -(-largest // devices.replicas[places])
+    forward, backward = (
+        constant[start, end] + per_sample[start, end] * share
+        for constant, per_sample in (layers.forward, layers.backward)
+    )
+    crossings = [devices.boundary(one, other) for one, other in pairwise(partition.places)]
+    size = layers.crossing_bytes[end[:-1]] * largest / layers.profile.samples
+    messages = np.zeros((2, *forward.shape))
+    for way, (latency, us_per_byte) in enumerate((devices.forward, devices.backward)):
+        messages[way, :, :-1] = latency[crossings] + size * us_per_byte[crossings]
+    return StepCosts(
+        number=number,
+        forward=forward,
+        backward=backward + forward if recompute else backward,
+        forth=messages[0],
+        back=messages[1],
+        allreduce=devices.allreduce_us(places, layers.gradient_bytes[start, end]),
+        possible=batch >= number[:, 0] * devices.replicas[places].max(),
+    )
+
+
+def estimates_us(costs: StepCosts, order: str, max_in_flight: int | None = None) -> list[float]:
+    """Time of a step with each number of microbatches, without contention between boundaries.
+
+    With f, b the passes of a stage, c, g the messages behind it:
 
         fill and drain   sum(f + c) + (M-1) max(f, c) + sum(b + g) + (M-1) max(b, g)
         other orders     the most over stages of: fill up to it, then M (f + b), or M/k round trips through
@@ -27,68 +79,40 @@ def estimates_us(
     and behind either what an allreduce takes longer than the stages in front of it take to drain. Infinite
     where a replica would have no sample.
     """
-    number = np.array(counts)[:, None]
-    costs = _costs(layers, partition, question, number)
-    behind = range(len(partition.places) - 1, -1, -1)
-    kept = np.array(
-        [
-            [peak_in_flight(question.order, it, count, question.max_in_flight) for it in behind]
-            for count in counts
-        ]
-    )
-    if question.order == "gpipe" and (kept == number).all():
-        time = _fill_and_drain(costs, number)
+    number, stages = costs.number, costs.forward.shape[1]
+    unlimited = [
+        peak_in_flight(order, behind, int(number.max()), max_in_flight) for behind in reversed(range(stages))
+    ]
+    kept = np.minimum(np.array(unlimited), number)
+    if order == "gpipe" and (kept == number).all():
+        time = _fill_and_drain(costs)
     else:
-        time = _alternating(costs, number, kept)
-    drained = _before(costs[1] + costs[3])
-    time += np.maximum(costs[4] - drained, 0.0).max(axis=1)
-    few = question.batch < number[:, 0] * partition.devices.replicas[list(partition.places)].max()
-    return [float(value) for value in np.where(few, np.inf, time)]
+        time = _alternating(costs, kept)
+    drained = _before(costs.backward + costs.back)
+    time = time + np.maximum(costs.allreduce - drained, 0.0).max(axis=1)
+    estimates: list[float] = np.where(costs.possible, time, np.inf).tolist()
+    return estimates
 
 
-def _costs(
-    layers: LayerTables, partition: Partition, question: Question, number: np.ndarray
-) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """By [count, stage]: forward, backward, message forth and back (0 behind the last), and allreduce."""
-    devices, places = partition.devices, list(partition.places)
-    start, end = (np.array(bounds) for bounds in zip(*pairwise(partition.cuts), strict=True))
-    largest = -(-question.batch // number)
-    share = -(-largest // devices.replicas[places])
-    forward, backward = (
-        constant[start, end] + per_sample[start, end] * share
-        for constant, per_sample in (layers.forward, layers.backward)
-    )
-    if question.recompute:
-        backward = backward + forward
-    crossings = [devices.boundary(one, other) for one, other in pairwise(places)]
-    size = layers.crossing_bytes[end[:-1]] * largest / layers.profile.samples
-    forth, back = (
-        np.pad(latency[crossings] + size * us_per_byte[crossings], ((0, 0), (0, 1)))
-        for latency, us_per_byte in (devices.forward, devices.backward)
-    )
-    allreduce = devices.allreduce_us(places, layers.gradient_bytes[start, end])
-    return forward, backward, forth, back, np.broadcast_to(allreduce, forward.shape)
+def _fill_and_drain(costs: StepCosts) -> Floats:
+    more = costs.number[:, 0] - 1
+    time: Floats = np.zeros(len(more))
+    for passes, messages in ((costs.forward, costs.forth), (costs.backward, costs.back)):
+        time = time + (passes + messages).sum(axis=1) + more * np.maximum(passes, messages).max(axis=1)
+    return time
 
 
-def _fill_and_drain(costs: tuple[Floats, ...], number: np.ndarray) -> Floats:
-    forward, backward, forth, back, _ = costs
-    more = number[:, 0] - 1
-    return sum(
-        (passes + messages).sum(axis=1) + more * np.maximum(passes, messages).max(axis=1)
-        for passes, messages in ((forward, forth), (backward, back))
-    )
-
-
-def _alternating(costs: tuple[Floats, ...], number: np.ndarray, kept: np.ndarray) -> Floats:
-    forward, backward, forth, back, _ = costs
-    both, messages = forward + backward, forth + back
+def _alternating(costs: StepCosts, kept: Integers) -> Floats:
+    both, messages = costs.forward + costs.backward, costs.forth + costs.back
     around = (both + messages)[:, ::-1].cumsum(axis=1)[:, ::-1]  # from a stage to the end and back
     outside = _before(both + messages)
-    busy = outside + np.maximum(number * both, number / kept * around)
-    crossing = outside + around + (number - 1) * np.maximum(forth, back)
-    return np.maximum(busy, crossing).max(axis=1)
+    busy = np.maximum(costs.number * both, costs.number / kept * around)
+    crossing = around + (costs.number - 1) * np.maximum(costs.forth, costs.back)
+    time: Floats = (outside + np.maximum(busy, crossing)).max(axis=1)
+    return time
 
 
 def _before(values: Floats) -> Floats:
     """Sums over the stages in front of each."""
-    return values.cumsum(axis=1) - values
+    sums: Floats = values.cumsum(axis=1) - values
+    return sums

@@ -94,6 +94,17 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
         raise PlanError(message)
 
 
+def fits(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int) -> bool:
+    """Whether `check_memory` would pass, without the order itself; every rank must have a limit."""
+    for index, stage in enumerate(plan.stages):
+        behind = len(plan.stages) - 1 - index
+        in_flight = peak_in_flight(plan.order, behind, plan.microbatches, plan.max_in_flight)
+        need = _memory(plan, profile, batch, index, in_flight).total
+        if need > min(limits[rank] for rank in stage.ranks):
+            return False
+    return True
+
+
 def rank_limits(limit: Limit, ranks: tuple[int, ...]) -> dict[int, int]:
     """The limit of each rank.
 

@@ -55,12 +55,14 @@ class Partition:
         cuts: where stages begin, then the number of layers.
         places: of each stage, by their numbers in `devices`.
         devices: the tables that know the places.
+        exact: whether the rates of all its places were, when it was found; otherwise it may cost more.
     """
 
     value_us: float
     cuts: tuple[int, ...]
     places: tuple[int, ...]
     devices: DeviceTables
+    exact: bool
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -73,7 +75,12 @@ class Partition:
 
 
 def partitions(
-    layers: LayerTables, devices: DeviceTables, question: Question, most_stages: int
+    layers: LayerTables,
+    devices: DeviceTables,
+    question: Question,
+    most_stages: int,
+    *,
+    exact: bool = True,
 ) -> dict[int, Partition]:
     """For every number of stages up to `most_stages` the best partition, where there is one.
 
@@ -83,15 +90,17 @@ def partitions(
     both ends of the order may stay without work. Of equals, fewer ranks and earlier ones count, then
     earlier cuts.
 
-    Allreduces begin with upper limits of their rates; those that a best partition uses are made exact until
-    all of them are, so that the result is as if all had been known.
+    Allreduces begin with upper limits of their rates. With `exact`, those that a best partition uses are
+    made exact until all of them are, so that the result is as if all had been known. (Without, that holds
+    for the partitions that are marked as exact.)
 
     Complexity: O(S (L^2 n^2 + L n^3)) for L layers, n ranks and S stages, in numpy.
     """
     boundary = _boundary_us(layers, devices, question)
     while True:
         found = _solved(devices, boundary, _filtered(layers, devices, question), most_stages)
-        if not devices.find_rates(place for partition in found.values() for place in partition.places):
+        places = {place for partition in found.values() for place in partition.places}
+        if not exact or not devices.find_rates(places):
             return found
 
 
@@ -101,7 +110,8 @@ def _filtered(layers: LayerTables, devices: DeviceTables, question: Question) ->
     if question.limits is None:
         return lambda behind: stage
     room = _Room(layers, devices, question)
-    return lambda behind: np.where(room.missing(behind) <= 0, stage, np.inf)
+    most = room.most_in_flight()
+    return lambda behind: np.where(most >= room.in_flight(behind), stage, np.inf)
 
 
 def roomiest(
@@ -174,14 +184,14 @@ class _Program:
                 self.costs[behind][cuts[-1], : self.depth, place], self.onwards[behind - 1][:, place]
             )
             cut = int(ways.argmin())
-            run = np.flatnonzero(self.devices.sender == place)
-            after = np.maximum(
-                self.boundary[cut, run], self.least[behind - 1][cut, self.devices.receiver[run]]
-            )
-            place = int(self.devices.receiver[run[after.argmin()]])
+            run = self.devices.behind[place]
+            receivers = self.devices.receiver[run]
+            after = np.maximum(self.boundary[cut, run], self.least[behind - 1][cut, receivers])
+            place = int(receivers[after.argmin()])
             cuts.append(cut)
             places.append(place)
-        return Partition(float(value.min()), (*cuts, self.depth), tuple(places), self.devices)
+        exact = bool(self.devices.exact[places].all())
+        return Partition(float(value.min()), (*cuts, self.depth), tuple(places), self.devices, exact)
 
 
 class _Room:
@@ -196,20 +206,32 @@ class _Room:
             [min(question.limits[rank] for rank in devices.ranks(place)) for place in range(len(self.size))]
         )
 
+    def in_flight(self, behind: int) -> int:
+        """Microbatches that a stage keeps with so many stages behind it."""
+        it = self.question
+        return peak_in_flight(it.order, behind, it.microbatches, it.max_in_flight)
+
     def missing(self, behind: int) -> Integers:
         """Bytes beyond the limit, with so many stages behind; negative where there is room."""
-        question = self.question
-        kept = peak_in_flight(question.order, behind, question.microbatches, question.max_in_flight)
-        return self.needs.total(kept)[:-1, :, self.size] - self.limit
+        need = self.needs.fixed + self.in_flight(behind) * self.needs.each
+        missing: Integers = need[:-1, :, self.size] - self.limit
+        return missing
+
+    def most_in_flight(self) -> Integers:
+        """How many microbatches there is room for; less than 1 where there is none for any."""
+        left = self.limit - self.needs.fixed[:-1, :, self.size]
+        each = self.needs.each[:-1, :, self.size]
+        most: Integers = np.where(left < 0, 0, left // np.maximum(each, 1))
+        return np.where((each == 0) & (left >= 0), self.question.microbatches, most)
 
 
 class Needs:
     """Bytes that a rank needs for layers [start, end) with 1, 2, ... replicas, as `memory.stage_memory`.
 
     Attributes:
-        fixed: weights, gradients, optimizer and messages, by [start, end, replicas - 1].
-        saved: of one microbatch.
-        inputs: likewise what crosses the boundary before `start`, by [start, 1, replicas - 1].
+        fixed: weights, gradients, optimizer, messages, and what is there once for all microbatches, by
+            [start, end, replicas - 1].
+        each: what every microbatch in flight adds.
     """
 
     def __init__(self, layers: LayerTables, question: Question, ranks: int) -> None:
@@ -217,29 +239,28 @@ class Needs:
         share = -(-largest // np.arange(1, ranks + 1))
         samples = layers.profile.samples
         crossing = np.ceil(layers.crossing_bytes[:, None] * share / samples).astype(np.int64)
-        self.inputs = crossing[:, None, :]
-        self.fixed = layers.fixed_bytes[:, :, None] + 2 * (crossing[:, None, :] + crossing[None, :, :])
-        self.saved = np.ceil(layers.saved_bytes[:, :, None] * share / samples).astype(np.int64)
-        self.recompute = question.recompute
-
-    def total(self, in_flight: int) -> Integers:
-        """With so many microbatches in flight."""
-        if self.recompute:
-            return self.fixed + in_flight * self.inputs + self.saved
-        return self.fixed + in_flight * self.saved
+        inputs, outputs = crossing[:, None, :], crossing[None, :, :]
+        saved = np.ceil(layers.saved_bytes[:, :, None] * share / samples).astype(np.int64)
+        self.fixed: Integers = layers.fixed_bytes[:, :, None] + 2 * (inputs + outputs)
+        self.each: Integers = saved
+        if question.recompute:
+            self.fixed = self.fixed + saved
+            self.each = np.broadcast_to(inputs, saved.shape)
 
 
 def _stage_us(layers: LayerTables, devices: DeviceTables, question: Question) -> Floats:
     """Total time of a stage by [start, end, place]; infinite where there must not be one."""
     count = question.microbatches
-    passes = (layers.forward, layers.backward) + ((layers.forward,) if question.recompute else ())
-    fixed = count * sum(constant for constant, _ in passes)
-    rest = question.batch * sum(per_sample for _, per_sample in passes)
-    compute = fixed[:, :, None] + rest[:, :, None] / devices.replicas
-    places = np.arange(len(devices.replicas))
-    total = compute + devices.allreduce_us(places, layers.gradient_bytes[:, :, None])
-    possible = layers.allowed[:, :, None] & (devices.replicas * count <= question.batch)
-    return np.where(possible, total, np.inf)[:-1]  # no stage begins behind the last layer
+    (fixed_forward, forward), (fixed_backward, backward) = layers.forward, layers.backward
+    passes = 2 if question.recompute else 1
+    fixed = count * (passes * fixed_forward + fixed_backward)
+    rest = question.batch * (passes * forward + backward)
+    replicas = np.arange(1, len(devices.order) + 1)
+    compute = fixed[:, :, None] + rest[:, :, None] / replicas
+    possible = layers.allowed[:, :, None] & (replicas * count <= question.batch)
+    compute = np.where(possible, compute, np.inf)[:-1]  # no stage begins behind the last layer
+    total: Floats = compute[:, :, devices.replicas - 1] + devices.allreduces_us(layers)[:-1]
+    return total
 
 
 def _boundary_us(layers: LayerTables, devices: DeviceTables, question: Question) -> Floats:

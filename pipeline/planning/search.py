@@ -7,19 +7,20 @@ partition is estimated in closed form, and what looks best is predicted by the s
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import count, product
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice, product
 
 from pipeline.costs import Profile
 from pipeline.errors import PlanError
 from pipeline.network import Network
+from pipeline.order import order_of
 from pipeline.planning.device_order import device_order, transposed
-from pipeline.planning.estimate import estimates_us
-from pipeline.planning.memory import check_memory
+from pipeline.planning.estimate import StepCosts, estimates_us, step_costs
+from pipeline.planning.memory import check_memory, fits
 from pipeline.planning.prm import Partition, Question, partitions, roomiest
 from pipeline.planning.tables import DeviceTables, LayerTables
+from pipeline.simulator import simulate
 from pipeline.stages import Plan
 
 
@@ -56,34 +57,32 @@ class Group:
     question: Question
 
 
-def search(profile: Profile, network: Network, choices: Choices, *, simulated: int = 8) -> Plan:
+def search(profile: Profile, network: Network, choices: Choices, *, simulated: int = 16) -> Plan:
     """The plan with the least predicted time among the most promising.
 
     The space: for each device order, number of microbatches, order and choice of recomputation, and each
-    number of stages, the partition of the dynamic program. It is run for the fewest, the middle and the
-    most microbatches; their partitions say by a closed form how promising the other numbers are, and groups
-    are solved in that order until the best `simulated` different plans are known, which the simulator then
-    compares. What the estimate ranks lower is not simulated.
+    number of stages, the partition of the dynamic program. A closed form estimates each. In the order of
+    their estimates at most `simulated` different plans are simulated, fewer once an estimate is no better
+    than the best time: simulated times are rarely below the estimate, whose messages meet no others.
+
+    Not all groups are solved: the dynamic program is run for every doubling of the microbatches, and its
+    partitions tell by the closed form which of the other groups are worth it.
 
     Raises:
-        PlanError: nothing fits into memory (by how much and on which stage, in the closest plan), or no
-            plan connects its ranks.
+        PlanError: nothing fits into memory (by how much and on which stage, in the plan that comes closest).
     """
-    from pipeline.prediction import predict
-
-    plans = list(_most_promising(profile, network, choices, simulated))
-    if not plans:
+    best: tuple[tuple[float, int, int], Plan] | None = None
+    promising = _different(_Space(profile, network, choices).plans())
+    for estimate_us, plan in islice(promising, simulated):
+        if best is not None and estimate_us >= best[0][0]:
+            break
+        time_us = simulate(plan, profile, network, batch=choices.batch).time_us
+        rank = _rounded(time_us), choices.orders.index(plan.order), plan.microbatches
+        if best is None or rank < best[0]:
+            best = rank, plan
+    if best is None:
         raise _refusal(profile, network, choices)
-    times = {
-        index: predict(plan, profile, network, batch=choices.batch).time_us
-        for index, plan in enumerate(plans)
-    }
-    return plans[
-        min(
-            times,
-            key=lambda it: (times[it], choices.orders.index(plans[it].order), plans[it].microbatches, it),
-        )
-    ]
+    return best[1]
 
 
 def device_orders(network: Network) -> tuple[tuple[int, ...], ...]:
@@ -95,100 +94,139 @@ def device_orders(network: Network) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys((along, *transposed(along, network))))
 
 
-def _most_promising(profile: Profile, network: Network, choices: Choices, wanted: int) -> Iterator[Plan]:
-    """Different plans, by their estimates."""
-    from pipeline.order import order_of
-
-    space = _Space(profile, network, choices)
-    seen = set()
-    for plan in space.plans():
-        if len(seen) == wanted:
-            return
+def _different(plans: Iterable[tuple[float, Plan]]) -> Iterator[tuple[float, Plan]]:
+    """Without those that do the same as one before."""
+    seen: set[tuple[object, ...]] = set()
+    for estimate_us, plan in plans:
         # One stage is the same on every device order, and so is every order of one microbatch.
-        ranks = tuple(sorted(plan.ranks)) if len(plan.stages) == 1 else plan.stages
-        key = (ranks, plan.recompute, plan.microbatches, order_of(plan))
+        stages = tuple(sorted(plan.ranks)) if len(plan.stages) == 1 else plan.stages
+        key = (stages, plan.recompute, plan.microbatches, order_of(plan))
         if key not in seen:
             seen.add(key)
-            yield plan
+            yield estimate_us, plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A group to be opened, or its partition into so many stages, found with the limits or without."""
+
+    group: Group
+    stages: int | None = None
+    limited: bool = False
 
 
 class _Space:
-    """The groups of a search, of which those that look best are solved first."""
+    """The groups of a search, of which those that look best are solved first.
+
+    What costs time is put off until a partition's turn comes: making the rates of its allreduces exact,
+    and solving its group under the memory limit if it breaks that. Until then its estimate is too low.
+    """
 
     def __init__(self, profile: Profile, network: Network, choices: Choices) -> None:
         self.choices = choices
         self.profile = profile
         self.network = network
+        self.limits = None if choices.limits is None else dict(enumerate(choices.limits))
         self.layers = LayerTables(profile, choices.keep_ties_together)
         self.devices = [DeviceTables(network, order) for order in device_orders(network)]
-        self.known: dict[Group, dict[int, Partition]] = {}
-        self.queue: list[tuple[float, int, Group, Partition | None]] = []
+        self.known: dict[Group, tuple[int, dict[int, Partition]]] = {}
+        self.limited: set[Group] = set()  # solved under the limits
+        self.queue: list[tuple[float, int, int, int, _Entry]] = []
         self.number = count()
 
-    def plans(self) -> Iterator[Plan]:
-        """All plans, the least estimate first as far as it is known."""
+    def plans(self) -> Iterator[tuple[float, Plan]]:
+        """All plans with their estimates, the least first as far as it is known."""
         self._begin()
-        opened: set[Group] = set()
         while self.queue:
-            _, _, group, partition = heapq.heappop(self.queue)
-            if partition is not None:
-                yield self._plan(group.question, partition)
-            elif group not in opened:
-                opened.add(group)
-                self._open(group)
+            estimate_us, *_, entry = heapq.heappop(self.queue)
+            group = entry.group
+            if entry.stages is None:
+                self._push_plans(group)
+            elif entry.limited == (group in self.limited):
+                partition = self._solved(group)[entry.stages]
+                plan = plan_of(group.question, partition, self.network, self.profile)
+                if not self._fits(entry, plan):
+                    self.limited.add(group)
+                    self._push_plans(group)
+                elif not partition.exact:
+                    self.devices[group.devices].find_rates(partition.places)
+                    self._solved(group, again=True)
+                    self._push_plan(entry)
+                else:
+                    yield estimate_us, plan
 
     def _begin(self) -> None:
         """Queue every group with the least estimate of the partitions that are known without limits."""
         choices = self.choices
-        counts = choices.microbatches
-        anchors = sorted({counts[0], counts[len(counts) // 2], counts[-1]})
         for devices, recompute in product(range(len(self.devices)), choices.recompute):
-            known = {
-                (partition.cuts, partition.places): partition
-                for anchor in anchors
-                for partition in self._solved(
-                    Group(devices, Question(choices.batch, anchor, choices.orders[0], recompute))
-                )
-            }
+            known: dict[object, Partition] = {}
+            for microbatches in _doublings(choices.microbatches):
+                # With recomputation other partitions may be better, but these tell enough.
+                question = Question(choices.batch, microbatches, recompute=choices.recompute[0])
+                known |= {(it.cuts, it.places): it for it in self._solved(Group(devices, question)).values()}
+            costs = [self._costs(it, recompute, choices.microbatches) for it in known.values()]
             for order in choices.orders:
-                question = Question(
-                    choices.batch, counts[0], order, recompute, choices.max_in_flight, choices.limits
-                )
-                least = [math.inf] * len(counts)
-                for partition in known.values():
-                    times = estimates_us(self.layers, partition, question, counts)
-                    least = [min(pair) for pair in zip(least, times, strict=True)]
-                for microbatches, time in zip(counts, least, strict=True):
-                    self._push(time, Group(devices, _with(question, microbatches)), None)
+                times = [estimates_us(it, order, choices.max_in_flight) for it in costs]
+                for microbatches, estimates in zip(
+                    choices.microbatches, zip(*times, strict=True), strict=True
+                ):
+                    question = Question(
+                        choices.batch, microbatches, order, recompute, choices.max_in_flight, choices.limits
+                    )
+                    self._push(min(estimates), _Entry(Group(devices, question)))
 
-    def _open(self, group: Group) -> None:
-        """Queue the plans of a group."""
-        for partition in self._solved(group):
-            (time,) = estimates_us(self.layers, partition, group.question, [group.question.microbatches])
-            self._push(time, group, partition)
-
-    def _solved(self, group: Group) -> list[Partition]:
-        question = group.question
-        if question.limits is None:  # then the order and its cap do not matter
-            group = Group(
-                group.devices, Question(question.batch, question.microbatches, "", question.recompute)
-            )
-        if group not in self.known:
+    def _solved(self, group: Group, *, again: bool = False) -> dict[int, Partition]:
+        """The partitions of a group; `again` for rates that have become exact."""
+        devices, question = self.devices[group.devices], group.question
+        if group not in self.limited:  # then the order and its cap do not matter
+            question = Question(question.batch, question.microbatches, recompute=question.recompute)
+            group = Group(group.devices, question)
+        if group not in self.known or (again and self.known[group][0] != devices.version):
             stages = self.choices.stages
-            self.known[group] = {
-                number: partition
-                for number, partition in partitions(
-                    self.layers, self.devices[group.devices], group.question, stages[-1]
-                ).items()
-                if number in stages
-            }
-        return list(self.known[group].values())
+            found = partitions(self.layers, devices, question, stages[-1], exact=False)
+            wanted = {number: partition for number, partition in found.items() if number in stages}
+            self.known[group] = devices.version, wanted
+        return self.known[group][1]
 
-    def _push(self, time: float, group: Group, partition: Partition | None) -> None:
-        heapq.heappush(self.queue, (time, next(self.number), group, partition))
+    def _fits(self, entry: _Entry, plan: Plan) -> bool:
+        if self.limits is None or entry.limited:
+            return True
+        return fits(plan, self.profile, self.limits, batch=self.choices.batch)
 
-    def _plan(self, question: Question, partition: Partition) -> Plan:
-        return plan_of(question, partition, self.network, self.profile)
+    def _costs(self, partition: Partition, recompute: bool, counts: Sequence[int]) -> StepCosts:
+        batch = self.choices.batch
+        return step_costs(self.layers, partition, batch=batch, recompute=recompute, counts=counts)
+
+    def _push_plans(self, group: Group) -> None:
+        for number in self._solved(group):
+            self._push_plan(_Entry(group, number, group in self.limited))
+
+    def _push_plan(self, entry: _Entry) -> None:
+        question = entry.group.question
+        if entry.stages in (found := self._solved(entry.group)):
+            costs = self._costs(found[entry.stages], question.recompute, [question.microbatches])
+            (estimate_us,) = estimates_us(costs, question.order, question.max_in_flight)
+            self._push(estimate_us, entry)
+
+    def _push(self, estimate_us: float, entry: _Entry) -> None:
+        """Of equal estimates the one that the search prefers comes first."""
+        question = entry.group.question
+        preference = self.choices.orders.index(question.order), question.microbatches, next(self.number)
+        heapq.heappush(self.queue, (_rounded(estimate_us), *preference, entry))
+
+
+def _rounded(time_us: float) -> float:
+    """Without the last digits, in which sums differ that are added up in different orders."""
+    return float(f"{time_us:.9g}")
+
+
+def _doublings(counts: Sequence[int]) -> list[int]:
+    """The least, the greatest, and of the others enough that none is less than half of the next."""
+    chosen = [counts[-1]]
+    for one, previous in zip(counts[-2::-1], counts[-3::-1], strict=False):
+        if 2 * previous < chosen[-1]:
+            chosen.append(one)
+    return sorted({*chosen, counts[0]})
 
 
 def plan_of(question: Question, partition: Partition, network: Network, profile: Profile) -> Plan:
@@ -203,10 +241,6 @@ def plan_of(question: Question, partition: Partition, network: Network, profile:
         model=profile.model,
         method="spp",
     )
-
-
-def _with(question: Question, microbatches: int) -> Question:
-    return replace(question, microbatches=microbatches)
 
 
 def _refusal(profile: Profile, network: Network, choices: Choices) -> PlanError:

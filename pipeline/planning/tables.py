@@ -7,14 +7,16 @@ number of microbatches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from typing import TypeAlias
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pipeline.costs import Profile
 from pipeline.network import BYTES_PER_US, Network, boundary_messages
@@ -68,12 +70,13 @@ class LayerTables:
     @cached_property
     def gradient_bytes(self) -> Integers:
         """What an allreduce carries."""
-        return self._sum("gradient_bytes") - self._shared
+        gradients: Integers = self._sum("gradient_bytes") - self._shared
+        return gradients
 
     @cached_property
     def fixed_bytes(self) -> Integers:
         """Parameters, gradients and the optimizer's state."""
-        parameters = self._sum("parameter_bytes") - self._shared
+        parameters: Integers = self._sum("parameter_bytes") - self._shared
         return parameters + self.gradient_bytes + self._sum("optimizer_bytes")
 
     @cached_property
@@ -90,9 +93,10 @@ class LayerTables:
         constant = self._sum(fixed).astype(float)
         return constant, (self._sum(whole) - constant) / self.profile.samples
 
-    def _sum(self, field: str) -> NDArray:  # type: ignore[type-arg]
+    def _sum(self, field: str) -> NDArray[Any]:
         prefix = np.array(self.profile.prefix(field))
-        return prefix[None, :] - prefix[:, None]
+        sums: NDArray[Any] = prefix[None, :] - prefix[:, None]
+        return sums
 
     @cached_property
     def _shared(self) -> Integers:
@@ -119,8 +123,10 @@ class DeviceTables:
         replicas: of each place.
         sender: for each boundary the place before it; boundaries are sorted by it.
         receiver: the place behind it.
+        behind: for each place the run of boundaries of which it is the sender.
         rate: GB/s of an allreduce of each place, or an upper limit.
         exact: whether it is the rate.
+        version: how often rates have been made exact.
     """
 
     def __init__(self, network: Network, order: Sequence[int]) -> None:
@@ -137,10 +143,16 @@ class DeviceTables:
             (index, behind) for index, (first, size) in enumerate(places) for behind in at[first + size]
         ]
         self.sender = np.array([one for one, _ in boundaries], dtype=np.int64)
+        bounds = np.searchsorted(self.sender, np.arange(len(places) + 1)).tolist()
+        self.behind = [slice(start, stop) for start, stop in pairwise(bounds)]
         self.receiver = np.array([other for _, other in boundaries], dtype=np.int64)
-        self._fragments = [network.topology.subset(sorted(self.ranks(place))) for place in range(len(places))]
-        self.rate = np.array([_most(fragment) for fragment in self._fragments])
+        around = _around_switches(network.topology)
+        self.rate = np.array(
+            [_most(network.topology, self.ranks(place), around) for place in range(len(places))]
+        )
         self.exact = self.replicas == 1
+        self.version = 0
+        self._allreduces: tuple[LayerTables, int, Floats] | None = None
 
     def ranks(self, place: int) -> tuple[int, ...]:
         """Of a place, in the order."""
@@ -153,18 +165,27 @@ class DeviceTables:
         for place in unknown:
             self.rate[place] = float(self.network.allreduce_rate(self.ranks(place)))
             self.exact[place] = True
+        self.version += bool(unknown)
         return bool(unknown)
 
     def boundary(self, sender: int, receiver: int) -> int:
         """The number of the boundary between two places."""
-        return int(np.flatnonzero((self.sender == sender) & (self.receiver == receiver))[0])
+        run = self.behind[sender]
+        return int(run.start + receiver - self.receiver[run.start])  # receivers are consecutive places
 
-    def allreduce_us(self, places: ArrayLike, size_bytes: ArrayLike) -> Floats:
+    def allreduce_us(self, places: Integers, size_bytes: Integers) -> Floats:
         """Of so many bytes at each of these places, as `Network.allreduce_us` where the rate is exact."""
-        size, replicas = np.asarray(size_bytes), self.replicas[places]
+        replicas = self.replicas[places]
         with np.errstate(divide="ignore", invalid="ignore"):
-            time = replicas * self.network.collective_us + size / (self.rate[places] * BYTES_PER_US)
-        return np.where((size > 0) & (replicas > 1), time, 0.0)
+            time = replicas * self.network.collective_us + size_bytes / (self.rate[places] * BYTES_PER_US)
+        return np.where((size_bytes > 0) & (replicas > 1), time, 0.0)
+
+    def allreduces_us(self, layers: LayerTables) -> Floats:
+        """Of the gradients of any range of layers on any place, by [start, end, place]."""
+        if self._allreduces is None or self._allreduces[:2] != (layers, self.version):
+            times = self.allreduce_us(np.arange(len(self.rate)), layers.gradient_bytes[:, :, None])
+            self._allreduces = layers, self.version, times
+        return self._allreduces[2]
 
     @cached_property
     def forward(self) -> tuple[Floats, Floats]:
@@ -178,21 +199,24 @@ class DeviceTables:
 
     def _transfers(self, *, backward: bool) -> tuple[Floats, Floats]:
         """As `Network.transfer_us`, for all boundaries together."""
-        count, boundaries = len(self.order), len(self.sender)
         latencies, us_per_byte = self._paths
-        shares: dict[tuple[int, int], Floats] = {}
-        share_of = np.zeros((boundaries, count, count))
-        for index, (one, other) in enumerate(zip(self.sender, self.receiver, strict=True)):
-            senders, receivers = self.replicas[one], self.replicas[other]
-            if (senders, receivers) not in shares:
-                shares[senders, receivers] = _shares(senders, receivers)
-            start, middle = self.first[one], self.first[other]
-            share_of[index, start:middle, middle : middle + receivers] = shares[senders, receivers]
+        used, flows = self._flows
         if backward:
-            share_of = share_of.transpose(0, 2, 1)
-        latency = np.where(share_of > 0, latencies, 0.0).max(axis=(1, 2), initial=0.0)
-        load = share_of.reshape(boundaries, count * count) @ us_per_byte
+            latencies, us_per_byte = latencies.T, us_per_byte.transpose(1, 0, 2)
+        latency = np.where(used, latencies, 0.0).max(axis=(1, 2), initial=0.0)
+        load = flows @ us_per_byte.reshape(-1, us_per_byte.shape[2])
         return self.network.message_us + latency, load.max(axis=1, initial=0.0)
+
+    @cached_property
+    def _flows(self) -> tuple[NDArray[np.bool_], Floats]:
+        """For each boundary, by both positions: whether there is a message forth; what share it has."""
+        count, boundaries = len(self.order), len(self.sender)
+        flows = np.zeros((boundaries, count, count))
+        for index, (one, other) in enumerate(zip(self.sender.tolist(), self.receiver.tolist(), strict=True)):
+            senders, receivers = int(self.replicas[one]), int(self.replicas[other])
+            start, middle = self.first[one], self.first[other]
+            flows[index, start:middle, middle : middle + receivers] = _shares(senders, receivers)
+        return flows > 0, flows.reshape(boundaries, count * count)
 
     @cached_property
     def _paths(self) -> tuple[Floats, Floats]:
@@ -201,16 +225,17 @@ class DeviceTables:
         count = len(self.order)
         number = {(link.src, link.dst): index for index, link in enumerate(topology.links)}
         latencies = np.zeros((count, count))
-        load = np.zeros((count * count, len(number)))
+        load = np.zeros((count, count, len(number)))
         for i, src in enumerate(self.order):
             for j, dst in enumerate(self.order):
                 hops = self.network.path(src, dst) if i != j else ()
                 latencies[i, j] = float(sum((topology.latency_us[hop] for hop in hops), Fraction(0)))
                 for hop in hops:
-                    load[i * count + j, number[hop]] = 1 / (float(topology.bandwidth[hop]) * BYTES_PER_US)
+                    load[i, j, number[hop]] = 1 / (float(topology.bandwidth[hop]) * BYTES_PER_US)
         return latencies, load
 
 
+@cache
 def _shares(senders: int, receivers: int) -> Floats:
     """The share of a microbatch that goes from each sender to each receiver."""
     shares = np.zeros((senders, receivers))
@@ -220,19 +245,31 @@ def _shares(senders: int, receivers: int) -> Floats:
     return shares
 
 
-def _most(fragment: Topology) -> float:
-    """An upper limit of the rate of an allreduce, GB/s.
+def _around_switches(topology: Topology) -> dict[int, set[int]]:
+    """What each switch has links with."""
+    around: dict[int, set[int]] = {switch: set() for switch in range(topology.ranks, topology.size)}
+    for link in topology.links:
+        for switch, other in ((link.src, link.dst), (link.dst, link.src)):
+            if switch in around:
+                around[switch].add(other)
+    return around
+
+
+def _most(topology: Topology, ranks: Sequence[int], around: Mapping[int, set[int]]) -> float:
+    """An upper limit of the rate of an allreduce among these ranks alone, GB/s.
 
     Every rank receives at least the buffer and sends at least the buffer; all together receive it twice for
     each rank but one, once to add up and once to spread the sum.
     """
-    if fragment.ranks == 1:
-        return float("inf")
-    into = [0.0] * fragment.ranks
-    out = [0.0] * fragment.ranks
-    for link in fragment.links:
-        if link.dst < fragment.ranks:
-            into[link.dst] += float(link.bandwidth)
-        if link.src < fragment.ranks:
-            out[link.src] += float(link.bandwidth)
-    return min(*into, *out, sum(into) / (2 * fragment.ranks - 2))
+    if len(ranks) == 1:
+        return math.inf
+    into, out = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0.0)
+    for link in topology.links:
+        for sums, rank, other in ((into, link.dst, link.src), (out, link.src, link.dst)):
+            if rank not in sums:
+                continue
+            # A switch counts only where it leads to another of the ranks, or to a further switch.
+            beyond = {other} if other not in around else around[other] - {rank}
+            if any(vertex in sums or vertex in around for vertex in beyond):
+                sums[rank] += float(link.bandwidth)
+    return min(*into.values(), *out.values(), sum(into.values()) / (2 * len(ranks) - 2))
