@@ -115,7 +115,7 @@ def testbed(quick: bool) -> dict[str, Any]:
     return document(
         "What do synthesized allreduces give a training step on real links?",
         [row for case in cases for row in step_rows(case, steps=2 if quick else 8)],
-        keys=("topology", "stages", "collectives"),
+        keys=("topology", "replicas", "collectives"),
         measures={
             "time_us": Measure("less", "spread"),
             "times_faster_than_gloo": Measure("more", follows="time_us"),

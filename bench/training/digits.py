@@ -165,7 +165,7 @@ def curve_rows(
             rows.append(
                 {
                     "order": order,
-                    "replicas": list(shape),
+                    "replicas": "+".join(map(str, shape)),
                     "microbatches": microbatches,
                     "steps": steps,
                     "collectives": collectives,

@@ -84,7 +84,8 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
         rows.append(
             {
                 "topology": topology.name,
-                "stages": [[stage.start, stage.end, list(stage.ranks)] for stage in plan.stages],
+                "replicas": "+".join(str(stage.replicas) for stage in plan.stages),
+                "ranks": [list(stage.ranks) for stage in plan.stages],
                 "microbatches": plan.microbatches,
                 "order": plan.order,
                 "gradient_bytes": max(each[way]["gradient_bytes"] for each in found),
@@ -124,7 +125,7 @@ def measure(
 
     from backends.torch_names import FileStore
 
-    os.environ["ARBORCAST_ADDRESS"] = address
+    os.environ["ARBORCAST_TRANSPORT"] = "sockets"  # not the memory that ranks share here
     assert plan.topology is not None, "the plan is for an emulation"
     size = plan.topology.ranks
     dist.init_process_group("gloo", store=FileStore(store_path, size), rank=rank, world_size=size)
