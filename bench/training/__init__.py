@@ -1,0 +1,1 @@
+"""The questions of `bench/pipeline.py`, one module each."""
