@@ -64,8 +64,9 @@ def trace(
     many as samples: tokens of several samples in one dimension are not cut). What depends on parameters and
     constants only (masks, positions, transposed weights) is computed by every stage that uses it.
 
-    The graph holds for the devices that the model's code names now (move the model first) and for any number
-    of samples. Parameters and buffers are the model's own: training the layers trains the model.
+    The graph holds for any number of samples and for the devices that the model's code names now: move the
+    model first. Samples may depend on each other through batch norm only, as anywhere where batches are
+    divided. Parameters and buffers are the model's own: training the layers trains the model.
 
     Args:
         model: any module whose inputs and outputs are tensors; it is traced in training and in evaluation,

@@ -6,9 +6,11 @@ changes included), parameters as inputs. Whether it is training is baked into it
 
 from __future__ import annotations
 
+import io
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 from pipeline.errors import PartitionError
 from pipeline.tracing.failures import tracing_error
 
+log = logging.getLogger(__name__)
+
+_LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._guards", "torch.export", "torch.export._trace")
 DROPPED = {
     torch.ops.aten._assert_tensor_metadata.default,
     torch.ops.aten.sym_constrain_range.default,
@@ -79,8 +84,7 @@ def capture(model: nn.Module, example: tuple[Tensor, ...], *, training: bool, st
         PartitionError: it cannot be traced, returns something else than tensors, or replaces a buffer.
     """
     given = tuple(value.detach().clone() for value in example)  # torch takes one tensor twice for one input
-    with _mode(model, training), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with _mode(model, training), _quiet() as said:
         try:
             program = torch.export.export(model, given, dynamic_shapes=_shapes(model, given), strict=strict)
         except Exception as error:  # torch raises dozens of classes, most of them private
@@ -141,6 +145,31 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for module, flag in flags:
             module.training = flag
+
+
+@contextmanager
+def _quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Without what torch prints and logs on the way to an error: the error says it in one line.
+
+    Its warnings are given to the caller, its words to the debug log.
+    """
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    words = io.StringIO()
+
+    def keep(record: logging.LogRecord) -> bool:
+        words.write(f"{record.getMessage()}\n")
+        return False
+
+    for logger in loggers:
+        logger.addFilter(keep)
+    try:
+        with redirect_stderr(words), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield said
+    finally:
+        for logger in loggers:
+            logger.removeFilter(keep)
+        log.debug("torch.export said: %s", words.getvalue())
 
 
 def _described(name: str, program: torch.export.ExportedProgram) -> Captured:

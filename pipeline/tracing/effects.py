@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 log = logging.getLogger(__name__)
@@ -73,38 +74,59 @@ def size_bytes(value: object) -> int:
 def _rehearsed(node: fx.Node) -> tuple[tuple[fx.Node, ...], int]:
     """The inputs whose memory the value shares, and FLOPs: found by running it on tensors without data."""
     inputs = [source for source in node.all_input_nodes if "val" in source.meta]
+    is_operator = isinstance(node.target, torch._ops.OpOverload)
+    known = {it.name: tree_map(_stand_in, it.meta["val"]) if is_operator else it.meta["val"] for it in inputs}
     counter = FlopCounterMode(display=False)
     try:
-        with counter, torch.no_grad():
-            made = _call(node)
+        with torch.no_grad(), counter:
+            made = _rehearse(node, known)
     except Exception:  # any operator may be here, with errors of its own
         # Nothing is lost but precision: then it counts as sharing memory with all it reads.
         log.debug("operator %s cannot be rehearsed", node.name, exc_info=True)
         return tuple(inputs), 0
     mine = set(_storages(made))
-    shares = tuple(source for source in inputs if mine & set(_storages(source.meta["val"])))
+    shares = tuple(source for source in inputs if mine & set(_storages(known[source.name])))
     return shares, hint(counter.get_total_flops())
 
 
-def _call(node: fx.Node) -> Any:
+def _rehearse(node: fx.Node, stand_in: dict[str, Any]) -> Any:
+    """The value of an operator for these inputs, on the device that holds no data."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return _rehearse_as_traced(node)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: stand_in[source.name])
+    args, kwargs = tree_map_only(torch.device, lambda _: torch.device("meta"), (args, kwargs))
+    with torch.device("meta"):
+        return node.target(*args, **kwargs)
+
+
+def _rehearse_as_traced(node: fx.Node) -> Any:
+    """The same for control flow and Python's operators, on the tensors of the trace itself."""
+
     def value(source: fx.Node) -> Any:
         if source.op == "get_attr":
-            owner = source.graph.owning_module
-            return getattr(owner, str(source.target))
-        # Views of their own: an operator such as unsqueeze_ changes the shape of what it is given.
-        return tree_map_only(Tensor, Tensor.detach, source.meta["val"])
+            return getattr(source.graph.owning_module, str(source.target))
+        return source.meta["val"]
 
     args, kwargs = fx.map_arg((node.args, node.kwargs), value)
     assert callable(node.target)
-    mode = next(
-        (leaf.fake_mode for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "fake_mode")),
-        None,
-    )
-    if mode is None:
-        with torch.device("meta"):
-            return node.target(*args, **kwargs)
-    with mode:
+    fake = (leaf.fake_mode for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "fake_mode"))
+    with next(fake, nullcontext()):
         return node.target(*args, **kwargs)
+
+
+def _stand_in(value: Any) -> Any:
+    """A value of the sizes that it has on the example, without data.
+
+    Always a new one: an operator such as unsqueeze_ changes the shape of what it is given.
+    """
+    if isinstance(value, Tensor):
+        return torch.empty_strided(
+            [hint(size) for size in value.shape],
+            [hint(step) for step in value.stride()],
+            dtype=value.dtype,
+            device="meta",
+        )
+    return hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def _storages(value: object) -> Iterator[int]:

@@ -22,8 +22,9 @@ REMEDY = (
 )
 _OPERATOR = re.compile(r"\b[a-z_]\w*\.\w+\.(?:default|[A-Z]\w*)\b|\b[a-z_]\w*::\w+")
 """As torch writes them: aten.add.Tensor, mylib::fused."""
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent)
+_NOT_USERS = (_TORCH, str(Path(__file__).parent), "<")
 
 
 def tracing_error(model: nn.Module, error: BaseException) -> PartitionError:
@@ -59,27 +60,29 @@ def _fixed_samples(text: str) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The last line of the user's own code on the way to the error, "" where there is none."""
+    """The last line of the user's own code on the way to the error, "" where torch does not tell."""
     seen: BaseException | None = error
     while seen is not None:
-        frames = [
-            frame
-            for frame in traceback.extract_tb(seen.__traceback__)
-            if not frame.filename.startswith((_TORCH, _HERE, "<"))
-        ]
-        inside = [frame for frame in frames if frame.name != "<module>" and _in_forward(frame, seen)]
-        if inside:
-            frame = inside[-1]
-            line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-            return f" at {Path(frame.filename).name}:{frame.lineno}" + (f" ({line})" if line else "")
+        frames = list(traceback.extract_tb(seen.__traceback__))
+        below = next(
+            (index for index, it in enumerate(frames) if it.filename.startswith(_TORCH)), len(frames)
+        )
+        found = [(it.filename, it.lineno or 0) for it in frames[below:]]
+        # A strict trace runs no user code: it tells the place in words.
+        found += [(file, int(line)) for file, line in _FRAME.findall(str(seen))]
+        users = [index for index, place in enumerate(found) if not place[0].startswith(_NOT_USERS)]
+        if users:
+            inner = [place for place in found[users[-1] :] if _is_layer(place[0])]
+            return f" at {_line(*found[users[-1]])}" + (f", in torch's {_line(*inner[-1])}" if inner else "")
         seen = seen.__cause__ or seen.__context__
     return ""
 
 
-def _in_forward(frame: traceback.FrameSummary, error: BaseException) -> bool:
-    """Whether a frame lies below torch.export, that is, in the model."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    exported = next((i for i, it in enumerate(frames) if it.filename.startswith(_TORCH)), len(frames))
-    return any(
-        it is frame or (it.filename, it.lineno) == (frame.filename, frame.lineno) for it in frames[exported:]
-    )
+def _line(file: str, number: int) -> str:
+    text = linecache.getline(file, number).strip()
+    return f"{Path(file).name}:{number}" + (f" ({text})" if text else "")
+
+
+def _is_layer(file: str) -> bool:
+    """Whether it is torch's code of a layer, rather than what calls layers."""
+    return file.startswith(f"{_TORCH}/nn/") and not file.endswith("/module.py")

@@ -26,7 +26,7 @@ def children(model: nn.Module, layers: int | Literal["all"] | None, error: Parti
     if isinstance(model, Layered):
         made: Layered = model
     elif isinstance(model, nn.Sequential):
-        made = Divisible(model)
+        made = Divisible(*model)
     else:
         raise PartitionError(f"{error} (no sequential fallback: it is no nn.Sequential)") from error
     if layers not in (None, "all", made.depth):

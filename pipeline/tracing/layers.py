@@ -1,7 +1,7 @@
 """The layers of a trace: which of its legal cuts are kept, and what each piece between them is called.
 
-Cuts beside each other differ little in time and much in bytes, so of those close together only the cheapest
-stays; what is more than asked for is merged so that the layers take about the same time.
+Cuts beside each other differ little in time and much in bytes, so that of those close together only the
+cheapest stay; what is more than asked for is merged so that the layers take about the same time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ MOST = 64
 """Layers where no number is asked for: enough to balance any number of stages that a plan has."""
 FLOPS_PER_BYTE = 16
 """Arithmetic that takes as long as writing a byte: a V100's 15 TFLOP/s over its 900 GB/s, about any GPU's."""
-CLOSE = 1 / (4 * MOST)
-"""Cuts with less than this share of the time between them are one choice."""
+NEAR = 1 / 32
+"""A cut is dropped for a cheaper one with at most this share of the time between them."""
+VERY_NEAR = 1 / MOST
+"""Likewise for an equal one."""
 SLACK = 0.25
 """How much more than the least possible the longest layer may take for cheaper cuts."""
 
 
 def weights(table: Table) -> list[int]:
     """What the operators with a position take, in FLOPs, memory traffic counted in."""
-    return [table.flops[item.name] + FLOPS_PER_BYTE * item.size_bytes for item in table.placed]
+    return [table.flops[item.name] + FLOPS_PER_BYTE * table.written[item.name] for item in table.placed]
 
 
 def chosen_cuts(table: Table, name: str, layers: int | Literal["all"] | None) -> tuple[Cut, ...]:
@@ -51,27 +53,38 @@ def chosen_cuts(table: Table, name: str, layers: int | Literal["all"] | None) ->
             + _hindrance(table)
         )
     spent = list(accumulate(weights(table), initial=0))
-    wanted = min(most, MOST) if layers is None else layers
-    few = cheapest_nearby(legal, spent, CLOSE)
-    if layers is None and len(few) < MOST:
+    useful = [cut for cut in legal if not _is_idle(table, cut, spent)]
+    few, scale = worthwhile(useful, spent), 1
+    if layers is None:
+        while len(few) >= MOST:
+            scale *= 2
+            few = worthwhile(few, spent, scale)
         return tuple(few)
-    offered = few if len(few) >= wanted - 1 else legal
+    offered = few if len(few) >= layers - 1 else legal
     bounds = [0, *(cut.position for cut in offered), len(table.placed)]
     between = [spent[end] - spent[start] for start, end in pairwise(bounds)]
     costs = [0.0, *(float(cut.size_bytes) for cut in offered)]
-    return tuple(offered[at - 1] for at in balanced_cuts(between, wanted, costs=costs, slack=SLACK))
+    return tuple(offered[at - 1] for at in balanced_cuts(between, layers, costs=costs, slack=SLACK))
 
 
-def cheapest_nearby(cuts: Sequence[Cut], spent: Sequence[int], share: float) -> list[Cut]:
-    """Of cuts that lie close together the one that fewest bytes cross, of equal ones the last."""
+def worthwhile(cuts: Sequence[Cut], spent: Sequence[int], scale: int = 1) -> list[Cut]:
+    """The cuts without those near which a kept one is that fewer bytes cross, or as many very near.
+
+    Args:
+        cuts: in order.
+        spent: time of all operators before each position.
+        scale: how many times `NEAR` and `VERY_NEAR` count as near.
+    """
     kept: list[Cut] = []
-    group: list[Cut] = []
-    for cut in cuts:
-        if group and spent[cut.position] - spent[group[0].position] > share * spent[-1]:
-            kept.append(_cheapest(group))
-            group = []
-        group.append(cut)
-    return [*kept, _cheapest(group)] if group else kept
+    total = max(spent[-1], 1)
+    for cut in sorted(cuts, key=lambda cut: (cut.size_bytes, -cut.position)):
+        for other in kept:
+            limit = NEAR if other.size_bytes < cut.size_bytes else VERY_NEAR
+            if abs(spent[other.position] - spent[cut.position]) <= scale * limit * total:
+                break
+        else:
+            kept.append(cut)
+    return sorted(kept, key=lambda cut: cut.position)
 
 
 def layer_names(table: Table, bounds: Sequence[int]) -> tuple[str, ...]:
@@ -89,8 +102,19 @@ def layer_names(table: Table, bounds: Sequence[int]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _cheapest(group: Sequence[Cut]) -> Cut:
-    return min(reversed(group), key=lambda cut: cut.size_bytes)
+def _is_idle(table: Table, cut: Cut, spent: Sequence[int]) -> bool:
+    """Whether there is next to nothing before a cut or behind it: little time and no parameters."""
+    limit = VERY_NEAR * spent[-1]
+    sides = ((0, cut.position), (cut.position, len(table.placed)))
+    return any(
+        spent[end] - spent[start] <= limit
+        and not any(
+            name in table.captured.tensors or (name in table.by_name and table.by_name[name].copied)
+            for item in table.placed[start:end]
+            for name in item.inputs
+        )
+        for start, end in sides
+    )
 
 
 def _hindrance(table: Table) -> str:

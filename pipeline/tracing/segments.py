@@ -51,9 +51,15 @@ class Segment(nn.Module):
         """Register the tensors under their names."""
         super().__init__()
         self._name = name
-        self._codes: dict[bool, Code | str] = {True: training, False: evaluation}
+        self._missing = evaluation if isinstance(evaluation, str) else ""
+        self._paths: dict[bool, tuple[str, ...]] = {True: training.tensors}
         for path, tensor, is_saved in held:
             _register(self, path, tensor, is_saved)
+        # As submodules, so that whoever changes operators (batch norm over replicas) finds the graphs.
+        self._run_training = training.module
+        if isinstance(evaluation, Code):
+            self._paths[False] = evaluation.tensors
+            self._run_evaluation = evaluation.module
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """From what crosses the boundary before these layers to what crosses the one behind them.
@@ -61,12 +67,11 @@ class Segment(nn.Module):
         Raises:
             PartitionError: evaluation was asked of a model that runs other operators then.
         """
-        code = self._codes[self.training]
-        if isinstance(code, str):
-            raise PartitionError(f"{self._name}: cannot be evaluated in stages: {code}")
-        result: Tensor | tuple[Tensor, ...] = code.module(
-            *inputs, *(operator.attrgetter(path)(self) for path in code.tensors)
-        )
+        if self._missing and not self.training:
+            raise PartitionError(f"{self._name}: cannot be evaluated in stages: {self._missing}")
+        run = self._run_training if self.training else self._run_evaluation
+        tensors = (operator.attrgetter(path)(self) for path in self._paths[self.training])
+        result: Tensor | tuple[Tensor, ...] = run(*inputs, *tensors)
         return result
 
     def extra_repr(self) -> str:

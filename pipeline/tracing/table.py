@@ -32,6 +32,7 @@ class Table:
         sizes: integers (a, b) of every value that is a * samples + b.
         after: operators that change in place what an item makes or reads, which must run where it does.
         flops: of each item on the example.
+        written: bytes that it writes on the example; none for views.
         held: memory of parameters and buffers.
     """
 
@@ -42,6 +43,7 @@ class Table:
     sizes: dict[str, tuple[int, int]]
     after: dict[str, tuple[str, ...]]
     flops: dict[str, int]
+    written: dict[str, int]
     held: frozenset[int]
 
     @property
@@ -124,8 +126,18 @@ def tabulate(captured: Captured) -> Table:
         )
         for node in captured.inputs
     )
-    flops = {name: effect.flops for name, effect in does.items()}
-    return Table(captured, items, inputs, nodes, sizes, _after(items, nodes, memory), flops, held)
+    is_view = {name for name, effect in does.items() if effect.shares and not effect.changes}
+    return Table(
+        captured,
+        items,
+        inputs,
+        nodes,
+        sizes,
+        after=_after(items, nodes, memory),
+        flops={name: effect.flops for name, effect in does.items()},
+        written={item.name: 0 if item.name in is_view else item.size_bytes for item in items},
+        held=held,
+    )
 
 
 def _linear(value: object, samples: Any) -> tuple[int, int] | None:
