@@ -24,7 +24,7 @@ from pipeline.run import checkpoints
 from pipeline.run.agreement import Agreement
 from pipeline.run.batch_norm import find_batch_norm, restore_batch_norm, synchronise_batch_norm
 from pipeline.run.batches import Batch, Signature, Tensors, as_tuple
-from pipeline.run.boundary import FakeModel
+from pipeline.run.boundary import FakeStage
 from pipeline.run.failures import TrainingError, cause_of, is_of_others, words_of
 from pipeline.run.groups import Groups, fabric_of
 from pipeline.run.links import Links, Messages
@@ -66,6 +66,10 @@ class Trainer:
         start_timeout_s: the same at the start, where some ranks may have to find their schedules first.
         device: "cpu".
         record: whether `timeline` has something to tell.
+
+    Attributes:
+        plan: as given.
+        losses: of the microbatches of the last batch, in their order.
 
     Raises:
         PlanError: the plan does not fit the model, the job or the topology.
@@ -266,12 +270,13 @@ class Trainer:
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
         """This rank's part of the model, with the same weights as its replicas."""
         check_optimizer(optimizer, model.divide(0, model.depth).parameters())
-        fake = FakeModel(model)  # before batch norm is changed
         ties = TieGroups(self.plan, model.ties, self._groups.make)
         module: nn.Module = nn.Identity()
+        fake: FakeStage | None = None
         if self._place is not None:
             mine = self.plan.stages[self._place.stage]
             module = model.divide(mine.start, mine.end)
+            fake = FakeStage(model, mine.start, mine.end)  # before batch norm is changed
         parameters = _named(module, model)
         with self._all_or_nothing(call=None):
             if self._groups.stage is not None and self._place is not None:

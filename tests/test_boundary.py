@@ -17,7 +17,7 @@ from training_cases import FEATURES, branching, frozen, network, normalised  # n
 
 from pipeline.divisible import Divisible  # noqa: E402
 from pipeline.errors import PartitionError  # noqa: E402
-from pipeline.run.boundary import Boundaries, FakeModel, Wire  # noqa: E402
+from pipeline.run.boundary import Boundaries, FakeStage, Wire  # noqa: E402
 from pipeline.run.parcels import Arrival, packed, sharing  # noqa: E402
 from pipeline.run.place import Place  # noqa: E402
 from pipeline.stages import Plan, shares  # noqa: E402
@@ -34,7 +34,7 @@ def found(
 ) -> Boundaries:
     autocast = nullcontext if dtype is None else lambda: torch.autocast("cpu", dtype=dtype)
     inputs = [torch.zeros(13, FEATURES)]
-    return FakeModel(model).boundaries(start, end, inputs, counts, training=training, autocast=autocast)
+    return FakeStage(model, start, end).boundaries(inputs, counts, training=training, autocast=autocast)
 
 
 FLOAT = torch.float32

@@ -13,10 +13,11 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import run_ranks  # noqa: E402
-from torch import Tensor  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from training_cases import (  # noqa: E402
     LAYERS,
     Curve,
+    Unmodified,
     batches,
     branching,
     check_close,
@@ -31,9 +32,9 @@ from training_cases import (  # noqa: E402
 )
 
 import topologies  # noqa: E402
-from pipeline.divisible import Divisible  # noqa: E402
 from pipeline.errors import BatchError  # noqa: E402
 from pipeline.stages import Plan, overlaps, shares  # noqa: E402
+from pipeline.tracing import trace  # noqa: E402
 from pipeline.trainer import Trainer  # noqa: E402
 from synth.errors import InputError  # noqa: E402
 
@@ -42,7 +43,7 @@ FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAS
 
 
 def trained(
-    plan: Plan, make: Callable[[], Divisible], given: Sequence[tuple[Tensor, Tensor]], **options: Any
+    plan: Plan, make: Callable[[], nn.Module], given: Sequence[tuple[Tensor, Tensor]], **options: Any
 ) -> Curve:
     """Train by a plan; the state is that of the whole model."""
     options = {"collectives": "gloo", "timeout_s": 60.0} | options
@@ -91,23 +92,29 @@ PLANS = {
     "3-1, recomputed": plan_of([3, 1], "pe", microbatches=2, recompute=True),
     "ranks in any order": Plan([(0, 3, (3,)), (3, 5, (2, 0)), (5, LAYERS, (1,))], 3, "1f1b"),
 }
-STEPS = 20
+LONG = ("1-2-1 fill and drain", "1-2-1", "1-2-1 list order")
+STEPS, LONG_STEPS = 5, 20
 
 
 def by_all_plans(rank: int, size: int) -> dict[str, Curve]:
-    given = batches(STEPS)
     return {
-        name: trained(plan, network, given, collectives="synth" if index % 2 else "gloo")
+        name: trained(
+            plan,
+            network,
+            batches(LONG_STEPS if name in LONG else STEPS),
+            collectives="synth" if index % 2 else "gloo",
+        )
         for index, (name, plan) in enumerate(PLANS.items())
     }
 
 
 def test_any_plan_trains_as_serially() -> None:
-    """Losses of 20 steps of batches of 13 and 7 samples, and gradients; ranks outside a plan see them too."""
-    expected = serial(network, batches(STEPS))
+    """Losses of steps with 13 or 7 samples, and gradients; ranks outside a plan hear of losses too."""
+    short, long = serial(network, batches(STEPS)), serial(network, batches(LONG_STEPS))
     found = run_ranks(4, by_all_plans, environ=FABRIC)
     for name in PLANS:
         curve = merged([curves[name] for curves in found])
+        expected = long if name in LONG else short
         assert curve.gradients.keys() == expected.gradients.keys(), name
         check_close(curve, expected)
 
@@ -120,8 +127,10 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
 
 
 def of_many_kinds(rank: int, size: int) -> dict[str, Curve]:
-    given = batches(6)
+    given = batches(4)
+    depth = trace(Unmodified(), given[0][0]).depth
     return {
+        "unmodified": trained(plan_of([1, 2, 1], depth=depth), Unmodified, given),
         "branching": trained(plan_of([1, 2, 1], depth=4), branching, given),
         "branching, recomputed": trained(plan_of([2, 1, 1], "pe", depth=4, recompute=True), branching, given),
         "frozen": trained(plan_of([1, 1, 2]), frozen, given),
@@ -131,29 +140,32 @@ def of_many_kinds(rank: int, size: int) -> dict[str, Curve]:
         ),
         "tied": trained(plan_of([1, 2, 1], depth=5), tied, given),
         "summed": trained(plan_of([1, 2, 1]), network, given, loss_fn=summed, loss_reduction="sum"),
-        "accumulated": trained(plan_of([2, 2]), network, given, accumulate=3),
+        "accumulated": trained(plan_of([2, 2]), network, given, accumulate=2),
         "clipped": trained(plan_of([1, 2, 1]), network, given, clip_norm=0.1),
         "bfloat16": trained(plan_of([1, 1, 1, 1]), network, given, precision="bfloat16"),
+        "float16": trained(plan_of([1, 1, 1, 1]), network, given, precision="float16"),
     }
 
 
 def test_models_and_ways_of_training() -> None:
-    given = batches(6)
+    given = batches(4)
     found = run_ranks(4, of_many_kinds, environ=FABRIC)
     curves = {name: merged([each[name] for each in found]) for name in found[0]}
     for name in ("branching", "branching, recomputed"):
         check_close(curves[name], serial(branching, given))
     check_close(curves["frozen"], serial(frozen, given))
     assert set(curves["frozen"].gradients) == {f"{i}.{it}" for i in (4, 7) for it in ("weight", "bias")}
+    check_close(curves["unmodified"], serial(Unmodified, given, microbatches=3))
     for name in ("normalised", "normalised, recomputed"):
         check_close(curves[name], serial(normalised, given, microbatches=3))
     check_close(curves["tied"], serial(tied, given))
-    check_close(curves["accumulated"], serial(network, given, accumulate=3))
+    check_close(curves["accumulated"], serial(network, given, accumulate=2))
     check_close(curves["clipped"], serial(network, given, clip_norm=0.1))
     of_sums = serial(network, given, loss_fn=summed)
     check_close(curves["summed"], of_sums, tolerance=1e-5)  # losses of about 18
 
-    check_close(curves["bfloat16"], serial(network, given, microbatches=3, autocast=True))
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        check_close(curves[name], serial(network, given, microbatches=3, autocast=dtype))
 
 
 # Messages ------------------------------------------------------------------------------------------
@@ -312,6 +324,15 @@ def recorded(rank: int, size: int) -> dict[str, int]:
     return dict(Counter(interval.kind for interval in found.intervals if interval.kind != "waiting"))
 
 
+def on_its_fabric(rank: int, size: int) -> str:
+    """What the replicas' group knows of the links between them."""
+    plan = plan_of([1, 2, 1], topology=topologies.load("ring:4"))
+    with Trainer(network(), plan, cross_entropy, momentum) as trainer:
+        trainer.step(*batches(1)[0])
+        group: Any = trainer._groups.stage
+        return "" if group is None else group.fabric
+
+
 def other_things(rank: int, size: int) -> dict[str, Any]:
     calls = (
         continued,
@@ -320,6 +341,7 @@ def other_things(rank: int, size: int) -> dict[str, Any]:
         by_an_optimizer_of_the_whole,
         disagreeing,
         recorded,
+        on_its_fabric,
         refused,
     )
     return {call.__name__: call(rank, size) for call in calls}
@@ -381,6 +403,7 @@ def test_what_else_a_trainer_does() -> None:
         "allreduce": 2,
         "update": 4,
     }
+    assert [line[:11] for line in by_name["on_its_fabric"]] == ["", "ring:4[1,2]", "ring:4[1,2]", ""]
     for lines in by_name["refused"]:
         assert lines == REFUSALS
 

@@ -110,6 +110,24 @@ def tied() -> Divisible:
     return Divisible(first, nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), Embedded(first.weight))
 
 
+class Unmodified(nn.Module):
+    """Not sequential: a skip connection, batch norm, a weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(FEATURES, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.middle = nn.Linear(8, 8)
+        self.last = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = self.first(x)
+        h = torch.relu(self.norm(self.middle(skipped))) + skipped
+        result: Tensor = self.last(h @ self.first.weight)
+        return result
+
+
 def batches(count: int, sizes: Sequence[int] = (13, 13, 7)) -> list[tuple[Tensor, Tensor]]:
     """Not all of one size, as the last one of an epoch."""
     generator = torch.Generator().manual_seed(1)
@@ -143,20 +161,21 @@ class Curve:
 
 
 def serial(
-    make: Callable[[], Divisible],
+    make: Callable[[], nn.Module],
     given: Sequence[tuple[Tensor, Tensor]],
     *,
     loss_fn: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
     microbatches: int = 1,
     accumulate: int = 1,
     clip_norm: float | None = None,
-    autocast: bool = False,
+    autocast: torch.dtype | None = None,
     halve_every: int | None = None,
 ) -> Curve:
-    """Plain training, in microbatches where that makes a difference; autocast is to bfloat16."""
+    """Plain training, in microbatches where that makes a difference, with a scaler for float16."""
     model = make()
     optimizer = momentum(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, halve_every or len(given), gamma=0.5)
+    scaler = torch.amp.GradScaler("cpu", enabled=autocast is torch.float16)
     losses = []
     for index, (inputs, targets) in enumerate(given):
         sizes = divided(len(inputs), microbatches)
@@ -165,15 +184,16 @@ def serial(
         if index % accumulate == 0:
             optimizer.zero_grad()
         for x, y in parts:
-            with torch.autocast("cpu", enabled=autocast):
+            with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
                 loss = loss_fn(model(x), y) * (len(x) / len(inputs))
-            (loss / accumulate).backward()
+            scaler.scale(loss / accumulate).backward()
             total += loss.item()
         losses.append(total)
         if (index + 1) % accumulate == 0:
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             schedule.step()
     gradients = {
         name: it.grad.numpy().copy()

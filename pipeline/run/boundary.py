@@ -14,9 +14,8 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipeline.errors import PartitionError
 from pipeline.layered import Layered
@@ -70,37 +69,35 @@ class Boundaries:
     overwrites: bool
 
 
-class FakeModel:
-    """A copy of a model without values.
+class FakeStage:
+    """The layers of a stage and all before them, without values.
 
     Args:
-        model: to be copied; it may change afterwards.
+        model: whose layers they are; it may change afterwards.
+        start: the first layer of the stage.
+        end: the layer behind its last one.
     """
 
-    def __init__(self, model: Layered) -> None:
-        """Copy it; no memory is taken for parameters."""
+    def __init__(self, model: Layered, start: int, end: int) -> None:
+        """Copy them; no memory is taken for parameters."""
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._start, self._end = start, end
+        self._dims = {cut: model.sample_dims(cut) for cut in {0, start, end} - {model.depth}}
         with FakeCopyMode(self._mode):
-            self._model = copy.deepcopy(model)
-        for layer in self._model.divide(0, self._model.depth).modules():
-            if isinstance(layer, _BatchNorm):
-                layer.eval()  # one sample, which it refuses to train with, may be one replica's share of more
+            self._before = copy.deepcopy(model.divide(0, start)) if start > 0 else None
+            self._stage = copy.deepcopy(model.divide(start, end))
 
     def boundaries(
         self,
-        start: int,
-        end: int,
         inputs: Sequence[Tensor],
         samples: Sequence[int],
         *,
         training: bool,
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> Boundaries:
-        """What crosses before and behind the layers [start, end).
+        """What crosses before and behind the stage.
 
         Args:
-            start: the first layer.
-            end: the layer behind the last one.
             inputs: of the model, with any number of samples; only their shapes count.
             samples: how many samples shares of microbatches have.
             training: whether in the mode for training.
@@ -111,68 +108,70 @@ class FakeModel:
                 what crosses is not in proportion to the samples.
         """
         found: dict[int, Boundaries] = {}
-        for count in sorted(set(samples)):
+        # Batch norm refuses to train with one sample, which may be one replica's share of more.
+        for count in sorted({max(count, 2) for count in samples}):
             with self._mode, autocast(), torch.set_grad_enabled(training):
-                found[count] = self._run(start, end, inputs, count, training)
+                found[count] = self._run(inputs, count, training)
         (first, boundaries), *others = found.items()
         for count, other in others:
             if other != boundaries:
                 raise PartitionError(
-                    f"layers [{start}, {end}): what crosses a boundary must be in proportion to the samples, "
+                    f"{self._layers}: what crosses a boundary must be in proportion to the samples, "
                     f"got {_words(boundaries)} per sample for {first} and {_words(other)} for {count}"
                 )
         return boundaries
 
-    def _run(
-        self, start: int, end: int, inputs: Sequence[Tensor], samples: int, training: bool
-    ) -> Boundaries:
-        dims = spread_dims(self._model.sample_dims(0), len(inputs))
+    @property
+    def _layers(self) -> str:
+        return f"layers [{self._start}, {self._end})"
+
+    def _run(self, inputs: Sequence[Tensor], samples: int, training: bool) -> Boundaries:
         values = tuple(
             torch.empty([*tensor.shape[:dim], samples, *tensor.shape[dim + 1 :]], dtype=tensor.dtype)
-            for tensor, dim in zip(inputs, dims, strict=True)
+            for tensor, dim in zip(inputs, spread_dims(self._dims[0], len(inputs)), strict=True)
         )
         taken: tuple[Wire, ...] = ()
-        if start > 0:
-            values = self._forward(0, start, values, training)
-            taken = self._wires(start, values, samples)
+        if self._before is not None:
+            values = self._forward(self._before, f"layers [0, {self._start})", values, training)
+            taken = self._wires(self._start, values, samples)
         versions = [value._version for value in values]
-        is_last = end == self._model.depth
-        outputs = (
-            () if is_last and start > 0 and not training else self._forward(start, end, values, training)
-        )
+        outputs = self._forward(self._stage, self._layers, values, training)
         overwrites = any(value._version != version for value, version in zip(values, versions, strict=True))
-        return Boundaries(taken, () if is_last else self._wires(end, outputs, samples), overwrites)
+        given = self._wires(self._end, outputs, samples) if self._end in self._dims else ()
+        return Boundaries(taken, given, overwrites)
 
+    @staticmethod
     def _forward(
-        self, start: int, end: int, values: tuple[Tensor, ...], training: bool
+        module: nn.Module, where: str, values: tuple[Tensor, ...], training: bool
     ) -> tuple[Tensor, ...]:
-        module = self._model.divide(start, end)
         try:
             with nullcontext() if training else evaluating(module):
                 outputs = module(*values)
+        except PartitionError:
+            raise
         except Exception as error:
             raise PartitionError(
-                f"layers [{start}, {end}): shapes must follow from shapes alone, got {first_line(error)}"
+                f"{where}: shapes must follow from shapes alone, got {first_line(error)}"
             ) from error
         return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
     def _wires(self, cut: int, values: tuple[Any, ...], samples: int) -> tuple[Wire, ...]:
-        dims = spread_dims(self._model.sample_dims(cut), len(values))
+        dims = spread_dims(self._dims[cut], len(values))
         where = f"boundary before layer {cut}"
         if len(dims) != len(values):
             raise PartitionError(f"{where}: {len(dims)} tensors must cross, got {len(values)}")
-        wires = []
-        for value, dim in zip(values, dims, strict=True):
-            if not isinstance(value, Tensor):
-                raise PartitionError(f"{where}: only tensors may cross, got {type(value).__name__}")
-            if value.dim() <= dim or value.shape[dim] % samples:
-                raise PartitionError(
-                    f"{where}: dimension {dim} must be a multiple of the {samples} samples, "
-                    f"got {described(value)}"
-                )
-            shape = tuple(size // samples if at == dim else size for at, size in enumerate(value.shape))
-            wires.append(Wire(shape, value.dtype, dim, value.requires_grad))
-        return tuple(wires)
+        return tuple(_wire(where, value, dim, samples) for value, dim in zip(values, dims, strict=True))
+
+
+def _wire(where: str, value: Any, dim: int, samples: int) -> Wire:
+    if not isinstance(value, Tensor):
+        raise PartitionError(f"{where}: only tensors may cross, got {type(value).__name__}")
+    if value.dim() <= dim or value.shape[dim] % samples:
+        raise PartitionError(
+            f"{where}: dimension {dim} must be a multiple of the {samples} samples, got {described(value)}"
+        )
+    shape = tuple(size // samples if at == dim else size for at, size in enumerate(value.shape))
+    return Wire(shape, value.dtype, dim, value.requires_grad)
 
 
 def _words(boundaries: Boundaries) -> str:

@@ -17,7 +17,7 @@ from pipeline.actions import peak_in_flight
 from pipeline.order import order_of
 from pipeline.order.messages import with_messages
 from pipeline.run.batches import Batch, Signature
-from pipeline.run.boundary import FakeModel
+from pipeline.run.boundary import FakeStage
 from pipeline.run.groups import Groups
 from pipeline.run.links import Links
 from pipeline.run.modes import evaluating
@@ -36,7 +36,7 @@ class Passes:
     """The passes of one rank.
 
     Args:
-        fake: the whole model, for its shapes.
+        fake: the layers of this rank and those before, for their shapes; None for a rank without work.
         module: the layers of this rank.
         plan: which rank does what.
         place: of this rank; None for one without work.
@@ -52,7 +52,7 @@ class Passes:
 
     def __init__(
         self,
-        fake: FakeModel,
+        fake: FakeStage | None,
         module: nn.Module,
         plan: Plan,
         place: Place | None,
@@ -81,13 +81,16 @@ class Passes:
         self._order = order_of(plan)
         self._runtimes: dict[Signature, tuple[ReplicaStage, Losses, StageRuntime] | None] = {}
         self._stage: ReplicaStage | None = None
+        self._doing: str | None = None
         self._sums = torch.zeros(0)
         self._sum_work: dist.Work | None = None
 
     @property
     def doing(self) -> str:
         """What this rank did last, in words."""
-        return "waiting for the others" if self._stage is None else self._stage.doing
+        if self._doing is not None or self._stage is None:
+            return self._doing or "waiting for the others"
+        return self._stage.doing
 
     def knows(self, signature: Signature) -> bool:
         """Whether there was a batch like it."""
@@ -100,14 +103,12 @@ class Passes:
             PartitionError: what crosses the boundaries of this stage cannot be known.
         """
         place = self._place
-        if place is None:
+        if place is None or self._fake is None:
             self._runtimes[signature] = None
             return
+        self._doing = "finding the shapes of what crosses boundaries"
         training = signature.training
-        mine = self._plan.stages[place.stage]
         boundaries = self._fake.boundaries(
-            mine.start,
-            mine.end,
             batch.inputs,
             [place.count(size) for size in batch.sizes],
             training=training,
@@ -124,7 +125,7 @@ class Passes:
             recorder=self._recorder,
             in_flight=peak_in_flight(self._order[place.stage]) + 1 if training else 2,
             training=training,
-            reduce=self._on_gradients,
+            reduce=lambda: self._after_backward(batch.sizes, losses),
         )
         divisor = batch.samples * self._accumulate
         weights = [place.count(size) / divisor if self._is_mean else 1.0 for size in batch.sizes]
@@ -133,7 +134,7 @@ class Passes:
             weights,
             self._precision.scale,
             self._precision.autocast,
-            on_last=lambda: self._start_sum(batch.sizes, losses),
+            on_last=lambda: None if training else self._start_sum(batch.sizes, losses),
         )
         runtime = StageRuntime(stage, with_messages(order)[place.stage], losses)
         self._runtimes[signature] = stage, losses, runtime
@@ -145,7 +146,7 @@ class Passes:
             self._start_sum(batch.sizes, None)
             return
         stage, _, runtime = found
-        self._stage, place = stage, stage.place
+        self._stage, self._doing, place = stage, None, stage.place
         inputs: Sequence[tuple[Tensor, ...]] = [()] * len(batch.sizes)
         targets: Sequence[Any] = [None] * len(batch.sizes)
         parts = [place.share(size) for size in batch.sizes]
@@ -160,22 +161,27 @@ class Passes:
     def finish(self, batch: Batch) -> tuple[float, tuple[float, ...]]:
         """Wait for what is still on its way: the loss of the batch, and those of its microbatches."""
         if self._stage is not None:
-            self._stage.doing = "ending its sends"
             self._stage.finish()
-            self._stage.doing = "hearing of the losses"
+        self._doing = "hearing of the losses"
         assert self._sum_work is not None, "run comes before"
         self._sum_work.wait()
         self._sum_work = None
+        self._doing = "updating weights"
         losses: list[float] = self._sums.tolist()
         if not self._is_mean:
             return sum(losses), tuple(losses)
         whole = sum(loss * size for loss, size in zip(losses, batch.sizes, strict=True))
         return whole / batch.samples, tuple(losses)
 
+    def _after_backward(self, sizes: Sequence[int], losses: Losses) -> None:
+        self._on_gradients()
+        self._start_sum(sizes, losses)
+
     def _start_sum(self, sizes: Sequence[int], losses: Losses | None) -> None:
         """Begin to add the losses of all replicas of the last stage, by microbatch.
 
-        It starts when this rank has done its forward passes, so that backward passes hide it.
+        Each rank begins when its passes are done, so that who hears of the losses knows that all gradients
+        are complete: either all ranks change their weights, or none.
         """
         self._sums = torch.zeros(len(sizes), dtype=torch.float64)
         if self._place is not None and self._place.is_last and losses is not None:
