@@ -147,6 +147,11 @@ def test_memory_puts_pipelines_inside_hosts_and_replicas_across():
     assert all(len({rank // 4 for rank in stage.ranks}) == 1 for stage in made.stages)
 
 
+def test_of_equally_fast_plans_the_simplest_is_taken():
+    made = plan(uniform(4, 10**9, 1000), topologies.load("ring:4"))
+    assert (len(made.stages), made.microbatches, made.order) == (1, 1, "1f1b")
+
+
 def test_what_was_asked_for_is_kept_to():
     profile, fabric = uniform(8, 1000, 1000), topologies.load("dgx1")
     made = plan(profile, fabric, microbatches=4, order="gpipe", stages=3, recompute=True, max_in_flight=2)
@@ -204,7 +209,8 @@ def test_memory_that_cannot_fit_says_by_how_much_and_where():
     with pytest.raises(
         PlanError,
         match=r"^no plan fits into memory; the closest one \(4 stages, 16 microbatches, order 1f1b\) does "
-        r"not: plan: stage \d \(layers .*\) on rank \d must fit into 2.86 MiB, got 3.81 MiB, 976.81 KiB too many: "
+        r"not: plan: stage \d \(layers .*\) on rank \d must fit into 2.86 MiB, got 3.81 MiB, "
+        r"976.81 KiB too many: "
         r"parameters 1.91 MiB, gradients 1.91 MiB, messages 252 B, \d of 16 microbatches in flight$",
     ):
         plan(uniform(8, 1000, 1_000_000), topologies.load("full:4"), memory_bytes=3_000_000)

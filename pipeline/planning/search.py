@@ -57,13 +57,16 @@ class Group:
     question: Question
 
 
-def search(profile: Profile, network: Network, choices: Choices, *, simulated: int = 16) -> Plan:
+def search(
+    profile: Profile, network: Network, choices: Choices, *, simulated: int = 16, slack: float = 0.1
+) -> Plan:
     """The plan with the least predicted time among the most promising.
 
     The space: for each device order, number of microbatches, order and choice of recomputation, and each
     number of stages, the partition of the dynamic program. A closed form estimates each. In the order of
-    their estimates at most `simulated` different plans are simulated, fewer once an estimate is no better
-    than the best time: simulated times are rarely below the estimate, whose messages meet no others.
+    their estimates at most `simulated` different plans are simulated, fewer once an estimate is worse than
+    the best time by the share `slack`. Simulated times are mostly above the estimate, whose messages meet no
+    others; they are below it where a replica can begin before the last message of a boundary has come.
 
     Not all groups are solved: the dynamic program is run for every doubling of the microbatches, and its
     partitions tell by the closed form which of the other groups are worth it.
@@ -74,7 +77,7 @@ def search(profile: Profile, network: Network, choices: Choices, *, simulated: i
     best: tuple[tuple[float, int, int], Plan] | None = None
     promising = _different(_Space(profile, network, choices).plans())
     for estimate_us, plan in islice(promising, simulated):
-        if best is not None and estimate_us >= best[0][0]:
+        if best is not None and estimate_us > (1 + slack) * best[0][0]:
             break
         time_us = simulate(plan, profile, network, batch=choices.batch).time_us
         rank = _rounded(time_us), choices.orders.index(plan.order), plan.microbatches
@@ -108,11 +111,15 @@ def _different(plans: Iterable[tuple[float, Plan]]) -> Iterator[tuple[float, Pla
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A group to be opened, or its partition into so many stages, found with the limits or without."""
+    """A group to be opened, or its partition into so many stages, found with the limits or without.
+
+    `value_us` is the partition's when it was queued; it may have been found to be higher since.
+    """
 
     group: Group
     stages: int | None = None
     limited: bool = False
+    value_us: float = 0.0
 
 
 class _Space:
@@ -143,15 +150,17 @@ class _Space:
             if entry.stages is None:
                 self._push_plans(group)
             elif entry.limited == (group in self.limited):
-                partition = self._solved(group)[entry.stages]
+                partition = self._solved(group).get(entry.stages)
+                if partition is None:
+                    continue
                 plan = plan_of(group.question, partition, self.network, self.profile)
                 if not self._fits(entry, plan):
                     self.limited.add(group)
                     self._push_plans(group)
-                elif not partition.exact:
+                elif not partition.exact or partition.value_us != entry.value_us:
                     self.devices[group.devices].find_rates(partition.places)
-                    self._solved(group, again=True)
-                    self._push_plan(entry)
+                    self._solved(group, again=not partition.exact)
+                    self._push_plan(group, entry.stages)
                 else:
                     yield estimate_us, plan
 
@@ -199,14 +208,14 @@ class _Space:
 
     def _push_plans(self, group: Group) -> None:
         for number in self._solved(group):
-            self._push_plan(_Entry(group, number, group in self.limited))
+            self._push_plan(group, number)
 
-    def _push_plan(self, entry: _Entry) -> None:
-        question = entry.group.question
-        if entry.stages in (found := self._solved(entry.group)):
-            costs = self._costs(found[entry.stages], question.recompute, [question.microbatches])
+    def _push_plan(self, group: Group, stages: int) -> None:
+        question, partition = group.question, self._solved(group).get(stages)
+        if partition is not None:  # exact rates may have shown that nothing connects so many stages
+            costs = self._costs(partition, question.recompute, [question.microbatches])
             (estimate_us,) = estimates_us(costs, question.order, question.max_in_flight)
-            self._push(estimate_us, entry)
+            self._push(estimate_us, _Entry(group, stages, group in self.limited, partition.value_us))
 
     def _push(self, estimate_us: float, entry: _Entry) -> None:
         """Of equal estimates the one that the search prefers comes first."""

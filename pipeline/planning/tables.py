@@ -77,7 +77,8 @@ class LayerTables:
     def fixed_bytes(self) -> Integers:
         """Parameters, gradients and the optimizer's state."""
         parameters: Integers = self._sum("parameter_bytes") - self._shared
-        return parameters + self.gradient_bytes + self._sum("optimizer_bytes")
+        optimizer: Integers = self._sum("optimizer_bytes")
+        return parameters + self.gradient_bytes + optimizer
 
     @cached_property
     def saved_bytes(self) -> Integers:
