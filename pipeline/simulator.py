@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from pipeline.actions import Action, Order, Phase
 from pipeline.costs import Profile
-from pipeline.deliveries import Deliveries, Pair
 from pipeline.errors import PlanError
-from pipeline.events import Clock
 from pipeline.network import Network
 from pipeline.order import order_of
+from pipeline.simulation.clock import Clock
+from pipeline.simulation.deliveries import Deliveries, Pair
+from pipeline.simulation.synchronisation import replicas_us, ties_us
 from pipeline.stages import Overlap, Plan, overlaps, shares
-from pipeline.synchronisation import replicas_us, ties_us
 from pipeline.timeline import Interval, Timeline
 
 

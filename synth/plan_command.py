@@ -6,7 +6,6 @@ whose model is then measured here or, with `--device`, costed for a GPU without 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +18,6 @@ from synth.plan_description import alternative_document, describe_plan, figures,
 
 if TYPE_CHECKING:
     from pipeline.costs import Profile
-    from pipeline.prediction import Prediction
-    from pipeline.stages import Plan
 
 DEVICE = "v100"
 """What a network that is only named is costed for, unless `--device` says otherwise."""
@@ -92,7 +89,10 @@ def plan(
     """
     import topologies
     from pipeline import networks
+    from pipeline.formats import write_plan, write_profile
     from pipeline.network import Network
+    from pipeline.pictures.chrome_trace import write_chrome_trace
+    from pipeline.pictures.plan import draw_plan
     from pipeline.planner import plan as planned
     from pipeline.planning.alternatives import alternatives
     from pipeline.prediction import predict
@@ -130,12 +130,21 @@ def plan(
         several = {best.microbatches, min(batch, topology.ranks), min(batch, 4 * topology.ranks)}
         counts = [microbatches] if microbatches is not None else sorted(several)
         others = alternatives(profile, network, batch=batch, microbatches=counts, memory_bytes=limit)
-    document = plan_document(best, profile, predicted, limit, watch.seconds, output)
+    document = plan_document(best, profile, predicted, batch, limit, watch.seconds, output)
     document["alternatives"] = {
         name: alternative_document(found, profile, network, batch, predicted)
         for name, found in others.items()
     }
-    _write(best, profile, predicted, document, output, picture, trace, profile_output)
+    if output is not None:
+        write_plan(
+            best, output, {key: document[key] for key in (*figures(predicted), "batch", "alternatives")}
+        )
+    if profile_output is not None:
+        write_profile(profile, profile_output)
+    if picture is not None:
+        draw_plan(best, profile, predicted, picture, batch=batch, memory_bytes=limit)
+    if trace is not None:
+        write_chrome_trace({"predicted": predicted.timeline}, trace)
     if as_json:
         print_json(document)
     else:
@@ -208,29 +217,3 @@ def _memory_of(device: str | None) -> int | None:
     from pipeline.devices import device_named as named
 
     return named(device).memory_bytes
-
-
-def _write(
-    plan: Plan,
-    profile: Profile,
-    predicted: Prediction,
-    document: Mapping[str, Any],
-    output: Path | None,
-    picture: Path | None,
-    trace: Path | None,
-    profile_output: Path | None,
-) -> None:
-    from pipeline.formats import write_plan, write_profile
-
-    if output is not None:
-        write_plan(plan, output, {**figures(predicted), "alternatives": document["alternatives"]})
-    if profile_output is not None:
-        write_profile(profile, profile_output)
-    if picture is not None:
-        from pipeline.pictures.plan import draw_plan
-
-        draw_plan(plan, profile, predicted, picture)
-    if trace is not None:
-        from pipeline.pictures.chrome_trace import write_chrome_trace
-
-        write_chrome_trace({"predicted": predicted.timeline}, trace)

@@ -21,6 +21,7 @@ def plan_document(
     plan: Plan,
     profile: Profile,
     predicted: Prediction,
+    batch: int,
     limit: int | None,
     seconds: float,
     output: Path | None,
@@ -30,6 +31,7 @@ def plan_document(
         "model": profile.model,
         "costs": profile.source,
         "method": plan.method,
+        "batch": batch,
         "order": plan.order,
         "microbatches": plan.microbatches,
         "recompute": plan.recompute,
@@ -123,7 +125,7 @@ def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Ma
         f"{profile.model} on {topology.name}: {profile.depth} layers, {topology.ranks} ranks; costs: "
         f"{profile.source or 'from a file'}",
         *stages,
-        f"{_counted(plan.microbatches)}, order {plan.order}"
+        f"{document['batch']} samples a step in {_counted(plan.microbatches)}, order {plan.order}"
         + (", recomputing forward passes" if plan.recompute else "")
         + ("" if limit is None else f", at most {_bytes(limit)} on a rank"),
         f"one step: {_time(document['time_us'])} ({document['samples_per_s']:.4g} samples/s), "

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from pipeline.actions import Phase, parse
 from pipeline.costs import Layer, Profile, Tie
-from pipeline.deliveries import Deliveries, Pair
 from pipeline.errors import BatchError, PlanError
-from pipeline.events import Clock
-from pipeline.link_sharing import Flow, Links
 from pipeline.network import Network
 from pipeline.order import order_of
+from pipeline.simulation.clock import Clock
+from pipeline.simulation.deliveries import Deliveries, Pair
+from pipeline.simulation.link_sharing import Flow, Links
 from pipeline.simulator import simulate
 from pipeline.stages import ORDERS, Plan, divided
 from synth.topology import Link, Topology

@@ -70,7 +70,13 @@ def test_the_plan_is_told_written_drawn_and_traced(synth: Run, model: str, tmp_p
 def test_people_see_stages_time_bound_and_the_others(synth: Run, model: str) -> None:
     status, out, err = synth(model, "ring:4", "--stages", "2", "--microbatches", "8", "--order", "1f1b")
     assert (status, err) == (0, ""), err
-    for fact in ("block.0", "8 microbatches, order 1f1b", "one step:", "order pe: at most", "pipedream"):
+    for fact in (
+        "block.0",
+        "64 samples a step in 8 microbatches, order 1f1b",
+        "one step:",
+        "order pe: at most",
+        "pipedream",
+    ):
         assert fact in out
     assert sum(line.startswith(("0 ", "1 ")) for line in out.splitlines()) == 2, "a line for each stage"
 

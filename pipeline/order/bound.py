@@ -18,8 +18,8 @@ from itertools import pairwise
 
 from pipeline.costs import Profile
 from pipeline.network import BYTES_PER_US, Network
+from pipeline.simulation.synchronisation import replicas_us, ties_us
 from pipeline.stages import Plan, overlaps, shares
-from pipeline.synchronisation import replicas_us, ties_us
 
 CONDITION = (
     "order pe without a cap; as many samples in each microbatch as in the largest; each message at the even "

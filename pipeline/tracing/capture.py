@@ -45,6 +45,7 @@ class Captured:
         outputs: what the model returns, in order.
         is_tuple: whether it returns a tuple (or a list) rather than one tensor.
         samples: torch's symbol for the number of samples.
+        example: how many the example had.
     """
 
     module: fx.GraphModule
@@ -55,6 +56,7 @@ class Captured:
     outputs: tuple[fx.Node, ...]
     is_tuple: bool
     samples: Any
+    example: int
 
     @property
     def tensors(self) -> dict[str, str]:
@@ -214,6 +216,7 @@ def _described(name: str, program: torch.export.ExportedProgram) -> Captured:
         outputs,
         is_tuple,
         inputs[0].meta["val"].shape[0].node.expr,
+        inputs[0].meta["val"].shape[0].node.hint,
     )
 
 

@@ -26,7 +26,7 @@ class Item:
         kind: of the value.
         copied: whether every stage that uses the value computes it again; such an item has no position.
         sample_dim: the one dimension that counts samples; None where the value cannot be divided by samples.
-        size_bytes: of the value.
+        size_bytes: of the value, with a number of samples that is the same for all.
         storages: memory that it reads, makes or changes (values that share memory have one number).
         changes: memory that it changes in place.
     """

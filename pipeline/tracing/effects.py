@@ -17,6 +17,8 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from pipeline.tracing.sizes import Sizes
+
 log = logging.getLogger(__name__)
 
 UNDECLARED_CHANGES = ("running_mean", "running_var")
@@ -31,7 +33,7 @@ class Effects:
         shares: inputs whose memory its value shares.
         changes: inputs that it changes in place.
         random: whether it draws random numbers, so that it must run exactly once.
-        flops: of one forward pass on the example.
+        flops: of one forward pass with the samples of `sizes`.
     """
 
     shares: tuple[fx.Node, ...]
@@ -40,9 +42,9 @@ class Effects:
     flops: int
 
 
-def effects(node: fx.Node) -> Effects:
+def effects(node: fx.Node, sizes: Sizes) -> Effects:
     """What running an operator does; `node.meta["val"]` of its inputs are tensors without data."""
-    shares, flops = _rehearsed(node)
+    shares, flops = _rehearsed(node, sizes)
     return Effects(shares, tuple(_changed(node)), _is_random(node), flops)
 
 
@@ -51,31 +53,13 @@ def is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
 
 
-def hint(size: int | torch.SymInt) -> int:
-    """A size on the example; 1 where it depends on the values of tensors."""
-    if isinstance(size, int):
-        return size
-    known = size.node.hint
-    return 1 if known is None else int(known)
-
-
-def size_bytes(value: object) -> int:
-    """Bytes of a value on the example."""
-    total = 0
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            elements = 1
-            for size in leaf.shape:
-                elements *= hint(size)
-            total += elements * leaf.element_size()
-    return total
-
-
-def _rehearsed(node: fx.Node) -> tuple[tuple[fx.Node, ...], int]:
+def _rehearsed(node: fx.Node, sizes: Sizes) -> tuple[tuple[fx.Node, ...], int]:
     """The inputs whose memory the value shares, and FLOPs: found by running it on tensors without data."""
     inputs = [source for source in node.all_input_nodes if "val" in source.meta]
     is_operator = isinstance(node.target, torch._ops.OpOverload)
-    known = {it.name: tree_map(_stand_in, it.meta["val"]) if is_operator else it.meta["val"] for it in inputs}
+    known = {
+        it.name: tree_map(sizes.stand_in, it.meta["val"]) if is_operator else it.meta["val"] for it in inputs
+    }
     counter = FlopCounterMode(display=False)
     try:
         with torch.no_grad(), counter:
@@ -86,7 +70,7 @@ def _rehearsed(node: fx.Node) -> tuple[tuple[fx.Node, ...], int]:
         return tuple(inputs), 0
     mine = set(_storages(made))
     shares = tuple(source for source in inputs if mine & set(_storages(known[source.name])))
-    return shares, hint(counter.get_total_flops())
+    return shares, sizes.of(counter.get_total_flops())
 
 
 def _rehearse(node: fx.Node, stand_in: dict[str, Any]) -> Any:
@@ -112,21 +96,6 @@ def _rehearse_as_traced(node: fx.Node) -> Any:
     fake = (leaf.fake_mode for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "fake_mode"))
     with next(fake, nullcontext()):
         return node.target(*args, **kwargs)
-
-
-def _stand_in(value: Any) -> Any:
-    """A value of the sizes that it has on the example, without data.
-
-    Always a new one: an operator such as unsqueeze_ changes the shape of what it is given.
-    """
-    if isinstance(value, Tensor):
-        return torch.empty_strided(
-            [hint(size) for size in value.shape],
-            [hint(step) for step in value.stride()],
-            dtype=value.dtype,
-            device="meta",
-        )
-    return hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def _storages(value: object) -> Iterator[int]:

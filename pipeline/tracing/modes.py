@@ -1,13 +1,26 @@
 """Which operators of the evaluation graph are which of the training graph, so that both have the same cuts.
 
 A model runs the same operators in both modes, with other arguments (dropout, batch norm); in training some
-more that only change a buffer. A model that does something else can be trained in stages, but not evaluated.
+more: that only change a buffer, or dropout, which evaluation may leave out. A model that does something else
+can be trained in stages, but not evaluated.
 """
 
 from __future__ import annotations
 
+import torch
+
 from pipeline.tracing.cuts import Item
 from pipeline.tracing.table import Table
+
+DROPOUTS = {
+    torch.ops.aten.dropout,
+    torch.ops.aten.dropout_,
+    torch.ops.aten.feature_dropout,
+    torch.ops.aten.feature_dropout_,
+    torch.ops.aten.alpha_dropout,
+    torch.ops.aten.alpha_dropout_,
+}
+"""What gives its input unchanged in evaluation."""
 
 
 def partners(training: Table, evaluation: Table) -> dict[str, str] | str:
@@ -17,20 +30,31 @@ def partners(training: Table, evaluation: Table) -> dict[str, str] | str:
         The names, or in words the first operator of either graph without a partner in the other.
     """
     names = _common(training, evaluation)
-    used = {source for item in training.items for source in item.inputs} | set(training.outputs)
+    silent = _silent(training)
     position = 0
     for item in training.items:
         other = evaluation.items[position] if position < len(evaluation.items) else None
         if other is not None and _is_same(item, training, other, evaluation, names):
             names[item.name] = other.name
             position += 1
-        elif not item.changes or item.name in used:
+        elif getattr(training.nodes[item.name].target, "overloadpacket", None) in DROPOUTS:
+            names[item.name] = names[item.inputs[0]]
+        elif item.name not in silent:
             return f"in training it runs {_words(item, training)}"
     if position < len(evaluation.items):
         return f"in evaluation it runs {_words(evaluation.items[position], evaluation)}"
     if tuple(names.get(name) for name in training.outputs) != evaluation.outputs:
         return "it returns other values"
     return names
+
+
+def _silent(table: Table) -> set[str]:
+    """Operators that change something in place and give their value only to others of that kind."""
+    found = {item.name for item in table.items if item.changes} - set(table.outputs)
+    for item in reversed(table.items):
+        if item.name not in found:
+            found -= set(item.inputs)
+    return found
 
 
 def _common(training: Table, evaluation: Table) -> dict[str, str]:

@@ -16,8 +16,9 @@ from torch import fx
 
 from pipeline.tracing.capture import Captured
 from pipeline.tracing.cuts import Cut, Item, all_cuts
-from pipeline.tracing.effects import Effects, effects, is_tensor, size_bytes
+from pipeline.tracing.effects import Effects, effects, is_tensor
 from pipeline.tracing.kinds import Kind, Operator, kinds
+from pipeline.tracing.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Table:
         nodes: of the graph, by name.
         sizes: integers (a, b) of every value that is a * samples + b.
         after: operators that change in place what an item makes or reads, which must run where it does.
-        flops: of each item on the example.
-        written: bytes that it writes on the example; none for views.
+        flops: of each item with `sizes.REFERENCE` samples.
+        written: bytes that it writes then; none for views.
         held: memory of parameters and buffers.
     """
 
@@ -98,7 +99,8 @@ def tabulate(captured: Captured) -> Table:
         for node in captured.operators
         if (linear := _linear(node.meta.get("val"), captured.samples)) is not None
     }
-    does = {node.name: effects(node) for node in captured.operators if node.name not in sizes}
+    measure = Sizes(captured.samples)
+    does = {node.name: effects(node, measure) for node in captured.operators if node.name not in sizes}
     does = _used(does, captured, nodes)
     memory = _memory(does, nodes)
     kind = _kinds(does, captured, nodes, sizes, memory)
@@ -111,7 +113,7 @@ def tabulate(captured: Captured) -> Table:
             kind=kind[name],
             copied=name in copied,
             sample_dim=_sample_dim(nodes[name], captured.samples),
-            size_bytes=size_bytes(nodes[name].meta.get("val")),
+            size_bytes=measure.bytes_of(nodes[name].meta.get("val")),
             storages=frozenset(_touched(name, nodes, memory)),
             changes=frozenset(memory[source.name] for source in effect.changes),
         )
@@ -120,7 +122,7 @@ def tabulate(captured: Captured) -> Table:
     inputs = tuple(
         Item(
             name=node.name,
-            size_bytes=size_bytes(node.meta["val"]),
+            size_bytes=measure.bytes_of(node.meta["val"]),
             sample_dim=_sample_dim(node, captured.samples),
             storages=frozenset((memory[node.name],)),
         )

@@ -16,10 +16,10 @@ from pipeline.costs import Profile
 from pipeline.errors import PartitionError
 from pipeline.tracing.balance import balanced_cuts
 from pipeline.tracing.cuts import Cut
-from pipeline.tracing.effects import hint
 from pipeline.tracing.holdings import Holdings
 from pipeline.tracing.layers import layer_names, weights
 from pipeline.tracing.segments import Code, Segment, build, literal_path
+from pipeline.tracing.sizes import Sizes
 from pipeline.tracing.table import Table
 
 
@@ -112,12 +112,14 @@ class Traced:
         """
         if not 0 <= cut <= self.depth:
             raise PartitionError(f"model {self.name}: cut must be in 0..{self.depth}, got {cut}")
+        sizes = Sizes(self.training.captured.samples, self.training.captured.example)
         found = []
         for name in self._boundary(cut):
             item, value = self.training.by_name[name], self.training.nodes[name].meta["val"]
             assert item.sample_dim is not None
-            shape = tuple(hint(size) for size in value.shape)
-            found.append(Crossing(name, item.sample_dim, shape, str(value.dtype), item.size_bytes))
+            found.append(
+                Crossing(name, item.sample_dim, sizes.shape(value), str(value.dtype), sizes.bytes_of(value))
+            )
         return tuple(found)
 
     @cached_property

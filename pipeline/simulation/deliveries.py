@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from pipeline.events import Clock
-from pipeline.link_sharing import Flow, Links
 from pipeline.network import BYTES_PER_US, Network
+from pipeline.simulation.clock import Clock
+from pipeline.simulation.link_sharing import Flow, Links
 from pipeline.timeline import Interval
 from synth.topology import Hop
 
