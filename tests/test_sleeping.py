@@ -74,7 +74,7 @@ def test_what_the_trainer_adds_is_found_and_predicted(order: str, monkeypatch: p
     assert [(row["order"], row["stages"], row["microbatches"]) for row in rows] == [
         (order, stages, number) for stages in (2, 4) for number in (1, 4, 10, 20)
     ]
-    assert all(row["error"] < 1e-9 and row["spread"] == pytest.approx(3) for row in rows)
+    assert all(row["error"] < 1e-6 and row["spread"] == pytest.approx(3) for row in rows)
     assert [row["microbatches"] for row in rows if row["fitted"]] == [1, 10, 20] * 2
     assert all(0 <= row["equation_error"] < 0.2 for row in rows)
 
@@ -84,4 +84,4 @@ def test_real_ranks() -> None:
     (row,) = sleeping_rows(
         microbatches=(2, 4), stages=(2,), orders=("1f1b",), sleep=Sleep(layers=2, batch=8), runs=1
     )[:1]
-    assert row["time_us"] > 8 * 600  # no rank can be faster than its sleep
+    assert row["time_us"] > 8 * 1200  # no rank can be faster than its sleep

@@ -3,7 +3,7 @@
 A layer sleeps as long as it would compute, so that ranks on few cores do not wait for each other's cores:
 what is measured is the order, the messages and the trainer. Costs are measured once, beforehand: those of
 layers by the profiler on one process, that of a message between two ranks, and what the trainer itself adds
-to a pass, on one plan of two stages.
+to a pass, on one plan for each number of stages.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ORDERS = ("gpipe", "1f1b", "pe")
 MICROBATCHES = (1, 2, 4, 8, 16, 24, 40)
+BISECTIONS = 40
 PAUSE_S = 0.004
 """Between messages whose time is measured: about as long as a pass of a small microbatch."""
 
@@ -47,8 +48,8 @@ class Sleep:
 
     layers: int = 8
     batch: int = 240
-    forward_us: float = 200.0
-    backward_us: float = 400.0
+    forward_us: float = 400.0
+    backward_us: float = 800.0
     width: int = 64
 
     def model(self) -> Divisible:
@@ -166,16 +167,19 @@ def sleeping_rows(
     sleep = Sleep() if sleep is None else sleep
     profile, serial_us = costs(sleep, timeout_s)
     network = links(sleep, max(stages), timeout_s)
-    host_us = trainer_us(sleep, profile, network, max(microbatches), runs, timeout_s)
     rows = []
     for depth in stages:
+        fullest = sleep.plan(depth, max(microbatches), "gpipe")
+        neighbour_us = trainer_us(sleep, profile, network, fullest, runs, timeout_s)
         plans = [sleep.plan(depth, number, order) for order in orders for number in microbatches]
         found = measure(sleep, plans, runs, timeout_s)
         for order in orders:
             mine = [(plan, seen) for plan, seen in zip(plans, found, strict=True) if plan.order == order]
             equation = _equation([(plan.microbatches, seen.time_us) for plan, seen in mine], depth, serial_us)
             for plan, seen in mine:
-                predicted = simulate(plan, with_trainer(profile, plan, host_us), network, batch=sleep.batch)
+                predicted = simulate(
+                    plan, with_trainer(profile, plan, neighbour_us), network, batch=sleep.batch
+                )
                 rows.append(_row(plan, seen, predicted.time_us, equation[plan.microbatches]))
     return rows
 
@@ -236,7 +240,7 @@ def _profile(rank: int, sleep: Sleep) -> tuple[Profile, float]:
 
     inputs, targets = sleep.data()
     # With few samples: after a long sleep a process finds cold caches, which no computing layer does.
-    few = sleep.batch // 10
+    few = max(1, sleep.batch // 10)
     measured = pipeline.profile(
         sleep.model(), (inputs, targets), loss_of, name="sleeping", at=few, repeats=15, fixed=False
     )
@@ -268,32 +272,43 @@ def _with_known_sleep(profile: Profile, sleep: Sleep) -> Profile:
 
 
 def trainer_us(
-    sleep: Sleep, profile: Profile, network: Network, microbatches: int, runs: int, timeout_s: float
+    sleep: Sleep,
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    runs: int,
+    timeout_s: float,
 ) -> float:
-    """What the trainer adds to a pass of a stage that has neighbours: posting messages, torch's runtime.
+    """What the trainer adds to a pass for each neighbour of the stage: each pass has a message with each.
 
-    It is what one plan of two stages takes longer than simulated without it, over the passes behind one
-    another of fill and drain.
+    It is found by bisection: so much that one plan takes as long as simulated. Ranks that share cores have
+    each their own, so that it holds for this number of stages.
     """
     from pipeline.simulator import simulate
 
-    plan = sleep.plan(2, microbatches, "gpipe")
     (seen,) = measure(sleep, [plan], runs, timeout_s)
-    missing = seen.time_us - simulate(plan, profile, network, batch=sleep.batch).time_us
-    return max(0.0, missing) / (2 * (microbatches + 1))
+    low, high = 0.0, seen.time_us / plan.microbatches
+    if len(plan.stages) == 1:
+        return 0.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        simulated = simulate(plan, with_trainer(profile, plan, middle), network, batch=sleep.batch)
+        low, high = (low, middle) if simulated.time_us > seen.time_us else (middle, high)
+    return low
 
 
-def with_trainer(profile: Profile, plan: Plan, host_us: float) -> Profile:
+def with_trainer(profile: Profile, plan: Plan, neighbour_us: float) -> Profile:
     """The profile with what the trainer adds to each pass of a stage, on the stage's first layer."""
     layers = list(profile.layers)
-    for stage in plan.stages:
+    for index, stage in enumerate(plan.stages):
+        more = neighbour_us * ((index > 0) + (index < len(plan.stages) - 1))
         layer = layers[stage.start]
         layers[stage.start] = replace(
             layer,
-            forward_us=layer.forward_us + host_us,
-            backward_us=layer.backward_us + host_us,
-            forward_fixed_us=layer.forward_fixed_us + host_us,
-            backward_fixed_us=layer.backward_fixed_us + host_us,
+            forward_us=layer.forward_us + more,
+            backward_us=layer.backward_us + more,
+            forward_fixed_us=layer.forward_fixed_us + more,
+            backward_fixed_us=layer.backward_fixed_us + more,
         )
     return replace(profile, layers=tuple(layers))
 
@@ -328,9 +343,9 @@ def _messages(rank: int, sizes: Sequence[int], repeats: int) -> list[float]:
             if rank == 0:
                 time.sleep(PAUSE_S)
                 buffer[0] = time.perf_counter_ns()
-                dist.isend(buffer, 1).wait()
+                dist.send(buffer, 1)
             else:
-                dist.irecv(buffer, 0).wait()
+                dist.recv(buffer, 0)
                 times.append((time.perf_counter_ns() - int(buffer[0])) / 1e3)
         medians.append(statistics.median(times))
     return medians
