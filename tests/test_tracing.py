@@ -249,7 +249,7 @@ def test_training_the_layers_trains_the_model() -> None:
 
 
 def test_tracing_leaves_the_model_and_the_random_state_alone() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(3, 2))
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), Regularised())
     model[1].eval()
     example = torch.randn(4, 3)
     state, weights = torch.random.get_rng_state(), copy.deepcopy(model.state_dict())
@@ -276,6 +276,13 @@ def test_number_of_layers() -> None:
         PartitionError, match=r"Sequential: layers must be in 1\.\.12, as it has 11 legal cuts, got 13"
     ):
         trace(model, example, layers=13)
+
+
+def test_layers_do_not_depend_on_the_number_of_samples() -> None:
+    few, many = (trace(Language(), words(samples)) for samples in (2, 50))
+    assert few.layer_names == many.layer_names
+    assert few.balance(3) == many.balance(3)
+    assert [it.shape[0] for it in many.crossing(1)] == [50] * len(many.crossing(1))
 
 
 def test_at_most_64_layers() -> None:
@@ -443,6 +450,96 @@ def test_evaluation_with_other_operators() -> None:
         PartitionError, match=r"cannot be evaluated in stages: in training it runs aten\.mul\.Tensor"
     ):
         segment.eval()(X)
+
+
+class Attention(nn.Module):
+    """With the weights of attention asked for, evaluation leaves dropout out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.attention(x, x, x)[0]
+        return torch.tanh(result)
+
+
+class Twice(nn.Module):
+    """A batch norm applied twice, which counts twice in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(torch.tanh(self.norm(x))))
+
+
+class Nested(nn.Module):
+    """Control flow that torch can express, recomputation and casts of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.linear, x, use_reentrant=False)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = torch.sigmoid(self.linear(x))
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (torch.tanh(x),)).float()
+
+
+class Pasted(nn.Module):
+    """Parts of batches written into zeros, and a mask made by writing into ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros(x.shape[0], 6)
+        out[:, :3] = torch.tanh(x)
+        out[:, 3:] = torch.sin(x)
+        mask = torch.ones(6)
+        mask[2:] = 0.5
+        return torch.tanh(torch.sigmoid(out * mask) + mask)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "least"),
+    [
+        (Attention(), (3, 4), 4),
+        (Twice(), (3,), 2),
+        (Nested(), (3,), 3),
+        (Pasted(), (3,), 4),
+    ],
+    ids=lambda it: type(it).__name__,
+)
+def test_what_can_be_cut_all_the_same(model: nn.Module, shape: tuple[int, ...], least: int) -> None:
+    layered = trace(model, torch.randn(4, *shape), layers="all")
+    assert layered.depth >= least
+    state = copy.deepcopy(model.state_dict())
+    inputs = torch.randn(3, *shape, requires_grad=True)
+    for training in (True, False):
+        for cut in range(1, layered.depth):
+            found = []
+            for module in (model.train(training), in_two(layered, cut).train(training)):
+                model.load_state_dict(state)
+                torch.manual_seed(0)
+                output = module(inputs)
+                found.append((output, *torch.autograd.grad(output.sum(), inputs), *model.buffers()))
+                found[-1] = tuple(value.clone() for value in found[-1])
+            for ours, theirs in zip(*found, strict=True):
+                assert torch.equal(ours, theirs), (cut, training)
+
+
+def test_tokens_of_several_samples_in_one_dimension() -> None:
+    """Which of them belong to a sample cannot be told: no cut there."""
+
+    def flattened(x: Tensor) -> Tensor:
+        return torch.tanh(torch.sin(x.reshape(-1, 3))).view(x.shape)
+
+    with pytest.raises(
+        PartitionError,
+        match=r"as it has 1 legal cuts, got 3 .*reshape has no one dimension that counts samples",
+    ):
+        trace(Made(flattened), torch.randn(4, 5, 3), layers=3)
 
 
 def test_sequential_fallback_only_when_asked() -> None:

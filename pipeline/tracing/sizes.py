@@ -33,7 +33,7 @@ class Sizes:
         """A size; 1 where it depends on the values of tensors."""
         if isinstance(size, int):
             return size
-        value = size.node.expr.xreplace({self.symbol: self.samples})
+        value = size.node.expr.subs(self.symbol, self.samples)
         return int(value) if value.is_Integer else 1
 
     def shape(self, value: Tensor) -> tuple[int, ...]:
