@@ -30,9 +30,8 @@ class Case:
 
     Attributes:
         spec: of the topology.
+        replicas: of each stage, whose ranks follow each other in the planner's order of the devices.
         ranks: the fragment; None for all.
-        replicas: of each stage, whose ranks follow each other in the planner's order of the devices; None for
-            the planner's own plan.
         mbit: rate of the slowest link.
         width: of the fully connected layers.
         layers: their number.
@@ -41,8 +40,8 @@ class Case:
     """
 
     spec: str
+    replicas: tuple[int, ...]
     ranks: tuple[int, ...] | None = None
-    replicas: tuple[int, ...] | None = None
     mbit: int = 100
     width: int = 768
     layers: int = 4
@@ -58,9 +57,9 @@ class Case:
 
 
 CASES = (
-    Case("dgx1", replicas=(4, 4)),
-    Case("dgx1", ranks=(1, 4, 5, 6, 7), replicas=(1, 4), mbit=100),
-    Case("dgx1", ranks=(0, 1, 2, 3, 4, 5), replicas=(6,), mbit=100),
+    Case("dgx1", (4, 4)),
+    Case("dgx1", (1, 4), ranks=(1, 4, 5, 6, 7)),
+    Case("dgx1", (6,), ranks=(0, 1, 2, 3, 4, 5)),
 )
 
 
@@ -103,11 +102,10 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
 
 
 def plan_of(case: Case, topology: Topology) -> Plan:
-    """Stages of equal layers with the asked replicas, or what the planner finds."""
+    """Stages of equal layers with the asked replicas."""
     from pipeline.planning.device_order import device_order
     from pipeline.stages import Plan, divided
 
-    assert case.replicas is not None, "the planner needs a profile; see Case"
     order = device_order(topology)
     stages, start, rank = [], 0, 0
     for size, replicas in zip(divided(case.layers, len(case.replicas)), case.replicas, strict=True):
