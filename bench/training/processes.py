@@ -10,15 +10,24 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from bench.emulation.machine import real_time
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["torch", "torch.distributed"])
 
 
-def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 600) -> list[Any]:
+def run_ranks(
+    size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout_s: float = 600,
+    before_others: bool = False,
+) -> list[Any]:
     """What `function(rank, *arguments)` returned on each rank, inside a default group of gloo.
 
     Args:
@@ -26,6 +35,8 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout_
         function: of a module, not a local one.
         arguments: the same for all ranks.
         timeout_s: after which all processes are ended.
+        before_others: run before all ordinary work of the machine, where that is allowed: for ranks that
+            mostly sleep, and whose times are the point.
 
     Raises:
         RuntimeError: a rank failed, or the time ran out.
@@ -36,7 +47,16 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, timeout_
         try:
             for rank in range(size):
                 ours, theirs = _PROCESSES.Pipe()
-                values = (theirs, rank, size, f"{folder}/store", timeout_s, function, arguments)
+                values = (
+                    theirs,
+                    rank,
+                    size,
+                    f"{folder}/store",
+                    timeout_s,
+                    before_others,
+                    function,
+                    arguments,
+                )
                 child = _PROCESSES.Process(target=_main, args=values, daemon=True)
                 child.start()
                 theirs.close()
@@ -76,6 +96,7 @@ def _main(
     size: int,
     store: str,
     timeout_s: float,
+    before_others: bool,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
@@ -94,7 +115,8 @@ def _main(
             world_size=size,
             timeout=timedelta(seconds=timeout_s),
         )
-        answer = None, function(rank, *arguments)
+        with real_time() if before_others else nullcontext():
+            answer = None, function(rank, *arguments)
     except Exception:
         answer = traceback.format_exc(), None
     pipe.send(answer)
