@@ -47,9 +47,13 @@ def prediction(quick: bool) -> dict[str, Any]:
         "How far is the predicted time of a step from the measured one?",
         sleeping_rows(microbatches=(1, 8) if quick else (1, 2, 4, 8, 16, 24, 40)),
         keys=("order", "stages", "microbatches"),
-        measures={"error": Measure("less"), "equation_error": Measure("less")},
+        measures={
+            "error": Measure("less", "error_spread"),
+            "equation_error": Measure("less", "equation_error_spread"),
+        },
         units={
             "error": "of the simulator, |predicted - measured| / measured",
+            "error_spread": "what the spread of the measured time moves it by",
             "equation_error": "the same of equation (3), its two free parameters fitted",
         },
         packages=TORCH,
@@ -78,16 +82,25 @@ def plans(quick: bool) -> dict[str, Any]:
 
 def divisible(quick: bool) -> dict[str, Any]:
     """The paper's sweeps, by the model."""
-    from bench.training.divisible_paper import divisible_sweeps
+    from bench.training import divisible_paper as paper
 
+    rows = paper.divisible_sweeps()
     return document(
         "Does the model reproduce the sweeps of the Divisible paper?",
-        divisible_sweeps(),
+        rows,
         keys=("sweep", "stages", "microbatches", "width", "network"),
         measures={"time_us": Measure("less")},
         units={
             "time_us": "predicted, one step",
-            "speed_up": "over one process that does not divide its batch",
+            "speed_up": "over one process that does not divide its batch; in the sweep over the "
+            "width, over as many processes that do not",
+        },
+        claims=paper.claims(rows),
+        calibration={
+            "processes": paper.CALIBRATED,
+            "message_us": paper.MESSAGE_US,
+            "tile_samples": paper.TILE,
+            "tiles_tried": list(paper.TILES_TRIED),
         },
     )
 

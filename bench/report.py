@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench.page import fragments, frontier, loopback, peers, sweeps, synthesis, testbed
+from bench.page import fragments, frontier, loopback, peers, plans, sweeps, synthesis, testbed, training
 from bench.page.headline import headline
 from bench.page.markdown import replace_between_markers, sentence_markdown, table_markdown
 from bench.page.page import page
@@ -31,6 +31,12 @@ SECTIONS: tuple[tuple[str, Callable[[Document | None], Section]], ...] = (
     ("frontier", frontier.section),
     ("solvers", frontier.solvers),
     ("loopback", loopback.section),
+    ("pipeline_curves", training.curves),
+    ("pipeline_prediction", training.prediction),
+    ("pipeline_testbed", training.step),
+    ("pipeline_plans", plans.plans),
+    ("pipeline_divisible", plans.divisible),
+    ("pipeline_planner", plans.planner),
 )
 """Results files by name, and what is said about each, in the order of the page."""
 
@@ -41,6 +47,12 @@ SUMMARY: tuple[tuple[str, str, Callable[[Document], Table]], ...] = (
     ("frontier", "Whole frontiers of chunk schedules, every point proved", frontier.table),
     ("peers", "Public synthesizers on the same questions, in turns on the same machine", peers.table),
     ("loopback", "The process group on one machine, as multiples of gloo's speed", loopback.table),
+    ("pipeline_curves", "Pipelined training on digits beside serial training", training.table_of_curves),
+    ("pipeline_prediction", "Predicted time of a training step, errors", training.table_of_prediction),
+    ("pipeline_testbed", "A training step on emulated links", training.table_of_step),
+    ("pipeline_plans", "SPP's plan, predicted: the others' time over its own", plans.table_of_plans),
+    ("pipeline_divisible", "The Divisible paper's speed-ups by the model", plans.table_of_divisible),
+    ("pipeline_planner", "Time to plan a pipeline", plans.table_of_planner),
 )
 """What of it the README shows."""
 

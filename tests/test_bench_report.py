@@ -37,6 +37,15 @@ HEADINGS = [
     "How long do whole frontiers take?",
     "Which solver wins where?",
     "What does the process group cost on one machine?",
+    "Is pipelined training equal to serial training?",
+    "How far is the predicted time of a training step from the measured one?",
+    "What do synthesized allreduces give a training step?",
+    "On the testbeds of the SPP paper, is its plan the fastest of five?",
+    "Does the model repeat the sweeps of the Divisible paper?",
+    "How long does planning a pipeline take?",
+]
+PIPELINE = [
+    f"pipeline_{part}" for part in ("curves", "prediction", "testbed", "plans", "divisible", "planner")
 ]
 
 
@@ -203,6 +212,12 @@ def test_the_choice_by_links_alone_is_told_too(results: Path) -> None:
         ("frontier", "call_seconds", 6.543, "6.54 s"),
         ("solvers", "seconds", 7.654, "7.65 s"),
         ("loopback", "times_gloo", 6.666, "6.67×"),
+        ("pipeline_curves", "loss_difference", 9.8e-8, "9.8e-8"),
+        ("pipeline_prediction", "predicted_us", 2_222_222.0, "2.22 s"),
+        ("pipeline_testbed", "time_us", 765_432.0, "765 ms"),
+        ("pipeline_plans", "time_us", 654_321.0, "654 ms"),
+        ("pipeline_divisible", "time_us", 543_210.0, "543 ms"),
+        ("pipeline_planner", "seconds", 0.4321, "432 ms"),
     ],
 )
 def test_a_changed_figure_changes_the_page(
@@ -369,7 +384,7 @@ def test_the_readme_is_replaced_between_its_markers(results: Path, tmp_path: Pat
     inside, after = rest.split(END)
     assert (before, after) == (README.split(BEGIN, maxsplit=1)[0], README.split(END)[1])
     assert "old figures" not in inside
-    for name in ("testbed", "sweeps", "synthesis", "frontier", "peers", "loopback"):
+    for name in ("testbed", "sweeps", "synthesis", "frontier", "peers", "loopback", *PIPELINE):
         assert f"bench/results/{name}.json" in inside
     assert "| full:4 | allreduce | 16 MiB | trees | 342 ms | 98.1 % | 2.96× | 3.74× |" in inside
     assert "| 2x16 MI250 | 32 | 84 | 1.11 ms | 187 ms | 0.34 GB | 36.2 s, 142 trees, 200× as long |" in inside
@@ -377,7 +392,7 @@ def test_the_readme_is_replaced_between_its_markers(results: Path, tmp_path: Pat
 
 def test_every_line_of_a_markdown_table_has_its_columns(results: Path) -> None:
     blocks = [block for block in summary(read_results(results)).split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 6
+    assert len(blocks) == 6 + len(PIPELINE)
     for block in blocks:
         columns = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(columns) == 1, block

@@ -75,6 +75,7 @@ def test_what_the_trainer_adds_is_found_and_predicted(order: str, monkeypatch: p
         (order, stages, number) for stages in (2, 4) for number in (1, 4, 10, 20)
     ]
     assert all(row["error"] < 1e-6 and row["spread"] == pytest.approx(3) for row in rows)
+    assert all(row["error_spread"] == pytest.approx(3 / row["time_us"], rel=1e-5) for row in rows)
     assert [row["microbatches"] for row in rows if row["fitted"]] == [1, 10, 20] * 2
     assert all(0 <= row["equation_error"] < 0.2 for row in rows)
 

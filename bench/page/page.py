@@ -53,7 +53,7 @@ svg .equal{stroke:var(--ink);stroke-width:1;fill:none}svg .touch{fill:transparen
 svg .loss{fill:var(--loss)}svg .loss-name{fill:var(--bad)}
 svg .curve{fill:none;stroke-width:1.4;stroke-linejoin:round;stroke:var(--base)}
 svg .curve.ours{stroke:var(--ours);stroke-width:2.2}svg .dashed{stroke-dasharray:4 3}
-svg circle.ours{fill:var(--ours)}svg circle.base{fill:var(--base)}
+svg circle.ours{fill:var(--ours)}svg circle.base{fill:var(--base)}svg circle.quiet{fill:var(--ink)}
 svg .name{font-weight:500}svg .name.ours{fill:var(--ours);font-weight:650}svg .name.base{fill:var(--base-ink)}
 svg .limit{stroke:var(--limit);stroke-width:1.6;fill:none}
 svg .join{stroke:var(--base);stroke-width:1.6;fill:none}

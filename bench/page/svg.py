@@ -1,4 +1,4 @@
-"""Two kinds of charts as inline SVG: lines over message size, and dots on a line per thing compared.
+"""Two kinds of charts as inline SVG: lines over size, and dots on a line per thing compared.
 
 Colours are classes of the page's style sheet, so that a chart follows the reader's light or dark mode. Charts
 are 360 units wide and stand side by side; that is a phone's width, so that their letters stay readable.
@@ -7,9 +7,10 @@ are 360 units wide and stand side by side; that is a phone's width, so that thei
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal
 
 from bench.page.parts import Tone
 from bench.page.words import digits, size
@@ -22,16 +23,18 @@ class Line:
     """A curve with its name at its right end.
 
     Attributes:
-        label: short.
-        points: size in bytes and value, by size.
+        label: short; nothing for none.
+        points: size (or whatever lies below) and value, by size.
         tone: ours is drawn strongest.
         dashed: for what is a formula.
+        drawn: "curve" without the points, for what is known everywhere; "points" for single figures.
     """
 
     label: str
     points: tuple[tuple[float, float], ...]
     tone: Tone = "base"
     dashed: bool = False
+    drawn: Literal["both", "curve", "points"] = "both"
 
 
 @dataclass(frozen=True)
@@ -73,25 +76,47 @@ def _part(value: float, low: float, high: float) -> float:
     return 0.5 if low == high else (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
 
 
-def line_chart(lines: Sequence[Line], *, equal: float = 1.0, below: str = "", description: str = "") -> str:
-    """Curves of ratios over size; both axes are logarithmic.
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    equal: float | None = 1.0,
+    below: str = "",
+    size_name: Callable[[float], str] = size,
+    value_name: Callable[[float], str] | None = None,
+    description: str = "",
+) -> str:
+    """Curves over size; both axes are logarithmic.
 
     Args:
         lines: at least one with a point.
-        equal: the ratio at which nobody wins; what lies below is shaded.
+        equal: the ratio at which nobody wins; what lies below is shaded. None where values are no ratios.
         below: what the shade is called.
+        size_name: of a figure of the lower axis; bytes unless told.
+        value_name: of a figure of the left axis; ratios unless told.
         description: for those who do not see it.
     """
     points = [(x, y) for line in lines for x, y in line.points if x > 0 and y > 0]
     if not points:
         return ""
-    values = [y for _, y in points]
-    low, high = min(*values, equal) / 1.12, max(*values, equal) * 1.12
-    frame = _Frame((min(x for x, _ in points), max(x for x, _ in points)), (low, high))
-    drawn = [_shade(frame, equal, below), *_value_axis(frame, equal), *_size_axis(frame, points)]
-    drawn += [_curve(frame, line) for line in sorted(lines, key=lambda line: line.tone == "ours")]
-    drawn += _end_labels(frame, [line for line in lines if line.points])
+    values = [y for _, y in points] + ([] if equal is None else [equal])
+    sizes = [x for x, _ in points]
+    frame = _Frame((min(sizes), max(sizes)), (min(values) / 1.12, max(values) * 1.12))
+    drawn = [] if equal is None else [_shade(frame, equal, below)]
+    drawn += [*_value_axis(frame, equal, value_name or _ratio), *_size_axis(frame, points, size_name)]
+    drawn += [
+        _curve(frame, line, size_name, value_name or _exact_ratio)
+        for line in sorted(lines, key=lambda line: (line.drawn == "points", line.tone == "ours"))
+    ]
+    drawn += _end_labels(frame, [line for line in lines if line.points and line.label])
     return _svg(WIDTH, 222, drawn, description)
+
+
+def _ratio(value: float) -> str:
+    return f"{_short(value)}×"
+
+
+def _exact_ratio(value: float) -> str:
+    return f"{digits(value)}×"
 
 
 def _shade(frame: _Frame, equal: float, below: str) -> str:
@@ -108,13 +133,15 @@ def _shade(frame: _Frame, equal: float, below: str) -> str:
     )
 
 
-def _value_axis(frame: _Frame, equal: float) -> list[str]:
+def _value_axis(frame: _Frame, equal: float | None, name: Callable[[float], str]) -> list[str]:
     drawn = []
     for tick in log_ticks(*frame.values):
         y = frame.y(tick)
         kind = "equal" if tick == equal else "rule"
         drawn.append(f'<path class="{kind}" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>')
-        drawn.append(f'<text class="end" x="{frame.left - 5:.1f}" y="{y + 3.5:.1f}">{_short(tick)}×</text>')
+        drawn.append(
+            f'<text class="end" x="{frame.left - 5:.1f}" y="{y + 3.5:.1f}">{escape(name(tick))}</text>'
+        )
     return drawn
 
 
@@ -133,7 +160,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     return inside[:: -(-len(inside) // 7)]
 
 
-def _size_axis(frame: _Frame, points: Sequence[tuple[float, float]]) -> list[str]:
+def _size_axis(
+    frame: _Frame, points: Sequence[tuple[float, float]], name: Callable[[float], str]
+) -> list[str]:
     """Ticks at sizes that were asked about, at most five of them, evenly chosen from the largest down."""
     sizes = sorted({x for x, _ in points})
     every = max(1, math.ceil((len(sizes) - 1) / 4))
@@ -142,21 +171,28 @@ def _size_axis(frame: _Frame, points: Sequence[tuple[float, float]]) -> list[str
         x = frame.x(value)
         drawn.append(f'<path class="axis" d="M{x:.1f} {frame.bottom:.1f}v4"/>')
         drawn.append(
-            f'<text class="middle" x="{x:.1f}" y="{frame.bottom + 17:.1f}">{escape(size(value))}</text>'
+            f'<text class="middle" x="{x:.1f}" y="{frame.bottom + 17:.1f}">{escape(name(value))}</text>'
         )
     return drawn
 
 
-def _curve(frame: _Frame, line: Line) -> str:
-    points = [(frame.x(x), frame.y(y)) for x, y in line.points if x > 0 and y > 0]
+def _curve(
+    frame: _Frame, line: Line, size_name: Callable[[float], str], value_name: Callable[[float], str]
+) -> str:
+    shown = [(x, y) for x, y in line.points if x > 0 and y > 0]
+    if not shown:
+        return ""
+    points = [(frame.x(x), frame.y(y)) for x, y in shown]
     way = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     dashed = " dashed" if line.dashed else ""
+    radius = 3.2 if line.drawn == "points" else 2
     marks = "".join(
-        f'<circle class="{line.tone}" cx="{px:.1f}" cy="{py:.1f}" r="2"><title>{escape(line.label)}, '
-        f"{escape(size(x))}: {escape(digits(y))}×</title></circle>"
-        for (px, py), (x, y) in zip(points, line.points, strict=True)
+        f'<circle class="{line.tone}" cx="{px:.1f}" cy="{py:.1f}" r="{radius}"><title>'
+        f"{escape(f'{line.label}, {size_name(x)}: {value_name(y)}')}</title></circle>"
+        for (px, py), (x, y) in zip(points, shown, strict=True)
     )
-    return f'<path class="curve {line.tone}{dashed}" d="{way}"/>{marks}' if points else ""
+    path = f'<path class="curve {line.tone}{dashed}" d="{way}"/>'
+    return (path if line.drawn != "points" else "") + (marks if line.drawn != "curve" else "")
 
 
 def _end_labels(frame: _Frame, lines: Sequence[Line]) -> list[str]:

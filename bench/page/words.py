@@ -20,6 +20,13 @@ def digits(value: float | None, significant: int = 3) -> str:
     return f"{value:,.{places}f}"
 
 
+def tiny(value: float | None) -> str:
+    """A difference far below 1, with two significant digits and its power of ten."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
+
+
 def count(value: float | None) -> str:
     """A whole number."""
     return DASH if value is None else f"{round(value):,}"

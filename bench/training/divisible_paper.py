@@ -49,9 +49,9 @@ GEMM_SHARE, MEMORY_SHARE = 0.75, 0.8
 """Of the P100's peak rates that products of matrices and memory traffic reach: what our analytic profiles
 assume of every accelerator."""
 
-TILE = 64
+TILE, TILES_TRIED = 64, (1, 64, 128)
 """Samples that a product is computed for are a multiple of it, as in the usual kernels. An assumption, and
-one that matters: of 1, 64 and 128 it comes closest to the published figures."""
+one that matters: of those tried it comes closest to the published figures."""
 
 INFINIBAND = Fraction(25, 2)
 """GB/s of EDR 4x, 100 Gbit/s; hosts have two, and a message takes one of them (table 1)."""

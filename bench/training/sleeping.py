@@ -366,15 +366,19 @@ def _equation(
 
 def _row(plan: Plan, seen: Measured, predicted_us: float, equation: tuple[float, bool]) -> dict[str, Any]:
     equation_us, is_fitted = equation
+    spread = max(seen.times_us) - min(seen.times_us)
+    by_time = spread / seen.time_us**2  # d(predicted / time) = predicted * d(time) / time**2
     return {
         "order": plan.order,
         "stages": len(plan.stages),
         "microbatches": plan.microbatches,
         "time_us": seen.time_us,
-        "spread": max(seen.times_us) - min(seen.times_us),
+        "spread": spread,
         "predicted_us": predicted_us,
         "error": abs(predicted_us / seen.time_us - 1),
+        "error_spread": predicted_us * by_time,
         "equation_us": equation_us,
         "equation_error": abs(equation_us / seen.time_us - 1),
+        "equation_error_spread": equation_us * by_time,
         "fitted": is_fitted,
     }

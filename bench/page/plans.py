@@ -1,0 +1,390 @@
+"""The sections of pipelined training that are computed: plans beside other plans, a paper's sweeps, planning.
+
+What ran is in `bench.page.training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.page.cells import Column, all_rows, counts, durations, shares, words
+from bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
+from bench.page.results import Document, Row, figure, figures, grouped, word
+from bench.page.svg import Line, line_chart
+from bench.page.training import COMMAND, order_of, shape_of
+from bench.page.words import DASH, count, digits, duration, listed, percent, plural, seconds, times
+
+# ------------------------------------------------------------------------------------- plans beside others
+
+PLANS = "plans", "On the testbeds of the SPP paper, is its plan the fastest of five?"
+SPP, FREE = "spp", "any order"
+OTHERS = {
+    "data-parallel": "data parallel",
+    "gpipe": "GPipe",
+    "pipedream": "PipeDream",
+    "hetpipe": "HetPipe",
+}
+TIE = 1e-3
+"""Share of the time up to which two predicted times are one: mostly they are of one plan."""
+
+
+def plans(document: Document | None) -> Section:
+    """SPP's plan against four others."""
+    if document is None:
+        return missing(*PLANS, f"{COMMAND}plans")
+    parts: list[Part] = [
+        text(
+            "Predicted times of a step: nothing here ran. All five plan for one analytic profile of the "
+            "network, and all are simulated on the same links, each at the number of microbatches that suits "
+            "it best. A figure is the other method's time over the time of SPP's plan; below 1× SPP loses.",
+            tone="quiet",
+        ),
+        *_verdict(document),
+        table_of_plans(document),
+        all_rows(_PLAN_COLUMNS, document.rows),
+    ]
+    return Section(*PLANS, "predicted by our simulator", tuple(parts), (document,))
+
+
+def _verdict(document: Document) -> list[Part]:
+    models = [rows for rows in grouped(document.rows, _model).values() if _least(rows) is not None]
+    if not models:
+        return []
+    least = [_least(rows) or 0.0 for rows in models]
+    lost = sum(ratio < 1 - TIE for ratio in least)
+    ties = sum(abs(ratio - 1) <= TIE for ratio in least)
+    alone = len(models) - lost - ties
+    ratios = [ratio for rows in models for ratio in _ratios(rows).values()]
+    return [
+        text(
+            "SPP's plan is alone the fastest in ",
+            Strong(f"{alone or 'none'} of {plural(len(models), 'case')}"),
+            f", level with the best of the others in {ties or 'none'} (within {percent(TIE)}: mostly the "
+            f"same plan) and slower in {lost or 'none'}; single comparisons go from {times(min(ratios))} to "
+            f"{times(max(ratios))}.{_unfit(models)}{_free(models)}",
+            tone="bad" if lost else "",
+        )
+    ]
+
+
+def _model(row: Row) -> tuple[str, str]:
+    return word(row, "testbed"), word(row, "model")
+
+
+def _ratios(rows: Sequence[Row]) -> dict[str, float]:
+    """Of each of the others that has a plan."""
+    return {
+        word(row, "method"): ratio
+        for row in rows
+        if row.get("method") in OTHERS and (ratio := figure(row, "speed_up")) is not None
+    }
+
+
+def _least(rows: Sequence[Row]) -> float | None:
+    """The ratio of the fastest of the others."""
+    return min(_ratios(rows).values(), default=None)
+
+
+def _unfit(models: Sequence[Sequence[Row]]) -> str:
+    unfit = sum(row.get("fits") is False and row.get("method") in OTHERS for rows in models for row in rows)
+    return f" In {plural(unfit, 'comparison')} the other has no plan that fits into memory." if unfit else ""
+
+
+def _free(models: Sequence[Sequence[Row]]) -> str:
+    """What our planner finds where it may choose the order as well."""
+    found = [
+        1 / ratio
+        for rows in models
+        for row in rows
+        if row.get("method") == FREE and (ratio := figure(row, "speed_up"))
+    ]
+    if not found:
+        return ""
+    better = sum(ratio > 1 + TIE for ratio in found)
+    worse = sum(ratio < 1 - TIE for ratio in found)
+    most = f" (up to {times(max(found))})" if better else ""
+    return (
+        f" Free to choose the order as well, our planner is faster than SPP's plan in {better or 'none'} of "
+        f"{plural(len(found), 'case')}{most} and slower in {worse or 'none'}."
+    )
+
+
+def table_of_plans(document: Document) -> Table:
+    """A line per testbed and network, a column per method."""
+    lines = []
+    for (testbed, model), rows in grouped(document.rows, _model).items():
+        by_method = {word(row, "method"): row for row in rows}
+        spp = by_method.get(SPP, {})
+        lines.append(
+            (
+                Cell(testbed),
+                Cell(model),
+                Cell(_plan_words(spp)),
+                Cell(duration(figure(spp, "time_us")), figure(spp, "time_us"), "ours"),
+                *(_ratio_cell(by_method.get(method, {})) for method in OTHERS),
+            )
+        )
+    head = ("testbed", "network", "SPP's plan", ">its step", *(f">{name}" for name in OTHERS.values()))
+    return Table(head, tuple(lines))
+
+
+def _plan_words(row: Row) -> str:
+    microbatches = figure(row, "microbatches")
+    return DASH if microbatches is None else f"{shape_of(row)}, m {count(microbatches)}"
+
+
+def _ratio_cell(row: Row) -> Cell:
+    ratio = figure(row, "speed_up")
+    if ratio is None:
+        return Cell("does not fit" if row.get("fits") is False else DASH, tone="quiet")
+    if abs(ratio - 1) <= TIE:
+        return Cell("tie", ratio, "quiet")
+    return Cell(f"{times(ratio)} (lost)", ratio, "bad") if ratio < 1 else Cell(times(ratio), ratio)
+
+
+def _gigabytes(size_bytes: float | None) -> Cell:
+    return Cell(DASH if size_bytes is None else f"{digits(size_bytes / 1e9)} GB", size_bytes)
+
+
+_PLAN_COLUMNS: dict[str, Column] = {
+    "testbed": words("testbed"),
+    "network": words("model"),
+    "method": lambda row: Cell(
+        OTHERS.get(word(row, "method"), word(row, "method")),
+        tone="ours" if row.get("method") in (SPP, FREE) else "",
+    ),
+    ">step": durations("time_us"),
+    ">over SPP's": _ratio_cell,
+    "stages": lambda row: Cell(shape_of(row)),
+    ">microbatches": counts("microbatches"),
+    "order": lambda row: Cell(order_of(row)),
+    "recomputes": lambda row: Cell("yes" if row.get("recompute") is True else ""),
+    ">ranks idle": shares("bubble"),
+    ">fullest rank": lambda row: _gigabytes(figure(row, "memory_bytes")),
+    "why not": lambda row: Cell(word(row, "why_not") if row.get("fits") is False else ""),
+}
+
+
+# --------------------------------------------------------------------------------- the Divisible paper's
+
+DIVISIBLE = "divisible", "Does the model repeat the sweeps of the Divisible paper?"
+
+
+def divisible(document: Document | None) -> Section:
+    """The simulator at the paper's sweeps, beside the published figures."""
+    if document is None:
+        return missing(*DIVISIBLE, f"{COMMAND}divisible")
+    sweep = [row for row in document.rows if row.get("sweep") == "microbatches"]
+    widths = [row for row in document.rows if row.get("sweep") == "width"]
+    pictures = [[_over_microbatches(sweep, _best(document))]] if sweep else []
+    pictures += [
+        [_over_width(count(stages), rows)]
+        for stages, rows in grouped(widths, lambda row: figure(row, "stages")).items()
+    ]
+    parts: list[Part] = [
+        text(
+            "32 fully connected layers, a batch of 1200 on 1 to 32 P100, by our simulator; we measured none "
+            "of it. Speed-ups are over one process that does not divide its batch, in the pictures over the "
+            "width over as many processes that do not.",
+            tone="quiet",
+        ),
+        *_calibration(document),
+        table_of_divisible(document),
+        grid(pictures),
+        *_claims(document),
+        all_rows(_DIVISIBLE_COLUMNS, document.rows),
+    ]
+    return Section(*DIVISIBLE, "computed, beside published figures", tuple(parts), (document,))
+
+
+def _best(document: Document) -> list[Row]:
+    return [row for row in document.rows if row.get("sweep") == "best"]
+
+
+def _calibration(document: Document) -> list[Part]:
+    best = _best(document)
+    predicted = [
+        abs(value)
+        for row in best
+        if row.get("calibrated") is not True and (value := figure(row, "difference")) is not None
+    ]
+    found = document.get("calibration")
+    if not best or not predicted or not isinstance(found, Mapping):
+        return []
+    tried = [count(tile) for tile in found.get("tiles_tried") or []]
+    same = sum(row.get("best_of_named") == row.get("paper_microbatches") for row in best)
+    return [
+        text(
+            "At the published best numbers of microbatches the model is ",
+            Strong(f"{percent(max(predicted))} off at the most"),
+            f"; its own best of those that the paper's text names is the same in {same} of "
+            f"{plural(len(best), 'case')}. Two things are set to published figures: "
+            f"{digits(figure(found, 'message_us'))} us per message and end, so that the speed-up of "
+            f"{count(figure(found, 'processes'))} processes is met, and the kernels' tile of "
+            f"{count(figure(found, 'tile_samples'))} samples, which of {listed(tried)} comes closest. The "
+            "differences below are therefore of a model that has seen these figures.",
+        )
+    ]
+
+
+def table_of_divisible(document: Document) -> Table:
+    """A line per number of processes: published and predicted speed-up, and the best microbatches."""
+    lines = []
+    for row in _best(document):
+        difference = figure(row, "difference")
+        is_set = row.get("calibrated") is True
+        off = "set to it" if is_set else DASH if difference is None else f"{100 * difference:+.1f} %"
+        lines.append(
+            (
+                Cell(count(figure(row, "stages")), figure(row, "stages")),
+                Cell(count(figure(row, "paper_microbatches")), figure(row, "paper_microbatches")),
+                Cell(times(figure(row, "paper_speed_up")), figure(row, "paper_speed_up")),
+                Cell(times(figure(row, "speed_up")), figure(row, "speed_up"), "ours"),
+                Cell(off, difference, "quiet" if is_set else ""),
+                _own_best(row, "best_of_named"),
+                _own_best(row, "best_of_all"),
+            )
+        )
+    head = (">processes", ">published best m", ">published speed-up", ">model there", ">difference")
+    return Table((*head, ">model's best m of those named", ">model's best m of all"), tuple(lines))
+
+
+def _own_best(row: Row, column: str) -> Cell:
+    best, published = figure(row, column), figure(row, "paper_microbatches")
+    speed_up = times(figure(row, f"{column}_speed_up"))
+    is_other = best is not None and published is not None and best != published
+    return Cell(DASH if best is None else f"{count(best)} ({speed_up})", best, "bad" if is_other else "")
+
+
+def _over_microbatches(sweep: Sequence[Row], best: Sequence[Row]) -> Picture:
+    lines = [
+        Line(f"{count(stages)}", _curve(rows, "microbatches"), "ours", drawn="curve")
+        for stages, rows in grouped(sweep, lambda row: figure(row, "stages")).items()
+    ]
+    lines += [
+        Line("", ((published, speed_up),), "quiet", drawn="points")
+        for row in best
+        if (published := figure(row, "paper_microbatches")) and (speed_up := figure(row, "paper_speed_up"))
+    ]
+    drawn = line_chart(
+        [line for line in lines if line.points],
+        below="slower than 1",
+        size_name=count,
+        description="speed-up over the number of microbatches, by processes",
+    )
+    return Picture(
+        drawn,
+        "Over microbatches, by processes",
+        "Dots are the published best; the rest of the published curves is only drawn in the paper.",
+    )
+
+
+def _over_width(stages: str, rows: Sequence[Row]) -> Picture:
+    by_count = grouped(rows, lambda row: figure(row, "microbatches"))
+    best = max(by_count, key=lambda number: max(figures(by_count[number], "speed_up"), default=0.0))
+    lines = [
+        Line(f"m {count(number)}", _curve(found, "width"), "ours" if number == best else "base")
+        for number, found in by_count.items()
+    ]
+    drawn = line_chart(
+        [line for line in lines if line.points],
+        below="slower",
+        size_name=count,
+        description=f"speed-up over the width of the layers, {stages} processes",
+    )
+    return Picture(drawn, f"Over the layers' width, {stages} processes")
+
+
+def _curve(rows: Sequence[Row], column: str) -> tuple[tuple[float, float], ...]:
+    found = [(figure(row, column), figure(row, "speed_up")) for row in rows]
+    return tuple(sorted((at, value) for at, value in found if at and value))
+
+
+def _claims(document: Document) -> list[Part]:
+    claims: list[dict[str, Any]] = [one for one in document.get("claims") or [] if isinstance(one, dict)]
+    if not claims or not document.rows:
+        return []
+    lines = tuple(
+        (
+            Cell(word(one, "claim")),
+            Cell(word(one, "model")),
+            Cell("holds", tone="good") if one.get("holds") is True else Cell("does not", tone="bad"),
+        )
+        for one in claims
+    )
+    held = sum(one.get("holds") is True for one in claims)
+    title = f"What else the paper says: {held} of {plural(len(claims), 'claim')} hold in the model"
+    return [Table(("the paper", "the model", "verdict"), lines, title)]
+
+
+_DIVISIBLE_COLUMNS: dict[str, Column] = {
+    "sweep": words("sweep"),
+    ">processes": counts("stages"),
+    ">microbatches": counts("microbatches"),
+    ">width": counts("width"),
+    "network": words("network"),
+    ">step": durations("time_us"),
+    ">speed-up": lambda row: Cell(times(figure(row, "speed_up")), figure(row, "speed_up")),
+}
+
+
+# ---------------------------------------------------------------------------------------- the planner's time
+
+PLANNER = "planning", "How long does planning a pipeline take?"
+
+
+def planner(document: Document | None) -> Section:
+    """Seconds from profile and topology to plan."""
+    if document is None:
+        return missing(*PLANNER, f"{COMMAND}planner")
+    parts: list[Part] = [
+        text(
+            "From profile and topology to plan, in a fresh process, since a planner keeps what it learns of "
+            "a topology. Layers are drawn at random, all different.",
+            tone="quiet",
+        ),
+        *_targets(document),
+        table_of_planner(document),
+    ]
+    return Section(*PLANNER, "measured", tuple(parts), (document,))
+
+
+def _targets(document: Document) -> list[Part]:
+    aimed = [
+        (took, target)
+        for row in document.rows
+        if (took := figure(row, "seconds")) is not None and (target := figure(row, "target_s")) is not None
+    ]
+    if not aimed:
+        return []
+    met = sum(took <= target for took, target in aimed)
+    targets = listed(sorted({seconds(target) for _, target in aimed}))
+    return [
+        text(
+            Strong(f"{met} of {plural(len(aimed), 'case')}"),
+            f" with a target ({targets}, in the median) meet it.",
+            tone="good" if met == len(aimed) else "bad",
+        )
+    ]
+
+
+def table_of_planner(document: Document) -> Table:
+    """A line per case."""
+    lines = []
+    for row in document.rows:
+        took, target = figure(row, "seconds"), figure(row, "target_s")
+        is_over = took is not None and target is not None and took > target
+        lines.append(
+            (
+                Cell(word(row, "topology")),
+                Cell(count(figure(row, "devices")), figure(row, "devices")),
+                Cell(count(figure(row, "layers")), figure(row, "layers")),
+                Cell(seconds(took) + (" (over)" if is_over else ""), took, "bad" if is_over else "ours"),
+                Cell(seconds(figure(row, "spread")), figure(row, "spread")),
+                Cell("" if target is None else seconds(target), target),
+                Cell(f"{_plan_words(row)}, {order_of(row)}"),
+            )
+        )
+    head = ("topology", ">devices", ">layers", ">seconds, median", ">spread", ">target", "plan")
+    return Table(head, tuple(lines))
