@@ -11,7 +11,18 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench.page import fragments, frontier, loopback, peers, plans, sweeps, synthesis, testbed, training
+from bench.page import (
+    divisible,
+    fragments,
+    frontier,
+    loopback,
+    peers,
+    plans,
+    sweeps,
+    synthesis,
+    testbed,
+    training,
+)
 from bench.page.headline import headline
 from bench.page.markdown import replace_between_markers, sentence_markdown, table_markdown
 from bench.page.page import page
@@ -35,7 +46,7 @@ SECTIONS: tuple[tuple[str, Callable[[Document | None], Section]], ...] = (
     ("pipeline_prediction", training.prediction),
     ("pipeline_testbed", training.step),
     ("pipeline_plans", plans.plans),
-    ("pipeline_divisible", plans.divisible),
+    ("pipeline_divisible", divisible.section),
     ("pipeline_planner", plans.planner),
 )
 """Results files by name, and what is said about each, in the order of the page."""
@@ -51,7 +62,7 @@ SUMMARY: tuple[tuple[str, str, Callable[[Document], Table]], ...] = (
     ("pipeline_prediction", "Predicted time of a training step, errors", training.table_of_prediction),
     ("pipeline_testbed", "A training step on emulated links", training.table_of_step),
     ("pipeline_plans", "SPP's plan, predicted: the others' time over its own", plans.table_of_plans),
-    ("pipeline_divisible", "The Divisible paper's speed-ups by the model", plans.table_of_divisible),
+    ("pipeline_divisible", "The Divisible paper's speed-ups by the model", divisible.table),
     ("pipeline_planner", "Time to plan a pipeline", plans.table_of_planner),
 )
 """What of it the README shows."""

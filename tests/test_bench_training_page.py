@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.compare import compare
-from bench.page import plans, training
+from bench.page import divisible, plans, training
 from bench.page.html import section_html
 from bench.page.markdown import table_markdown
 from bench.page.parts import Section, Table
@@ -116,13 +116,13 @@ def test_a_loss_is_not_hidden_by_what_is_won(documents: dict[str, Document]) -> 
 
 
 def test_what_was_set_to_published_figures_is_told(documents: dict[str, Document]) -> None:
-    words = said(plans.divisible(documents["divisible"]))
+    words = said(divisible.section(documents["divisible"]))
     assert "2.1 % off at the most" in words  # 8 processes: 2.642 / 2.7; 32 are what was calibrated on
     assert "the same in 2 of 3 cases" in words
     assert "418 us per message and end, so that the speed-up of 32 processes is met" in words
     assert "tile of 64 samples, which of 1, 64 and 128 comes closest" in words
     assert "1 of 2 claims hold in the model" in words
-    assert lines(plans.table_of_divisible(documents["divisible"])) == [
+    assert lines(divisible.table(documents["divisible"])) == [
         "| 2 | 5 | 1.34× | 1.34× | +0.3 % | 5 (1.34×) | 5 (1.34×) |",
         "| 8 | 20 | 2.70× | 2.64× | -2.1 % | 12 (2.68×) | 10 (2.90×) |",
         "| 32 | 20 | 3.72× | 3.72× | set to it | 20 (3.72×) | 20 (3.72×) |",
