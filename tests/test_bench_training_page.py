@@ -149,7 +149,7 @@ def test_a_planner_above_its_target_is_told(documents: dict[str, Document]) -> N
         ([1, 1, 1], "3 stages"),
         ([8], "8 replicas"),
         ([7, 1], "7+1"),
-        ([1], "1"),
+        ([1], "1 rank"),
         ("1+2+1", "1+2+1"),
         ("4", "4 replicas"),
         (None, "–"),

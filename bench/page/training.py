@@ -31,7 +31,9 @@ def shape_of(row: Row) -> str:
         return DASH
     if len(replicas) > 1 and set(replicas) == {"1"}:
         return f"{len(replicas)} stages"
-    return f"{replicas[0]} replicas" if len(replicas) == 1 and replicas != ["1"] else "+".join(replicas)
+    if len(replicas) == 1:
+        return "1 rank" if replicas == ["1"] else f"{replicas[0]} replicas"
+    return "+".join(replicas)
 
 
 def _only(name: str, title: str, part: str) -> Section:
@@ -156,8 +158,8 @@ def prediction(document: Document | None) -> Section:
         text(
             "Layers sleep as long as they would compute, so that ranks do not wait for each other's cores. "
             "What layers and messages cost is measured beforehand, and what the trainer adds to a pass on "
-            "one plan for each number of stages (GPipe with the most microbatches), whose own error is "
-            "therefore small; every other plan is a prediction. Equation (3) of the Divisible paper is "
+            "one plan for each number of stages (GPipe with the most microbatches): all others are "
+            "predictions. Equation (3) of the Divisible paper is "
             "fitted to three points of each curve, which do not count below. Pictures show the time of a "
             "step over the number of microbatches: dots are measured, blue is the simulator, grey is the "
             "equation.",
