@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,7 +18,8 @@ from training_cases import FEATURES, branching, frozen, network, normalised  # n
 from pipeline.divisible import Divisible  # noqa: E402
 from pipeline.errors import PartitionError  # noqa: E402
 from pipeline.run.boundary import Boundaries, FakeStage, Wire  # noqa: E402
-from pipeline.run.parcels import Arrival, packed, sharing  # noqa: E402
+from pipeline.run.failures import cause_of, first_line  # noqa: E402
+from pipeline.run.parcels import Arrival, Parcel, packed, sharing  # noqa: E402
 from pipeline.run.place import Place  # noqa: E402
 from pipeline.stages import Plan, shares  # noqa: E402
 
@@ -80,6 +81,13 @@ def test_nothing_is_run_for_real() -> None:
     assert all(layer.training for layer in model.modules())
 
 
+def test_batch_norm_that_averages_over_all_batches() -> None:
+    """With momentum None it reads how many there were, which a tensor without values cannot say."""
+    model = Divisible(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 8))
+    assert found(model, 2, 3).taken == (Wire((1, 8), FLOAT, 0, True),)
+    assert model[1].momentum is None
+
+
 class Reshaping(nn.Module):
     """Several rows for each sample, or other things that may cross."""
 
@@ -88,17 +96,16 @@ class Reshaping(nn.Module):
         self.way = way
 
     def forward(self, x: Tensor) -> Any:
-        match self.way:
-            case "rows":
-                return x.view(-1, 2)
-            case "values":
-                return x[x > 0]
-            case "constant":
-                return x[:1].expand(2, -1) * 1
-            case "squared":
-                return x.new_zeros(len(x), len(x))
-            case _:
-                return {"x": x}
+        ways: dict[str, Callable[[], Any]] = {
+            "rows": lambda: x.view(-1, 2),
+            "values": lambda: x[x > 0],
+            "constant": lambda: x[:1].expand(2, -1) * 1,
+            "squared": lambda: x.new_zeros(len(x), len(x)),
+            "turned": x.t,
+            "list": lambda: [x],
+            "mapping": lambda: {"x": x},
+        }
+        return ways[self.way]()
 
 
 def test_several_rows_for_a_sample() -> None:
@@ -118,13 +125,25 @@ def test_several_rows_for_a_sample() -> None:
             r"boundary before layer 1: dimension 0 must be a multiple of the 3 samples, got float32\[2",
         ),
         ("squared", r"layers \[1, 2\): what crosses a boundary must be in proportion to the samples"),
+        (
+            "turned",
+            r"boundary before layer 1: dimension 0 must be a multiple of the 12 samples, got float32\[6",
+        ),
         ("mapping", "boundary before layer 1: only tensors may cross, got dict"),
+        ("list", "boundary before layer 1: only tensors may cross, got list"),
     ],
 )
 def test_what_may_not_cross(way: str, message: str) -> None:
-    counts = (3,) if way == "constant" else (3, 2)
+    counts = {"constant": (3,), "turned": (FEATURES,)}.get(way, (3, 2))
     with pytest.raises(PartitionError, match=message):
         found(Divisible(Reshaping(way), nn.ReLU()), 1, 2, counts)
+
+
+def test_what_is_told_of_a_layer_without_a_shape() -> None:
+    """Which layers, and not only what torch said of them."""
+    with pytest.raises(PartitionError) as caught:
+        found(Divisible(Reshaping("values"), nn.ReLU()), 1, 2)
+    assert first_line(cause_of(caught.value)).startswith("PartitionError: layers [0, 1): shapes must follow")
 
 
 # Messages ------------------------------------------------------------------------------------------
@@ -184,6 +203,15 @@ def test_zeros_stand_for_gradients_that_there_are_not(count: int) -> None:
     assert sent.shape == arrival.buffers[0].shape
     arrival.buffers[0].copy_(sent)
     assert not any(tensor.any() for tensor in arrival.tensors())
+
+
+def test_tensors_that_are_kept_otherwise_than_they_read() -> None:
+    """Conjugates and negatives that torch computes only when they are read."""
+    whole = torch.randn(2, 3, dtype=torch.complex64)
+    for tensor in (whole.conj(), torch._neg_view(whole.real.contiguous())):
+        wire = Wire((1, 3), tensor.dtype, 0, True)
+        sent = packed([wire], [tensor], Parcel(1, 1, 2))
+        assert torch.equal(sent.view(tensor.dtype), tensor[1] + 0)
 
 
 def test_one_tensor_is_neither_copied_nor_viewed() -> None:

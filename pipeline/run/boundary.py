@@ -86,6 +86,8 @@ class FakeStage:
         with FakeCopyMode(self._mode):
             self._before = copy.deepcopy(model.divide(0, start)) if start > 0 else None
             self._stage = copy.deepcopy(model.divide(start, end))
+        for module in (self._before, self._stage):
+            _forget_counts(module)
 
     def boundaries(
         self,
@@ -108,8 +110,10 @@ class FakeStage:
                 what crosses is not in proportion to the samples.
         """
         found: dict[int, Boundaries] = {}
-        # Batch norm refuses to train with one sample, which may be one replica's share of more.
-        for count in sorted({max(count, 2) for count in samples}):
+        # Batch norm refuses to train with one sample, which may be one replica's share of more. Twice as
+        # many tell a dimension that counts samples from one that happens to be as long.
+        counts = {max(count, 2) for count in samples}
+        for count in sorted(counts | {2 * max(counts)}):
             with self._mode, autocast(), torch.set_grad_enabled(training):
                 found[count] = self._run(inputs, count, training)
         (first, boundaries), *others = found.items()
@@ -153,7 +157,7 @@ class FakeStage:
             raise PartitionError(
                 f"{where}: shapes must follow from shapes alone, got {first_line(error)}"
             ) from error
-        return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+        return tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
 
     def _wires(self, cut: int, values: tuple[Any, ...], samples: int) -> tuple[Wire, ...]:
         dims = spread_dims(self._dims[cut], len(values))
@@ -172,6 +176,13 @@ def _wire(where: str, value: Any, dim: int, samples: int) -> Wire:
         )
     shape = tuple(size // samples if at == dim else size for at, size in enumerate(value.shape))
     return Wire(shape, value.dtype, dim, value.requires_grad)
+
+
+def _forget_counts(module: nn.Module | None) -> None:
+    """Let batch norm that averages over all batches (momentum None) not read how many there were."""
+    for layer in () if module is None else module.modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.momentum is None:
+            layer.momentum = 0.0
 
 
 def _words(boundaries: Boundaries) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from backends.errors import ExecutionError
+from synth.errors import InputError
 
 _GLOO_CLOSED = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
@@ -35,8 +36,11 @@ def is_of_others(error: BaseException) -> bool:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The first error of a chain: torch wraps those of passes in others of many lines."""
-    while not isinstance(error, TrainingError) and error.__cause__ is not None:
+    """The first error of a chain: torch wraps those of passes in others of many lines.
+
+    Ours are told as they are: they say what was wrong, and what caused them only how it was found.
+    """
+    while not isinstance(error, (TrainingError, InputError)) and error.__cause__ is not None:
         error = error.__cause__
     return error
 

@@ -42,7 +42,8 @@ def packed(wires: Sequence[Wire], tensors: Sequence[Tensor | None], parcel: Parc
     if travels_in_place(wires):
         if tensors[0] is None:
             return torch.zeros(wires[0].bytes_of(samples), dtype=torch.uint8)
-        return as_bytes(wires[0].narrowed(tensors[0], parcel.start, parcel.stop).contiguous())
+        part = wires[0].narrowed(tensors[0], parcel.start, parcel.stop)
+        return as_bytes(part.resolve_conj().resolve_neg().contiguous())
     buffer = torch.empty(_size(wires, samples), dtype=torch.uint8)
     for view, wire, tensor in zip(_views(wires, samples, buffer), wires, tensors, strict=True):
         if tensor is None:
