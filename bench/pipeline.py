@@ -175,16 +175,18 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="folder of the results; bench/results unless --quick")
     arguments = parser.parse_args()
     folder = arguments.results or (None if arguments.quick else HOME / "results")
+    status = 0
     for name in arguments.only or PARTS:
         try:
             found = PARTS[name](arguments.quick)
         except (InputError, EmulationError) as error:
             print(f"{name}: {error}", file=sys.stderr)
-            return 2
+            status = 2  # the others can be answered all the same
+            continue
         print(f"\n{found['question']}", *format_rows(found["rows"]), sep="\n")
         if folder is not None:
             write_document(folder / f"pipeline_{name}.json", found)
-    return 0
+    return status
 
 
 if __name__ == "__main__":
