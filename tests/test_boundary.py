@@ -192,17 +192,25 @@ def test_all_that_is_sent_arrives(crossing: list[Wire], senders: int, receivers:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_zeros_stand_for_gradients_that_there_are_not(count: int) -> None:
+def test_gradients_that_there_are_not(count: int) -> None:
+    """Absent where no replica has one, zeros where others have, and what is no number arrives as it is."""
     crossing = [Wire((1, 3), FLOAT, 0, True)] * count
-    place = Place.of(Plan([(0, 1, (0,)), (1, 2, (1,))], 1), 1)
+    place = Place.of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
     assert place is not None
-    parcels = place.before(2)
-    arrival = Arrival(crossing, 2, parcels)
-    arrival.buffers[0].fill_(1)
-    sent = packed(crossing, [None] * count, parcels[0])
-    assert sent.shape == arrival.buffers[0].shape
-    arrival.buffers[0].copy_(sent)
-    assert not any(tensor.any() for tensor in arrival.tensors())
+    parcels = place.behind(4)
+    nothing = torch.full((2, 3), float("nan"))
+    for pair in ([None, None], [None, torch.ones(2, 3)], [nothing, -nothing]):
+        arrival = Arrival(crossing, 4, parcels)
+        for buffer, tensor in zip(arrival.buffers, pair, strict=True):
+            sent = packed(crossing, [tensor] * count, Parcel(0, 0, 2))
+            assert sent.shape == buffer.shape
+            buffer.copy_(sent)
+        rows = [torch.zeros(2, 3) if tensor is None else tensor for tensor in pair]
+        for arrived in arrival.gradients():
+            if pair == [None, None]:
+                assert arrived is None
+            else:
+                torch.testing.assert_close(arrived, torch.cat(rows), rtol=0, atol=0, equal_nan=True)
 
 
 def test_tensors_that_are_kept_otherwise_than_they_read() -> None:

@@ -18,16 +18,19 @@ from training_cases import (  # noqa: E402
     LAYERS,
     Curve,
     Unmodified,
+    aside,
     batches,
     branching,
     check_close,
     cross_entropy,
+    decaying,
     frozen,
     momentum,
     network,
     normalised,
     plan_of,
     serial,
+    stopped,
     tied,
 )
 
@@ -139,6 +142,8 @@ def of_many_kinds(rank: int, size: int) -> dict[str, Curve]:
             plan_of([1, 2, 1], "gpipe", depth=5, recompute=True), normalised, given, collectives="synth"
         ),
         "tied": trained(plan_of([1, 2, 1], depth=5), tied, given),
+        "unused": trained(plan_of([1, 2, 1], depth=3), aside, given, optimizer=decaying),
+        "stopped": trained(plan_of([2, 1, 1], depth=5), stopped, given, optimizer=decaying),
         "summed": trained(plan_of([1, 2, 1]), network, given, loss_fn=summed, loss_reduction="sum"),
         "accumulated": trained(plan_of([2, 2]), network, given, accumulate=2),
         "clipped": trained(plan_of([1, 2, 1]), network, given, clip_norm=0.1),
@@ -159,6 +164,8 @@ def test_models_and_ways_of_training() -> None:
     for name in ("normalised", "normalised, recomputed"):
         check_close(curves[name], serial(normalised, given, microbatches=3))
     check_close(curves["tied"], serial(tied, given))
+    check_close(curves["unused"], serial(aside, given, optimizer=decaying))
+    check_close(curves["stopped"], serial(stopped, given, optimizer=decaying))
     check_close(curves["accumulated"], serial(network, given, accumulate=2))
     check_close(curves["clipped"], serial(network, given, clip_norm=0.1))
     of_sums = serial(network, given, loss_fn=summed)
@@ -287,6 +294,28 @@ def last_in_first_out(rank: int, size: int) -> Curve:
         passes.order_of = original  # type: ignore[assignment]
 
 
+def adagrad(parameters: Any) -> torch.optim.Optimizer:
+    """An optimizer that has state for all parameters from the start."""
+    return torch.optim.Adagrad(parameters, 0.1)
+
+
+def moved_with_state_from_the_start(rank: int, size: int) -> Curve:
+    """An optimizer of the whole model, whose state goes on to another plan."""
+    given = batches(4)
+    losses: list[float] = []
+    weights, state = network().state_dict(), None
+    for plan in (plan_of([1, 1, 1]), plan_of([2, 1])):
+        model = network()
+        optimizer = adagrad(model.parameters())
+        with Trainer(model, plan, cross_entropy, optimizer, collectives="gloo") as trainer:
+            trainer.load_state_dict(weights)
+            if state is not None:
+                trainer.load_optimizer_state_dict(state)
+            losses += [trainer.step(*batch) for batch in given[len(losses) :][:2]]
+            weights, state = trainer.state_dict(), trainer.optimizer_state_dict()
+    return Curve(losses, {}, {name: value.numpy().copy() for name, value in weights.items()})
+
+
 def by_an_optimizer_of_the_whole(rank: int, size: int) -> Curve:
     """Made before the trainer, with a schedule of its learning rate."""
     model = network()
@@ -339,6 +368,7 @@ def other_things(rank: int, size: int) -> dict[str, Any]:
         evaluated,
         last_in_first_out,
         by_an_optimizer_of_the_whole,
+        moved_with_state_from_the_start,
         disagreeing,
         recorded,
         on_its_fabric,
@@ -385,6 +415,8 @@ def test_what_else_a_trainer_does() -> None:
         assert kept
     check_close(merged(by_name["last_in_first_out"]), serial(network, given[:4]))
     check_close(merged(by_name["by_an_optimizer_of_the_whole"]), serial(network, given, halve_every=2))
+    of_adagrad = serial(network, given[:4], optimizer=adagrad)
+    check_close(merged(by_name["moved_with_state_from_the_start"]), of_adagrad)
     for lines in by_name["disagreeing"]:
         assert lines == by_name["disagreeing"][0]
     apart, small, uneven, loss = by_name["disagreeing"][0]

@@ -110,6 +110,46 @@ def tied() -> Divisible:
     return Divisible(first, nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), Embedded(first.weight))
 
 
+class Aside(nn.Module):
+    """Gives a second tensor, which nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(FEATURES, 8), nn.Linear(FEATURES, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.used(x), self.unused(x)
+
+
+class Ignoring(nn.Module):
+    """Takes both, and may stop gradients."""
+
+    def __init__(self, stops: bool) -> None:
+        super().__init__()
+        self.stops = stops
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, aside: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x.detach() if self.stops else x))
+
+
+def aside() -> Divisible:
+    """Some parameters have no gradient, and an optimizer with weight decay must not touch them."""
+    torch.manual_seed(0)
+    return Divisible(Aside(), Ignoring(False), nn.Linear(8, CLASSES))
+
+
+def stopped() -> Divisible:
+    """Likewise those of the whole first stage."""
+    torch.manual_seed(0)
+    return Divisible(nn.Linear(FEATURES, FEATURES), nn.Tanh(), Aside(), Ignoring(True), nn.Linear(8, CLASSES))
+
+
+def decaying(parameters: Any) -> torch.optim.Optimizer:
+    """An optimizer that changes weights even where their gradient is 0."""
+    return torch.optim.AdamW(parameters, 0.01, eps=1e-3, weight_decay=0.5)
+
+
 class Unmodified(nn.Module):
     """Not sequential: a skip connection, batch norm, a weight that is used twice."""
 
@@ -170,11 +210,12 @@ def serial(
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
     halve_every: int | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = momentum,
 ) -> Curve:
     """Plain training, in microbatches where that makes a difference, with a scaler for float16."""
     model = make()
-    optimizer = momentum(model.parameters())
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, halve_every or len(given), gamma=0.5)
+    made = optimizer(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(made, halve_every or len(given), gamma=0.5)
     scaler = torch.amp.GradScaler("cpu", enabled=autocast is torch.float16)
     losses = []
     for index, (inputs, targets) in enumerate(given):
@@ -182,7 +223,7 @@ def serial(
         parts = zip(inputs.split(sizes), targets.split(sizes), strict=True)
         total = 0.0
         if index % accumulate == 0:
-            optimizer.zero_grad()
+            made.zero_grad()
         for x, y in parts:
             with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
                 loss = loss_fn(model(x), y) * (len(x) / len(inputs))
@@ -192,7 +233,7 @@ def serial(
         if (index + 1) % accumulate == 0:
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-            scaler.step(optimizer)
+            scaler.step(made)
             scaler.update()
             schedule.step()
     gradients = {

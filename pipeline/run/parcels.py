@@ -5,11 +5,14 @@ tensors, or other dimensions, travel packed behind each other:
 
     | samples [a, b) of tensor 0 | pad | samples [a, b) of tensor 1 | pad | ...
 
-Both sides know all shapes, so nothing but data travels.
+Both sides know all shapes, so nothing but data travels. Where there is no gradient, as of what nobody uses,
+bytes travel that no arithmetic makes: then parameters are left alone as in serial training, where the
+optimizer skips what has no gradient and would not skip zeros.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +23,8 @@ from pipeline.run.boundary import Wire
 
 ALIGNMENT = 64
 """Bytes at whose multiples tensors begin in a message: every data type may be read there."""
+ABSENT = 255
+"""Each byte of a tensor that there is not: a NaN with all bits set, where arithmetic makes others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +42,17 @@ def travels_in_place(wires: Sequence[Wire]) -> bool:
 
 
 def packed(wires: Sequence[Wire], tensors: Sequence[Tensor | None], parcel: Parcel) -> Tensor:
-    """The bytes of a parcel, to be sent; None stands for zeros."""
+    """The bytes of a parcel, to be sent; None where there is no gradient."""
     samples = parcel.stop - parcel.start
     if travels_in_place(wires):
         if tensors[0] is None:
-            return torch.zeros(wires[0].bytes_of(samples), dtype=torch.uint8)
+            return torch.full((wires[0].bytes_of(samples),), ABSENT, dtype=torch.uint8)
         part = wires[0].narrowed(tensors[0], parcel.start, parcel.stop)
         return as_bytes(part.resolve_conj().resolve_neg().contiguous())
     buffer = torch.empty(_size(wires, samples), dtype=torch.uint8)
     for view, wire, tensor in zip(_views(wires, samples, buffer), wires, tensors, strict=True):
         if tensor is None:
-            view.zero_()
+            as_bytes(view).fill_(ABSENT)
         else:
             view.copy_(wire.narrowed(tensor, parcel.start, parcel.stop))
     return buffer
@@ -91,6 +96,23 @@ class Arrival:
             for wire, pieces in zip(self._wires, zip(*parts, strict=True), strict=True)
         )
 
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """Likewise, None where no parcel has a gradient; zeros where only others have."""
+        if self._whole is not None:
+            found = [[self._wires[0].narrowed(self._whole, it.start, it.stop) for it in self._parcels]]
+        else:
+            parts = [
+                _views(self._wires, parcel.stop - parcel.start, buffer)
+                for parcel, buffer in zip(self._parcels, self.buffers, strict=True)
+            ]
+            found = [list(pieces) for pieces in zip(*parts, strict=True)]
+        absent = [[_is_absent(piece) for piece in pieces] for pieces in found]
+        for piece, missing in zip(itertools.chain(*found), itertools.chain(*absent), strict=True):
+            if missing:
+                piece.zero_()
+        tensors = zip(self.tensors(), absent, strict=True)
+        return tuple(None if all(missing) else tensor for tensor, missing in tensors)
+
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor."""
@@ -115,6 +137,12 @@ def _views(wires: Sequence[Wire], samples: int, buffer: Tensor) -> list[Tensor]:
         views.append(sharing(part))
         offset += _padded(size)
     return views
+
+
+def _is_absent(tensor: Tensor) -> bool:
+    """Whether it stands for no gradient; told by the first byte as a rule."""
+    raw = as_bytes(tensor)
+    return raw.numel() > 0 and raw[0].item() == ABSENT and bool((raw == ABSENT).all())
 
 
 def _size(wires: Sequence[Wire], samples: int) -> int:

@@ -137,10 +137,10 @@ class ReplicaStage(_PipelineStageBase):
         ]
         self._arrivals[phase, microbatch] = arrival, pending
 
-    def _arrived(self, microbatch: int, phase: int) -> tuple[Tensor, ...]:
+    def _arrived(self, microbatch: int, phase: int) -> Arrival:
         arrival, pending = self._arrivals.pop((phase, microbatch))
         _wait(pending)
-        return arrival.tensors()
+        return arrival
 
     def _send(
         self,
@@ -189,6 +189,7 @@ class ReplicaStage(_PipelineStageBase):
         else:
             output = self._run(*args)
         if not self.is_last:
+            output = tuple(output) if isinstance(output, tuple) else output  # torch knows no named ones
             self.note_forward()
         return output
 
@@ -223,6 +224,14 @@ class ReplicaStage(_PipelineStageBase):
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
         """Differentiate; torch calls it once the gradient of the output is there."""
+        inputs = bwd_kwargs["input_values"]
+        if not self.is_last:
+            pairs = zip(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], strict=True)
+            ends = [(output, gradient) for output, gradient in pairs if gradient is not None]
+            if not ends:  # nobody used what this stage made
+                return (None,) * len(inputs), None
+            outputs, gradients = zip(*ends, strict=True)
+            bwd_kwargs = bwd_kwargs | {"stage_output": outputs, "output_grads": gradients}
         with self._recorder.measure("backward", self._microbatch):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
@@ -243,13 +252,13 @@ class ReplicaStage(_PipelineStageBase):
         return nullcontext(), statistics_once(self.submod)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
-        tensors = self._arrived(fwd_chunk_id, _FORWARD)
+        tensors = self._arrived(fwd_chunk_id, _FORWARD).tensors()
         for tensor, wire in zip(tensors, self._boundaries.taken, strict=True):
             tensor.requires_grad_(wire.needs_gradient and self.has_backward)
         return tensors
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
-        gradients = iter(self._arrived(bwd_chunk_id, _BACKWARD))
+        gradients = iter(self._arrived(bwd_chunk_id, _BACKWARD).gradients())
         return tuple(next(gradients) if wire.needs_gradient else None for wire in self._boundaries.given)
 
     # ------------------------------------------------------------------ what torch would exchange first

@@ -141,4 +141,6 @@ def _optimizer_of(optimizer: OptimizerOf, parameters: list[nn.Parameter]) -> tor
     mine = {id(parameter) for parameter in parameters}
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if id(parameter) in mine]
+    for parameter in [it for it in optimizer.state if id(it) not in mine]:
+        del optimizer.state[parameter]  # some have it from the start, and none could be saved or loaded
     return optimizer if any(group["params"] for group in optimizer.param_groups) else None
