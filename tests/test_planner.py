@@ -116,7 +116,7 @@ def test_estimates_are_near_what_is_simulated(topology, profile, order, microbat
     made = Plan(partition.stages, microbatches, order)
     time_us = simulate(made, profile, network, batch=batch).time_us
     assert time_us <= 3 * estimate_us + 1e-6
-    assert time_us >= 0.6 * estimate_us - 1e-6
+    assert time_us >= estimate_us * (1 - 1e-9)
 
 
 def test_large_activations_and_few_parameters_make_pure_data_parallelism():

@@ -197,8 +197,23 @@ def test_boundaries_cost_what_the_network_says(topology, size):
         assert devices.boundary(one, other) == index
         forth = boundary_messages(devices.ranks(one), devices.ranks(other), size)
         back = {(dst, src): part for (src, dst), part in forth.items()}
-        for messages, (latency, us_per_byte) in ((forth, devices.forward), (back, devices.backward)):
-            assert latency[index] + size * us_per_byte[index] == pytest.approx(network.transfer_us(messages))
+        for messages, way in ((forth, devices.forward), (back, devices.backward)):
+            time_us = way.latency_us[index] + size * way.us_per_byte[index]
+            assert time_us == pytest.approx(network.transfer_us(messages))
+            # Of the receivers the fastest with its messages alone, of the pairs the slowest alone.
+            alone = [
+                [network.transfer_us({it: messages[it]}) for it in messages if it[1] == receiver]
+                for receiver in {dst for _, dst in messages}
+            ]
+            first_us = way.first_latency_us[index] + size * way.first_us_per_byte[index]
+            assert first_us >= min(map(min, alone)) * (1 - 1e-12)
+            whole = [
+                network.transfer_us({it: messages[it] for it in messages if it[1] == receiver})
+                for receiver in {dst for _, dst in messages}
+            ]
+            assert first_us <= min(whole) * (1 + 1e-12)
+            pair_us = network.message_us + size * way.pair_us_per_byte[index]
+            assert pair_us <= max(map(max, alone)) * (1 + 1e-12)
 
 
 def test_the_same_question_has_the_same_answer():

@@ -1,4 +1,9 @@
-"""How long a step of a partition takes, in closed form: ranks thousands of plans before any is simulated."""
+"""How long a step of a partition takes at least, in closed form: ranks plans before any is simulated.
+
+What is counted is what no order can avoid: the first microbatch must come to a stage, the stage must do all
+its passes, and the last gradients must get back. So the simulator is never faster, and a search that has
+found a plan may forget all plans whose estimate is longer.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +16,43 @@ from numpy.typing import NDArray
 
 from pipeline.planning.memory import peak_in_flight
 from pipeline.planning.prm import Partition
-from pipeline.planning.tables import Floats, Integers, LayerTables
+from pipeline.planning.tables import Crossing, Floats, Integers, LayerTables
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Of the stages of a partition (columns) with each of some numbers of microbatches (rows), in us.
+
+    Attributes:
+        one: of the smallest microbatch on the replica with least of it.
+        least: of all microbatches, on the replica with least of them.
+        most: of all microbatches, on the replica with most of them.
+    """
+
+    one: Floats
+    least: Floats
+    most: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Of the stages of a partition (columns) with each of some numbers of microbatches (rows), in us.
+    """What a step of a partition is made of; messages are those behind a stage, 0 behind the last.
 
     Attributes:
         number: of microbatches, one column.
-        forward: of one microbatch, the largest.
+        forward: passes.
         backward: likewise, with what recomputation adds.
-        forth: of its messages behind the stage; 0 behind the last.
-        back: of its gradients' messages.
-        allreduce: once.
-        possible: whether every replica has a sample.
+        forth: messages, where a replica counts for the time until its own are there.
+        back: likewise of gradients.
+        allreduce: of each stage, once.
+        possible: for each number of microbatches, whether every replica has a sample.
     """
 
     number: Integers
-    forward: Floats
-    backward: Floats
-    forth: Floats
-    back: Floats
+    forward: Passes
+    backward: Passes
+    forth: Passes
+    back: Passes
     allreduce: Floats
     possible: NDArray[np.bool_]
 
@@ -44,75 +64,113 @@ def step_costs(
     devices, places = partition.devices, np.array(partition.places)
     number = np.array(counts)[:, None]
     start, end = np.array(partition.cuts[:-1]), np.array(partition.cuts[1:])
-    largest = -(-batch // number)
-    share = -(-largest // devices.replicas[places])
-    forward, backward = (
-        constant[start, end] + per_sample[start, end] * share
-        for constant, per_sample in (layers.forward, layers.backward)
-    )
-    crossings = [devices.boundary(one, other) for one, other in pairwise(partition.places)]
-    size = layers.crossing_bytes[end[:-1]] * largest / layers.profile.samples
-    messages = np.zeros((2, *forward.shape))
-    for way, (latency, us_per_byte) in enumerate((devices.forward, devices.backward)):
-        messages[way, :, :-1] = latency[crossings] + size * us_per_byte[crossings]
+    replicas = devices.replicas[places]
+    smallest, larger = np.divmod(batch, number)  # so many microbatches have one sample more
+    one = smallest // replicas
+    least = larger * ((smallest + 1) // replicas) + (number - larger) * one
+    most = larger * -(-(smallest + 1) // replicas) + (number - larger) * -(-smallest // replicas)
+
+    def passes(times: tuple[Floats, Floats]) -> Passes:
+        fixed, per_sample = times[0][start, end], times[1][start, end]
+        sizes = ((1, one), (number, least), (number, most))
+        return Passes(*(count * fixed + samples * per_sample for count, samples in sizes))
+
+    crossings = np.array([devices.boundary(a, b) for a, b in pairwise(partition.places)], dtype=np.int64)
+    sample_bytes = layers.crossing_bytes[end[:-1]] / layers.profile.samples
+    wider = np.maximum(replicas[:-1], replicas[1:])
+
+    def messages(way: Crossing) -> Passes:
+        whole = wider * (smallest // wider)  # samples that divide evenly
+        first = sample_bytes * way.first_us_per_byte[crossings]
+        pair = (
+            number * devices.network.message_us
+            + sample_bytes * whole * number * way.pair_us_per_byte[crossings]
+        )
+        link = sample_bytes * whole * number * way.us_per_byte[crossings]
+        found = (
+            way.first_latency_us[crossings] + whole * first,
+            number * whole * first,
+            np.maximum(pair, link),
+        )
+        padded = np.zeros((3, len(number), len(places)))
+        padded[:, :, :-1] = found
+        return Passes(*padded)
+
+    forward, backward = passes(layers.forward), passes(layers.backward)
+    if recompute:
+        backward = Passes(
+            forward.one + backward.one, forward.least + backward.least, forward.most + backward.most
+        )
     return StepCosts(
         number=number,
         forward=forward,
-        backward=backward + forward if recompute else backward,
-        forth=messages[0],
-        back=messages[1],
+        backward=backward,
+        forth=messages(devices.forward),
+        back=messages(devices.backward),
         allreduce=devices.allreduce_us(places, layers.gradient_bytes[start, end]),
-        possible=batch >= number[:, 0] * devices.replicas[places].max(),
+        possible=batch >= number[:, 0] * replicas.max(),
     )
 
 
 def estimates_us(costs: StepCosts, order: str, max_in_flight: int | None = None) -> list[float]:
-    """Time of a step with each number of microbatches, without contention between boundaries.
+    """The least time of a step with each number of microbatches.
 
-    With f, b the passes of a stage, c, g the messages behind it:
-
-        fill and drain   sum(f + c) + (M-1) max(f, c) + sum(b + g) + (M-1) max(b, g)
-        other orders     the most over stages of: fill up to it, then M (f + b), or M/k round trips through
-                         the stages behind where at most k microbatches are in flight, then drain; or over
-                         boundaries of (M-1) max(c, g) more than one round trip
-
-    and behind either what an allreduce takes longer than the stages in front of it take to drain. Infinite
-    where a replica would have no sample.
+    It is the most over stages of: the way of a microbatch up to it; there all passes, or as many round trips
+    through the stages behind as are needed where at most k microbatches are in flight; and the way back with
+    the allreduces that cannot begin before. Likewise over boundaries, which all messages one way must cross.
+    Fill and drain does so twice, forth and then back. Infinite where a replica would have no sample.
     """
-    number, stages = costs.number, costs.forward.shape[1]
+    number, stages = costs.number, costs.forward.one.shape[1]
     unlimited = [
         peak_in_flight(order, behind, int(number.max()), max_in_flight) for behind in reversed(range(stages))
     ]
     kept = np.minimum(np.array(unlimited), number)
+    home = _way_home(costs)
+    time = _alternating(costs, kept, home)
     if order == "gpipe" and (kept == number).all():
-        time = _fill_and_drain(costs)
-    else:
-        time = _alternating(costs, kept)
-    drained = _before(costs.backward + costs.back)
-    time = time + np.maximum(costs.allreduce - drained, 0.0).max(axis=1)
+        time = np.maximum(time, _fill_and_drain(costs, home))
     estimates: list[float] = np.where(costs.possible, time, np.inf).tolist()
     return estimates
 
 
-def _fill_and_drain(costs: StepCosts) -> Floats:
-    more = costs.number[:, 0] - 1
-    time: Floats = np.zeros(len(more))
-    for passes, messages in ((costs.forward, costs.forth), (costs.backward, costs.back)):
-        time = time + (passes + messages).sum(axis=1) + more * np.maximum(passes, messages).max(axis=1)
+def _fill_and_drain(costs: StepCosts, home: Floats) -> Floats:
+    """Where the last stage's first backward pass waits for its last forward pass."""
+    forward, backward, forth, back = costs.forward, costs.backward, costs.forth, costs.back
+    more = np.maximum(forward.least - forward.one, forth.least - forth.one).max(axis=1)
+    filled = (forward.one + forth.one).sum(axis=1) + more
+    behind = _behind(backward.one + back.one) + back.one
+    busy = np.maximum(backward.most + behind, back.most - back.one + backward.one + behind)
+    time: Floats = filled + (busy + home).max(axis=1)
     return time
 
 
-def _alternating(costs: StepCosts, kept: Integers) -> Floats:
-    both, messages = costs.forward + costs.backward, costs.forth + costs.back
-    around = (both + messages)[:, ::-1].cumsum(axis=1)[:, ::-1]  # from a stage to the end and back
-    outside = _before(both + messages)
-    busy = np.maximum(costs.number * both, costs.number / kept * around)
-    crossing = around + (costs.number - 1) * np.maximum(costs.forth, costs.back)
-    time: Floats = (outside + np.maximum(busy, crossing)).max(axis=1)
+def _alternating(costs: StepCosts, kept: Integers, home: Floats) -> Floats:
+    """Where a stage's next forward passes wait for backward passes."""
+    forward, backward, forth, back = costs.forward, costs.backward, costs.forth, costs.back
+    both = forward.one + backward.one
+    messages = forth.one + back.one
+    around = both + _behind(both + messages) + messages  # from a stage to the end and back
+    there = (forward.one + forth.one).cumsum(axis=1) - (forward.one + forth.one)
+    # At most `kept` at once: after so many round trips the last few still go through, one behind the other.
+    turns, rest = np.divmod(costs.number - 1, kept)
+    one_more = np.maximum(np.maximum(forward.one, backward.one), both[:, -1:])
+    busy = np.maximum(forward.most + backward.most, (turns + 1) * around + rest * one_more)
+    crossing = around + np.maximum(forth.most - forth.one, back.most - back.one)
+    time: Floats = (there + np.maximum(busy, crossing) + home).max(axis=1)
     return time
 
 
-def _before(values: Floats) -> Floats:
-    """Sums over the stages in front of each."""
-    sums: Floats = values.cumsum(axis=1) - values
+def _behind(values: Floats) -> Floats:
+    """Sums over the stages behind each."""
+    sums: Floats = values[:, ::-1].cumsum(axis=1)[:, ::-1] - values
     return sums
+
+
+def _way_home(costs: StepCosts) -> Floats:
+    """From a stage's last backward pass until the end of the last allreduce that has to wait for it."""
+    home: Floats = np.zeros_like(costs.allreduce + costs.backward.one)
+    home[:, 0] = costs.allreduce[0]
+    for stage in range(1, len(costs.allreduce)):
+        back = costs.back.one[:, stage - 1] + costs.backward.one[:, stage - 1]
+        home[:, stage] = np.maximum(home[:, stage - 1] + back, costs.allreduce[stage])
+    return home

@@ -17,12 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
 from pipeline.planning.memory import peak_in_flight
 from pipeline.planning.tables import DeviceTables, Floats, Integers, LayerTables
 from pipeline.stages import Stage
+
+Costs: TypeAlias = Callable[[int], Callable[[int], Floats]]
+"""What a stage costs, by the number of stages behind it; by its first layer; by [end - first - 1, place]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +108,19 @@ def partitions(
             return found
 
 
-def _filtered(layers: LayerTables, devices: DeviceTables, question: Question) -> Callable[[int], Floats]:
-    """Total time of a stage by the number of stages behind it; infinite where memory is too small."""
+def _filtered(layers: LayerTables, devices: DeviceTables, question: Question) -> Costs:
+    """Total time of a stage; infinite where memory is too small."""
     stage = _stage_us(layers, devices, question)
     if question.limits is None:
-        return lambda behind: stage
+        return lambda behind: lambda start: stage[start, start + 1 :]
     room = _Room(layers, devices, question)
     most = room.most_in_flight()
-    return lambda behind: np.where(most >= room.in_flight(behind), stage, np.inf)
+
+    def costs(behind: int) -> Callable[[int], Floats]:
+        need = room.in_flight(behind)
+        return lambda start: np.where(most[start, start + 1 :] >= need, stage[start, start + 1 :], np.inf)
+
+    return costs
 
 
 def roomiest(
@@ -124,20 +133,21 @@ def roomiest(
     room = _Room(layers, devices, question)
     possible = np.isfinite(_stage_us(layers, devices, question))
     boundary = np.full((layers.profile.depth, len(devices.sender)), -np.inf)
-    found = _solved(
-        devices, boundary, lambda behind: np.where(possible, room.missing(behind), np.inf), stages[-1]
-    )
+
+    def costs(behind: int) -> Callable[[int], Floats]:
+        missing = np.where(possible, room.missing(behind), np.inf)
+        return lambda start: missing[start, start + 1 :]
+
+    found = _solved(devices, boundary, costs, stages[-1])
     there = [found[number] for number in stages if number in found]
     return min(there, key=lambda partition: partition.value_us, default=None)
 
 
-def _solved(
-    devices: DeviceTables, boundary: Floats, stage: Callable[[int], Floats], most_stages: int
-) -> dict[int, Partition]:
-    program = _Program(devices, boundary)
+def _solved(devices: DeviceTables, boundary: Floats, costs: Costs, most_stages: int) -> dict[int, Partition]:
+    program = _Program(devices, boundary, costs)
     found = {}
     for count in range(1, most_stages + 1):
-        program.add_stage(stage(count - 1))
+        program.add_stage()
         partition = program.best()
         if partition is not None:
             found[count] = partition
@@ -147,29 +157,33 @@ def _solved(
 class _Program:
     """The tables `least` and `onwards`, one stage after another from the back."""
 
-    def __init__(self, devices: DeviceTables, boundary: Floats) -> None:
+    def __init__(self, devices: DeviceTables, boundary: Floats, costs: Costs) -> None:
         self.devices = devices
+        self.costs = costs
         self.boundary = boundary
         self.depth = len(boundary)
         # Boundaries are sorted by sender, so that those of one sender are a run.
         self.senders, self.runs = np.unique(devices.sender, return_index=True)
         self.least: list[Floats] = []
         self.onwards: list[Floats] = []
-        self.costs: list[Floats] = []
 
-    def add_stage(self, cost: Floats) -> None:
-        """Put one more stage in front, which costs so much by [start, end, place]."""
+    def add_stage(self) -> None:
+        """Put one more stage in front."""
         behind = len(self.least)
-        self.costs.append(cost)
         if not behind:
-            self.least.append(cost[:, self.depth])
+            self.least.append(np.array([self.costs(0)(start)[-1] for start in range(self.depth)]))
             return
         onwards = np.full(self.least[-1].shape, np.inf)
         if len(self.senders):
             ways = np.maximum(self.boundary, self.least[-1][:, self.devices.receiver])
             onwards[:, self.senders] = np.minimum.reduceat(ways, self.runs, axis=1)
         self.onwards.append(onwards)
-        self.least.append(np.maximum(cost[:, : self.depth], onwards[None]).min(axis=1))
+        least = np.full(onwards.shape, np.inf)
+        # Row by row, from the cuts behind each: half of the work, and in the processor's cache.
+        cost = self.costs(behind)
+        for start in range(self.depth - 1):
+            np.maximum(cost(start)[:-1], onwards[start + 1 :]).min(axis=0, out=least[start])
+        self.least.append(least)
 
     def best(self) -> Partition | None:
         """The best partition into all stages so far; None where there is none."""
@@ -180,10 +194,9 @@ class _Program:
         place = int(value.argmin())
         cuts, places = [0], [place]
         for behind in range(count - 1, 0, -1):
-            ways = np.maximum(
-                self.costs[behind][cuts[-1], : self.depth, place], self.onwards[behind - 1][:, place]
-            )
-            cut = int(ways.argmin())
+            cost = self.costs(behind)(cuts[-1])[:-1, place]
+            ways = np.maximum(cost, self.onwards[behind - 1][cuts[-1] + 1 :, place])
+            cut = cuts[-1] + 1 + int(ways.argmin())
             run = self.devices.behind[place]
             receivers = self.devices.receiver[run]
             after = np.maximum(self.boundary[cut, run], self.least[behind - 1][cut, receivers])
@@ -267,5 +280,5 @@ def _boundary_us(layers: LayerTables, devices: DeviceTables, question: Question)
     """Total time of a boundary by [layer behind it, boundary]."""
     share = question.batch / question.microbatches / layers.profile.samples
     size = layers.crossing_bytes[: layers.profile.depth, None] * share
-    ways = [latency + size * us_per_byte for latency, us_per_byte in (devices.forward, devices.backward)]
+    ways = [way.latency_us + size * way.us_per_byte for way in (devices.forward, devices.backward)]
     return question.microbatches * np.maximum(*ways)

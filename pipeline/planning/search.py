@@ -57,16 +57,13 @@ class Group:
     question: Question
 
 
-def search(
-    profile: Profile, network: Network, choices: Choices, *, simulated: int = 16, slack: float = 0.1
-) -> Plan:
+def search(profile: Profile, network: Network, choices: Choices, *, simulated: int = 16) -> Plan:
     """The plan with the least predicted time among the most promising.
 
     The space: for each device order, number of microbatches, order and choice of recomputation, and each
-    number of stages, the partition of the dynamic program. A closed form estimates each. In the order of
-    their estimates at most `simulated` different plans are simulated, fewer once an estimate is worse than
-    the best time by the share `slack`. Simulated times are mostly above the estimate, whose messages meet no
-    others; they are below it where a replica can begin before the last message of a boundary has come.
+    number of stages, the partition of the dynamic program. A closed form gives each the time that it needs
+    at least. In the order of these at most `simulated` different plans are simulated, fewer once no other
+    can be better than the best so far.
 
     Not all groups are solved: the dynamic program is run for every doubling of the microbatches, and its
     partitions tell by the closed form which of the other groups are worth it.
@@ -77,7 +74,7 @@ def search(
     best: tuple[tuple[float, int, int], Plan] | None = None
     promising = _different(_Space(profile, network, choices).plans())
     for estimate_us, plan in islice(promising, simulated):
-        if best is not None and estimate_us > (1 + slack) * best[0][0]:
+        if best is not None and estimate_us > best[0][0]:
             break
         time_us = simulate(plan, profile, network, batch=choices.batch).time_us
         rank = _rounded(time_us), choices.orders.index(plan.order), plan.microbatches

@@ -110,6 +110,25 @@ class LayerTables:
         return shared
 
 
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What the messages over each boundary cost one way, in us and in us for each byte that crosses it.
+
+    Attributes:
+        latency_us: of the message with most, as in `Network.transfer_us`.
+        us_per_byte: on the busiest link.
+        pair_us_per_byte: between the two ranks that need longest, if they were alone.
+        first_latency_us: of the messages to the replica for which that is least.
+        first_us_per_byte: of the messages to the replica for which that is least, if they were alone.
+    """
+
+    latency_us: Floats
+    us_per_byte: Floats
+    pair_us_per_byte: Floats
+    first_latency_us: Floats
+    first_us_per_byte: Floats
+
+
 class DeviceTables:
     """Places of stages on a device order, and the boundaries between a place and the next.
 
@@ -189,24 +208,40 @@ class DeviceTables:
         return self._allreduces[2]
 
     @cached_property
-    def forward(self) -> tuple[Floats, Floats]:
-        """Of the messages over each boundary: the latency in us, and the us per byte that crosses it."""
-        return self._transfers(backward=False)
+    def forward(self) -> Crossing:
+        """Of the messages over each boundary."""
+        return self._crossing(backward=False)
 
     @cached_property
-    def backward(self) -> tuple[Floats, Floats]:
+    def backward(self) -> Crossing:
         """Likewise the other way."""
-        return self._transfers(backward=True)
+        return self._crossing(backward=True)
 
-    def _transfers(self, *, backward: bool) -> tuple[Floats, Floats]:
-        """As `Network.transfer_us`, for all boundaries together."""
+    def _crossing(self, *, backward: bool) -> Crossing:
         latencies, us_per_byte = self._paths
         used, flows = self._flows
-        if backward:
+        if backward:  # as if the ranks behind each boundary were the receivers still
             latencies, us_per_byte = latencies.T, us_per_byte.transpose(1, 0, 2)
+        count = len(self.order)
+        load = (
+            flows.reshape(len(flows), count * count)
+            @ us_per_byte.reshape(count * count, us_per_byte.shape[2])
+        ).max(axis=1, initial=0.0)
+        pair = (flows * us_per_byte.max(axis=2, initial=0.0)).max(axis=(1, 2), initial=0.0)
+        first = np.full((2, len(flows)), np.inf)
+        for rank in range(count):
+            ours, there = (
+                (flows[:, rank], latencies[rank]) if backward else (flows[:, :, rank], latencies[:, rank])
+            )
+            links = us_per_byte[rank] if backward else us_per_byte[:, rank]
+            takes = ours.any(axis=1)
+            for row, values in enumerate(
+                (np.where(ours > 0, there, 0.0).max(axis=1), (ours @ links).max(axis=1, initial=0.0))
+            ):
+                first[row] = np.where(takes, np.minimum(first[row], values), first[row])
+        message_us = self.network.message_us
         latency = np.where(used, latencies, 0.0).max(axis=(1, 2), initial=0.0)
-        load = flows @ us_per_byte.reshape(-1, us_per_byte.shape[2])
-        return self.network.message_us + latency, load.max(axis=1, initial=0.0)
+        return Crossing(message_us + latency, load, pair, message_us + first[0], first[1])
 
     @cached_property
     def _flows(self) -> tuple[NDArray[np.bool_], Floats]:
@@ -217,7 +252,7 @@ class DeviceTables:
             senders, receivers = int(self.replicas[one]), int(self.replicas[other])
             start, middle = self.first[one], self.first[other]
             flows[index, start:middle, middle : middle + receivers] = _shares(senders, receivers)
-        return flows > 0, flows.reshape(boundaries, count * count)
+        return flows > 0, flows
 
     @cached_property
     def _paths(self) -> tuple[Floats, Floats]:
