@@ -10,22 +10,21 @@ Every rank runs this; `torch.distributed` must be initialised before.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.errors import PlanError
+from pipeline.errors import BatchError, PlanError
 from pipeline.layered import Layered
 from pipeline.run import checkpoints
 from pipeline.run.agreement import Agreement
 from pipeline.run.batch_norm import find_batch_norm, restore_batch_norm, synchronise_batch_norm
 from pipeline.run.batches import Batch, Signature, Tensors, as_tuple
 from pipeline.run.boundary import FakeStage
-from pipeline.run.failures import TrainingError, cause_of, is_of_others, words_of
+from pipeline.run.giving_up import GivingUp
 from pipeline.run.groups import Groups, fabric_of
 from pipeline.run.links import Links, Messages
 from pipeline.run.passes import REDUCTIONS, Passes
@@ -94,26 +93,37 @@ class Trainer:
         device: str = "cpu",
         record: bool = False,
     ) -> None:
-        _check(plan, loss_reduction, accumulate, min(timeout_s, start_timeout_s), device, precision)
+        _check(
+            plan, loss_reduction, accumulate, clip_norm, min(timeout_s, start_timeout_s), device, precision
+        )
         self._start_timeout_s = start_timeout_s
         self._rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
         if isinstance(model, Layered):
             _check_model(model, plan)
+        self._agreement = Agreement(f"arborcast trainer {next(_numbers)}", self._rank, size, timeout_s)
+        arithmetic = precision.dtype if isinstance(precision, Precision) else precision or "float32"
+        self._agreement.agree(
+            "start",
+            f"{_words_of(plan)}, loss_reduction {loss_reduction}, accumulate {accumulate}, clip_norm "
+            f"{clip_norm}, precision {arithmetic}, collectives {collectives}",
+            what="trainer",
+            timeout_s=start_timeout_s,
+        )
         self.plan = plan
         self._place = Place.of(plan, self._rank)
         self._name = f"rank {self._rank}" + ("" if self._place is None else f" (stage {self._place.stage})")
         self._loss_fn, self._loss_reduction = loss_fn, loss_reduction
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._groups = Groups(plan, collectives, fabric, timeout_s)
-        self._agreement = Agreement(f"arborcast trainer {next(_numbers)}", self._rank, size, timeout_s)
+        self._faults = GivingUp(self._name, self._agreement, self._groups.break_all)
         self._precision = _precision_of(precision, device, self._groups)
         self._recorder: Records = Recorder() if record else NullRecorder()
         self._links = Links(self._groups.job, self._name, self._recorder)
         self._calls = 0
-        self._failure: str | None = None
         self._waiting: tuple[nn.Module, OptimizerOf] | None = None
         self._parts: tuple[Passes, Update, nn.Module, tuple[int, ...]] | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self.losses: tuple[float, ...] = ()
         if isinstance(model, Layered):
             try:
@@ -149,16 +159,22 @@ class Trainer:
         return self._run(inputs, targets, training=False)
 
     def _run(self, inputs: Tensors, targets: Tensors, *, training: bool) -> float:
-        self._refuse_after_failure()
+        self._faults.refuse()
         call, self._calls = self._calls, self._calls + 1
         if self._waiting is not None:
             self._trace(inputs)
         passes, update, _, dims = self._ready()
-        batch = Batch.of(inputs, targets, dims, self.plan)
+        try:
+            batch = Batch.of(inputs, targets, dims, self.plan)
+        except BatchError as error:
+            # Unless all ranks refuse it, those that do not would go on with the next batch of this one.
+            with self._faults.all_or_nothing(lambda: passes.doing, call, forgives=True):
+                self._agreement.agree(f"call {call}", f"what is refused: {error}")
+            raise
         signature = batch.signature(training)
         if not passes.knows(signature):
             self._meet(call, batch, signature, passes)
-        with self._all_or_nothing(call):
+        with self._faults.all_or_nothing(lambda: passes.doing, call):
             self._recorder.start(self._groups.job)
             if training:
                 update.begin()
@@ -172,9 +188,9 @@ class Trainer:
 
     def _meet(self, call: int, batch: Batch, signature: Signature, passes: Passes) -> None:
         """Before the first batch of a shape."""
-        with self._all_or_nothing(call, forgives=True):
-            self._agreement.agree(call, str(signature))
-        with self._all_or_nothing(call):
+        with self._faults.all_or_nothing(lambda: passes.doing, call, forgives=True):
+            self._agreement.agree(f"call {call}", str(signature))
+        with self._faults.all_or_nothing(lambda: passes.doing, call):
             passes.prepare(batch, signature)
 
     # ------------------------------------------------------------------ what there is
@@ -205,24 +221,31 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Of the whole model, on every rank; every rank calls it."""
-        state = None if self._place is None else self.module.state_dict()
-        return checkpoints.gather_state(state, self._groups.job, self.plan)
+        module = self._ready()[2]
+        self._faults.refuse()
+        with self._faults.all_or_nothing(lambda: "gathering the weights"):
+            state = None if self._place is None else module.state_dict()
+            return checkpoints.gather_state(state, self._groups.job, self.plan)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take the weights of the whole model, from however many stages; every rank calls it.
 
         Raises:
-            CheckpointError: an entry is missing or has another shape.
+            CheckpointError: an entry is missing or has another shape; on all ranks, and nothing is changed.
         """
+        module = self._ready()[2]
+        checkpoints.check_state(self._shapes, state)
         if self._place is not None:
-            checkpoints.load_state(self.module, state)
+            checkpoints.load_state(module, state)
 
     def optimizer_state_dict(self) -> checkpoints.OptimizerState:
         """Of the whole model's parameters by name, on every rank; every rank calls it."""
         update = self._ready()[1]
-        return checkpoints.gather_optimizer_state(
-            update.optimizer, update.parameters, self._groups.job, self.plan
-        )
+        self._faults.refuse()
+        with self._faults.all_or_nothing(lambda: "gathering the optimizer's state"):
+            return checkpoints.gather_optimizer_state(
+                update.optimizer, update.parameters, self._groups.job, self.plan
+            )
 
     def load_optimizer_state_dict(self, state: checkpoints.OptimizerState) -> None:
         """Take the optimizer's state for the whole model; every rank calls it.
@@ -238,8 +261,7 @@ class Trainer:
 
     def close(self) -> None:
         """End the connections to the other ranks; a second call does nothing."""
-        if self._failure is None:
-            self._failure = "the trainer was closed"
+        self._faults.end("the trainer was closed")
         self._links.close()
         self._groups.close()
         if self._parts is not None:
@@ -269,7 +291,11 @@ class Trainer:
 
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
         """This rank's part of the model, with the same weights as its replicas."""
-        check_optimizer(optimizer, model.divide(0, model.depth).parameters())
+        whole = model.divide(0, model.depth)
+        check_optimizer(optimizer, whole.parameters())
+        self._shapes = {
+            name: tuple(it.shape) for name, it in whole.state_dict().items() if isinstance(it, Tensor)
+        }
         ties = TieGroups(self.plan, model.ties, self._groups.make)
         module: nn.Module = nn.Identity()
         fake: FakeStage | None = None
@@ -278,7 +304,7 @@ class Trainer:
             module = model.divide(mine.start, mine.end)
             fake = FakeStage(model, mine.start, mine.end)  # before batch norm is changed
         parameters = _named(module, model)
-        with self._all_or_nothing(call=None):
+        with self._faults.all_or_nothing(lambda: "starting"):
             if self._groups.stage is not None and self._place is not None:
                 broadcast_weights(module, self._groups.stage, self._place.ranks[0])
                 if find_batch_norm(module):
@@ -318,57 +344,19 @@ class Trainer:
             raise InputError("trainer: a model that is not Layered is traced in the first step, got none yet")
         return self._parts
 
-    # ------------------------------------------------------------------ faults
-
-    def _refuse_after_failure(self) -> None:
-        if self._failure is not None:
-            raise TrainingError(f"{self._name}: the trainer is of no more use: {self._failure}")
-
-    @contextmanager
-    def _all_or_nothing(self, call: int | None, *, forgives: bool = False) -> Iterator[None]:
-        """Give up on any error, so that ranks that wait for this one hear of it at once.
-
-        Args:
-            call: number of the step; None outside of steps.
-            forgives: whether all ranks raise an `InputError` alike, so that they may go on.
-        """
-        try:
-            yield
-        except BaseException as error:
-            cause = cause_of(error)
-            if forgives and isinstance(cause, InputError):
-                raise
-            message = self._words(cause, call)
-            self._failure = message
-            if not is_of_others(cause):
-                self._agreement.report(message)
-            self._groups.break_all()
-            if isinstance(cause, InputError):
-                raise cause from None
-            if isinstance(error, Exception):
-                raise TrainingError(message) from cause
-            raise
-
-    def _words(self, cause: BaseException, call: int | None) -> str:
-        """One line that says what this rank did, and what others said."""
-        if isinstance(cause, TrainingError):
-            message = str(cause)
-        else:
-            doing = "starting" if self._parts is None or call is None else self._parts[0].doing
-            message = f"{self._name}: {doing}: {words_of(cause)}"
-        if not is_of_others(cause):
-            return message
-        theirs = self._agreement.first_report()
-        if theirs is None and call is not None:
-            theirs = self._agreement.others_at(call)
-        return message if theirs is None else f"{message}; {theirs}"
-
 
 def _named(module: nn.Module, model: Layered) -> dict[str, nn.Parameter]:
     """The parameters of a stage, each once; a shared one under the name of its tie."""
     whole = dict(model.divide(0, model.depth).named_parameters(remove_duplicate=False))
     shared = {id(whole[name]): name for name, _ in model.ties}
     return {shared.get(id(parameter), name): parameter for name, parameter in module.named_parameters()}
+
+
+def _words_of(plan: Plan) -> str:
+    stages = " ".join(f"[{it.start}, {it.end}) on {','.join(map(str, it.ranks))}" for it in plan.stages)
+    recompute = ", recompute" if plan.recompute else ""
+    cap = "" if plan.max_in_flight is None else f", at most {plan.max_in_flight} in flight"
+    return f"layers {stages}, {plan.microbatches} microbatches, order {plan.order}{recompute}{cap}"
 
 
 def _precision_of(given: str | Precision | None, device: str, groups: Groups) -> Precision:
@@ -389,6 +377,7 @@ def _check(
     plan: Plan,
     loss_reduction: str,
     accumulate: int,
+    clip_norm: float | None,
     timeout_s: float,
     device: str,
     precision: str | Precision | None,
@@ -402,6 +391,8 @@ def _check(
         raise InputError(f"loss_reduction: must be one of {', '.join(REDUCTIONS)}, got {loss_reduction}")
     if accumulate < 1:
         raise InputError(f"accumulate: must be at least 1, got {accumulate}")
+    if clip_norm is not None and not clip_norm >= 0:
+        raise InputError(f"clip_norm: must not be negative, got {clip_norm}")
     if not timeout_s > 0:
         raise InputError(f"timeout_s: must be positive, got {timeout_s}")
     if device != "cpu":

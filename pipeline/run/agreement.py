@@ -1,4 +1,4 @@
-"""That all ranks were given the same batch, asked once for each shape before anything is sent.
+"""That all ranks were given the same: arguments at the start, then batches, once for each shape.
 
 A message of another size than its receiver expects would end a process inside gloo, or be received in part.
 The question goes through the store that the job was started with; shapes that are known cost nothing.
@@ -14,6 +14,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 from backends.torch_names import PrefixStore, Store
 from pipeline.errors import BatchError
 from pipeline.run.failures import TrainingError
+from synth.errors import InputError
+
+_OCCASIONS = {"batch": "a batch has a new shape", "trainer": "a trainer is made"}
 
 
 class Agreement:
@@ -32,32 +35,38 @@ class Agreement:
         self._size = size
         self._timeout_s = timeout_s
 
-    def agree(self, call: int, signature: str) -> None:
-        """Wait until all ranks have come with the same batch.
+    def agree(
+        self, when: str, signature: str, *, what: str = "batch", timeout_s: float | None = None
+    ) -> None:
+        """Wait until all ranks have come with the same.
 
         Args:
-            call: how many steps and evaluations came before.
-            signature: of this rank's batch.
+            when: of all questions; "call 3" for the batch before which there were 3 steps and evaluations.
+            signature: what this rank was given, in words.
+            what: that is.
+            timeout_s: another one for this once.
 
         Raises:
-            BatchError: some rank has another; raised on all ranks alike.
+            BatchError: some rank has another batch; raised on all ranks alike.
+            InputError: likewise of other things.
             TrainingError: some rank did not come in time.
         """
-        self._store.set(self._key(call, self._rank), signature)
-        keys = [self._key(call, rank) for rank in range(self._size)]
+        self._store.set(self._key(when, self._rank), signature)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        keys = [self._key(when, rank) for rank in range(self._size)]
         try:
-            self._store.wait(keys, timedelta(seconds=self._timeout_s))
+            self._store.wait(keys, timedelta(seconds=timeout_s))
         except RuntimeError as error:
             missing = [str(rank) for rank in range(self._size) if not self._has(keys[rank])]
             raise TrainingError(
-                f"rank {self._rank}: no rank may be left behind when a batch has a new shape ({signature}), "
-                f"got no word of rank {', '.join(missing)} within {self._timeout_s:g} s"
+                f"rank {self._rank}: no rank may be left behind when {_OCCASIONS[what]} ({signature}), "
+                f"got no word of rank {', '.join(missing)} within {timeout_s:g} s"
             ) from error
         said = [self._store.get(key).decode() for key in keys]
         for rank, theirs in enumerate(said):
             if theirs != said[0]:
-                raise BatchError(
-                    f"batch: all ranks must be given the same one, got {said[0]} on rank 0 and {theirs} "
+                raise (BatchError if what == "batch" else InputError)(
+                    f"{what}: all ranks must be given the same one, got {said[0]} on rank 0 and {theirs} "
                     f"on rank {rank}"
                 )
 
@@ -77,15 +86,16 @@ class Agreement:
     def others_at(self, call: int) -> str | None:
         """What another rank was given at a call for which this rank did not ask; None where nobody asked."""
         with contextlib.suppress(Exception):
-            if self._has(self._key(call, self._rank)):
+            when = f"call {call}"
+            if self._has(self._key(when, self._rank)):
                 return None
             for rank in range(self._size):
-                if self._has(self._key(call, rank)):
-                    return f"rank {rank} came to {self._store.get(self._key(call, rank)).decode()}"
+                if self._has(self._key(when, rank)):
+                    return f"rank {rank} came to {self._store.get(self._key(when, rank)).decode()}"
         return None
 
-    def _key(self, call: int, rank: int) -> str:
-        return f"call {call} rank {rank}"
+    def _key(self, when: str, rank: int) -> str:
+        return f"{when} rank {rank}"
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))

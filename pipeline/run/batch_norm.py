@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
 from pipeline.errors import BatchError, PartitionError
+from pipeline.run.weights import distinct
 
 _TRACED = (torch.ops.aten.batch_norm.default, nn.functional.batch_norm)
 """What a graph may call: from torch.export, from fx."""
@@ -317,7 +318,7 @@ def statistics_once(module: nn.Module) -> Iterator[None]:
         checkpoint(module, x, use_reentrant=False, context_fn=contexts)
     """
     before = [
-        (owner, name, buffer, buffer.detach().clone())
+        (owner, name, buffer, distinct(buffer.detach()).clone())
         for owner in module.modules()
         for name, buffer in owner.named_buffers(recurse=False)
     ]
@@ -328,7 +329,7 @@ def statistics_once(module: nn.Module) -> Iterator[None]:
             setattr(owner, name, buffer)  # in case another tensor was put in its place
             # Not buffer.copy_: other microbatches' backward passes hold the buffer, and autograd would
             # refuse them if its version changed; batch norm itself does not change it either.
-            buffer.data.copy_(value)
+            distinct(buffer.data).copy_(value)
 
 
 def _modules(module: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -64,6 +64,10 @@ class Batch:
             BatchError: tensors do not count the same samples, or too few for the plan.
         """
         given = as_tuple("inputs", inputs)
+        if len(dims) not in (1, len(given)):
+            raise BatchError(
+                f"batch: inputs must be {len(dims)} tensors, as the model takes, got {len(given)}"
+            )
         spread = spread_dims(dims, len(given))
         counts = {
             f"inputs[{index}]": _samples(f"inputs[{index}]", tensor, dim)

@@ -66,15 +66,27 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         CheckpointError: an entry is missing or has another shape.
     """
     own = module.state_dict()
-    for name, value in own.items():
+    check_state({name: tuple(it.shape) for name, it in own.items() if isinstance(it, Tensor)}, state)
+    module.load_state_dict({name: state[name] for name in own})
+
+
+def check_state(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> None:
+    """Refuse a state that does not fit the model.
+
+    Args:
+        shapes: of the entries that it must have, by name.
+        state: of a whole model.
+
+    Raises:
+        CheckpointError: an entry is missing or has another shape.
+    """
+    for name, shape in shapes.items():
         if name not in state:
             raise CheckpointError(f"checkpoint: must hold {name} of the model, got {len(state)} others")
-        if isinstance(value, Tensor) and value.shape != state[name].shape:
+        if tuple(state[name].shape) != shape:
             raise CheckpointError(
-                f"checkpoint: {name} must have shape {tuple(value.shape)} of the model, "
-                f"got {tuple(state[name].shape)}"
+                f"checkpoint: {name} must have shape {shape} of the model, got {tuple(state[name].shape)}"
             )
-    module.load_state_dict({name: state[name] for name in own})
 
 
 def optimizer_state(

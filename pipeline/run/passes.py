@@ -124,6 +124,8 @@ class Passes:
             alone=self._groups.alone,
             recorder=self._recorder,
             in_flight=peak_in_flight(self._order[place.stage]) + 1 if training else 2,
+            first_tag=2 * len(batch.sizes) * len(self._runtimes),
+            differentiating=self._precision.no_autocast,
             training=training,
             reduce=lambda: self._after_backward(batch.sizes, losses),
         )

@@ -89,6 +89,15 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(self._device, dtype=_TYPES[self.dtype])
 
+    def no_autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """In which backward passes are computed where a forward pass may be under way around them.
+
+        Its types follow by themselves; autocast would change those of layers that are kept in float32.
+        """
+        if self.dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self._device, enabled=False)
+
     def scale(self, loss: Tensor) -> Tensor:
         """What backward passes begin with."""
         if not self.scales:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
@@ -67,7 +68,10 @@ class Losses:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise InputError(f"loss_fn: must return a tensor of one number, got {what}")
         self.values[microbatch] = loss.detach()
-        self.starts[microbatch] = self.scale(loss.reshape(()) * self.weights[microbatch])
+        loss = loss.reshape(())
+        if loss.dtype in (torch.float16, torch.bfloat16):
+            loss = loss.float()  # the weight may be too small for float16, or the scale too large
+        self.starts[microbatch] = self.scale(loss * self.weights[microbatch])
 
 
 class StageRuntime(_PipelineScheduleRuntime):

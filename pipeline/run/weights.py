@@ -12,6 +12,8 @@ from torch import Tensor, nn
 def broadcast_weights(module: nn.Module, group: dist.ProcessGroup, source: int) -> None:
     """Give all replicas the parameters and buffers of one of them: one broadcast for each data type.
 
+    It is one of bytes, so that any type goes.
+
     Args:
         module: of the stage.
         group: of its replicas.
@@ -19,11 +21,21 @@ def broadcast_weights(module: nn.Module, group: dist.ProcessGroup, source: int) 
     """
     kinds: defaultdict[torch.dtype, dict[int, Tensor]] = defaultdict(dict)
     for tensor in (*module.parameters(), *module.buffers()):
-        kinds[tensor.dtype][id(tensor)] = tensor.detach()
+        kinds[tensor.dtype][id(tensor)] = distinct(tensor.detach())
     for members in kinds.values():
         tensors = list(members.values())
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+        if not flat.numel():
+            continue
         dist.broadcast(flat, source, group=group)
-        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        parts = torch.split(flat, [tensor.numel() * tensor.element_size() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+            tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
+
+
+def distinct(tensor: Tensor) -> Tensor:
+    """A tensor's values without those that `expand` repeats, which torch does not let be written."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
