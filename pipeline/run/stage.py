@@ -41,6 +41,9 @@ class ReplicaStage(_PipelineStageBase):
         alone: a process group of this rank only: torch asks a group who it is.
         recorder: notes what is done when.
         in_flight: microbatches whose gradients may be on their way at once.
+        first_tag: of its messages; the next `2 * len(sizes)` belong to batches of this shape alone, so that
+            those of another one, which some rank was given, are not taken for them.
+        differentiating: makes the context of backward passes.
         training: whether there are backward passes.
         reduce: called once after the last of them.
     """
@@ -56,6 +59,8 @@ class ReplicaStage(_PipelineStageBase):
         alone: dist.ProcessGroup,
         recorder: Records,
         in_flight: int,
+        first_tag: int,
+        differentiating: Callable[[], AbstractContextManager[Any]],
         training: bool,
         reduce: Callable[[], None],
     ) -> None:
@@ -67,10 +72,13 @@ class ReplicaStage(_PipelineStageBase):
         self.place = place
         self.doing = "nothing yet"
         self._boundaries = boundaries
-        self._sizes = sizes
         self._links = links
         self._recorder = recorder
         self._in_flight = in_flight
+        self._first_tag = first_tag
+        self._differentiating = differentiating
+        self._before = [() if place.is_first else place.before(size) for size in sizes]
+        self._behind = [() if place.is_last else place.behind(size) for size in sizes]
         self._reduce = reduce
         self._recomputes = training and place.plan.recompute
         self._microbatch = 0
@@ -85,22 +93,20 @@ class ReplicaStage(_PipelineStageBase):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Post the receives of a microbatch's input."""
-        parcels = self.place.before(self._sizes[fwd_chunk_id])
-        self._post(fwd_chunk_id, _FORWARD, self._boundaries.taken, parcels)
+        self._post(fwd_chunk_id, _FORWARD, self._boundaries.taken, self._before[fwd_chunk_id])
         return []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Post the receives of the gradient of a microbatch's output."""
-        parcels = self.place.behind(self._sizes[bwd_chunk_id])
-        self._post(bwd_chunk_id, _BACKWARD, _with_gradients(self._boundaries.given), parcels)
+        wires = _with_gradients(self._boundaries.given)
+        self._post(bwd_chunk_id, _BACKWARD, wires, self._behind[bwd_chunk_id])
         return []
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Send a microbatch's output."""
         outputs, _ = self.fwd_cache[fwd_chunk_id]
-        parcels = self.place.behind(self._sizes[fwd_chunk_id])
         self._outputs[fwd_chunk_id] = self._send(
-            fwd_chunk_id, _FORWARD, self._boundaries.given, outputs, parcels
+            fwd_chunk_id, _FORWARD, self._boundaries.given, outputs, self._behind[fwd_chunk_id]
         )
         if not self.has_backward:
             del self.fwd_cache[fwd_chunk_id]
@@ -112,7 +118,7 @@ class ReplicaStage(_PipelineStageBase):
         gradients = self.bwd_cache.pop(bwd_chunk_id)
         taken = self._boundaries.taken
         tensors = [it for it, wire in zip(gradients, taken, strict=True) if wire.needs_gradient]
-        parcels = self.place.before(self._sizes[bwd_chunk_id])
+        parcels = self._before[bwd_chunk_id]
         sent = self._send(bwd_chunk_id, _BACKWARD, _with_gradients(taken), tensors, parcels)
         self._gradients.append(sent)
         # Safe even where a send ends only when it is received: orders are checked with such sends.
@@ -130,9 +136,10 @@ class ReplicaStage(_PipelineStageBase):
         if not wires:
             return
         what = "gradient" if phase else "input"
-        arrival = Arrival(wires, self.place.count(self._sizes[microbatch]), parcels)
+        arrival = Arrival(wires, parcels[-1].stop, parcels)
+        tag = self._first_tag + 2 * microbatch + phase
         pending = [
-            self._links.receive(buffer, parcel.peer, 2 * microbatch + phase, what=what, microbatch=microbatch)
+            self._links.receive(buffer, parcel.peer, tag, what=what, microbatch=microbatch)
             for buffer, parcel in zip(arrival.buffers, parcels, strict=True)
         ]
         self._arrivals[phase, microbatch] = arrival, pending
@@ -153,13 +160,10 @@ class ReplicaStage(_PipelineStageBase):
         if not wires:
             return []
         what = "sending the gradient" if phase else "sending the output"
+        tag = self._first_tag + 2 * microbatch + phase
         return [
             self._links.send(
-                packed(wires, tensors, parcel),
-                parcel.peer,
-                2 * microbatch + phase,
-                what=what,
-                microbatch=microbatch,
+                packed(wires, tensors, parcel), parcel.peer, tag, what=what, microbatch=microbatch
             )
             for parcel in parcels
         ]
@@ -232,7 +236,7 @@ class ReplicaStage(_PipelineStageBase):
                 return (None,) * len(inputs), None
             outputs, gradients = zip(*ends, strict=True)
             bwd_kwargs = bwd_kwargs | {"stage_output": outputs, "output_grads": gradients}
-        with self._recorder.measure("backward", self._microbatch):
+        with self._recorder.measure("backward", self._microbatch), self._differentiating():
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
