@@ -189,6 +189,10 @@ def _call(model: str) -> tuple[Any, Any, Any]:
     """What the function of FILE.py:FUNCTION returns: a model, its example inputs, a loss or None."""
     import runpy
 
+    from torch import nn
+
+    from pipeline.layered import Layered
+
     path, _, name = model.partition(".py:")
     file = Path(f"{path}.py")
     if not file.is_file():
@@ -207,6 +211,10 @@ def _call(model: str) -> tuple[Any, Any, Any]:
         raise InputError(
             f"{file}: {name}() must return (model, inputs) or (model, (inputs, targets), loss), "
             f"got {type(made).__name__}"
+        )
+    if not isinstance(made[0], (nn.Module, Layered)):
+        raise InputError(
+            f"{file}: {name}(): the model must be a torch.nn.Module, got {type(made[0]).__name__}"
         )
     return made if len(made) == 3 else (*made, None)
 

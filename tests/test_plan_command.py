@@ -126,6 +126,12 @@ def wrong():
 
 def broken():
     raise KeyError("weights")
+
+def wordy():
+    raise ValueError("one line" + chr(10) + "and another")
+
+def no_model():
+    return "small", torch.rand(4, 3)
 """
 
 
@@ -137,6 +143,8 @@ def test_models_of_a_python_file_are_measured(synth: Run, tmp_path: Path) -> Non
     for function, fact in (
         ("wrong", "must return (model, inputs)"),
         ("broken", "KeyError"),
+        ("wordy", "one line and another"),
+        ("no_model", "no_model(): the model must be a torch.nn.Module, got str"),
         ("none", "must define a function none"),
     ):
         status, out, err = synth(f"{tmp_path}/mine.py:{function}", "ring:2")
