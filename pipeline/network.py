@@ -1,11 +1,13 @@
 """What the links of a topology cost a pipeline: messages between stages, allreduces among replicas.
 
 Messages take the path with the fewest links (of those, the widest); what several of them put on one link
-adds up. An allreduce costs what the best schedule for exactly those ranks costs, from its proven rate.
+adds up. An allreduce costs what the best schedule for exactly those ranks costs: from its proven rate, or
+as simulated.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +15,9 @@ from fractions import Fraction
 from functools import cached_property
 
 from pipeline.errors import PlanError
-from synth.methods import bound
+from synth.methods import bound, solve
+from synth.schedule import Schedule
+from synth.simulator import simulate
 from synth.topology import Hop, Topology
 
 BYTES_PER_US = 1000
@@ -28,12 +32,17 @@ class Network:
         topology: whose ranks the questions name.
         message_us: that every message costs beyond its links (the software's part).
         collective_us: that every allreduce costs beyond its bytes, per rank that takes part.
+        by_schedule: whether an allreduce takes as long as the schedule that `synth.solve` finds for exactly
+            its ranks does when simulated, with its latencies (finding one may take seconds); otherwise only
+            its bytes count, at the proven rate, which is too cheap for few bytes on many ranks.
     """
 
     topology: Topology
     message_us: float = 0.0
     collective_us: float = 0.0
+    by_schedule: bool = False
     _rates: dict[tuple[object, ...], Fraction] = field(default_factory=dict, repr=False, compare=False)
+    _schedules: dict[tuple[object, ...], Schedule] = field(default_factory=dict, repr=False, compare=False)
 
     def path(self, src: int, dst: int) -> tuple[Hop, ...]:
         """The links of a message, in order.
@@ -69,18 +78,31 @@ class Network:
         rate = self.allreduce_rate(ranks)
         if not rate:
             return float("inf")
-        return len(ranks) * self.collective_us + size_bytes / (float(rate) * BYTES_PER_US)
+        software_us = len(ranks) * self.collective_us
+        if self.by_schedule:
+            return software_us + simulate(self._schedule(ranks), math.ceil(size_bytes)).time_us
+        return software_us + size_bytes / (float(rate) * BYTES_PER_US)
 
     def allreduce_rate(self, ranks: Sequence[int]) -> Fraction:
         """The proven best algbw (GB/s) of an allreduce among exactly these ranks.
 
         It is 0 where links do not connect them: the other ranks are busy and do not forward.
         """
-        fragment = self.topology.subset(sorted(ranks))
-        key = (fragment.ranks, fragment.links)  # equal fragments at other places have equal rates
+        fragment, key = self._fragment(ranks)
         if key not in self._rates:
             self._rates[key] = bound(fragment, "allreduce").rate
         return self._rates[key]
+
+    def _schedule(self, ranks: Sequence[int]) -> Schedule:
+        fragment, key = self._fragment(ranks)
+        if key not in self._schedules:
+            self._schedules[key] = solve(fragment, "allreduce")
+        return self._schedules[key]
+
+    def _fragment(self, ranks: Sequence[int]) -> tuple[Topology, tuple[object, ...]]:
+        """The links among these ranks, and what fragments at other places have in common with it if equal."""
+        fragment = self.topology.subset(sorted(ranks))
+        return fragment, (fragment.ranks, fragment.links)
 
     @cached_property
     def _paths(self) -> dict[int, dict[int, tuple[Hop, ...]]]:

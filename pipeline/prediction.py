@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.actions import peak_in_flight
@@ -52,7 +52,7 @@ def predict(
     batch: int | None = None,
     update_us: float = 0.0,
 ) -> Prediction:
-    """Simulate a step of a plan.
+    """Simulate a step of a plan, its allreduces by the schedules for exactly their ranks.
 
     Args:
         plan: what to do.
@@ -71,6 +71,7 @@ def predict(
         if plan.topology is None:
             raise PlanError("plan: must name a topology where none is given to predict it on, got none")
         network = Network(plan.topology)
+    network = replace(network, by_schedule=True)
     samples = profile.samples if batch is None else batch
     timeline = simulate(plan, profile, network, batch=samples, update_us=update_us)
     time_us = timeline.time_us

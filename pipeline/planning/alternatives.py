@@ -13,7 +13,7 @@ from pipeline.planning.hetpipe import hetpipe
 from pipeline.planning.memory import Limit
 from pipeline.planning.pipedream import pipedream
 from pipeline.planning.straight_gpipe import straight_gpipe
-from pipeline.prediction import predict
+from pipeline.simulator import simulate
 from pipeline.stages import Plan
 
 Method: TypeAlias = Callable[..., Plan]
@@ -52,7 +52,7 @@ def alternatives(
         plans = [plan for plan in tried if isinstance(plan, Plan)]
         if not plans:
             return tried[-1]
-        return min(plans, key=lambda plan: predict(plan, profile, network, batch=batch).time_us)
+        return min(plans, key=lambda plan: simulate(plan, profile, network, batch=batch).time_us)
 
     return {name: best(method) for name, method in METHODS.items()}
 

@@ -45,7 +45,7 @@ def hetpipe(
         PlanError: no policy gives a plan that fits and whose workers are joined (the last one's refusal).
         BatchError: there are fewer samples than microbatches.
     """
-    from pipeline.prediction import predict
+    from pipeline.simulator import simulate
 
     Plan([(0, profile.depth, (0,))], microbatches).microbatch_sizes(batch)  # raises where it must
     found = levels(network)
@@ -61,7 +61,7 @@ def hetpipe(
             plan = worker_plan(
                 profile, network, workers, policy, batch=batch, microbatches=microbatches, limit=memory_bytes
             )
-            plans.append((predict(plan, profile, network, batch=batch).time_us, plan))
+            plans.append((simulate(plan, profile, network, batch=batch).time_us, plan))
         except BatchError as error:  # too many workers for so small a microbatch
             refusal = PlanError(str(error))
         except PlanError as error:  # memory, or workers that no links join

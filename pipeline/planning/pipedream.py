@@ -77,9 +77,9 @@ def pipedream(
         raise refusal
     if len(found) == 1:
         return found[0]
-    from pipeline.prediction import predict
+    from pipeline.simulator import simulate
 
-    return min(found, key=lambda plan: predict(plan, profile, network, batch=batch).time_us)
+    return min(found, key=lambda plan: simulate(plan, profile, network, batch=batch).time_us)
 
 
 def program(

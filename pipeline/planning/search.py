@@ -23,6 +23,12 @@ from pipeline.planning.tables import DeviceTables, LayerTables
 from pipeline.simulator import simulate
 from pipeline.stages import Plan
 
+FEW = 12
+"""Numbers of microbatches up to which the dynamic program is run for each at once."""
+
+SLACK = 0.05
+"""By how much a group's own partitions may be faster than those of other groups with its microbatches."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choices:
@@ -65,7 +71,7 @@ def search(profile: Profile, network: Network, choices: Choices, *, simulated: i
     at least. In the order of these at most `simulated` different plans are simulated, fewer once no other
     can be better than the best so far.
 
-    Not all groups are solved: the dynamic program is run for every doubling of the microbatches, and its
+    Not all groups are solved: of many the dynamic program is run for every doubling of the microbatches; these
     partitions tell by the closed form which of the other groups are worth it.
 
     Raises:
@@ -179,7 +185,7 @@ class _Space:
                     question = Question(
                         choices.batch, microbatches, order, recompute, choices.max_in_flight, choices.limits
                     )
-                    self._push(min(estimates), _Entry(Group(devices, question)))
+                    self._push(min(estimates) / (1 + SLACK), _Entry(Group(devices, question)))
 
     def _solved(self, group: Group, *, again: bool = False) -> dict[int, Partition]:
         """The partitions of a group; `again` for rates that have become exact."""
@@ -227,7 +233,9 @@ def _rounded(time_us: float) -> float:
 
 
 def _doublings(counts: Sequence[int]) -> list[int]:
-    """The least, the greatest, and of the others enough that none is less than half of the next."""
+    """All of a few; of more the least, the greatest, and enough that none is less than half of the next."""
+    if len(counts) <= FEW:
+        return list(counts)
     chosen = [counts[-1]]
     for one, previous in zip(counts[-2::-1], counts[-3::-1], strict=False):
         if 2 * previous < chosen[-1]:
