@@ -71,7 +71,7 @@ def search(profile: Profile, network: Network, choices: Choices, *, simulated: i
     at least. In the order of these at most `simulated` different plans are simulated, fewer once no other
     can be better than the best so far.
 
-    Not all groups are solved: of many the dynamic program is run for every doubling of the microbatches; these
+    Not all groups are solved: of many, those for every doubling of the microbatches are at once, and their
     partitions tell by the closed form which of the other groups are worth it.
 
     Raises:
