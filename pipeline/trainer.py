@@ -9,6 +9,7 @@ Every rank runs this; `torch.distributed` must be initialised before.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -24,6 +25,7 @@ from pipeline.run.agreement import Agreement
 from pipeline.run.batch_norm import find_batch_norm, restore_batch_norm, synchronise_batch_norm
 from pipeline.run.batches import Batch, Signature, Tensors, as_tuple
 from pipeline.run.boundary import FakeStage
+from pipeline.run.divisibility import check_divisible
 from pipeline.run.giving_up import GivingUp
 from pipeline.run.groups import Groups, fabric_of
 from pipeline.run.links import Links, Messages
@@ -120,7 +122,10 @@ class Trainer:
         self._precision = _precision_of(precision, device, self._groups)
         self._recorder: Records = Recorder() if record else NullRecorder()
         self._links = Links(self._groups.job, self._name, self._recorder)
+        self._messages = self._links.messages
         self._calls = 0
+        self._is_closed = False
+        self._kept: tuple[nn.Module, Any, float | None] | None = None
         self._waiting: tuple[nn.Module, OptimizerOf] | None = None
         self._parts: tuple[Passes, Update, nn.Module, tuple[int, ...]] | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -198,25 +203,26 @@ class Trainer:
     @property
     def module(self) -> nn.Module:
         """The layers of this rank, with the names of the whole model; empty on a rank without work."""
-        return self._ready()[2]
+        return self._ready()[2] if self._kept is None else self._kept[0]
 
     @property
     def optimizer(self) -> Any:
         """That of this rank's parameters; None without any."""
-        return self._ready()[1].optimizer
+        return self._ready()[1].optimizer if self._kept is None else self._kept[1]
 
     @property
     def gradient_norm(self) -> float | None:
         """That of all gradients before they were clipped in the last update; None without `clip_norm`."""
-        return self._ready()[1].norm
+        return self._ready()[1].norm if self._kept is None else self._kept[2]
 
     @property
     def messages(self) -> Messages:
         """How much this rank exchanged with other stages so far."""
-        return self._links.messages
+        return self._messages
 
     def timeline(self) -> Timeline:
         """What all ranks did in the last step, for a trainer that records; every rank calls it."""
+        self._faults.refuse()
         return self._recorder.timeline(self._groups.job)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -260,7 +266,13 @@ class Trainer:
     # ------------------------------------------------------------------ beginning and end
 
     def close(self) -> None:
-        """End the connections to the other ranks; a second call does nothing."""
+        """End the connections to the other ranks; a second call does nothing.
+
+        `module`, `optimizer`, `losses` and `messages` stay.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._faults.end("the trainer was closed")
         self._links.close()
         self._groups.close()
@@ -268,6 +280,12 @@ class Trainer:
             _, update, module, _ = self._parts
             update.close()
             restore_batch_norm(module)
+            self._kept = module, update.optimizer, update.norm
+        # gloo's threads end with the last reference to their group. Any left when the interpreter ends would
+        # abort the process ("terminate called without an active exception").
+        self._parts = None
+        del self._links, self._groups, self._precision
+        gc.collect()
 
     def __enter__(self) -> Trainer:
         """For `with`."""
@@ -291,6 +309,7 @@ class Trainer:
 
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
         """This rank's part of the model, with the same weights as its replicas."""
+        check_divisible(model, self.plan)
         whole = model.divide(0, model.depth)
         check_optimizer(optimizer, whole.parameters())
         self._shapes = {
@@ -341,6 +360,7 @@ class Trainer:
 
     def _ready(self) -> tuple[Passes, Update, nn.Module, tuple[int, ...]]:
         if self._parts is None:
+            self._faults.refuse()
             raise InputError("trainer: a model that is not Layered is traced in the first step, got none yet")
         return self._parts
 

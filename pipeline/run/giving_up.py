@@ -42,6 +42,7 @@ class GivingUp:
         """From now on refuse, for this reason unless there is another one already."""
         if self._reason is None:
             self._reason = reason
+        self._break_all = _nothing  # what it would break may be gone
 
     @contextmanager
     def all_or_nothing(
@@ -84,3 +85,7 @@ class GivingUp:
         if theirs is None and call is not None:
             theirs = self._agreement.others_at(call)
         return message if theirs is None else f"{message}; {theirs}"
+
+
+def _nothing() -> None:
+    """There is nothing left to break."""
