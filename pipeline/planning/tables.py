@@ -119,7 +119,7 @@ class Crossing:
         us_per_byte: on the busiest link.
         pair_us_per_byte: between the two ranks that need longest, if they were alone.
         first_latency_us: of the messages to the replica for which that is least.
-        first_us_per_byte: of the messages to the replica for which that is least, if they were alone.
+        first_us_per_byte: of the slowest message to the replica for which that is least, if it were alone.
     """
 
     latency_us: Floats
@@ -227,21 +227,23 @@ class DeviceTables:
             flows.reshape(len(flows), count * count)
             @ us_per_byte.reshape(count * count, us_per_byte.shape[2])
         ).max(axis=1, initial=0.0)
-        pair = (flows * us_per_byte.max(axis=2, initial=0.0)).max(axis=(1, 2), initial=0.0)
-        first = np.full((2, len(flows)), np.inf)
-        for rank in range(count):
-            ours, there = (
-                (flows[:, rank], latencies[rank]) if backward else (flows[:, :, rank], latencies[:, rank])
-            )
-            links = us_per_byte[rank] if backward else us_per_byte[:, rank]
-            takes = ours.any(axis=1)
-            for row, values in enumerate(
-                (np.where(ours > 0, there, 0.0).max(axis=1), (ours @ links).max(axis=1, initial=0.0))
-            ):
-                first[row] = np.where(takes, np.minimum(first[row], values), first[row])
-        message_us = self.network.message_us
-        latency = np.where(used, latencies, 0.0).max(axis=(1, 2), initial=0.0)
-        return Crossing(message_us + latency, load, pair, message_us + first[0], first[1])
+        alone = flows * us_per_byte.max(axis=2, initial=0.0)
+        # By receivers: those whose own messages, each as if alone, are there first.
+        side = 2 if backward else 1
+        receives = used.any(axis=side)
+        waits = np.where(used, latencies, 0.0)
+        first, first_per_byte = (
+            np.where(receives, each.max(axis=side), np.inf).min(axis=1, initial=np.inf)
+            for each in (waits, alone)
+        )
+        message_us, most = self.network.message_us, (1, 2)
+        return Crossing(
+            message_us + waits.max(axis=most, initial=0.0),
+            load,
+            alone.max(axis=most, initial=0.0),
+            message_us + first,
+            first_per_byte,
+        )
 
     @cached_property
     def _flows(self) -> tuple[NDArray[np.bool_], Floats]:
