@@ -41,23 +41,25 @@ def plan(
             "--batch",
             parser=whole,
             metavar="N",
-            help="samples a step; those of the profile, for a named network on each rank",
+            help="samples of a step; by default those of the profile, for a named network on each rank",
         ),
     ] = None,
     microbatches: Annotated[
-        int | None, typer.Option("--microbatches", parser=whole, metavar="N", help="the best number")
+        int | None, typer.Option("--microbatches", parser=whole, metavar="N", help="by default the best")
     ] = None,
     stages: Annotated[
-        int | None, typer.Option("--stages", parser=whole, metavar="N", help="the best number")
+        int | None, typer.Option("--stages", parser=whole, metavar="N", help="by default the best")
     ] = None,
-    order: Annotated[str | None, typer.Option("--order", help="gpipe, 1f1b or pe; the best")] = None,
+    order: Annotated[
+        str | None, typer.Option("--order", help="gpipe, 1f1b or pe; by default the best")
+    ] = None,
     recompute: Annotated[
         bool | None,
-        typer.Option("--recompute/--keep", help="repeat or keep the forward pass's results; the best"),
+        typer.Option("--recompute/--keep", help="repeat forward passes or keep their results"),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option("--memory", help="of each rank, such as 16GiB; the device's, if one is named"),
+        typer.Option("--memory", help="limit on each rank, such as 16GiB; by default the device's"),
     ] = None,
     max_in_flight: Annotated[
         int | None,
@@ -202,7 +204,8 @@ def _call(model: str) -> tuple[Any, Any, Any]:
     except Exception as error:  # whatever the person's own code raises
         raise InputError(f"{file}: raised {type(error).__name__}: {error}") from error
     if not callable(function):
-        raise InputError(f"{file}: must define a function {name or '(none named)'}, and does not")
+        what = f"a function {name}" if name else "the function that FILE.py:FUNCTION names"
+        raise InputError(f"{file}: must define {what}, and does not")
     try:
         made = function()
     except Exception as error:

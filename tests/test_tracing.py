@@ -379,7 +379,7 @@ def test_a_loss_inside_the_model() -> None:
         (lambda y: y.mean(), "output 0 (mean) must have one dimension as long as there are samples"),
         (lambda y: (y, y.t() @ y), "output 1 (matmul) must have one dimension"),
         (lambda y: y.repeat_interleave(2, 0), "must have one dimension as long as there are samples"),
-        (lambda y: {"y": y}, "must return a tensor or a tuple of tensors, got TreeSpec(dict"),
+        (lambda y: {"y": y}, "must return a tensor or a tuple of tensors, got a dict of y; wrap it"),
         (lambda y: (y, None), "must return a tensor or a tuple of tensors"),
         (lambda y: y.view(4, 3), "it allows only 4 samples; take the number from the input's shape"),
     ],

@@ -134,7 +134,7 @@ def _draw_layers(axes: Axes, plan: Plan, profile: Profile, samples: int, inches:
             layers, names, fontsize=7, rotation=35 if is_tilted else 0, ha="right" if is_tilted else "center"
         )
     axes.set_title(
-        f"layers of {profile.model}: time of a microbatch of {samples} samples, "
+        f"layers of {profile.model}: time of a microbatch of {samples} sample{'' if samples == 1 else 's'}, "
         "bytes that cross between stages (one way)",
         pad=24,
     )

@@ -205,7 +205,7 @@ def _described(name: str, program: torch.export.ExportedProgram) -> Captured:
     if not outputs or not flat or not all(isinstance(node, fx.Node) for node in outputs):
         raise PartitionError(
             f"model {name}: must return a tensor or a tuple of tensors, got "
-            + " ".join(str(spec_out).split())
+            f"{_returned(spec_out)}; wrap it in a module that picks them out"
         )
     return Captured(
         program.graph_module,
@@ -218,6 +218,14 @@ def _described(name: str, program: torch.export.ExportedProgram) -> Captured:
         inputs[0].meta["val"].shape[0].node.expr,
         inputs[0].meta["val"].shape[0].node.hint,
     )
+
+
+def _returned(spec: object) -> str:
+    """What a model returns, in words."""
+    kind, keys = getattr(spec, "type", None), getattr(spec, "context", None)
+    if kind is dict and isinstance(keys, list):
+        return f"a dict of {', '.join(map(str, keys))}"
+    return " ".join(str(spec).split())
 
 
 def _is_flat(spec: Any) -> bool:
