@@ -30,7 +30,9 @@ class Network:
 
     Attributes:
         topology: whose ranks the questions name.
-        message_us: that every message costs beyond its links (the software's part).
+        message_us: that every message costs beyond its links (the software's part), on its way.
+        handling_us: of its own time that a rank spends on each message of a pass that it sends or receives,
+            once the pass is done and its results are on their way.
         collective_us: that every allreduce costs beyond its bytes, per rank that takes part.
         by_schedule: whether an allreduce takes as long as the schedule that `synth.solve` finds for exactly
             its ranks does when simulated, with its latencies (finding one may take seconds); otherwise only
@@ -39,6 +41,7 @@ class Network:
 
     topology: Topology
     message_us: float = 0.0
+    handling_us: float = 0.0
     collective_us: float = 0.0
     by_schedule: bool = False
     _rates: dict[tuple[object, ...], Fraction] = field(default_factory=dict, repr=False, compare=False)

@@ -207,15 +207,24 @@ class _Simulation:
         self.clock.at(end, self._finish, rank)
 
     def _finish(self, now: float, rank: _Rank) -> None:
-        """Send the result of a pass and go on."""
+        """Send the result of a pass, see to its messages and go on."""
         place = rank.at
         rank.at += 1
-        rank.busy = False
+        done = rank.passes[place]
         action = rank.actions[place]
-        for pair, size_bytes in rank.passes[place].outputs:
+        for pair, size_bytes in done.outputs:
             receiver = self.ranks[pair.dst]
             message = (receiver, self.places[receiver.stage][action])
             self.deliveries.send(pair, size_bytes, action.microbatch, now, self._arrive, message)
+        handling_us = self.network.handling_us * (done.inputs + len(done.outputs))
+        if handling_us:
+            rank.spans.append((now, now + handling_us))
+            self.clock.at(now + handling_us, self._go_on, rank)
+        else:
+            self._go_on(now, rank)
+
+    def _go_on(self, now: float, rank: _Rank) -> None:
+        rank.busy = False
         self._compute(rank, now)
 
     def _arrive(self, now: float, message: tuple[_Rank, int]) -> None:

@@ -151,7 +151,7 @@ def plans(draw):
 def test_the_simulator_keeps_to_it_on_any_topology(drawn, message_us):
     """Also where messages share links: they count at the even share, below which fairness never goes."""
     plan, costs, fabric, batch = drawn
-    network = Network(fabric, message_us=message_us)
+    network = Network(fabric, message_us=message_us, handling_us=message_us / 2)
     time = simulate(plan, costs, network, batch=batch, update_us=4).time_us
     assert time <= bound_us(plan, costs, network, batch=batch, update_us=4) * (1 + 1e-9)
 

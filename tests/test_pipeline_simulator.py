@@ -82,6 +82,18 @@ def test_messages_occupy_their_pair_for_software_and_bytes_and_arrive_after_the_
     }
 
 
+def test_a_rank_handles_its_messages_once_its_results_are_on_their_way():
+    """3 us for each message sent or received: the pass behind waits, the message does not."""
+    plan = one_layer_each(2, 2, "gpipe")
+    network = Network(line(2), handling_us=3)
+    assert picture(simulate(plan, profile([(10, 20)] * 2), network, batch=2)) == {
+        0: "F0 0-10, F1 13-23, B0 56-76, B1 79-99",
+        1: "F0 10-20, F1 23-33, B0 36-56, B1 59-79",
+        "communication": "m0 0>1 10-10, m1 0>1 23-23, m0 1>0 56-56, m1 1>0 79-79",
+        "waiting": "waiting 1 0-10, waiting 0 26-56, waiting 1 82-99",
+    }
+
+
 def test_replicas_then_allreduce_and_update():
     """Three samples: two on rank 0, one on rank 1, whose part of the message is shorter."""
     plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 1)

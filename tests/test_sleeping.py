@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -7,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from bench.training import sleeping
-from bench.training.sleeping import Alarm, Measured, Sleep, sleeping_rows, with_trainer
+from bench.training.sleeping import Alarm, Measured, Sleep, sleeping_rows
 from pipeline.costs import Layer, Profile
 from pipeline.network import Network
 from pipeline.simulator import simulate
@@ -56,13 +58,13 @@ def network(ranks: int) -> Network:
 
 @pytest.mark.parametrize("order", sleeping.ORDERS)
 def test_what_the_trainer_adds_is_found_and_predicted(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that behave as simulated, with 70 us more in each pass: rows must have no error."""
+    """Ranks that behave as simulated, with 70 us for each message: rows must have no error."""
     sleep = Sleep(layers=4, batch=40, forward_us=20, backward_us=40)
     profile = profile_of(sleep)
 
     def steps(sleep: Sleep, plans: list[Plan], runs: int, timeout_s: float) -> list[Measured]:
         times = [
-            simulate(plan, with_trainer(profile, plan, 70.0), network(4), batch=sleep.batch).time_us
+            simulate(plan, profile, replace(network(4), handling_us=70.0), batch=sleep.batch).time_us
             for plan in plans
         ]
         return [Measured((time_us - 1, time_us, time_us + 2), Timeline(())) for time_us in times]

@@ -2,8 +2,8 @@
 
 A layer sleeps as long as it would compute, so that ranks on few cores do not wait for each other's cores:
 what is measured is the order, the messages and the trainer. Costs are measured once, beforehand: those of
-layers by the profiler on one process, that of a message between two ranks, and what the trainer itself adds
-to a pass, on one plan for each number of stages.
+layers by the profiler on one process, that of a message between two ranks, and what the trainer itself does
+for each message, on one plan for each number of stages.
 """
 
 from __future__ import annotations
@@ -170,16 +170,15 @@ def sleeping_rows(
     rows = []
     for depth in stages:
         fullest = sleep.plan(depth, max(microbatches), "gpipe")
-        neighbour_us = trainer_us(sleep, profile, network, fullest, runs, timeout_s)
+        mine_us = handling_us(sleep, profile, network, fullest, runs, timeout_s)
+        handled = replace(network, handling_us=mine_us)
         plans = [sleep.plan(depth, number, order) for order in orders for number in microbatches]
         found = measure(sleep, plans, runs, timeout_s)
         for order in orders:
             mine = [(plan, seen) for plan, seen in zip(plans, found, strict=True) if plan.order == order]
             equation = _equation([(plan.microbatches, seen.time_us) for plan, seen in mine], depth, serial_us)
             for plan, seen in mine:
-                predicted = simulate(
-                    plan, with_trainer(profile, plan, neighbour_us), network, batch=sleep.batch
-                )
+                predicted = simulate(plan, profile, handled, batch=sleep.batch)
                 rows.append(_row(plan, seen, predicted.time_us, equation[plan.microbatches]))
     return rows
 
@@ -188,7 +187,16 @@ def measure(
     sleep: Sleep, plans: Sequence[Plan], runs: int, timeout_s: float, *, record: bool = False
 ) -> list[Measured]:
     """Steps of several plans for equally many ranks, in the same processes."""
-    found = run_ranks(len(plans[0].ranks), _train, sleep, tuple(plans), runs, record, timeout_s=timeout_s)
+    found = run_ranks(
+        len(plans[0].ranks),
+        _train,
+        sleep,
+        tuple(plans),
+        runs,
+        record,
+        timeout_s=timeout_s,
+        before_others=True,
+    )
     return [
         Measured(
             tuple(max(times) for times in zip(*(each[index][0] for each in found), strict=True)),
@@ -231,7 +239,7 @@ def _train(
 
 def costs(sleep: Sleep, timeout_s: float) -> tuple[Profile, float]:
     """The profile of the layers, and the time of a whole batch through all of them on one rank."""
-    profile, serial_us = run_ranks(1, _profile, sleep, timeout_s=timeout_s)[0]
+    profile, serial_us = run_ranks(1, _profile, sleep, timeout_s=timeout_s, before_others=True)[0]
     return profile, serial_us
 
 
@@ -271,7 +279,7 @@ def _with_known_sleep(profile: Profile, sleep: Sleep) -> Profile:
     return replace(profile, layers=tuple(layers))
 
 
-def trainer_us(
+def handling_us(
     sleep: Sleep,
     profile: Profile,
     network: Network,
@@ -279,7 +287,7 @@ def trainer_us(
     runs: int,
     timeout_s: float,
 ) -> float:
-    """What the trainer adds to a pass for each neighbour of the stage: each pass has a message with each.
+    """What the trainer spends on each message of a pass.
 
     It is found by bisection: so much that one plan takes as long as simulated. Ranks that share cores have
     each their own, so that it holds for this number of stages.
@@ -292,25 +300,9 @@ def trainer_us(
         return 0.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        simulated = simulate(plan, with_trainer(profile, plan, middle), network, batch=sleep.batch)
+        simulated = simulate(plan, profile, replace(network, handling_us=middle), batch=sleep.batch)
         low, high = (low, middle) if simulated.time_us > seen.time_us else (middle, high)
     return low
-
-
-def with_trainer(profile: Profile, plan: Plan, neighbour_us: float) -> Profile:
-    """The profile with what the trainer adds to each pass of a stage, on the stage's first layer."""
-    layers = list(profile.layers)
-    for index, stage in enumerate(plan.stages):
-        more = neighbour_us * ((index > 0) + (index < len(plan.stages) - 1))
-        layer = layers[stage.start]
-        layers[stage.start] = replace(
-            layer,
-            forward_us=layer.forward_us + more,
-            backward_us=layer.backward_us + more,
-            forward_fixed_us=layer.forward_fixed_us + more,
-            backward_fixed_us=layer.backward_fixed_us + more,
-        )
-    return replace(profile, layers=tuple(layers))
 
 
 def links(sleep: Sleep, ranks: int, timeout_s: float, *, repeats: int = 50) -> Network:
@@ -319,7 +311,9 @@ def links(sleep: Sleep, ranks: int, timeout_s: float, *, repeats: int = 50) -> N
     from synth.topology import Link, Topology
 
     small, large = 64, sleep.batch * sleep.width * 4
-    start_us, whole_us = run_ranks(2, _messages, (small, large), repeats, timeout_s=timeout_s)[1]
+    start_us, whole_us = run_ranks(
+        2, _messages, (small, large), repeats, timeout_s=timeout_s, before_others=True
+    )[1]
     per_us = max(1.0, (large - small) / max(whole_us - start_us, 1e-3))
     bandwidth = Fraction(round(per_us), BYTES_PER_US)
     pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]

@@ -60,19 +60,23 @@ def bound_us(
     """
     samples = max(plan.microbatch_sizes(profile.samples if batch is None else batch))
     exchange = max(replicas_us(plan, profile, network)) + sum(ties_us(plan, profile, network).values())
-    busiest = max([*_computations(plan, profile, samples), *_messages(plan, profile, network, samples)])
+    busiest = max(
+        [*_computations(plan, profile, network, samples), *_messages(plan, profile, network, samples)]
+    )
     return proven_bound_us(
         plan.microbatches * busiest, len(plan.stages), plan.microbatches, exchange + update_us
     )
 
 
-def _computations(plan: Plan, profile: Profile, samples: int) -> Iterable[float]:
+def _computations(plan: Plan, profile: Profile, network: Network, samples: int) -> Iterable[float]:
     """Time of each stage's forward and backward pass of one microbatch, on the replica with most of it."""
+    messages = Counter(end for pair in _sizes(plan, profile, samples) for end in pair)
     for stage in plan.stages:
         most = max(stop - start for start, stop in shares(samples, stage.replicas))
         forward = profile.forward_us(stage.start, stage.end, most)
         backward = profile.backward_us(stage.start, stage.end, most)
-        yield (2 if plan.recompute else 1) * forward + backward
+        handling = network.handling_us * max(messages[rank] for rank in stage.ranks)
+        yield (2 if plan.recompute else 1) * forward + backward + handling
 
 
 def _messages(plan: Plan, profile: Profile, network: Network, samples: int) -> Iterable[float]:
