@@ -11,13 +11,13 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
+from bench.answers import collect
 from bench.emulation.machine import EmulationError, enter, real_time
 from bench.emulation.network import Emulation
 
@@ -55,7 +55,7 @@ def run_inside(
                 child.start()
                 children.append(child)
                 theirs.close()
-            return _collect(pipes, timeout_s)
+            return collect(pipes, timeout_s, _failure)
         finally:
             for child in children:
                 child.kill()
@@ -75,27 +75,11 @@ def _shared_file() -> Iterator[str]:
         os.close(descriptor)
 
 
-def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
-    answers: dict[int, Any] = {}
-    end = time.monotonic() + timeout_s
-    while len(answers) < len(pipes):
-        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
-        ready = wait(waiting, max(0.0, end - time.monotonic()))
-        if not ready:
-            missing = [rank for rank in range(len(pipes)) if rank not in answers]
-            raise EmulationError(f"ranks {missing} did not finish within {timeout_s:g} s")
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            rank = pipes.index(pipe)
-            try:
-                failure, answers[rank] = pipe.recv()
-            except (EOFError, ConnectionError):
-                raise EmulationError(f"rank {rank} ended without an answer") from None
-            if failure:
-                error = EmulationError(f"rank {rank}: {failure}")
-                error.add_note(answers[rank])
-                raise error
-    return [answers[rank] for rank in range(len(pipes))]
+def _failure(words: str, more: str | None) -> EmulationError:
+    error = EmulationError(words)
+    if more is not None:
+        error.add_note(more)
+    return error
 
 
 def _main(

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
+from bench.answers import collect
 from bench.emulation.machine import real_time
 
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -62,32 +62,15 @@ def run_ranks(
                 theirs.close()
                 pipes.append(ours)
                 children.append(child)
-            return _collect(pipes, timeout_s)
+            return collect(pipes, timeout_s, _failure)
         finally:
             for child in children:
                 child.kill()
                 child.join()
 
 
-def _collect(pipes: list[Connection], timeout_s: float) -> list[Any]:
-    answers: dict[int, Any] = {}
-    end = time.monotonic() + timeout_s
-    while len(answers) < len(pipes):
-        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
-        ready = wait(waiting, max(0.0, end - time.monotonic()))
-        if not ready:
-            missing = [rank for rank in range(len(pipes)) if rank not in answers]
-            raise RuntimeError(f"ranks {missing} did not finish within {timeout_s:g} s")
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            rank = pipes.index(pipe)
-            try:
-                failure, answers[rank] = pipe.recv()
-            except (EOFError, ConnectionError):
-                raise RuntimeError(f"rank {rank} ended without an answer") from None
-            if failure:
-                raise RuntimeError(f"rank {rank}: {failure}")
-    return [answers[rank] for rank in range(len(pipes))]
+def _failure(words: str, more: str | None) -> RuntimeError:
+    return RuntimeError(words if more is None else f"{words}\n{more}")
 
 
 def _main(
@@ -117,7 +100,7 @@ def _main(
         )
         with real_time() if before_others else nullcontext():
             answer = None, function(rank, *arguments)
-    except Exception:
-        answer = traceback.format_exc(), None
+    except Exception as error:
+        answer = " ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc()
     pipe.send(answer)
     pipe.poll(None)  # until the starter ends us: what a group still has open must not end before the others
