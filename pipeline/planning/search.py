@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice, product
+from typing import TypeAlias
 
 from pipeline.costs import Profile
 from pipeline.errors import PlanError
@@ -28,6 +29,10 @@ FEW = 12
 
 SLACK = 0.05
 """By how much a group's own partitions may be faster than those of other groups with its microbatches."""
+
+
+Ranked: TypeAlias = tuple[tuple[float, int, int], Plan]
+"""A plan behind what it is ranked by: its time, the place of its order, its microbatches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,30 @@ class Group:
 def search(profile: Profile, network: Network, choices: Choices, *, simulated: int = 16) -> Plan:
     """The plan with the least predicted time among the most promising.
 
+    Under limits of memory each order is searched by itself: what fits differs between them.
+
+    Raises:
+        PlanError: nothing fits into memory (by how much and on which stage, in the plan that comes closest).
+    """
+    orders = [choices.orders] if choices.limits is None else [(order,) for order in choices.orders]
+    best: Ranked | None = None
+    for some in orders:
+        best = _better(best, profile, network, choices, some, simulated)
+    if best is None:
+        raise _refusal(profile, network, choices)
+    return best[1]
+
+
+def _better(
+    best: Ranked | None,
+    profile: Profile,
+    network: Network,
+    choices: Choices,
+    orders: tuple[str, ...],
+    simulated: int,
+) -> Ranked | None:
+    """The fastest plan in some orders by the simulator, or the one known before; None where nothing fits.
+
     The space: for each device order, number of microbatches, order and choice of recomputation, and each
     number of stages, the partition of the dynamic program. A closed form gives each the time that it needs
     at least. In the order of these at most `simulated` different plans are simulated, fewer once no other
@@ -73,12 +102,8 @@ def search(profile: Profile, network: Network, choices: Choices, *, simulated: i
 
     Not all groups are solved: of many, those for every doubling of the microbatches are at once, and their
     partitions tell by the closed form which of the other groups are worth it.
-
-    Raises:
-        PlanError: nothing fits into memory (by how much and on which stage, in the plan that comes closest).
     """
-    best: tuple[tuple[float, int, int], Plan] | None = None
-    promising = _different(_Space(profile, network, choices).plans())
+    promising = _different(_Space(profile, network, replace(choices, orders=orders)).plans())
     for estimate_us, plan in islice(promising, simulated):
         if best is not None and estimate_us > best[0][0]:
             break
@@ -86,9 +111,7 @@ def search(profile: Profile, network: Network, choices: Choices, *, simulated: i
         rank = _rounded(time_us), choices.orders.index(plan.order), plan.microbatches
         if best is None or rank < best[0]:
             best = rank, plan
-    if best is None:
-        raise _refusal(profile, network, choices)
-    return best[1]
+    return best
 
 
 def device_orders(network: Network) -> tuple[tuple[int, ...], ...]:
