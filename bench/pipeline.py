@@ -112,7 +112,7 @@ def planner(quick: bool) -> dict[str, Any]:
     return document(
         "How long does planning take?",
         planner_rows(runs=1 if quick else 5),
-        keys=("topology", "layers"),
+        keys=("topology", "layers", "limit_bytes"),
         measures={
             "seconds": Measure("less", "spread"),
             "first_seconds": Measure("less", "first_spread"),

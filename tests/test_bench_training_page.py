@@ -134,9 +134,9 @@ def test_a_planner_above_its_target_is_told(documents: dict[str, Document]) -> N
         plans.planner(documents["planner"])
     )
     assert lines(plans.table_of_planner(documents["planner"])) == [
-        "| torus:4x4 | 16 | 50 | 838 ms | 50.0 ms | 1.00 s | 16 stages, m 128, list order |",
-        "| mi250 | 16 | 50 | 1.14 s (over) | 50.0 ms | 1.00 s | 16 replicas, m 1, 1F1B |",
-        "| dgx-a100:boxes=4 | 32 | 50 | 7.54 s | 50.0 ms |  | 16+16, m 4, 1F1B |",
+        "| torus:4x4 | 16 | 50 | 838 ms | 50.0 ms | – | – | 1.00 s | 16 stages, m 128, list order |",
+        "| mi250 | 16 | 50 | 1.14 s (over) | 50.0 ms | – | – | 1.00 s | 16 replicas, m 1, 1F1B |",
+        "| dgx-a100:boxes=4 | 32 | 50 | 7.54 s | 50.0 ms | – | – |  | 16+16, m 4, 1F1B |",
     ]
 
 

@@ -15,17 +15,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.costs import Profile
 
+LIMIT_BYTES = 3 << 29
+
 CASES = (
-    ("dgx-a100:boxes=2", 50),
-    ("torus:4x4", 50),
-    ("mi250", 50),
-    ("dgx2", 50),
-    ("dgx1", 50),
-    ("dgx-a100:boxes=2", 25),
-    ("dgx-a100:boxes=2", 100),
-    ("dgx-a100:boxes=4", 50),
+    ("dgx-a100:boxes=2", 50, None),
+    ("torus:4x4", 50, None),
+    ("mi250", 50, None),
+    ("dgx2", 50, None),
+    ("dgx1", 50, None),
+    ("dgx-a100:boxes=2", 50, LIMIT_BYTES),
+    ("torus:4x4", 50, LIMIT_BYTES),
+    ("dgx1", 50, LIMIT_BYTES),
+    ("dgx-a100:boxes=2", 25, None),
+    ("dgx-a100:boxes=2", 100, None),
+    ("dgx-a100:boxes=4", 50, None),
 )
+"""Topology, layers, and the memory of each rank where it is to count."""
+
 TARGET_S = 1.0
+BATCH = 512
 
 
 def drawn_profile(layers: int, *, seed: int = 0) -> Profile:
@@ -55,10 +63,10 @@ def drawn_profile(layers: int, *, seed: int = 0) -> Profile:
 
 
 def planner_rows(*, runs: int = 3) -> list[dict[str, Any]]:
-    """Seconds from a profile and a topology to a plan, for each case; without any memory limit."""
+    """Seconds from a profile and a topology to a plan, for each case."""
     rows = []
-    for spec, layers in CASES:
-        found = [_in_a_process(spec, layers) for _ in range(runs)]
+    for spec, layers, limit_bytes in CASES:
+        found = [_in_a_process(spec, layers, limit_bytes) for _ in range(runs)]
         seconds = [each["seconds"] for each in found]
         first = [each["first_seconds"] for each in found]
         rows.append(
@@ -75,12 +83,12 @@ def planner_rows(*, runs: int = 3) -> list[dict[str, Any]]:
     return rows
 
 
-def _in_a_process(spec: str, layers: int) -> dict[str, Any]:
+def _in_a_process(spec: str, layers: int, limit_bytes: int | None) -> dict[str, Any]:
     with get_context("spawn").Pool(1) as pool:
-        return pool.apply(plan_once, (spec, layers))
+        return pool.apply(plan_twice, (spec, layers, limit_bytes))
 
 
-def plan_once(spec: str, layers: int) -> dict[str, Any]:
+def plan_twice(spec: str, layers: int, limit_bytes: int | None) -> dict[str, Any]:
     """The same planned twice, both timed."""
     import pipeline
     import topologies
@@ -90,12 +98,14 @@ def plan_once(spec: str, layers: int) -> dict[str, Any]:
     seconds = []
     for _ in range(2):
         begin = time.perf_counter()
-        plan = pipeline.plan(profile, topology, batch=512)
+        plan = pipeline.plan(profile, topology, batch=BATCH, memory_bytes=limit_bytes)
         seconds.append(time.perf_counter() - begin)
     return {
         "topology": topology.name,
         "devices": topology.ranks,
         "layers": layers,
+        "batch": BATCH,
+        "limit_bytes": limit_bytes,
         "seconds": seconds[1],
         "first_seconds": seconds[0],
         "stages": len(plan.stages),
