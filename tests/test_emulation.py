@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -259,6 +260,15 @@ def test_what_a_tool_refuses_is_said_in_one_line() -> None:
         namespace.close()
 
 
+def _interrupted(starter: subprocess.Popen[str]) -> int:
+    """The status after Ctrl-C, pressed again where nothing ends: Python loses one that meets an import."""
+    for _ in range(6):
+        os.killpg(starter.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return starter.wait(10)
+    raise AssertionError("six interrupts did not end it")
+
+
 @needs_root
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_however_it_ends(ending: signal.Signals) -> None:
@@ -281,10 +291,10 @@ def test_nothing_is_left_however_it_ends(ending: signal.Signals) -> None:
     assert len(ranks) == 3
     assert set(ranks) <= _processes_in(namespaces)
     if ending is signal.SIGINT:
-        os.killpg(starter.pid, ending)
+        status = _interrupted(starter)
     else:
         starter.send_signal(ending)
-    status = starter.wait(60)
+        status = starter.wait(60)
     assert status == (130 if ending is signal.SIGINT else -ending)
     deadline = time.monotonic() + 60
     while (left := _processes_in(namespaces) | _of_session(starter.pid)) and time.monotonic() < deadline:
