@@ -157,7 +157,7 @@ def prediction(document: Document | None) -> Section:
     parts: list[Part] = [
         text(
             "Layers sleep as long as they would compute, so that ranks do not wait for each other's cores. "
-            "What layers and messages cost is measured beforehand, and what the trainer adds to a pass on "
+            "What layers and messages cost is measured beforehand, and what the trainer takes for one on "
             "one plan for each number of stages (GPipe with the most microbatches): all others are "
             "predictions. Equation (3) of the Divisible paper is "
             "fitted to three points of each curve, which do not count below. Pictures show the time of a "
