@@ -26,8 +26,7 @@ from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    # Every optimizer imports torch._dynamo at its first use: a second in each process, or once here.
-    ["torch", "torch.distributed", "torch._dynamo", "backends.torch_p2p", "backends.group.process_group"]
+    ["torch", "torch.distributed", "backends.torch_p2p", "backends.group.process_group"]
 )
 
 
