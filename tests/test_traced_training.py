@@ -91,6 +91,7 @@ def trained(rank: int, size: int, name: str) -> tuple[list[float], dict[str, Any
 
 
 @pytest.mark.parametrize("name", ["residual", pytest.param("language", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_traced_models_train_as_serially(name: str) -> None:
     """Skip connections and batch norm over replicas; two inputs and weights tied between both ends."""
     losses, state, last = serial(name)

@@ -278,6 +278,7 @@ def test_number_of_layers() -> None:
         trace(model, example, layers=13)
 
 
+@pytest.mark.long
 def test_layers_do_not_depend_on_the_number_of_samples() -> None:
     few, many = (trace(Language(), words(samples)) for samples in (2, 50))
     assert few.layer_names == many.layer_names
