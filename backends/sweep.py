@@ -40,11 +40,12 @@ def run_under_torchrun(
         ExecutionError: a rank is gone, does not come or does not answer.
     """
     torch.set_num_threads(1)
-    with job_group("bench run", timeout_s) as group:
+    with job_group("bench run", timeout_s):
+        speaks = dist.get_rank() == 0
         told: list[Sweep | InputError | None] = [None]
-        if group.rank() == 0:
+        if speaks:
             try:
-                told = [prepare(group.size())]
+                told = [prepare(dist.get_world_size())]
             except InputError as error:
                 told = [error]
         dist.broadcast_object_list(told, src=0)
@@ -53,7 +54,7 @@ def run_under_torchrun(
             raise sweep
         assert sweep is not None, "rank 0 says what to do, or why not"
         store = dist.distributed_c10d._get_default_store()
-        return run_sweep(sweep, store, timeout_s=timeout_s, on_row=on_row if group.rank() == 0 else None)
+        return run_sweep(sweep, store, timeout_s=timeout_s, on_row=on_row if speaks else None)
 
 
 def run_sweep(

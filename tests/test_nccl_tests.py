@@ -39,7 +39,7 @@ torch = pytest.importorskip("torch")
 
 from ranks import run_ranks, store_path  # noqa: E402
 
-from backends.sweep import run_sweep  # noqa: E402
+from backends.sweep import run_sweep, run_under_torchrun  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 COMMAND = (sys.executable, "-m", "synth")
@@ -249,6 +249,57 @@ def test_wrong_elements_are_counted_by_both_runtimes() -> None:
     assert run_ranks(3, sweeps, [unchecked])[0][0][0].wrong is None
 
 
+def sends_what_it_lacks() -> Schedule:
+    """Wrong: rank 1 has nothing to send."""
+    steps = [Transfer(0, 1, 2, 0), Transfer(0, 2, 0, 1)]
+    return make("broadcast", [Chunk(Fraction(1), 0)], steps, total=3)
+
+
+def threads_of_gloo() -> int:
+    names = [(it / "comm").read_text().strip() for it in Path("/proc/self/task").iterdir()]
+    return sum("gloo" in name for name in names)
+
+
+def threads_left(rank: int, size: int, ports: list[int]) -> list[tuple[str, int]]:
+    """What three measurements in a row ended with, and the threads of gloo that were there then."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+
+    def refuse(_: int) -> Sweep:
+        raise InputError("not this one")
+
+    found = []
+    for port, prepare in zip(
+        ports,
+        (
+            refuse,
+            lambda _: sweep(sends_what_it_lacks(), iterations=1, via="messages"),
+            lambda _: sweep(ring_allreduce(3), iterations=1, warmup=0),
+        ),
+        strict=True,
+    ):
+        os.environ["MASTER_PORT"] = str(port)
+        held: BaseException | None = None
+        try:
+            run_under_torchrun(prepare, timeout_s=30, on_row=lambda _: None)
+        except Exception as error:
+            held = error  # and with it all that its traceback leads to
+        found.append((type(held).__name__, threads_of_gloo()))
+    return found
+
+
+def test_no_thread_of_gloo_is_left() -> None:
+    """Even while an error lives: one that is left when the process ends can abort it."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
+    for found in run_ranks(3, threads_left, ports, backend=None):
+        assert [threads for _, threads in found] == [0, 0, 0]
+        first, second, third = (error for error, _ in found)
+        assert (first, third) == ("InputError", "NoneType")
+        assert second in {"ScheduleError", "ExecutionError"}  # the rank's own, or that it lost others
+
+
 def workers() -> list[str]:
     """The command lines of all workers of a sweep that are there."""
     lines = []
@@ -279,11 +330,8 @@ def test_rows_come_one_by_one_and_an_interruption_leaves_no_process() -> None:
 
 
 def test_a_rank_that_fails_ends_all_with_its_reason() -> None:
-    schedule = make(
-        "broadcast", [Chunk(Fraction(1), 0)], [Transfer(0, 1, 2, 0), Transfer(0, 2, 0, 1)], total=3
-    )
     with pytest.raises(RunError, match="step 0: rank 1 sends chunk 0 before it holds it"):
-        run_local(sweep_of(schedule, (8,), iterations=1), timeout_s=100)
+        run_local(sweep_of(sends_what_it_lacks(), (8,), iterations=1), timeout_s=100)
     with pytest.raises(TimedOutError, match=r"not finished after 0.2 s"):
         run_local(sweep_of(ring_allreduce(2), (8,)), timeout_s=0.2)
 

@@ -41,8 +41,8 @@ def run(
         ExecutionError: a rank is gone, does not come or does not answer.
     """
     torch.set_num_threads(1)
-    with job_group("probe", effort.timeout_s) as group:
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    with job_group("probe", effort.timeout_s):
+        rank, ranks = dist.get_rank(), dist.get_world_size()
         if status := _told(prepare(ranks) if rank == 0 else 0):
             return status
         store = dist.distributed_c10d.PrefixStore(_PREFIX, dist.distributed_c10d._get_default_store())
@@ -55,7 +55,7 @@ def run(
             address=address,
         )
         try:
-            measured = measure(network, group, effort)
+            measured = measure(network, dist.distributed_c10d._get_default_group(), effort)
         except Exception as error:
             network.abort(f"gave up: {error}")
             raise
