@@ -108,7 +108,7 @@ class Topology:
         if any(first >= second for first, second in pairwise(pairs)):
             raise TopologyError(f"topology {self.name}: links must be sorted and unique (use Topology.build)")
         for images in self.symmetries:
-            self._check_symmetry(images)
+            self.check_symmetry(images)
 
     @property
     def size(self) -> int:
@@ -242,7 +242,8 @@ class Topology:
                 return kept - ranks
             kept -= dead
 
-    def _check_symmetry(self, images: Permutation) -> None:
+    def check_symmetry(self, images: Permutation) -> None:
+        """Raise TopologyError unless a permutation of the vertices maps every link to one like it."""
         shown = f"[{', '.join(map(str, images[:16]))}{', ...' if len(images) > 16 else ''}]"
         if sorted(images) != list(range(self.size)):
             raise TopologyError(f"symmetry {shown}: must name each of the {self.size} vertices exactly once")
