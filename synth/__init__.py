@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from synth.formats import read_collective as read_collective
     from synth.formats import read_schedule as read_schedule
     from synth.formats import write_schedule as write_schedule
+    from synth.formats.any_schedule import read_any_schedule as read_any_schedule
+    from synth.formats.any_schedule import write_any_schedule as write_any_schedule
+    from synth.implicit.methods import solve_implicit as solve_implicit
+    from synth.implicit.schedule import ImplicitSchedule as ImplicitSchedule
     from synth.methods import bound as bound
     from synth.methods import pareto as pareto
     from synth.methods import solve as solve
@@ -36,6 +40,7 @@ _HOME = {
     "Bound": "certificate",
     "Collective": "collective",
     "Demand": "collective",
+    "ImplicitSchedule": "implicit.schedule",
     "InfeasibleError": "errors",
     "InputError": "errors",
     "Kind": "collective",
@@ -45,11 +50,14 @@ _HOME = {
     "Topology": "topology",
     "bound": "methods",
     "pareto": "methods",
+    "read_any_schedule": "formats.any_schedule",
     "read_collective": "formats",
     "read_schedule": "formats",
     "simulate": "simulator",
     "solve": "methods",
+    "solve_implicit": "implicit.methods",
     "verify": "verifier",
+    "write_any_schedule": "formats.any_schedule",
     "write_schedule": "formats",
 }
 

@@ -7,7 +7,7 @@ buffers out by them. Nothing here knows how a schedule is found.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
@@ -97,12 +97,19 @@ class Collective:
             of the topology are relays: they may forward, copy and reduce on the way.
         root: the rank that has a part of its own, None for kinds without one.
         demands: the blocks of a custom collective, all of one size; empty for every other kind.
+        members: the ranks without their order. Who asks for every chunk of a thousand ranks whether a rank
+            takes part must not look through all of them each time.
     """
 
     kind: Kind
     ranks: tuple[int, ...]
     root: int | None = None
     demands: tuple[Demand, ...] = ()
+    members: frozenset[int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Work out the members; `check` says whether they fit a topology."""
+        object.__setattr__(self, "members", frozenset(self.ranks))
 
     @classmethod
     def on(
@@ -245,7 +252,7 @@ class Collective:
         All sources of a block of a custom collective hold the same data, which counts as its owner's.
         """
         if self.kind.reduces:
-            return frozenset({rank}) if rank in self.ranks else frozenset()
+            return frozenset({rank}) if rank in self.members else frozenset()
         assert block.owner is not None, "only an allreduce has a block without an owner"
         if block.demand is not None:
             holds = rank in self.demands[block.demand].sources
@@ -255,9 +262,9 @@ class Collective:
 
     def after(self, rank: int, block: Block) -> Contributors | None:
         """Whose contributions to one of the `blocks` `rank` must hold at the end; None: does not matter."""
-        if rank not in self.ranks:
+        if rank not in self.members:
             return None
-        everyone = frozenset(self.ranks)
+        everyone = self.members
         owner = frozenset[int]() if block.owner is None else frozenset({block.owner})
         match self.kind:
             case Kind.BROADCAST | Kind.ALLGATHER:

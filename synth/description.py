@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from synth.certificate import Bound, Cut, Partition
 from synth.console import Json, gigabytes, share, table
 from synth.errors import InfeasibleError
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule, ImplicitSchedule, SomeSchedule
 from synth.sizes import format_size
 from synth.topology import Topology
 
@@ -36,7 +36,7 @@ TOLD = (
 """Settings that mean something to whoever asked; all of them stand in the JSON and in the file."""
 
 
-def solution_document(schedule: Schedule, seconds: float, file: Path | None) -> Json:
+def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) -> Json:
     """What `solve --json` reports of a schedule that took so many seconds and was written to `file`."""
     is_of_trees = schedule.method.name in {"trees", "mwu"}
     return {
@@ -46,17 +46,18 @@ def solution_document(schedule: Schedule, seconds: float, file: Path | None) -> 
         "bound": str(schedule.bound.rate),
         "optimal": schedule.is_optimal,
         "scope": schedule.bound.scope.value,
-        "trees": len(schedule.chunks) if is_of_trees else None,
+        "form": "implicit" if isinstance(schedule, ImplicitSchedule) else "explicit",
+        "trees": schedule.chunk_count if is_of_trees else None,
         "height": schedule.height,
         "steps": schedule.steps,
         "rounds": None if schedule.rounds is None else sum(schedule.rounds),
-        "chunks": len(schedule.chunks),
+        "chunks": schedule.chunk_count,
         "seconds": seconds,
         "file": None if file is None else str(file),
     }
 
 
-def describe_solution(schedule: Schedule, solution: Json) -> list[str]:
+def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
     """What `solve` says of a schedule and its `solution_document`."""
     rate, limit = schedule.rate, schedule.bound.rate
     if schedule.is_optimal:
@@ -71,12 +72,20 @@ def describe_solution(schedule: Schedule, solution: Json) -> list[str]:
         f"  rate     {gigabytes(rate)}, {quality}",
         *describe_bound(schedule.bound, schedule.topology),
         f"  shape    {what}, height {solution['height']}, {solution['steps']} steps",
+        *_describe_form(schedule),
         f"  time     {solution['seconds']} s, verified",
     ]
     return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
 
 
-def choices_document(choices: Sequence[Choice]) -> list[Json]:
+def _describe_form(schedule: AnySchedule) -> list[str]:
+    if not isinstance(schedule, ImplicitSchedule):
+        return []
+    kept = f"{_counted(len(schedule.chunks), 'representative')}, moved by {schedule.translations.order}"
+    return [f"  form     implicit: {kept} translations"]
+
+
+def choices_document(choices: Sequence[Choice[SomeSchedule]]) -> list[Json]:
     """Which schedule is fastest from which size on; empty unless a size was asked for."""
     return [
         {
@@ -90,11 +99,11 @@ def choices_document(choices: Sequence[Choice]) -> list[Json]:
     ]
 
 
-def describe_choices(choices: Sequence[Choice]) -> list[str]:
+def describe_choices(choices: Sequence[Choice[SomeSchedule]]) -> list[str]:
     """The same in words, as a table."""
     if not choices:
         return []
-    rows = [
+    rows: list[tuple[str, str, str, str]] = [
         (
             f"  {format_size(choice.from_bytes)}",
             choice.schedule.method.name,
@@ -106,11 +115,11 @@ def describe_choices(choices: Sequence[Choice]) -> list[str]:
     return ["", "fastest by simulation", *table(("  from", "method", "shape", "rate"), rows, left=4)]
 
 
-def _shape(schedule: Schedule) -> str:
+def _shape(schedule: AnySchedule) -> str:
     settings = dict(schedule.method.settings)
     if schedule.rounds is not None and "chunks" in settings:
         return f"({settings['chunks']}, {len(schedule.rounds)}, {sum(schedule.rounds)})"
-    return f"{len(schedule.chunks)} chunks, {schedule.steps} steps"
+    return f"{schedule.chunk_count} chunks, {schedule.steps} steps"
 
 
 def describe_bound(found: Bound, topology: Topology) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from synth.certificate import Bound
     from synth.chunks.step_bound import StepBound
-    from synth.schedule import Schedule
+    from synth.implicit.schedule import AnySchedule
 
 
 class InputError(ValueError):
@@ -41,6 +41,6 @@ class InfeasibleError(Exception):
 class TimedOutError(Exception):
     """The deadline passed; `best` is the best correct schedule found until then, if there is one."""
 
-    def __init__(self, message: str, best: Schedule | None = None) -> None:
+    def __init__(self, message: str, best: AnySchedule | None = None) -> None:
         super().__init__(message)
         self.best = best

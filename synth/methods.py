@@ -155,7 +155,7 @@ def answer(topology: Topology, collective: Collective, method: str, request: Req
     return (_automatic if method == "auto" else METHODS[method])(topology, collective, request)
 
 
-def select(topology: Topology, collective: Collective, request: Request) -> Selection:
+def select(topology: Topology, collective: Collective, request: Request) -> Selection[Schedule]:
     """Every schedule worth comparing over message sizes: which is fastest where, by simulation.
 
     Raises:

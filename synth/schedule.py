@@ -168,6 +168,16 @@ class Schedule:
         return {hop: Fraction(amount, parts) for hop, amount in load.items()}
 
     @property
+    def chunk_count(self) -> int:
+        """Number of chunks."""
+        return len(self.chunks)
+
+    @property
+    def transfer_count(self) -> int:
+        """Number of transfers."""
+        return len(self.transfers)
+
+    @property
     def is_optimal(self) -> bool:
         """Whether the rate equals the bound."""
         return self.rate == self.bound.rate

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from synth.collective import TREE_KINDS, Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from synth.implicit.schedule import SomeSchedule
 from synth.schedule import Schedule
 from synth.topology import Topology
 
@@ -38,15 +39,15 @@ SIZES = tuple(takewhile(lambda size: size <= 1 << 30, (1 << power for power in c
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Generic[SomeSchedule]):
     """A schedule and from which size on it is the fastest (up to the next choice)."""
 
     from_bytes: int
-    schedule: Schedule
+    schedule: SomeSchedule
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Generic[SomeSchedule]):
     """All schedules worth comparing.
 
     Attributes:
@@ -54,16 +55,16 @@ class Selection:
         out_of_time: why some may be missing; None where the deadline did not pass.
     """
 
-    schedules: tuple[Schedule, ...]
+    schedules: tuple[SomeSchedule, ...]
     out_of_time: TimedOutError | None = None
 
-    def fastest(self, size_bytes: int) -> Schedule:
+    def fastest(self, size_bytes: int) -> SomeSchedule:
         """The one with the least simulated time; the first of equals."""
         from synth.simulator import simulate
 
         return min(self.schedules, key=lambda schedule: simulate(schedule, size_bytes).time_us)
 
-    def choices(self, sizes: Sequence[int] = SIZES) -> tuple[Choice, ...]:
+    def choices(self, sizes: Sequence[int] = SIZES) -> tuple[Choice[SomeSchedule], ...]:
         """Where the fastest changes, over ascending sizes.
 
         Every second size is looked at, and one between two only where their choices differ.
@@ -73,14 +74,14 @@ class Selection:
         for before, after in pairwise(coarse):
             if fastest[before] is not fastest[after]:
                 fastest |= {size: self.fastest(size) for size in sizes if before < size < after}
-        choices: list[Choice] = []
+        choices: list[Choice[SomeSchedule]] = []
         for size in sorted(fastest):
             if not choices or choices[-1].schedule is not fastest[size]:
                 choices.append(Choice(size, fastest[size]))
         return tuple(choices)
 
 
-def select(topology: Topology, collective: Collective, request: Request) -> Selection:
+def select(topology: Topology, collective: Collective, request: Request) -> Selection[Schedule]:
     """Every candidate that could be built.
 
     Args:
@@ -99,7 +100,7 @@ def select(topology: Topology, collective: Collective, request: Request) -> Sele
         for schedule in candidates(topology, collective, replace(request, size_bytes=None)):
             found.append(schedule)
     except TimedOutError as error:
-        found += [] if error.best is None else [error.best]
+        found += [error.best] if isinstance(error.best, Schedule) else []
         if not found:
             raise
         return Selection(tuple(found), error)

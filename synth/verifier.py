@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import groupby
 from operator import attrgetter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from synth.certificate import Scope
 from synth.collective import Collective, Kind
 from synth.errors import InputError
 from synth.schedule import Chunk, Schedule, Transfer
 from synth.topology import Hop, Vertex
+
+if TYPE_CHECKING:
+    from synth.implicit.schedule import AnySchedule
 
 Mask: TypeAlias = int
 """A set of contributors: bit i stands for rank i."""
@@ -63,18 +66,25 @@ class _Errors:
         return (*self.lines, *rest)
 
 
-def verify(schedule: Schedule, *, max_errors: int = 20) -> Verdict:
+def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool = False) -> Verdict:
     """Replay a schedule, recount its links, recompute its rate and its bound.
 
     Args:
-        schedule: from any method or file.
+        schedule: from any method or file, in either form.
         max_errors: how many objections to spell out.
+        every_translate: of a schedule in implicit form, replay every chunk that its translations make, too;
+            otherwise its representatives are, and that the translations are automorphisms is the proof for
+            the others. A schedule that is written out has nothing but its own chunks, which are replayed.
 
     Returns:
         The verdict; wrong schedules are an answer, not an exception.
 
     Time is linear in the number of transfers, times the ranks / 64 where contributions add up.
     """
+    if not isinstance(schedule, Schedule):
+        from synth.implicit.verifier import verify_implicit
+
+        return verify_implicit(schedule, translates=every_translate, max_errors=max_errors)
     errors = _Errors(max_errors)
     _check_blocks(schedule, errors)
     _check_replay(schedule, errors)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -213,3 +214,9 @@ class ImplicitSchedule:
             ways = zip(*map(moved, (transfer.src, transfer.dst, *transfer.via)), strict=True)
             for element, (src, dst, *via) in enumerate(ways):
                 yield Transfer(first + element, src, dst, step, reduce, tuple(via))
+
+
+AnySchedule: TypeAlias = Schedule | ImplicitSchedule
+"""A schedule in either form: what files hold, and what is verified and simulated."""
+
+SomeSchedule = TypeVar("SomeSchedule", Schedule, ImplicitSchedule)

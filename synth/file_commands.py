@@ -1,0 +1,155 @@
+"""The commands that ask about a schedule file: verify, simulate, run, expand, program.
+
+Files hold a schedule written out or in implicit form; each command takes both, or says which it needs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synth.console import gigabytes, print_json, print_lines, progress, share
+from synth.description import describe_comparison
+from synth.errors import InputError
+from synth.options import AsJson, File, seconds, whole, writable
+from synth.questions import NotCorrectError, read_correct, text_of
+
+
+def verify(
+    file: File,
+    every_translate: Annotated[
+        bool,
+        typer.Option(
+            "--every-translate", help="implicit form: replay every chunk, not only the representatives"
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a schedule file and check everything it claims."""
+    import synth
+
+    schedule = synth.read_any_schedule(file)
+    with progress(f"verifying {file}", quiet=as_json):
+        verdict = synth.verify(schedule, every_translate=every_translate)
+    if as_json:
+        print_json(
+            {
+                "correct": verdict.correct,
+                "rate": str(verdict.rate),
+                "max_link_load": str(verdict.max_link_load),
+                "errors": list(verdict.errors),
+            }
+        )
+    elif verdict.correct:
+        print_lines(
+            [
+                f"{file}: correct",
+                f"  rate           {gigabytes(verdict.rate)}, {share(verdict.rate, schedule.bound.rate)} "
+                "of the proven bound",
+                f"  max link load  {verdict.max_link_load}",
+            ]
+        )
+    if not verdict.correct:
+        raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
+
+
+def simulate(
+    file: File,
+    sizes: Annotated[str, typer.Option("--sizes", help="one size or a range that doubles")] = "64KiB:256MiB",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="draw time and busbw over size: .svg or .png")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a schedule over message sizes, beside the baselines on the same topology."""
+    from synth.comparison import compare
+    from synth.sizes import size_range
+
+    writable(output)
+    schedule = read_correct(file)
+    with progress(f"simulating {file}", quiet=as_json):
+        comparison = compare(schedule, size_range(sizes))
+    if output is not None:
+        from synth.pictures import draw_sweep
+
+        title = f"{schedule.topology.name} {schedule.collective.kind}: simulated time and bus bandwidth"
+        draw_sweep(comparison.by_method, output, bound=schedule.bound, title=title)
+    if as_json:
+        print_json({**comparison.to_document(), "picture": text_of(output)})
+        return
+    print_lines(describe_comparison(comparison))
+    print_lines(f"{method}: {why}" for method, why in comparison.unavailable.items())
+    if output is not None:
+        print_lines([f"drawn {output}"])
+
+
+def run(
+    file: File,
+    size: Annotated[
+        str, typer.Option("--size", help="one size (0 for an empty tensor) or a range")
+    ] = "16MiB",
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
+    op: Annotated[str, typer.Option(help="sum, avg, min, max or product")] = "sum",
+    iterations: Annotated[
+        int, typer.Option("-n", "--iterations", parser=whole, metavar="N", help="timed runs of each size")
+    ] = 5,
+    warmup: Annotated[
+        int, typer.Option("-w", "--warmup", parser=whole, metavar="N", help="runs before those")
+    ] = 1,
+    deadline: Annotated[
+        float,
+        typer.Option(
+            "--deadline", parser=seconds, metavar="SECONDS", help="seconds after which ranks are stopped"
+        ),
+    ] = 300,
+    as_json: AsJson = False,
+) -> None:
+    """Run a schedule on local processes through torch.distributed and check every element."""
+    from backends import launch
+    from synth.sizes import size_range
+
+    schedule = read_correct(file)
+    with progress(f"running {file} on {schedule.topology.ranks} processes", quiet=as_json):
+        try:
+            rows = launch.run_schedule(
+                schedule,
+                size_bytes=(0,) if size == "0" else size_range(size),
+                dtype=dtype,
+                op=op,
+                iterations=iterations,
+                warmup=warmup,
+                timeout_s=deadline,
+            )
+        except launch.RunError as error:
+            raise NotCorrectError(f"{file}: {error}") from error
+    correct = all(row.correct for row in rows)
+    if as_json:
+        print_json({"correct": correct, "rows": [row.to_document() for row in rows], "backend": "gloo"})
+    else:
+        print_lines(launch.format_table(rows))
+    if not correct:
+        wrong = next(row for row in rows if not row.correct)
+        raise NotCorrectError(f"{file}: {wrong.wrong} wrong elements at {wrong.bytes} bytes")
+
+
+def expand(
+    file: File,
+    output: Annotated[Path, typer.Option("-o", "--output", help="write every chunk and transfer here")],
+    as_json: AsJson = False,
+) -> None:
+    """Write out a schedule in implicit form: every chunk and every transfer of every rank."""
+    import synth
+
+    writable(output)
+    with progress(f"expanding {file}", quiet=as_json):
+        schedule = read_correct(file)
+        if isinstance(schedule, synth.Schedule):
+            raise InputError(f"{file}: is written out already, expand is for the implicit form")
+        synth.write_schedule(schedule.expand(), output)
+    found = {"chunks": schedule.chunk_count, "transfers": schedule.transfer_count, "file": text_of(output)}
+    if as_json:
+        print_json(found)
+    else:
+        print_lines([f"{output}: {found['chunks']} chunks, {found['transfers']} transfers"])
