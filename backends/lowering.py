@@ -17,15 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backends.layout import Buffer, Layout, Slice, lay_out
+from backends.own_part import transfers_of
 from backends.program import Copy, Operation, Program, Receive, Reduce, Send
 from backends.scratch import Scratch
 from synth.errors import ScheduleError
-from synth.schedule import Schedule, Transfer
+from synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from synth.schedule import Transfer
 
 DEFAULT_WINDOW = 8
 
 
-def pieces_that_fit(schedule: Schedule, nbytes: int, *, piece_bytes: int, most: int) -> int:
+def pieces_that_fit(schedule: AnySchedule, nbytes: int, *, piece_bytes: int, most: int) -> int:
     """Into how many pieces each chunk is cut; one number, so that trees of different weight stay in step.
 
     Args:
@@ -39,7 +41,7 @@ def pieces_that_fit(schedule: Schedule, nbytes: int, *, piece_bytes: int, most: 
 
 
 def lower(
-    schedule: Schedule, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
+    schedule: AnySchedule, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
 ) -> tuple[Program, ...]:
     """The programs of all ranks of the topology, relays included.
 
@@ -53,6 +55,9 @@ def lower(
         CollectiveError: the count does not divide into the collective's blocks.
         ScheduleError: a rank sends a chunk before it holds it, or receives one twice in a step.
     """
+    if isinstance(schedule, ImplicitSchedule):
+        ranks = range(schedule.topology.ranks)
+        return tuple(lower_rank(schedule, rank, count, pieces=pieces, window=window) for rank in ranks)
     layout = lay_out(schedule, count)
     of_rank: list[list[tuple[int, Transfer]]] = [[] for _ in range(schedule.topology.ranks)]
     for index, transfer in enumerate(schedule.transfers):
@@ -62,15 +67,16 @@ def lower(
 
 
 def lower_rank(
-    schedule: Schedule, rank: int, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
+    schedule: AnySchedule, rank: int, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
 ) -> Program:
-    """The program of one rank; arguments and errors as for `lower`."""
-    transfers = [
-        (index, transfer)
-        for index, transfer in enumerate(schedule.transfers)
-        if rank in (transfer.src, transfer.dst)
-    ]
-    return _lower(lay_out(schedule, count), rank, transfers, pieces, window)
+    """The program of one rank; arguments and errors as for `lower`.
+
+    From an implicit schedule in time and memory that grow with what this rank sends and receives; the same
+    program as from the whole schedule, so that some ranks may have one form of it and others the other.
+    """
+    transfers = transfers_of(schedule, rank)
+    chunks = dict.fromkeys(transfer.chunk for _, transfer in transfers)
+    return _lower(lay_out(schedule, count, chunks), rank, transfers, pieces, window)
 
 
 def _lower(
@@ -135,7 +141,8 @@ def _messages_of(
     for index, transfer in transfers:
         if transfer.src == transfer.dst:
             raise ScheduleError(f"transfer {index}: rank {rank} sends chunk {transfer.chunk} to itself")
-        span = Slice(Buffer.INPUT, *layout.spans[transfer.chunk])
+        place = layout.places[transfer.chunk]
+        span = Slice(Buffer.INPUT, place.start, place.stop)
         for piece in range(pieces):
             length = span.part(piece, pieces).length
             if length:
@@ -275,8 +282,8 @@ class _Writer:
         return cell
 
     def _take(self, message: _Message) -> Slice:
-        start, stop = self._layout.spans[message.transfer.chunk]
-        longest = -(-(stop - start) // self._pieces)
+        place = self._layout.places[message.transfer.chunk]
+        longest = -(-(place.stop - place.start) // self._pieces)
         return self.scratch.take(message.transfer.chunk, message.length, longest)
 
     def _reads(self, source: Slice) -> set[int]:

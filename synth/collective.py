@@ -6,7 +6,7 @@ buffers out by them. Nothing here knows how a schedule is found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -209,20 +209,25 @@ class Collective:
         taking_part = set(self.ranks)
         return tuple(rank for rank in range(topology.ranks) if rank not in taking_part)
 
-    def blocks(self) -> dict[Block, Fraction]:
+    def blocks(self, owners: Container[int] | None = None) -> dict[Block, Fraction]:
         """The parts of the buffer that a schedule must move, with the share of the buffer each holds.
 
         The buffer is the one whose size algbw counts (nccl-tests): the gathered one for allgather and
         gather, the input for reduce-scatter and scatter, one rank's n blocks for alltoall, all blocks in
         their order for a custom collective. Blocks that stay where they are (a root's own, a rank's own in
         alltoall) are not listed.
+
+        Args:
+            owners: where given, blocks of ranks that are not among them are left out, for allgather,
+                reduce-scatter and alltoall. Where all others are images of theirs, nothing more is asked.
         """
         count = len(self.ranks)
+        owning = self.ranks if owners is None else [rank for rank in self.ranks if rank in owners]
         match self.kind:
             case Kind.BROADCAST | Kind.REDUCE | Kind.ALLREDUCE:
                 return {Block(self.root): Fraction(1)}  # an allreduce has no root
             case Kind.ALLGATHER | Kind.REDUCE_SCATTER:
-                return {Block(rank): Fraction(1, count) for rank in self.ranks}
+                return {Block(rank): Fraction(1, count) for rank in owning}
             case Kind.GATHER:
                 return {
                     Block(rank, self.root): Fraction(1, count) for rank in self.ranks if rank != self.root
@@ -234,7 +239,7 @@ class Collective:
             case Kind.ALLTOALL:
                 return {
                     Block(owner, target): Fraction(1, count)
-                    for owner in self.ranks
+                    for owner in owning
                     for target in self.ranks
                     if owner != target
                 }

@@ -32,9 +32,9 @@ from synth.schedule import Chunk, Schedule, Transfer
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100, 1009])
 def test_chunks_partition_the_buffer_whatever_divides_what(count: int) -> None:
-    spans = lay_out(uneven_allreduce(), count).spans
-    assert spans[0][0] == 0 and spans[-1][1] == count
-    assert all(before[1] == after[0] for before, after in pairwise(spans))
+    places = list(lay_out(uneven_allreduce(), count).places.values())
+    assert places[0].start == 0 and places[-1].stop == count
+    assert all(before.stop == after.start for before, after in pairwise(places))
 
 
 def test_layout_of_an_alltoall() -> None:
