@@ -28,12 +28,15 @@ from synth.options import (
     Relays,
     Root,
     Spec,
+    WithoutLink,
+    WithoutRank,
     writable,
 )
 from synth.pareto_command import pareto
 from synth.plan_command import plan
 from synth.probe_command import end_after_rank_0, is_follower, probe
 from synth.questions import NotCorrectError, collective_on, load_topology, text_of
+from synth.repair_command import repair
 from synth.solve_command import solve
 
 app = typer.Typer(
@@ -85,6 +88,8 @@ def show(
     gpu: Gpu = None,
     pcie: Pcie = False,
     rates: Rates = "datasheet",
+    without_link: WithoutLink = None,
+    without_rank: WithoutRank = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="draw it: picture.svg or .png")
     ] = None,
@@ -94,7 +99,16 @@ def show(
     from synth.formats import topology_to_document
 
     writable(output)
-    topology, _ = load_topology(spec, ranks, relays=False, gpu=gpu, pcie=pcie, rates=rates)
+    topology, _ = load_topology(
+        spec,
+        ranks,
+        relays=False,
+        gpu=gpu,
+        pcie=pcie,
+        rates=rates,
+        without_links=without_link,
+        without_ranks=without_rank,
+    )
     if output is not None:
         from synth.pictures import draw_topology
 
@@ -117,13 +131,24 @@ def bound(
     gpu: Gpu = None,
     pcie: Pcie = False,
     rates: Rates = "datasheet",
+    without_link: WithoutLink = None,
+    without_rank: WithoutRank = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the fastest rate possible, with the certificate that proves it."""
     from synth import methods
     from synth.formats import bound_to_document
 
-    topology, taking_part = load_topology(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    topology, taking_part = load_topology(
+        spec,
+        ranks,
+        relays=relays,
+        gpu=gpu,
+        pcie=pcie,
+        rates=rates,
+        without_links=without_link,
+        without_ranks=without_rank,
+    )
     with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
         asked = collective_on(collective, topology, taking_part, root)
         found = methods.bound(topology, asked)
@@ -136,7 +161,7 @@ def bound(
     )
 
 
-for command in (solve, pareto, verify, simulate, run, expand, probe, plan):
+for command in (solve, pareto, verify, simulate, run, expand, repair, probe, plan):
     app.command()(command)
 
 

@@ -12,9 +12,12 @@ from typing import Any
 
 from synth.baselines import BASELINES, solve_baseline
 from synth.errors import CollectiveError, InfeasibleError
+from synth.implicit.schedule import AnySchedule, ImplicitSchedule
 from synth.nccl_model import KNOWN_PLANS, nccl_times
-from synth.schedule import Schedule
 from synth.simulator import Timing, sweep
+
+LARGEST_SEARCHED = 128
+"""Ranks up to which baselines are built beside a schedule in implicit form: a ring is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Comparison:
         return {"rows": rows, "unavailable": dict(self.unavailable)}
 
 
-def compare(schedule: Schedule, sizes: Sequence[int]) -> Comparison:
+def compare(schedule: AnySchedule, sizes: Sequence[int]) -> Comparison:
     """Simulate a correct schedule and every baseline of the same collective.
 
     Args:
@@ -50,8 +53,13 @@ def compare(schedule: Schedule, sizes: Sequence[int]) -> Comparison:
     """
     by_method: dict[str, Sequence[Timing]] = {schedule.method.name: sweep(schedule, sizes)}
     unavailable: dict[str, str] = {}
+    ranks = schedule.topology.ranks
+    too_large = isinstance(schedule, ImplicitSchedule) and ranks > LARGEST_SEARCHED
     for name in BASELINES:
         if name == schedule.method.name:
+            continue
+        if too_large:
+            unavailable[name] = f"built among up to {LARGEST_SEARCHED} ranks, got {ranks}"
             continue
         try:
             baseline = solve_baseline(schedule.topology, schedule.collective, name, bound=schedule.bound)
@@ -60,17 +68,22 @@ def compare(schedule: Schedule, sizes: Sequence[int]) -> Comparison:
         else:
             by_method[name] = sweep(baseline, sizes)
     try:
-        by_method |= _nccl_models(schedule, sizes)
+        by_method |= _nccl_models(schedule, sizes, searched=not too_large)
     except (InfeasibleError, CollectiveError) as error:
         unavailable["nccl-model"] = str(error)
     return Comparison(by_method, unavailable)
 
 
-def _nccl_models(schedule: Schedule, sizes: Sequence[int]) -> dict[str, Sequence[Timing]]:
+def _nccl_models(
+    schedule: AnySchedule, sizes: Sequence[int], *, searched: bool
+) -> dict[str, Sequence[Timing]]:
     """What NCCL's formulas say, where they know the machine or its links between GPUs are all there is."""
     topology = schedule.topology
     if topology.switches and topology.name not in KNOWN_PLANS:
         raise CollectiveError(f"NCCL's plan for {topology.name} with its switches is not known")
+    if topology.name not in KNOWN_PLANS and not searched:
+        rule = f"NCCL's rings are searched for among up to {LARGEST_SEARCHED} ranks"
+        raise CollectiveError(f"{rule}, got {topology.ranks}")
     rows: dict[str, list[Timing]] = {}
     for row in nccl_times(topology, schedule.collective, sizes):
         timing = Timing(row.bytes, 0, row.time_us, row.algbw, row.busbw)  # a formula has no pieces

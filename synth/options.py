@@ -55,6 +55,14 @@ Gpu = Annotated[
 ]
 Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text or NCCL XML as links")]
 Rates = Annotated[str, typer.Option("--rates", help="datasheet, or nccl for NCCL's planning constants")]
+WithoutLink = Annotated[
+    list[str] | None,
+    typer.Option("--without-link", metavar="A-B", help="a link that failed, both ways; may be repeated"),
+]
+WithoutRank = Annotated[
+    list[int] | None,
+    typer.Option("--without-rank", parser=whole, metavar="R", help="a rank that failed; may be repeated"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 Seed = Annotated[
     int,

@@ -5,6 +5,7 @@ Shared by the commands; the packages that they load are imported inside.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,32 @@ class NotCorrectError(Exception):
 
 
 def load_topology(
-    spec: str, ranks: str | None, *, relays: bool, gpu: str | None, pcie: bool, rates: str
+    spec: str,
+    ranks: str | None,
+    *,
+    relays: bool,
+    gpu: str | None,
+    pcie: bool,
+    rates: str,
+    without_links: Sequence[str] | None = None,
+    without_ranks: Sequence[int] | None = None,
 ) -> tuple[Topology, tuple[int, ...]]:
-    """The topology a command is about, and the ranks that take part in it."""
+    """The topology a command is about, and the ranks that take part in it.
+
+    Failed links and ranks are named as in the fragment; those that are left are numbered 0, 1, 2... again.
+    """
     from topologies import load
 
     chosen = None if ranks is None else rank_list(ranks)
     topology = load(spec, ranks=chosen, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
-    return topology, tuple(range(topology.ranks if chosen is None else len(chosen)))
+    members = topology.ranks if chosen is None else len(chosen)
+    if not without_links and not without_ranks:
+        return topology, tuple(range(members))
+    from synth.faults import without
+
+    faulty = without(topology, links=without_links or (), ranks=without_ranks or ())
+    left = sum(before < members for before in faulty.kept)
+    return faulty.topology, tuple(range(left))
 
 
 def collective_on(

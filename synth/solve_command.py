@@ -34,6 +34,8 @@ from synth.options import (
     Root,
     Seed,
     Spec,
+    WithoutLink,
+    WithoutRank,
     part_of_one,
     whole,
     writable,
@@ -114,6 +116,8 @@ def solve(
             "64 ranks where the fabric is symmetric",
         ),
     ] = "auto",
+    without_link: WithoutLink = None,
+    without_rank: WithoutRank = None,
     deadline: Deadline = None,
     seed: Seed = 0,
     no_cache: NoCache = False,
@@ -143,7 +147,16 @@ def solve(
         cache=not no_cache,
         max_height=max_height,
     )
-    topology, taking_part = load_topology(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    topology, taking_part = load_topology(
+        spec,
+        ranks,
+        relays=relays,
+        gpu=gpu,
+        pcie=pcie,
+        rates=rates,
+        without_links=without_link,
+        without_ranks=without_rank,
+    )
     stopwatch = Stopwatch()
     try:
         with progress(f"solving {collective} on {topology.name}", quiet=as_json):

@@ -111,7 +111,7 @@ def _first_found(topology: Topology, collective: Collective) -> Schedule:
     try:
         return solve_by_trees(topology, collective, max_trees=1, deadline_s=FIRST_FOUND_S)
     except TimedOutError as error:
-        if error.best is None:
+        if not isinstance(error.best, Schedule):  # the trees found by then are written out
             raise
         return error.best
 
