@@ -8,24 +8,20 @@ the transfers, and the bound is recomputed from its certificate. Numbers stay ex
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from synth.certificate import Scope
-from synth.collective import Collective, Kind
+from synth.collective import Collective
 from synth.errors import InputError
-from synth.schedule import Chunk, Schedule, Transfer
-from synth.topology import Hop, Vertex
+from synth.replay import Errors, check_replay
+from synth.schedule import Schedule
+from synth.topology import Hop, Topology, Vertex
 
 if TYPE_CHECKING:
     from synth.implicit.schedule import AnySchedule
-
-Mask: TypeAlias = int
-"""A set of contributors: bit i stands for rank i."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +43,6 @@ class Verdict:
     loads: Mapping[Hop, Fraction]
 
 
-@dataclass
-class _Errors:
-    """Keeps the first lines and counts the rest."""
-
-    limit: int
-    lines: list[str] = field(default_factory=list)
-    dropped: int = 0
-
-    def add(self, line: str) -> None:
-        if len(self.lines) < self.limit:
-            self.lines.append(line)
-        else:
-            self.dropped += 1
-
-    def all(self) -> tuple[str, ...]:
-        rest = (f"and {self.dropped} more",) if self.dropped else ()
-        return (*self.lines, *rest)
-
-
 def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool = False) -> Verdict:
     """Replay a schedule, recount its links, recompute its rate and its bound.
 
@@ -85,9 +62,9 @@ def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool
         from synth.implicit.verifier import verify_implicit
 
         return verify_implicit(schedule, translates=every_translate, max_errors=max_errors)
-    errors = _Errors(max_errors)
+    errors = Errors(max_errors)
     _check_blocks(schedule, errors)
-    _check_replay(schedule, errors)
+    check_replay(schedule, errors)
     loads = _link_loads(schedule)
     bandwidth = schedule.topology.bandwidth
     busiest = max((load / bandwidth[hop] for hop, load in loads.items()), default=Fraction(0))
@@ -99,12 +76,12 @@ def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool
         _check_rounds(schedule, schedule.rounds, errors)
     if rate > schedule.rate or (rate < schedule.rate and schedule.rounds is not None):
         errors.add(f"rate: {schedule.rate} GB/s declared, {rate} GB/s recomputed")
-    _check_bound(schedule, rate, errors)
+    check_bound(schedule, rate, errors)
     lines = errors.all()
     return Verdict(not lines, rate, busiest * schedule.rate, lines, loads)
 
 
-def _check_blocks(schedule: Schedule, errors: _Errors) -> None:
+def _check_blocks(schedule: Schedule, errors: Errors) -> None:
     """Every chunk belongs to a block that must move, and the chunks of a block are the whole of it."""
     collective = schedule.collective
     required = collective.blocks()
@@ -113,109 +90,13 @@ def _check_blocks(schedule: Schedule, errors: _Errors) -> None:
     for index, chunk in enumerate(schedule.chunks):
         block = collective.block_of(chunk.owner, chunk.target, chunk.demand)
         if block not in found:
-            errors.add(f"chunk {index}: {_describe(collective)} moves no block with {block}")
+            errors.add(f"chunk {index}: {describe(collective)} moves no block with {block}")
             continue
         found[block] += chunk.share.numerator * (scale // chunk.share.denominator)
     for block, share in required.items():
         if found[block] * share.denominator != share.numerator * scale:
             total = Fraction(found[block], scale)
             errors.add(f"block with {block}: shares must add up to {share}, got {total}")
-
-
-def _check_replay(schedule: Schedule, errors: _Errors) -> None:
-    """Chunks do not touch each other, so each is replayed alone: memory stays that of one chunk."""
-    of_chunk: list[list[Transfer]] = [[] for _ in schedule.chunks]
-    for transfer in schedule.transfers:
-        of_chunk[transfer.chunk].append(transfer)
-    taking_part = frozenset(schedule.collective.ranks)
-    everyone = _mask(taking_part)
-    for index, chunk in enumerate(schedule.chunks):
-        held = _held_before(schedule.collective, chunk)
-        transfers = sorted(of_chunk[index], key=attrgetter("step"))
-        sound = True
-        for step, together in groupby(transfers, key=attrgetter("step")):
-            sound &= _replay_step(index, step, together, held, errors)
-        # Ends that are wrong only because of a transfer already reported would bury that report.
-        if sound:
-            _check_end(index, chunk, schedule.collective, held, everyone, errors)
-
-
-def _replay_step(
-    index: int, step: int, transfers: Iterable[Transfer], held: dict[int, Mask], errors: _Errors
-) -> bool:
-    """Apply the transfers of one chunk in one step, all from the state before it; whether all were legal."""
-    arrived: dict[int, Mask] = {}
-    copied: set[int] = set()
-    before = len(errors.lines) + errors.dropped
-    for transfer in transfers:
-        src, dst = transfer.src, transfer.dst
-        sent = held.get(src, 0)
-        if src == dst:
-            errors.add(f"step {step}: rank {src} sends chunk {index} to itself")
-        elif not sent:
-            errors.add(f"step {step}: rank {src} sends chunk {index} before it holds any of it")
-        elif dst in copied or (dst in arrived and not transfer.reduce):
-            errors.add(
-                f"step {step}: rank {dst} receives chunk {index} twice, last from rank {src}; "
-                "only reductions may meet in one step"
-            )
-        elif transfer.reduce:
-            present = arrived.get(dst, held.get(dst, 0))
-            if present & sent:
-                twice = _names(present & sent)
-                errors.add(
-                    f"chunk {index}: rank {dst} would count {twice}'s contribution twice in step {step}"
-                )
-            arrived[dst] = present | sent
-        else:
-            arrived[dst] = sent
-            copied.add(dst)
-    held.update(arrived)
-    return len(errors.lines) + errors.dropped == before
-
-
-def _held_before(collective: Collective, chunk: Chunk) -> dict[int, Mask]:
-    """Whose contributions each rank holds of a chunk at the start; ranks without any are left out."""
-    if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.ALLREDUCE}:
-        return {rank: 1 << rank for rank in collective.ranks}
-    if collective.kind is Kind.CUSTOM and chunk.demand is not None:
-        # Whoever holds a block holds the same data, which counts as that of the one it is named after.
-        return dict.fromkeys(collective.demands[chunk.demand].sources, 1 << chunk.owner)
-    return {chunk.owner: 1 << chunk.owner}
-
-
-def _needed_after(collective: Collective, chunk: Chunk, everyone: Mask) -> tuple[Iterable[int], Mask]:
-    """Which ranks must hold a chunk at the end, and whose contributions it must then have."""
-    match collective.kind:
-        case Kind.BROADCAST | Kind.ALLGATHER:
-            return collective.ranks, 1 << chunk.owner
-        case Kind.ALLREDUCE:
-            return collective.ranks, everyone
-        case Kind.REDUCE | Kind.REDUCE_SCATTER:
-            return (chunk.owner,), everyone
-        case Kind.GATHER | Kind.SCATTER | Kind.ALLTOALL:
-            return () if chunk.target is None else (chunk.target,), 1 << chunk.owner
-        case Kind.CUSTOM:
-            receivers = () if chunk.demand is None else collective.demands[chunk.demand].targets
-            return sorted(receivers), 1 << chunk.owner
-
-
-def _check_end(
-    index: int,
-    chunk: Chunk,
-    collective: Collective,
-    held: Mapping[int, Mask],
-    everyone: Mask,
-    errors: _Errors,
-) -> None:
-    receivers, needed = _needed_after(collective, chunk, everyone)
-    wrong = [rank for rank in receivers if held.get(rank, 0) != needed]
-    if wrong:
-        more = f" (and {len(wrong) - 1} more ranks)" if len(wrong) > 1 else ""
-        errors.add(
-            f"chunk {index}: rank {wrong[0]} must end with the contribution of {_names(needed)}, "
-            f"got that of {_names(held.get(wrong[0], 0))}{more}"
-        )
 
 
 def _link_loads(schedule: Schedule) -> dict[Hop, Fraction]:
@@ -238,17 +119,21 @@ def _by_link(of_route: Mapping[tuple[Vertex, ...], int]) -> dict[Hop, int]:
     return of_link
 
 
-def _check_links(schedule: Schedule, loads: Mapping[Hop, Fraction], errors: _Errors) -> None:
-    bandwidth = schedule.topology.bandwidth
+def _check_links(schedule: Schedule, loads: Mapping[Hop, Fraction], errors: Errors) -> None:
     for hop, load in sorted(loads.items()):
-        if load * schedule.rate > bandwidth[hop]:
-            errors.add(
-                f"link {_link(schedule, hop)}: carries {load * schedule.rate} GB/s at the declared rate of "
-                f"{schedule.rate} GB/s, its bandwidth is {bandwidth[hop]} GB/s"
-            )
+        if load * schedule.rate > schedule.topology.bandwidth[hop]:
+            errors.add(describe_overload(schedule, hop, load))
 
 
-def _rate_of_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: _Errors) -> Fraction:
+def describe_overload(schedule: AnySchedule, hop: Hop, load: Fraction, others: str = "") -> str:
+    """The line about a link that carries more than it can at the declared rate, and what others are like it."""
+    return (
+        f"link {describe_link(schedule.topology, hop)}{others}: carries {load * schedule.rate} GB/s at the "
+        f"declared rate of {schedule.rate} GB/s, its bandwidth is {schedule.topology.bandwidth[hop]} GB/s"
+    )
+
+
+def _rate_of_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors) -> Fraction:
     shares = {chunk.share for chunk in schedule.chunks}
     if len(shares) > 1:
         errors.add(f"rounds: chunks must be of one share, got {min(shares)} and {max(shares)}")
@@ -258,7 +143,7 @@ def _rate_of_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: _Errors
     return _unit(schedule) / (sum(rounds) * shares.pop())
 
 
-def _check_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: _Errors) -> None:
+def _check_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors) -> None:
     """One entry per step, and in each step no link carries more chunks than its rounds allow."""
     steps = 1 + max((transfer.step for transfer in schedule.transfers), default=-1)
     if steps != len(rounds):
@@ -270,7 +155,7 @@ def _check_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: _Errors) 
             allowed = rounds[step] * capacity
             if count > allowed:
                 errors.add(
-                    f"step {step}: link {_link(schedule, hop)} carries {count} chunks, "
+                    f"step {step}: link {describe_link(schedule.topology, hop)} carries {count} chunks, "
                     f"{rounds[step]} rounds of {capacity} allow {allowed}"
                 )
 
@@ -291,7 +176,8 @@ def _unit(schedule: Schedule) -> Fraction:
     return Fraction(math.gcd(*(int(rate * scale) for rate in rates)), scale)
 
 
-def _check_bound(schedule: Schedule, rate: Fraction, errors: _Errors) -> None:
+def check_bound(schedule: AnySchedule, rate: Fraction, errors: Errors) -> None:
+    """Recompute the bound from its certificate, and see that the rate does not exceed it."""
     from synth.bounds import certified_rate, certified_scope  # compiled kernels come with them
 
     bound = schedule.bound
@@ -309,28 +195,14 @@ def _check_bound(schedule: Schedule, rate: Fraction, errors: _Errors) -> None:
         errors.add(f"bound: {bound.rate} GB/s declared for every schedule, this one reaches {rate} GB/s")
 
 
-def _mask(ranks: Iterable[int]) -> Mask:
-    return sum(1 << rank for rank in set(ranks))
-
-
-def _members(mask: Mask) -> Iterator[int]:
-    return (rank for rank in range(mask.bit_length()) if mask >> rank & 1)
-
-
-def _names(mask: Mask, limit: int = 4) -> str:
-    members = list(_members(mask))
-    if len(members) <= 1:
-        return f"rank {members[0]}" if members else "no rank"
-    listed = ", ".join(map(str, members[:limit]))
-    return f"ranks {listed}" + (f", ... ({len(members)} in all)" if len(members) > limit else "")
-
-
-def _describe(collective: Collective) -> str:
+def describe(collective: Collective) -> str:
+    """The collective as error lines name it."""
     return f"{collective.kind} " + (
         f"among {len(collective.ranks)} ranks" if collective.root is None else f"with root {collective.root}"
     )
 
 
-def _link(schedule: Schedule, hop: Hop) -> str:
-    src, dst = map(schedule.topology.label, hop)
+def describe_link(topology: Topology, hop: Hop) -> str:
+    """A link as error lines name it."""
+    src, dst = map(topology.label, hop)
     return f"{src}->{dst}"

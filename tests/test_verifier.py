@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth import verifier
+from synth import replay
 from synth.bounds import bound
 from synth.certificate import Bound, Cut, Scope
 from synth.collective import NAMED_KINDS, Collective, Demand, Kind
@@ -215,8 +215,8 @@ def test_before_and_after_agree_with_the_definition_of_collectives(
     everyone = sum(1 << rank for rank in ranks)
     for block in collective.blocks():
         chunk = Chunk(Fraction(1), ranks[0] if block.owner is None else block.owner, block.target)
-        held = verifier._held_before(collective, chunk)
-        receivers, needed = verifier._needed_after(collective, chunk, everyone)
+        held = replay.held_before(collective, chunk)
+        receivers, needed = replay.needed_after(collective, chunk, everyone)
         for rank in range(4):
             assert {r for r in range(4) if held.get(rank, 0) >> r & 1} == collective.before(rank, block)
             want = collective.after(rank, block)
