@@ -133,16 +133,24 @@ class Refiner:
     def individualized(self, partition: Partition, vertex: Vertex) -> tuple[Partition, Trace]:
         """The refinement of a refined partition once a vertex is special, and what it saw."""
         after = partition.copy()
-        after.single_out(vertex)
-        trace = self._refine(after, [vertex], None)
+        trace = self.single_out(after, vertex)
         assert trace is not None, "nothing was expected of it"
         return after, trace
 
     def followed(self, partition: Partition, vertex: Vertex, expected: Trace) -> Partition | None:
         """The same, or None as soon as it sees anything else than expected."""
         after = partition.copy()
-        after.single_out(vertex)
-        return None if self._refine(after, [vertex], expected) is None else after
+        return None if self.single_out(after, vertex, expected) is None else after
+
+    def single_out(self, partition: Partition, vertex: Vertex, expected: Trace | None = None) -> Trace | None:
+        """Make a vertex of a refined partition special and refine again, in place.
+
+        Returns:
+            What it saw; None as soon as that is anything else than expected, if anything is. The partition
+            is of no further use then.
+        """
+        partition.single_out(vertex)
+        return self._refine(partition, [vertex], expected)
 
     def _refine(self, partition: Partition, changed: list[Vertex], expected: Trace | None) -> Trace | None:
         """Refine in rounds, each of which looks only at the neighbours of what changed in the last one.

@@ -109,7 +109,8 @@ class Translations:
                 f"with {topology.ranks} and {topology.size}"
             )
         for images in self.generators:
-            topology.check_symmetry(images)
+            if images not in topology.symmetries:  # those were checked when it was made
+                topology.check_symmetry(images)
 
     @cached_property
     def order(self) -> int:
