@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from synth.arborescence import FORBIDDEN, UNREACHABLE, LogicalGraph, cheapest_arborescence
 from synth.bounds.cuts import cut_out_of
+from synth.bounds.shortest_ways import Ways
 from synth.certificate import Certificate, Cut, Dual, Partition, Scope
 from synth.collective import Collective, Kind
 from synth.compiled import Ints, kernel
@@ -24,6 +25,9 @@ from synth.topology import Topology, Vertex
 
 RANKS_BESIDE_RELAYS = 16
 """With relays a dual needs Steiner trees: exponential in the ranks, hence only up to so many."""
+
+SMALL = 256
+"""Vertices up to which all distances come from the closure; beyond, on sparse fabrics, from searches."""
 
 Matrix: TypeAlias = NDArray[Any]
 
@@ -80,6 +84,16 @@ def dual_of(topology: Topology, collective: Collective, lengths: tuple[Fraction,
     if distance <= 0:
         raise InputError(f"dual for {collective.kind}: nothing travels a positive distance")
     return Dual(lengths, capacity, distance)
+
+
+def distance_of(topology: Topology, collective: Collective, lengths: tuple[Fraction, ...]) -> Fraction:
+    """How far each unit of the buffer must travel at least, under link lengths; 0 where it need not.
+
+    Raises:
+        InputError: lengths that do not fit the links, are negative, or leave a rank unreachable.
+    """
+    whole, scale = _integers(topology, lengths)
+    return _distance(topology, collective, whole) / scale
 
 
 def share_leaving(collective: Collective, side: frozenset[Vertex]) -> Fraction:
@@ -277,6 +291,8 @@ def _fork(ways: Matrix, terminals: Ints) -> Matrix:
 
 def _shortest_ways(topology: Topology, lengths: Ints) -> Matrix:
     """All distances where every vertex may forward."""
+    if topology.size > SMALL and len(topology.links) * 16 < topology.size**2:
+        return Ways(topology).distances(lengths, np.arange(topology.size))
     ways = np.full((topology.size, topology.size), FORBIDDEN, dtype=np.int64)
     for link, length in zip(topology.links, lengths.tolist(), strict=True):
         ways[link.src, link.dst] = length

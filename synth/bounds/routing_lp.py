@@ -1,8 +1,9 @@
 """The limit of an alltoall or a custom collective by link lengths: no block travels less than a shortest way.
 
-A linear program over the flows of each source finds the best lengths in floating point (its prices); they
-are rounded to small denominators and the rate that the rounded lengths prove is computed exactly. It is a
-valid bound whatever was lost in rounding, and usually nothing is: prices are small fractions. Blocks with
+For an alltoall `synth.bounds.routing_trees` finds the best lengths exactly. For a custom collective a linear
+program over the flows of each source finds them in floating point (its prices); they are rounded to small
+denominators and the rate that the rounded lengths prove is computed exactly: a valid bound whatever was lost
+in rounding, and usually nothing is. Blocks with
 several targets count in the program as an equal part to each, the part not said to be shared: the limit
 is then looser than the best.
 """
@@ -21,8 +22,11 @@ from numpy.typing import NDArray
 
 from synth.bounds.certification import dual_of
 from synth.bounds.linear_program import LinearProgram
+from synth.bounds.routing_trees import Alike, RoutingProgram
 from synth.certificate import Dual
 from synth.collective import Collective, Kind
+from synth.compiled import Ints
+from synth.deadline import Deadline
 from synth.errors import TimedOutError
 from synth.topology import Topology, Vertex
 
@@ -45,13 +49,28 @@ def routing_duals(topology: Topology, collective: Collective, deadline_s: float 
         deadline_s: seconds for the linear program; without its answer simple lengths remain.
     """
     slowness = 1 / np.array(topology.capacities, dtype=np.float64)
-    candidates = [np.ones(len(topology.links)), slowness / slowness.max()]
-    if len(_supplies(collective)) * len(topology.links) <= LARGEST_PROGRAM:
-        try:
-            candidates.insert(0, ConcurrentFlow(topology, collective).lengths(deadline_s))
-        except TimedOutError:
-            log.info("%s on %s: no time for the best lengths", collective.kind, topology.name)
-    return [dual_of(topology, collective, _near_fractions(lengths)) for lengths in candidates]
+    candidates = [(Fraction(1),) * len(topology.links), _near_fractions(slowness / slowness.max())]
+    try:
+        if collective.kind is Kind.ALLTOALL:
+            candidates.insert(0, _lengths_of_trees(topology, collective, Deadline.after(deadline_s)))
+        elif len(_supplies(collective)) * len(topology.links) <= LARGEST_PROGRAM:
+            found = ConcurrentFlow(topology, collective).lengths(deadline_s)
+            candidates.insert(0, _near_fractions(found))
+    except TimedOutError:
+        log.info("%s on %s: no time for the best lengths", collective.kind, topology.name)
+    return [dual_of(topology, collective, lengths) for lengths in candidates]
+
+
+def _lengths_of_trees(topology: Topology, collective: Collective, deadline: Deadline) -> tuple[Fraction, ...]:
+    """The best lengths of an alltoall, the same for links that declared symmetries map to each other."""
+    alike = Alike.under(topology, collective, topology.symmetries)
+    return lengths_of_links(alike, RoutingProgram(topology, collective, alike).solve(deadline).lengths)
+
+
+def lengths_of_links(alike: Alike, of_orbits: Ints) -> tuple[Fraction, ...]:
+    """The lengths of all links from those of their orbits, the largest 1."""
+    fractions = [Fraction(length, int(of_orbits.max())) for length in of_orbits.tolist()]
+    return tuple(fractions[orbit] for orbit in alike.link_orbits.tolist())
 
 
 @dataclass(frozen=True, slots=True)
