@@ -7,7 +7,7 @@ here a seed decides, and a program is right only if it is right for every seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -106,38 +106,36 @@ def _run_blocking(programs: Sequence[Program], machine: _Machine, chance: random
         operations = programs[rank].operations
         return operations[position[rank]] if position[rank] < len(operations) else None
 
-    while True:
-        possible = list(_possible(head, len(programs)))
-        if not possible:
-            break
-        rank = chance.choice(possible)
+    possible = {rank for rank in range(len(programs)) if _is_possible(head, rank)}
+    while possible:
+        rank = chance.choice(sorted(possible))
         operation = head(rank)
         assert operation is not None and not isinstance(operation, Receive)
-        position[rank] += 1
+        moved = [rank]
         if isinstance(operation, Send):
             receive = head(operation.peer)
             assert isinstance(receive, Receive)
             machine.deliver(rank, operation, receive)
-            position[operation.peer] += 1
+            moved.append(operation.peer)
         else:
             machine.local(rank, operation)
+        for one in moved:
+            position[one] += 1
+        # Only those that have moved, and those that they now receive from, may have become able or unable.
+        senders = [then.peer for one in moved if isinstance(then := head(one), Receive)]
+        for one in (*moved, *senders):
+            (possible.add if _is_possible(head, one) else possible.discard)(one)
     stuck = {rank: operation for rank in range(len(programs)) if (operation := head(rank)) is not None}
     if stuck:
         raise DeadlockError(describe(stuck))
 
 
-def _possible(head: Callable[[int], Operation | None], ranks: int) -> Iterator[int]:
-    """Ranks whose next operation is local, or a send that its receiver has come to."""
-    for rank in range(ranks):
-        operation = head(rank)
-        match operation:
-            case Send(peer=peer):
-                if meet(rank, operation, peer, head(peer)):
-                    yield rank
-            case Reduce() | Copy():
-                yield rank
-            case _:
-                pass
+def _is_possible(head: Callable[[int], Operation | None], rank: int) -> bool:
+    """Whether a rank's next operation is local, or a send that its receiver has come to."""
+    operation = head(rank)
+    if isinstance(operation, Send):
+        return meet(rank, operation, operation.peer, head(operation.peer))
+    return isinstance(operation, Reduce | Copy)
 
 
 def _run_dataflow(programs: Sequence[Program], machine: _Machine, chance: random.Random) -> None:
