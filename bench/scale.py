@@ -1,0 +1,316 @@
+"""How large may a fabric be? Times and memory of what is promised at 1,024 ranks and more, and their growth.
+
+Parts, each a results file `bench/results/scale_<part>.json`: the promises (targets), the same questions on
+larger and larger fabrics (growth), what is done with a large schedule (uses), the height of trees against
+their rate (heights), and TACOS on the same tori (tacos, needs `--tacos PATH`). One core, a process for each
+run, kernels compiled before.
+
+    python bench/scale.py --only targets --only growth
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.document import Measure, document, write_document
+from bench.measured import run
+from bench.scaling import cases
+from bench.scaling.cases import Case
+
+HOME = Path(__file__).resolve().parent.parent
+RESULTS = HOME / "bench" / "results"
+LIMIT_S = 900.0
+ONE_CORE = {
+    "PYTHONPATH": str(HOME),
+    "NUMBA_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+KEYS = ("topology", "collective", "method", "faults")
+MEASURES = {
+    "seconds": Measure("less", "spread"),
+    "peak_MB": Measure("less"),
+    "height": Measure("less"),
+    "share_of_bound": Measure("more"),
+}
+UNITS = {
+    "seconds": "load, solve and verify together, kernels compiled; median over the runs",
+    "spread": "s, largest minus smallest",
+    "peak_MB": "of the whole process",
+    "verified": "what the verifier replayed: representatives, every translate, or every transfer",
+}
+
+
+def targets(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What was promised, and what was found."""
+    chosen = [*cases.targets(), *([] if arguments.quick else cases.others())]
+    return document(
+        "Is what was promised of large fabrics kept?",
+        _rows(chosen, arguments.quick),
+        keys=KEYS,
+        measures=MEASURES,
+        units=UNITS,
+    )
+
+
+def growth(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time and memory against ranks, and the exponent of each family."""
+    rows = _rows(cases.growth(), arguments.quick)
+    return document(
+        "How do time and memory grow with the ranks?",
+        rows,
+        keys=KEYS,
+        measures=MEASURES,
+        units=UNITS,
+        exponents=exponents(rows),
+    )
+
+
+def uses(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Files, programs and simulations of schedules in implicit form."""
+    specs = ("dgx-a100:boxes=8", "dgx-a100:boxes=32", "dgx-a100:boxes=128", "dgx-a100:boxes=512")
+    rows = []
+    for spec in specs[:2] if arguments.quick else specs:
+        for kind in ("allgather", "allreduce"):
+            rows.append({"topology": spec, "collective": kind, **_answer("bench.scaling.uses", [spec, kind])})
+    return document(
+        "What does a large schedule cost whoever uses it?",
+        rows,
+        keys=("topology", "collective"),
+        measures={
+            name: Measure("less")
+            for name in ("file_bytes", "read_seconds", "program_seconds", "program_MB", "simulate_seconds")
+        },
+        units={
+            "program_seconds": "one rank's program for 64 MiB, from the implicit form",
+            "program_MB": "the most memory that this took on top of the schedule",
+            "simulated_us": "64 MiB",
+            "written_out_*": "the same from the schedule written out; up to 1,024 ranks",
+        },
+    )
+
+
+def heights(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The frontier between the height of trees and their rate."""
+    specs = ("torus:8x8", "torus:16x16", "torus:32x32", "dgx-a100:boxes=32", "mi250:boxes=8")
+    rows: list[dict[str, Any]] = []
+    for spec in specs[:1] if arguments.quick else specs:
+        for kind in ("allgather", "allreduce"):
+            found = _answer("bench.scaling.heights", [spec, kind])
+            rows += [{"topology": spec, "collective": kind, **row} for row in found["rows"]]
+    return document(
+        "What do few and low trees give up?",
+        rows,
+        keys=("topology", "collective", "height", "trees"),
+        measures={"share_of_bound": Measure("more"), "time_us_64KiB": Measure("less")},
+        units={"trees": "of each root", "time_us_64KiB": "simulated", "time_us_64MiB": "simulated"},
+    )
+
+
+def tacos(arguments: argparse.Namespace) -> dict[str, Any]:
+    """TACOS and ours on the same tori, in turns."""
+    import topologies
+    from bench.adapters.answer import Question
+    from bench.adapters.tacos import Tacos
+    from synth.bounds import bound
+    from synth.collective import Collective
+
+    peer = Tacos(arguments.tacos)
+    peer.check()
+    rows: list[dict[str, Any]] = []
+    for side in (16,) if arguments.quick else (16, 32):
+        spec = f"torus:{side}x{side}"
+        ours = [_answer_case(Case(spec, spec, "allgather")) for _ in range(3)]
+        topology = topologies.load(spec)
+        collective = Collective.on(topology, "allgather")
+        question = Question(spec, topology, collective, bound(topology, collective))
+        answer = peer.ask(question, LIMIT_S)
+        ours += [_answer_case(Case(spec, spec, "allgather")) for _ in range(2)]
+        rows.append(_tacos_row(spec, answer, question.bound.rate))
+        rows.append(
+            {
+                "topology": spec,
+                "method": "ours",
+                "verdict": "found",
+                "call_seconds": statistics.median(one["solve_seconds"] for one in ours),
+                "seconds": statistics.median(one["process_seconds"] for one in ours),
+                "share_of_bound": min(one["share_of_bound"] for one in ours),
+                "correct": all(one["correct"] for one in ours),
+            }
+        )
+    return document(
+        "Is the allgather of large tori found faster than by TACOS?",
+        rows,
+        keys=("topology", "method"),
+        measures={"call_seconds": Measure("less"), "share_of_bound": Measure("more")},
+        units={
+            "call_seconds": "of the synthesis alone, as each counts it; ours the median of five",
+            "seconds": "of the whole process, ours with start-up, warm-up and verification",
+        },
+    )
+
+
+def _tacos_row(spec: str, answer: Any, limit: Any) -> dict[str, Any]:
+    from synth.verifier import verify
+
+    row = {"topology": spec, "method": "TACOS, 1 chunk a rank", "verdict": answer.verdict}
+    row["seconds"] = answer.finished.seconds
+    if answer.verdict == "found":
+        schedule = answer.algorithms[0].schedule
+        verdict = verify(schedule)
+        row |= {
+            "call_seconds": answer.call_seconds,
+            "share_of_bound": float(verdict.rate / limit),
+            "correct": verdict.correct,
+        }
+    return row
+
+
+def _rows(chosen: Iterable[Case], quick: bool) -> list[dict[str, Any]]:
+    rows = []
+    for case in chosen:
+        runs = 1 if quick else case.runs
+        print(f"{case.title}, {case.kind}, {case.method} ...", file=sys.stderr)
+        answers = [_answer_case(case) for _ in range(runs)]
+        rows.append(_row(case, answers))
+    return rows
+
+
+def _answer_case(case: Case) -> dict[str, Any]:
+    return _answer("bench.scaling.children", [json.dumps(asdict(case))])
+
+
+def _answer(module: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """What a child answers in its last line, with the seconds of the whole process; its failure is ours."""
+    finished = run([sys.executable, "-m", module, *arguments], LIMIT_S, folder=HOME, environment=ONE_CORE)
+    if finished.timed_out:
+        return {"timed_out": True, "seconds": LIMIT_S, "peak_MB": finished.peak_MB}
+    if finished.status:
+        raise SystemExit(f"{module} {' '.join(arguments)} failed:\n{finished.errors}")
+    answer: dict[str, Any] = json.loads(finished.output.splitlines()[-1])
+    return {**answer, "process_seconds": finished.seconds}
+
+
+def _row(case: Case, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    seconds = [answer["seconds"] for answer in answers]
+    first = dict(answers[0])
+    parts = {
+        name: statistics.median(answer.get(name, math.inf) for answer in answers)
+        for name in ("load_seconds", "solve_seconds", "verify_seconds")
+        if name in first
+    }
+    kept = within(case, statistics.median(seconds), max(answer["peak_MB"] for answer in answers), first)
+    return {
+        "topology": case.spec,
+        "title": case.title,
+        "collective": case.kind,
+        "method": case.method,
+        "faults": case.faults,
+        "family": case.family,
+        "verified": _verified(case),
+        "target_seconds": case.target_s,
+        "target_MB": case.target_MB,
+        "kept": kept,
+        "timed_out": False,
+        **first,
+        **parts,
+        "seconds": statistics.median(seconds),
+        "spread": max(seconds) - min(seconds),
+        "runs": len(answers),
+        "peak_MB": max(answer["peak_MB"] for answer in answers),
+    }
+
+
+def within(case: Case, seconds: float, peak_MB: float, answer: Mapping[str, Any]) -> bool | None:  # noqa: N803
+    """Whether a promise was kept: in time, in memory, optimal and correct; None where there was none."""
+    if case.target_s is None:
+        return None
+    in_memory = case.target_MB is None or peak_MB <= case.target_MB
+    return (
+        not answer.get("timed_out")
+        and seconds <= case.target_s
+        and in_memory
+        and bool(answer["optimal"])
+        and bool(answer["correct"])
+    )
+
+
+def _verified(case: Case) -> str:
+    if case.method != cases.SYMMETRIC:
+        return "every transfer"
+    return "every translate" if case.every_translate else "representatives"
+
+
+def exponents(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The slope of each family in a log-log plot over the ranks, by least squares, of its larger half.
+
+    Small fabrics measure what a process costs anyway, so only those of at least 64 ranks count.
+    """
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row.get("family") and row["ranks"] >= 64 and not row["timed_out"]:
+            families.setdefault(row["family"], []).append(row)
+    return {
+        family: {
+            measure: statistics.linear_regression(
+                [math.log(row["ranks"]) for row in members], [math.log(row[measure]) for row in members]
+            ).slope
+            for measure in ("seconds", "peak_MB")
+        }
+        for family, members in families.items()
+        if len(members) >= 2
+    }
+
+
+PARTS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "targets": targets,
+    "growth": growth,
+    "uses": uses,
+    "heights": heights,
+    "tacos": tacos,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what the command line asks for, say what was found, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", action="append", choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="fewer cases, one run of each")
+    parser.add_argument("--tacos", type=Path, metavar="PATH", help="a checkout, see bench/adapters/tacos.py")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where files go")
+    chosen = parser.parse_args(arguments)
+    parts = chosen.only or [name for name in PARTS if name != "tacos" or chosen.tacos is not None]
+    if "tacos" in parts and chosen.tacos is None:
+        print("scale: the part tacos needs --tacos PATH", file=sys.stderr)
+        return 2
+    for name in parts:
+        found = PARTS[name](chosen)
+        for row in found["rows"]:
+            print(_in_words(row))
+        chosen.results.mkdir(parents=True, exist_ok=True)
+        write_document(chosen.results / f"scale_{name}.json", found)
+        print(f"written: {chosen.results / f'scale_{name}.json'}\n")
+    return 0
+
+
+def _in_words(row: Mapping[str, Any]) -> str:
+    shown = ("seconds", "call_seconds", "peak_MB", "height", "share_of_bound", "optimal", "kept")
+    names = [str(row[name]) for name in ("topology", "collective", "method", "faults") if row.get(name)]
+    figures = [
+        f"{name} {row[name]:.4g}" if isinstance(row[name], float) else f"{name} {row[name]}"
+        for name in shown
+        if row.get(name) is not None
+    ]
+    return f"{' '.join(names)}: {', '.join(figures)}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

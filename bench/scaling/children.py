@@ -1,0 +1,149 @@
+"""A question of scale answered in a process of its own: `python -m bench.scaling.children '{"spec": ...}'`.
+
+The answer is one line of JSON. A small question of the same sort goes first, so that compiled kernels are
+loaded and the figures are those of the work.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bench.scaling.cases import REPAIR, SYMMETRIC, WRITTEN_OUT, Case
+
+if TYPE_CHECKING:
+    from synth.faults import Faulty
+    from synth.implicit.schedule import AnySchedule, ImplicitSchedule
+    from synth.topology import Topology
+
+SMALL = "dgx-a100:boxes=2"
+SEED = 0
+
+
+class Laps:
+    """Seconds of the parts of an answer."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def lap(self, name: str) -> Iterator[None]:
+        """Count what happens inside as part `name`."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def main() -> None:
+    """Warm up, answer, print."""
+    case = Case(**json.loads(sys.argv[1]))
+    _answer(replace(case, spec="torus:4x4" if "torus" in case.spec else SMALL, faults=_small(case)))
+    print(json.dumps(_answer(case)))
+
+
+def _small(case: Case) -> str:
+    """Faults of the same sort on a small fabric."""
+    if not case.faults:
+        return ""
+    sort, *_ = case.faults.split(":")
+    return {"ranks": "ranks:1:0", "both": "both:1:1:0"}.get(sort, case.faults)
+
+
+def _answer(case: Case) -> dict[str, Any]:
+    found: dict[str, Callable[[Case, Laps], AnySchedule]] = {
+        SYMMETRIC: _symmetric,
+        WRITTEN_OUT: _written_out,
+        REPAIR: _repaired,
+    }
+    laps = Laps()
+    schedule = found[case.method](case, laps)
+    import synth
+
+    with laps.lap("verify"):
+        verdict = synth.verify(schedule, every_translate=case.every_translate)
+    return {
+        "ranks": schedule.topology.ranks,
+        "seconds": sum(laps.seconds.values()),
+        **{f"{name}_seconds": seconds for name, seconds in laps.seconds.items()},
+        "peak_MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "rate": str(schedule.rate),
+        "bound": str(schedule.bound.rate),
+        "share_of_bound": float(schedule.rate / schedule.bound.rate),
+        "optimal": schedule.is_optimal,
+        "correct": verdict.correct,
+        "height": schedule.height,
+        "steps": schedule.steps,
+        "chunks": schedule.chunk_count,
+        "transfers": schedule.transfer_count,
+        "settings": {name: str(value) for name, value in schedule.method.settings},
+    }
+
+
+def _symmetric(case: Case, laps: Laps) -> ImplicitSchedule:
+    import synth
+    import topologies
+
+    with laps.lap("load"):
+        topology = topologies.load(case.spec)
+    with laps.lap("solve"):
+        return synth.solve_implicit(topology, case.kind)
+
+
+def _written_out(case: Case, laps: Laps) -> AnySchedule:
+    import synth
+    import topologies
+
+    with laps.lap("load"):
+        topology = topologies.load(case.spec)
+        if case.faults:
+            topology = faulty(topology, case.faults).topology
+        topology = replace(topology, symmetries=())
+    with laps.lap("solve"):
+        return synth.solve(topology, case.kind)
+
+
+def _repaired(case: Case, laps: Laps) -> AnySchedule:
+    import synth
+    import topologies
+    from synth.faults import parse_link
+    from synth.repair import repair
+
+    topology = topologies.load(case.spec)
+    before = synth.solve_implicit(topology, case.kind)
+    link = parse_link(topology, case.faults.removeprefix("link:"))
+    with laps.lap("solve"):
+        return repair(before, without_links=[link])
+
+
+def faulty(topology: Topology, text: str) -> Faulty:
+    """A topology with faults drawn by a seed: `ranks:COUNT:SEED`, `both:RANKS:LINKS:SEED`, or `link:A-B`.
+
+    Links are drawn among those between vertices that stay.
+    """
+    from synth.faults import without
+
+    sort, *arguments = text.split(":")
+    if sort == "link":
+        return without(topology, links=[text.removeprefix("link:")])
+    *counts, seed = map(int, arguments)
+    chance = random.Random(seed)
+    ranks = chance.sample(range(topology.ranks), counts[0])
+    gone = set(ranks)
+    cables = [
+        (link.src, link.dst)
+        for link in topology.links
+        if link.src < link.dst and link.src not in gone and link.dst not in gone
+    ]
+    links = chance.sample(cables, counts[1]) if sort == "both" else []
+    return without(topology, links=links, ranks=ranks)
+
+
+if __name__ == "__main__":
+    main()
