@@ -127,7 +127,7 @@ class Topology:
 
     @cached_property
     def link_kinds(self) -> dict[Hop, tuple[int, int, int, int]]:
-        """What makes the links of pairs of vertices alike, as whole numbers: fractions are slow to compare."""
+        """What links have in common that are alike, in whole numbers: fractions are slow to compare."""
         return {
             (link.src, link.dst): (*link.bandwidth.as_integer_ratio(), *link.latency_us.as_integer_ratio())
             for link in self.links

@@ -58,7 +58,7 @@ class Commuting:
         self._kinds = _with_arcs(topology, group)
         self.refiner = Refiner(around(topology.size, self._kinds), effort)
         self.base = self.refiner.refined(Partition.of(_colours(topology, group, members)))
-        self.cells = [cell for cell in self._rank_cells()]
+        self.cells = list(self._rank_cells())
         self.limit = math.gcd(*map(len, self.cells))
         self.start = min(min(cell) for cell in self.cells if len(cell) == min(map(len, self.cells)))
         self._seen: dict[Vertex, Partition | None] = {}

@@ -7,6 +7,7 @@ the graph leave room for a larger one. Effort is counted, never timed: every mac
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,10 +58,8 @@ def translations_of(
     if declared.order == topology.ranks:
         return declared
     search = _Search(topology, members, declared, seed)
-    try:
+    with contextlib.suppress(SpentError):
         search.run(effort)
-    except SpentError:
-        pass
     return search.best
 
 

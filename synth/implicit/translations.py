@@ -20,6 +20,9 @@ from synth.topology import Permutation, Topology, Vertex
 
 Integers = NDArray[np.int64]
 
+MAX_IMAGES = 1 << 26
+"""How many images of orbits' first vertices are listed at most: half a gigabyte."""
+
 
 @dataclass(frozen=True)
 class Translations:
@@ -82,6 +85,7 @@ class Translations:
                     f"got {self.orders[index]} declared and {order} found"
                 )
         self._check_commuting()
+        self._check_size()
         # Distinct images of every rank under all elements: independence and freedom in one.
         for orbit in range(len(self._images)):
             first = int(self._images[orbit, 0])
@@ -100,6 +104,22 @@ class Translations:
                     raise TopologyError(
                         f"translations {earlier} and {later}: must commute, they differ at vertex {wrong[0]}"
                     )
+
+    def _check_size(self) -> None:
+        """Refuse what cannot be, or what strangers' files would fill the memory with, before listing it."""
+        if self.ranks % self.order:
+            raise TopologyError(
+                f"translations: only the identity may keep a rank in its place, {self.order} elements "
+                f"do not divide {self.ranks} ranks"
+            )
+        vertices = _least_images(
+            self.size, [np.array(images, dtype=np.int64) for images in self.generators], self.orders
+        )
+        images = int(np.count_nonzero(vertices == np.arange(self.size))) * self.order
+        if images > MAX_IMAGES:
+            raise TopologyError(
+                f"translations: orbits of vertices times elements must be at most {MAX_IMAGES}, got {images}"
+            )
 
     def check_automorphisms(self, topology: Topology) -> None:
         """Raise TopologyError unless every generator maps each link to one of equal bandwidth and latency."""
@@ -203,20 +223,24 @@ class Translations:
         ends = np.array([(link.src, link.dst) for link in topology.links], dtype=np.int64).reshape(-1, 2)
         # Links are sorted by (src, dst): the number of a pair is found by bisection.
         keys = ends[:, 0] * self.size + ends[:, 1]
-        smallest = np.arange(len(keys), dtype=np.int64)
         moved = [
             np.searchsorted(keys, np.array(images)[ends[:, 0]] * self.size + np.array(images)[ends[:, 1]])
             for images in self.generators
         ]
-        while True:
-            before = smallest
-            for image in moved:
-                least = np.minimum(smallest, smallest[image])
-                smallest = least.copy()
-                np.minimum.at(smallest, image, least)
-            if np.array_equal(before, smallest):
-                break
-        return np.unique(smallest, return_inverse=True)[1].astype(np.int64)
+        least = _least_images(len(keys), moved, self.orders)
+        return np.unique(least, return_inverse=True)[1].astype(np.int64)
+
+
+def _least_images(count: int, generators: Sequence[Integers], orders: Sequence[int]) -> Integers:
+    """The least image of each of `count` things under a group that commuting permutations generate."""
+    least = np.arange(count, dtype=np.int64)
+    for images, order in zip(generators, orders, strict=True):
+        # Twice as many powers each time: the least under 1, 2, 4... of them until all have been.
+        power, powers = images, 1
+        while powers < order:
+            least = np.minimum(least, least[power])
+            power, powers = power[power], 2 * powers
+    return least
 
 
 def _order_of(images: Sequence[Vertex], size: int) -> int:
