@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from synth.deadline import Deadline
 from synth.topology import Permutation, Topology
 
 LARGEST_EXACT = 600
-"""Orbits of links and ranks together up to which the program is solved exactly (a dense system of that size)."""
+"""Orbits of links and ranks together up to which the program is solved exactly: a dense system."""
 
 _FINE = 1 << 28  # parts of the longest floating length that a search can tell apart
 _PARTS = 1 << 20  # of the largest share, where shares are rounded
@@ -130,7 +131,6 @@ class RoutingProgram:
         for orbit, capacity in zip(alike.link_orbits.tolist(), topology.capacities, strict=True):
             offers[orbit] += capacity
         sources = len(alike.sources)
-        self._scale = max(offers)
         self._program = LinearProgram([-offer for offer in offers] + [0] * sources, scale=1)
         blocks = len(collective.ranks) * (len(collective.ranks) - 1)
         self._blocks = blocks
@@ -140,6 +140,23 @@ class RoutingProgram:
         self._trees: list[tuple[int, Ints]] = []
         self._known: set[tuple[int, bytes]] = set()
 
+    @cached_property
+    def connected(self) -> bool:
+        """Whether every source reaches all ranks that take part."""
+        targets = np.flatnonzero(self._targets)
+        ones = np.ones(self._orbits, dtype=np.int64)
+        trees = [self._tree(ones, source) for source in self._alike.sources]
+        return all(bool((tree.distance[targets] < FAR).all()) for tree in trees)
+
+    def shortest(self) -> BestRouting:
+        """Ways of the fewest links, for who has no time to choose well."""
+        ones = np.ones(self._orbits, dtype=np.int64)
+        trees = [
+            WeightedTree(source, self._tree(ones, source).entering, Fraction(1))
+            for source in self._alike.sources
+        ]
+        return BestRouting(ones, tuple(trees), exact=False)
+
     def solve(self, deadline: Deadline) -> BestRouting:
         """The best lengths and flows.
 
@@ -147,6 +164,8 @@ class RoutingProgram:
             TimedOutError: too late; a limit by simple lengths is all there is.
             ArithmeticError: HiGHS fails.
         """
+        if not self.connected:
+            raise ArithmeticError("an alltoall among ranks that cannot reach each other has the rate zero")
         nothing = np.zeros(self._orbits), np.full(len(self._alike.sources), np.inf)
         offers = -np.array(self._program.objective[: self._orbits], dtype=np.float64)
         for simple in (np.ones(self._orbits), offers.max() / offers):
@@ -182,7 +201,7 @@ class RoutingProgram:
         )
 
     def _add_shorter(self, whole: Ints, lengths: NDArray[np.float64], believed: NDArray[np.float64]) -> bool:
-        """Add the trees under some lengths that contradict what the program believes; whether there are any."""
+        """Add the trees under some lengths that contradict the program; whether there are any."""
         added = False
         for position, source in enumerate(self._alike.sources):
             tree = self._tree(whole, source)
@@ -214,7 +233,8 @@ class RoutingProgram:
         parts = math.lcm(*(length.denominator for length in exact))
         trees = self._weighted([abs(price) for price in vertex.prices])
         # Sums over a way must stay exact, with the hop beside each length.
-        longest = int(max(exact) * parts) * self._hops * self._ways.topology.size
+        most = max(self._ways.topology.size, len(self._ways.tails))
+        longest = int(max(exact) * parts) * self._hops * most
         if min(exact) < 0 or min(vertex.prices[1:]) < 0 or longest >= FAR:
             return near
         whole = np.array([int(length * parts) for length in exact], dtype=np.int64)

@@ -1,0 +1,180 @@
+"""How many parts of each block go which way, for the smallest number of parts that reaches the best rate.
+
+Blocks that have the same choice between loads are alike, however far away their targets are: an integer
+program over these classes is small at a thousand ranks, and its answer is dealt out to their blocks one
+after another, so that few blocks are split at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from synth.deadline import Deadline
+from synth.highs import limit_time, new_model
+from synth.implicit.alltoall_options import Load, Options, Path
+
+MOST_PARTS = 24
+"""Into how many equal parts a block is divided at most before the shares of the optimal flow are taken."""
+
+_MOST_NODES = 200  # of the branch and bound for one number of parts
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A share of a block on its way."""
+
+    target: int
+    path: Path
+    share: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """Blocks with the same choice: the loads in which their ways differ, and the blocks."""
+
+    loads: tuple[Load, ...]
+    blocks: list[Options]
+
+
+def divide(
+    options: Sequence[Options], room: Sequence[Fraction], deadline: Deadline, *, seed: int = 0
+) -> list[Part] | None:
+    """Parts of all blocks that fit the room, in equal parts as large as possible; the fewest links then.
+
+    Args:
+        options: the ways of each block.
+        room: how many blocks each orbit of links can take.
+        deadline: after which no finer division is tried.
+        seed: of HiGHS's own ties.
+
+    Returns:
+        None where no division into up to `MOST_PARTS` was found.
+    """
+    common, classes = _classes(options)
+    left = [most - common.get(orbit, 0) for orbit, most in enumerate(room)]
+    for parts in range(1, MOST_PARTS + 1):
+        if deadline.has_passed:
+            return None
+        amounts = _amounts(classes, left, parts, deadline, seed)
+        if amounts is not None:
+            dealt = [
+                part for group, of in zip(classes, amounts, strict=True) for part in _deal(group, of, parts)
+            ]
+            return sorted(dealt, key=lambda part: (part.path[0], part.target, len(part.path), part.path))
+    return None
+
+
+def _classes(options: Sequence[Options]) -> tuple[Counter[int], list[_Class]]:
+    """What every way of each block loads, added up, and the blocks by what is left of their ways."""
+    common: Counter[int] = Counter()
+    classes: dict[tuple[Load, ...], _Class] = {}
+    for block in options:
+        counts = [Counter(load) for load in block.paths]
+        shared = counts[0]
+        for count in counts[1:]:
+            shared = shared & count
+        common += shared
+        loads = tuple(tuple(sorted((count - shared).elements())) for count in counts)
+        # The order within a class is that of its first block.
+        key = tuple(sorted(loads))
+        classes.setdefault(key, _Class(loads, [])).blocks.append(block)
+    return common, list(classes.values())
+
+
+def _amounts(
+    classes: Sequence[_Class], left: Sequence[Fraction], parts: int, deadline: Deadline, seed: int
+) -> list[list[int]] | None:
+    """How many parts of each class take each of its ways, by an integer program; None where it found none."""
+    room = [int(most * parts // 1) for most in left]
+    if min(room) < 0:
+        return None
+    open_classes = [group for group in classes if len(group.loads) > 1]
+    solved = iter(_solve(open_classes, room, parts, deadline, seed) or [])
+    if not open_classes:
+        return [[parts * len(group.blocks)] for group in classes]
+    found = list(solved)
+    if not found:
+        return None
+    rest = iter(found)
+    return [next(rest) if len(group.loads) > 1 else [parts * len(group.blocks)] for group in classes]
+
+
+def _solve(
+    classes: Sequence[_Class], room: Sequence[int], parts: int, deadline: Deadline, seed: int
+) -> list[list[int]] | None:
+    import highspy
+
+    model = new_model(seed=seed, mip_max_nodes=_MOST_NODES, mip_rel_gap=0.0)
+    limit_time(model, deadline.left_s)
+    users: dict[int, Counter[int]] = defaultdict(Counter)
+    columns: list[range] = []
+    count = 0
+    for group in classes:
+        columns.append(range(count, count + len(group.loads)))
+        for column, load in zip(columns[-1], group.loads, strict=True):
+            model.addVar(0, parts * len(group.blocks))
+            model.changeColCost(column, len(load))
+            model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+            for orbit in load:
+                users[orbit][column] += 1
+        count += len(group.loads)
+        whole = parts * len(group.blocks)
+        _row(model, dict.fromkeys(columns[-1], 1), whole, whole)
+    for orbit, used in sorted(users.items()):
+        _row(model, used, -highspy.kHighsInf, room[orbit])
+    model.run()
+    if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None
+    values = [round(value) for value in model.getSolution().col_value]
+    for orbit, used in users.items():
+        if sum(values[column] * times for column, times in used.items()) > room[orbit]:
+            return None
+    amounts = [[values[column] for column in of] for of in columns]
+    right = all(
+        sum(of) == parts * len(group.blocks) and min(of) >= 0
+        for of, group in zip(amounts, classes, strict=True)
+    )
+    return amounts if right else None
+
+
+def _row(model: object, entries: dict[int, int], lower: float, upper: float) -> None:
+    model.addRow(  # type: ignore[attr-defined]
+        lower,
+        upper,
+        len(entries),
+        np.array(list(entries), dtype=np.int32),
+        np.array(list(entries.values()), dtype=np.float64),
+    )
+
+
+def _deal(group: _Class, amounts: Sequence[int], parts: int) -> Iterator[Part]:
+    """Blocks one after another take what is left of the first way, then of the next."""
+    rest = list(amounts)
+    way = 0
+    for block in group.blocks:
+        missing = parts
+        of_load = _by_rest(block)
+        while missing:
+            while not rest[way]:
+                way += 1
+            taken = min(missing, rest[way])
+            rest[way] -= taken
+            missing -= taken
+            yield Part(block.target, of_load[group.loads[way]], Fraction(taken, parts))
+
+
+def _by_rest(block: Options) -> dict[Load, Path]:
+    """The ways of a block by what they load beyond what all of its ways do."""
+    counts = [Counter(load) for load in block.paths]
+    shared = counts[0]
+    for count in counts[1:]:
+        shared = shared & count
+    return {
+        tuple(sorted((count - shared).elements())): path
+        for count, path in zip(counts, block.paths.values(), strict=True)
+    }

@@ -1,0 +1,131 @@
+"""All-to-all at scale: every block of one rank of each orbit travels along shortest ways, the rest are translates.
+
+The limit and an optimal flow come from one small linear program over orbits (`synth.bounds.routing_trees`);
+the flow becomes few ways per block with small shares, at exactly the limit where the program was solved
+exactly. Ranks forward on the way: a way through ranks is several transfers in consecutive steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+
+from synth.bounds import bound
+from synth.bounds.certification import dual_of
+from synth.bounds.routing_lp import lengths_of_links
+from synth.bounds.routing_trees import Alike, BestRouting, RoutingProgram
+from synth.certificate import Bound
+from synth.collective import Collective, Kind
+from synth.deadline import Deadline
+from synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from synth.implicit.alltoall_options import options_of, shares_of_trees
+from synth.implicit.alltoall_parts import Part, divide
+from synth.implicit.schedule import ImplicitSchedule
+from synth.implicit.translations import Translations
+from synth.reachability import who_is_cut_off
+from synth.schedule import Chunk, Method, Transfer
+from synth.topology import Topology
+
+
+def solve_symmetric_alltoall(
+    topology: Topology,
+    collective: Collective,
+    *,
+    translations: Translations | None = None,
+    seed: int = 0,
+    deadline_s: float | None = None,
+) -> ImplicitSchedule:
+    """An alltoall at the limit of the fabric, as the ways of one rank of each orbit.
+
+    Args:
+        topology: the fabric; every vertex may forward, ranks that take no part too.
+        collective: an alltoall; the translations must map its ranks to each other.
+        translations: automorphisms to make use of; found where None. The rate does not depend on them.
+        seed: of HiGHS's own ties.
+        deadline_s: seconds from now.
+
+    Raises:
+        CollectiveError: another kind of collective.
+        InfeasibleError: some rank cannot reach another one.
+        TimedOutError: the deadline passed; carries every block whole on a shortest way.
+    """
+    if collective.kind is not Kind.ALLTOALL:
+        raise CollectiveError(f"{collective.kind}: routes by orbits serve alltoall; use trees")
+    collective.check(topology)
+    deadline = Deadline.after(deadline_s)
+    if translations is None:
+        from synth.implicit.search import translations_of
+
+        translations = translations_of(topology, seed=seed)
+    alike = Alike.under(topology, collective, translations.generators)
+    program = RoutingProgram(topology, collective, alike)
+    if not program.connected:
+        limit = bound(topology, collective, deadline_s=0)
+        raise InfeasibleError(who_is_cut_off(topology, collective), limit)
+    method = Method("routes", seed)
+    try:
+        best = program.solve(deadline)
+    except TimedOutError as late:
+        shortest = program.shortest()
+        limit = _limit(topology, collective, alike, shortest)
+        parts = _parts_of_trees(topology, collective, alike, shortest)
+        message = f"{collective.kind}: the deadline of {deadline_s} s passed"
+        raise TimedOutError(
+            message, _lift(topology, collective, method, limit, translations, parts)
+        ) from late
+    limit = _limit(topology, collective, alike, best)
+    room = _room(topology, alike, translations, limit.rate / len(collective.ranks))
+    options = list(options_of(topology, collective, alike, best))
+    parts = divide(options, room, deadline, seed=seed)
+    if parts is None:
+        parts = _parts_of_trees(topology, collective, alike, best)
+    return _lift(topology, collective, method, limit, translations, parts)
+
+
+def _limit(topology: Topology, collective: Collective, alike: Alike, best: BestRouting) -> Bound:
+    """What the lengths prove; `dual_of` works it out from them alone."""
+    dual = dual_of(topology, collective, lengths_of_links(alike, best.lengths))
+    return Bound(dual.capacity / dual.distance, dual)
+
+
+def _room(topology: Topology, alike: Alike, translations: Translations, rate: Fraction) -> list[Fraction]:
+    """How many blocks of the representatives each orbit of links can take, at so many GB/s of each block."""
+    sizes = np.bincount(alike.link_orbits).tolist()
+    room = [Fraction(0)] * len(sizes)
+    for orbit, link in zip(alike.link_orbits.tolist(), topology.links, strict=True):
+        room[orbit] = link.bandwidth * sizes[orbit] / (translations.order * rate)
+    return room
+
+
+def _parts_of_trees(
+    topology: Topology, collective: Collective, alike: Alike, best: BestRouting
+) -> list[Part]:
+    return [
+        Part(target, path, share)
+        for _, target, path, share in shares_of_trees(topology, collective, alike, best)
+    ]
+
+
+def _lift(
+    topology: Topology,
+    collective: Collective,
+    method: Method,
+    limit: Bound,
+    translations: Translations,
+    parts: Iterable[Part],
+) -> ImplicitSchedule:
+    """One chunk per part; each hop from rank to rank is a transfer of its own step."""
+    block = Fraction(1, len(collective.ranks))
+    chunks: list[Chunk] = []
+    transfers: list[Transfer] = []
+    for part in parts:
+        path = part.path
+        stops = [i for i, vertex in enumerate(path) if not topology.is_switch(vertex)]
+        for step, (start, end) in enumerate(pairwise(stops)):
+            via = path[start + 1 : end]
+            transfers.append(Transfer(len(chunks), path[start], path[end], step, via=via))
+        chunks.append(Chunk(block * part.share, path[0], path[-1]))
+    return ImplicitSchedule.build(topology, collective, method, limit, translations, chunks, transfers)
