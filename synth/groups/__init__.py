@@ -1,0 +1,16 @@
+"""Several groups of ranks at once on one fabric, its links shared as fairly as possible."""
+
+from synth.groups.certificate import JointCertificate, Level
+from synth.groups.result import GroupSchedule, GroupSchedules
+from synth.groups.solver import solve_groups
+from synth.groups.verifier import JointVerdict, verify_groups
+
+__all__ = [
+    "GroupSchedule",
+    "GroupSchedules",
+    "JointCertificate",
+    "JointVerdict",
+    "Level",
+    "solve_groups",
+    "verify_groups",
+]

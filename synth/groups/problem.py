@@ -1,0 +1,206 @@
+"""Groups on a fabric as the columns of a linear program: who may use which link, up to symmetry.
+
+A *layer* is what one group does in one direction: it spreads, or gathers for its allreduce, or sends the
+blocks of one source along paths. A column is an orbit of pairs of a layer and a link under the symmetries
+that permute the groups, so that 128 groups that are all alike need the columns of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from synth.bounds.capacity_lp import most_central
+from synth.collective import Collective, Kind
+from synth.compiled import Ints
+from synth.groups.symmetry import Move, inverse, moves
+from synth.groups.view import View, view_of
+from synth.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One direction or one source of one group.
+
+    Attributes:
+        group: whose.
+        gathers: whether trees lead to their roots, along the links of the view.
+        source: for what moves along paths the rank (of the view) it comes from, else None.
+        is_mirrored: whether each link's share is also taken of the link back, by the trees turned round.
+    """
+
+    group: int
+    gathers: bool = False
+    source: int | None = None
+    is_mirrored: bool = False
+
+
+class Problem:
+    """Collectives with weights on a fabric.
+
+    Attributes:
+        topology: the whole fabric.
+        collectives: of the groups.
+        weights: of the groups, positive.
+        views: of the groups.
+        layers: of all groups.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        collectives: Sequence[Collective],
+        weights: Sequence[Fraction],
+        *,
+        relays: bool,
+    ) -> None:
+        self.topology = topology
+        self.collectives = tuple(collectives)
+        self.weights = tuple(weights)
+        self.views: tuple[View, ...] = tuple(
+            view_of(topology, collective, relays=relays) for collective in collectives
+        )
+        # Turning a whole schedule of allreduces and alltoalls round gives another one: loads may be equal
+        # both ways, and then gathering along the trees on which a group spreads loses nothing.
+        kinds = {collective.kind for collective in collectives}
+        self.is_mirrored = topology.is_symmetric and kinds <= {Kind.ALLREDUCE, Kind.ALLTOALL}
+        self.layers: tuple[Layer, ...] = tuple(
+            layer for group in range(len(collectives)) for layer in self._layers_of(group)
+        )
+
+    def _layers_of(self, group: int) -> list[Layer]:
+        collective = self.views[group].collective
+        match collective.kind:
+            case Kind.ALLREDUCE if self.is_mirrored:
+                return [Layer(group, is_mirrored=True)]
+            case Kind.ALLREDUCE:
+                return [Layer(group), Layer(group, gathers=True)]
+            case Kind.ALLTOALL:
+                return [Layer(group, source=rank) for rank in collective.ranks]
+            case Kind.SCATTER:
+                return [Layer(group, source=collective.root)]
+            case _:
+                return [Layer(group)]
+
+    def of_group(self, group: int) -> list[int]:
+        """The layers of one group."""
+        return [number for number, layer in enumerate(self.layers) if layer.group == group]
+
+    @cached_property
+    def _symmetry(self) -> tuple[Ints, list[Move]]:
+        """For each layer and link the least pair (as layer * links + link) of its orbit; moves that suffice."""
+        links = self.topology.links
+        ends = np.array([(link.src, link.dst) for link in links], dtype=np.int64).reshape(-1, 2)
+        keys = ends[:, 0] * self.topology.size + ends[:, 1]
+        orbit = np.arange(len(self.layers) * len(links), dtype=np.int64)
+        kept: list[Move] = []
+        images: list[Ints] = []
+        for move in moves(self.topology, self.collectives, self.weights):
+            moved = move.vertices[ends]
+            link_image = np.searchsorted(keys, moved[:, 0] * self.topology.size + moved[:, 1])
+            layer_image = self._layer_images(move)
+            image = (layer_image[:, None] * len(links) + link_image[None, :]).ravel()
+            if np.array_equal(orbit[image], orbit):
+                continue
+            kept.append(move)
+            images.append(image)
+            orbit = _joined(orbit, images)
+        return orbit.reshape(len(self.layers), len(links)), kept
+
+    def _layer_images(self, move: Move) -> Ints:
+        number = {(layer.group, layer.gathers, layer.source): i for i, layer in enumerate(self.layers)}
+        images = []
+        for layer in self.layers:
+            group, source = int(move.groups[layer.group]), layer.source
+            if source is not None:
+                there = int(move.vertices[self.views[layer.group].vertices[source]])
+                source = self.views[group].vertices.index(there)
+            images.append(number[group, layer.gathers, source])
+        return np.array(images, dtype=np.int64)
+
+    @property
+    def pairs(self) -> Ints:
+        """For each layer (row) and link the number of the orbit of the pair."""
+        return self._symmetry[0]
+
+    @cached_property
+    def origin(self) -> tuple[tuple[int, Ints], ...]:
+        """For each group the one that stands for its orbit, and a symmetry that takes that one to it."""
+        identity = np.arange(self.topology.size, dtype=np.int64)
+        found: dict[int, tuple[int, Ints]] = {}
+        steps = [(move.vertices, move.groups) for move in self._symmetry[1]]
+        steps += [(inverse(vertices), inverse(groups)) for vertices, groups in steps]
+        for first in range(len(self.collectives)):
+            if first in found:
+                continue
+            found[first] = (first, identity)
+            queue = [first]
+            for group in queue:
+                for vertices, groups in steps:
+                    there = int(groups[group])
+                    if there not in found:
+                        found[there] = (first, vertices[found[group][1]])
+                        queue.append(there)
+        return tuple(found[group] for group in range(len(self.collectives)))
+
+    @property
+    def representatives(self) -> tuple[int, ...]:
+        """The first group of each orbit."""
+        return tuple(dict.fromkeys(first for first, _ in self.origin))
+
+    @cached_property
+    def link_orbits(self) -> Ints:
+        """The orbit of each link, by its first link; with its reverse where loads are equal both ways."""
+        links = self.topology.links
+        index = {(link.src, link.dst): number for number, link in enumerate(links)}
+        images = [
+            np.array(
+                [index[int(move.vertices[link.src]), int(move.vertices[link.dst])] for link in links],
+                dtype=np.int64,
+            )
+            for move in self._symmetry[1]
+        ]
+        if self.is_mirrored:
+            images.append(np.array([index[link.dst, link.src] for link in links], dtype=np.int64))
+        return _joined(np.arange(len(links), dtype=np.int64), images)
+
+    def roots(self, group: int) -> tuple[tuple[int, ...], ...]:
+        """Ranks of the view from which trees start; those of one tuple have trees of equal weight."""
+        view = self.views[group]
+        match view.collective.kind:
+            case Kind.BROADCAST:
+                assert view.collective.root is not None, "checked by the collective"
+                return ((view.collective.root,),)
+            case Kind.ALLGATHER:
+                return (view.collective.ranks,)
+        orbits = self._rank_orbits(group)
+        if self.is_mirrored:  # one root serves as well as any mixture, and so do its images
+            central = most_central(view.topology, view.collective.ranks)
+            return tuple(orbit for orbit in orbits if central in orbit)
+        return orbits
+
+    def _rank_orbits(self, group: int) -> tuple[tuple[int, ...], ...]:
+        """Ranks of a view that symmetries of the fabric and the groups take to each other."""
+        count, size = len(self.collectives), self.topology.size
+        steps = [(move.groups[:, None] * size + move.vertices[None, :]).ravel() for move in self._symmetry[1]]
+        orbit = _joined(np.arange(count * size, dtype=np.int64), steps).reshape(count, size)[group]
+        ranks: dict[int, list[int]] = {}
+        for position in self.views[group].collective.ranks:
+            ranks.setdefault(int(orbit[self.views[group].vertices[position]]), []).append(position)
+        return tuple(map(tuple, ranks.values()))
+
+
+def _joined(labels: Ints, images: Sequence[Ints]) -> Ints:
+    """The least label within reach of each place along permutations, from labels already joined in part."""
+    while True:
+        before = labels
+        for image in images:
+            least = np.minimum(labels, labels[image])
+            labels = least.copy()
+            np.minimum.at(labels, image, least)
+        if np.array_equal(before, labels):
+            return labels
