@@ -1,11 +1,11 @@
-"""The sections of large fabrics: promises, growth over the ranks, what a schedule costs its users, heights."""
+"""The sections of large fabrics: promises, growth, TACOS beside it, heights, what a schedule costs to use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from bench.page.cells import Column, all_rows, counts, durations, numbers, seconds_of, shares, table_of, words
-from bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
+from bench.page.parts import Cell, Part, Picture, Section, Strong, Table, Tone, grid, missing, text
 from bench.page.results import Document, Row, figure, grouped, word
 from bench.page.svg import Line, line_chart, unit_time
 from bench.page.words import DASH, count, digits, percent, plural, seconds, times
@@ -28,8 +28,8 @@ def targets(document: Document | None) -> Section:
         return _only(*PROMISES, "targets")
     parts: list[Part] = [
         text(
-            "Load, solve and verify in one process on one core, kernels compiled before. Symmetric: solved by "
-            "orbits, kept as representatives and translations; verified on the representatives, or translate "
+            "Load, solve and verify in one process on one core, kernels compiled before. Symmetric: solved "
+            "by orbits, kept as representatives and translations; verified on the representatives, or translate "
             "by translate. Written out: no use of symmetry. Repair: from the symmetric schedule of the "
             "fabric before the fault.",
             tone="quiet",
@@ -77,7 +77,7 @@ def table_of_targets(document: Document) -> Table:
 def _time(row: Row) -> Cell:
     if row.get("timed_out") is True:
         return Cell(f"over {seconds(figure(row, 'seconds'))}", figure(row, "seconds"), "bad")
-    tone = "bad" if row.get("kept") is False else "ours"
+    tone: Tone = "bad" if row.get("kept") is False else "ours"
     return Cell(seconds(figure(row, "seconds")), figure(row, "seconds"), tone)
 
 
@@ -206,9 +206,9 @@ def uses(document: Document | None) -> Section:
         return _only(*USES, "uses")
     parts: list[Part] = [
         text(
-            "From the implicit form: a file of representatives, one rank's program made without the whole "
-            "schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program from the "
-            "schedule written out.",
+            "From the implicit form: a file of representatives, one rank's program made without the "
+            "whole schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program from "
+            "the schedule written out.",
             tone="quiet",
         ),
         table_of_uses(document),
