@@ -10,10 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from synth.collective import Collective, Kind
-from synth.schedule import Chunk, Schedule, Transfer
+from synth.schedule import Chunk, Transfer
+
+if TYPE_CHECKING:
+    from synth.implicit.schedule import AnySchedule
 
 Mask: TypeAlias = int
 """A set of contributors: bit i stands for rank i."""
@@ -44,14 +47,18 @@ class Errors:
         else:
             self.dropped += 1
 
+    def add_unspelled(self, count: int) -> None:
+        """Count some more that nobody has spelled out."""
+        self.dropped += count
+
     def all(self) -> tuple[str, ...]:
         """The lines, the last of which counts those that are not spelled out."""
         rest = (f"and {self.dropped} more",) if self.dropped else ()
         return (*self.lines, *rest)
 
 
-def check_replay(schedule: Schedule, errors: Errors) -> None:
-    """Chunks do not touch each other, so each is replayed alone: memory stays that of one chunk."""
+def check_replay(schedule: AnySchedule, errors: Errors) -> None:
+    """Replay every chunk alone: memory stays that of one. Of an implicit schedule, the representatives."""
     of_chunk: list[list[Transfer]] = [[] for _ in schedule.chunks]
     for transfer in schedule.transfers:
         of_chunk[transfer.chunk].append(transfer)

@@ -126,7 +126,7 @@ def _check_links(schedule: Schedule, loads: Mapping[Hop, Fraction], errors: Erro
 
 
 def describe_overload(schedule: AnySchedule, hop: Hop, load: Fraction, others: str = "") -> str:
-    """The line about a link that carries more than it can at the declared rate, and what others are like it."""
+    """The line about a link that carries more than it can at the declared rate; `others` are like it."""
     return (
         f"link {describe_link(schedule.topology, hop)}{others}: carries {load * schedule.rate} GB/s at the "
         f"declared rate of {schedule.rate} GB/s, its bandwidth is {schedule.topology.bandwidth[hop]} GB/s"
