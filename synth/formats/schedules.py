@@ -7,9 +7,10 @@ form only: a schedule that is well-formed but wrong loads, for the verifier to r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from synth.collective import Collective, Kind
 from synth.errors import InputError, ScheduleError
@@ -31,6 +32,7 @@ from synth.topology import Topology
 
 SCHEDULE_FORMAT = "arborcast.schedule/1"
 MAX_SCHEDULE_BYTES = 1 << 30
+LINES_AT_ONCE = 4096
 
 
 def schedule_to_document(schedule: Schedule) -> Document:
@@ -63,7 +65,7 @@ def schedule_from_document(document: object, place: str) -> Schedule:
     from synth.formats.shapes import ScheduleShape, check_shape
 
     with raising(ScheduleError):
-        _check_format(document, place)
+        check_format(document, SCHEDULE_FORMAT, place)
         shape = check_shape(ScheduleShape, document, place)
         topology = read_topology(shape["topology"], place, "topology.")
         bound = read_bound(shape["bound"], topology, place, "bound.")
@@ -72,12 +74,10 @@ def schedule_from_document(document: object, place: str) -> Schedule:
             return Schedule(
                 topology=topology,
                 collective=_collective(shape["collective"]),
-                method=_method(shape["method"]),
+                method=read_method(shape["method"]),
                 bound=bound,
-                chunks=tuple(
-                    Chunk(c["share"], c["owner"], c.get("target"), c.get("demand")) for c in shape["chunks"]
-                ),
-                transfers=_transfers(shape["transfers"], topology),
+                chunks=read_chunks(shape["chunks"]),
+                transfers=read_transfers(shape["transfers"], topology),
                 rate=shape["rate"],
                 rounds=None if rounds is None else tuple(rounds),
             )
@@ -100,27 +100,49 @@ def write_schedule(schedule: Schedule, path: Path | str) -> None:
         InputError: the file cannot be written, or a setting of the method has no place in it.
     """
     head = _head(schedule)
-    entries = {"chunks": head.pop("chunks"), "transfers": schedule_to_document(schedule)["transfers"]}
+    chunks = map(dump, head.pop("chunks"))
     with replacing(path) as file:
-        lines = [f"{json.dumps(key)}: {_dump(value)}" for key, value in head.items()]
-        file.write(("{" + ",\n ".join(lines)).encode())
-        for key, rows in entries.items():
-            body = ",\n  ".join(map(_dump, rows))
-            file.write(f',\n "{key}": [{body}]'.encode())
-        file.write(b"}\n")
+        write_entries(file, head, {"chunks": chunks, "transfers": transfer_lines(schedule)})
 
 
-def _dump(value: object) -> str:
+def write_entries(file: BinaryIO, head: Document, entries: Mapping[str, Iterable[str]]) -> None:
+    """Write a JSON object: the keys of the head a line each, then lists whose items are text, a line each."""
+    lines = [f"{json.dumps(key)}: {dump(value)}" for key, value in head.items()]
+    file.write(("{" + ",\n ".join(lines)).encode())
+    for key, texts in entries.items():
+        file.write(f',\n "{key}": ['.encode())
+        rows = iter(texts)
+        first = True
+        # Some thousand at a time: neither a call for each nor all of them in memory once more.
+        while batch := list(islice(rows, LINES_AT_ONCE)):
+            file.write((("" if first else ",\n  ") + ",\n  ".join(batch)).encode())
+            first = False
+        file.write(b"]")
+    file.write(b"}\n")
+
+
+def transfer_lines(schedule: Schedule) -> Iterator[str]:
+    """The transfers as JSON, written without a document for each: there may be millions."""
+    topology = schedule.topology
+    via: dict[tuple[int, ...], str] = {}
+    for transfer in schedule.transfers:
+        switches = transfer.via
+        if switches not in via:
+            via[switches] = dump([topology.label(switch) for switch in switches])
+        yield (
+            f'{{"chunk": {transfer.chunk}, "from": {transfer.src}, "to": {transfer.dst}, '
+            f'"via": {via[switches]}, "step": {transfer.step}, '
+            f'"reduce": {"true" if transfer.reduce else "false"}}}'
+        )
+
+
+def dump(value: object) -> str:
+    """A value as JSON on one line."""
     return json.dumps(value, allow_nan=False)
 
 
 def _head(schedule: Schedule) -> Document:
     """Everything but the transfers, which are written as they come."""
-    method = schedule.method
-    names = [name for name, _ in method.settings]
-    for name in names:
-        if name in {"name", "seed"} or names.count(name) > 1:
-            raise ScheduleError(f"method {method.name}: setting {name} must not stand twice in the file")
     collective = schedule.collective
     return {
         "format": SCHEDULE_FORMAT,
@@ -131,37 +153,56 @@ def _head(schedule: Schedule) -> Document:
             "ranks": list(collective.ranks),
             **({"demands": demands_to_documents(collective.demands)} if collective.demands else {}),
         },
-        "method": {"name": method.name, "seed": method.seed, **dict(method.settings)},
+        "method": method_to_document(schedule.method),
         "rate": str(schedule.rate),
         "bound": bound_to_document(schedule.bound, schedule.topology),
         "rounds": None if schedule.rounds is None else list(schedule.rounds),
-        "chunks": [
-            {
-                "share": str(chunk.share),
-                "owner": chunk.owner,
-                "target": chunk.target,
-                **({} if chunk.demand is None else {"demand": chunk.demand}),
-            }
-            for chunk in schedule.chunks
-        ],
+        "chunks": [chunk_to_document(chunk) for chunk in schedule.chunks],
     }
 
 
-def _check_format(document: object, place: str) -> None:
+def method_to_document(method: Method) -> Document:
+    """The method with its settings.
+
+    Raises:
+        ScheduleError: a setting would stand twice in the file.
+    """
+    names = [name for name, _ in method.settings]
+    for name in names:
+        if name in {"name", "seed"} or names.count(name) > 1:
+            raise ScheduleError(f"method {method.name}: setting {name} must not stand twice in the file")
+    return {"name": method.name, "seed": method.seed, **dict(method.settings)}
+
+
+def chunk_to_document(chunk: Chunk) -> Document:
+    """A chunk; the demand only where it has one."""
+    demand = {} if chunk.demand is None else {"demand": chunk.demand}
+    return {"share": str(chunk.share), "owner": chunk.owner, "target": chunk.target, **demand}
+
+
+def check_format(document: object, known: str, place: str) -> None:
+    """Raise InputError unless a document says that it is of a format."""
     found = document.get("format") if isinstance(document, dict) else None
-    if found != SCHEDULE_FORMAT:
-        raise InputError(f"{place}: format: must be {SCHEDULE_FORMAT}, got {shorten(found)}")
+    if found != known:
+        raise InputError(f"{place}: format: must be {known}, got {shorten(found)}")
+
+
+def read_kind(kind: str) -> Kind:
+    """The kind of collective of this name."""
+    kinds = [known.value for known in Kind]
+    if kind not in kinds:
+        raise InputError(f"collective.kind: must be one of {', '.join(kinds)}, got {shorten(kind)}")
+    return Kind(kind)
 
 
 def _collective(shape: Mapping[str, Any]) -> Collective:
-    kinds = [known.value for known in Kind]
-    if shape["kind"] not in kinds:
-        raise InputError(f"collective.kind: must be one of {', '.join(kinds)}, got {shorten(shape['kind'])}")
+    kind = read_kind(shape["kind"])
     demands = read_demands(shape.get("demands", ()), "collective.demands")
-    return Collective(Kind(shape["kind"]), tuple(shape["ranks"]), shape.get("root"), demands)
+    return Collective(kind, tuple(shape["ranks"]), shape.get("root"), demands)
 
 
-def _method(shape: Mapping[str, Any]) -> Method:
+def read_method(shape: Mapping[str, Any]) -> Method:
+    """The method of a document that has the shape."""
     settings = {key: value for key, value in shape.items() if key not in {"name", "seed"}}
     for key, value in settings.items():
         if value is not None and not isinstance(value, str | int):
@@ -171,7 +212,13 @@ def _method(shape: Mapping[str, Any]) -> Method:
     return Method(shape["name"], shape.get("seed", 0), tuple(settings.items()))
 
 
-def _transfers(shapes: Sequence[Mapping[str, Any]], topology: Topology) -> tuple[Transfer, ...]:
+def read_chunks(shapes: Sequence[Mapping[str, Any]]) -> tuple[Chunk, ...]:
+    """The chunks of a document that has the shape."""
+    return tuple(Chunk(c["share"], c["owner"], c.get("target"), c.get("demand")) for c in shapes)
+
+
+def read_transfers(shapes: Sequence[Mapping[str, Any]], topology: Topology) -> tuple[Transfer, ...]:
+    """The transfers of a document that has the shape; switches are known by name."""
     numbers = {switch.name: topology.ranks + index for index, switch in enumerate(topology.switches)}
     transfers = []
     for index, shape in enumerate(shapes):

@@ -77,6 +77,7 @@ class ImplicitSchedule:
         kind = self.collective.kind
         if self.collective.root is not None or self.collective.demands:
             raise ScheduleError(f"{kind}: has no implicit form, which is for collectives without a root")
+        self.collective.check(self.topology)
         self.translations.check_automorphisms(self.topology)
         members = np.zeros(self.topology.ranks, dtype=np.bool_)
         members[list(self.collective.ranks)] = True
@@ -84,8 +85,9 @@ class ImplicitSchedule:
             moved = members[list(images[: self.topology.ranks])]
             if not np.array_equal(moved, members):
                 raise ScheduleError(f"{kind}: its ranks must be mapped to each other by every translation")
+        representatives = frozenset(self.translations.representatives)
         for index, chunk in enumerate(self.chunks):
-            if chunk.owner not in self.translations.representatives:
+            if chunk.owner not in representatives:
                 raise ScheduleError(
                     f"chunk {index}: owner must be the first rank of an orbit, one of "
                     f"{list(self.translations.representatives)[:8]}, got {chunk.owner}"

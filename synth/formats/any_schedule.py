@@ -1,0 +1,51 @@
+"""Schedule files of either format: the explicit one and the implicit one, told apart by their format key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synth.errors import ScheduleError
+from synth.formats.implicit import IMPLICIT_FORMAT, implicit_from_document, write_implicit
+from synth.formats.numerals import shorten
+from synth.formats.reading import parse_json, read_text, shorten_path
+from synth.formats.schedules import (
+    MAX_SCHEDULE_BYTES,
+    SCHEDULE_FORMAT,
+    schedule_from_document,
+    write_schedule,
+)
+from synth.implicit.schedule import ImplicitSchedule
+from synth.schedule import Schedule
+
+
+def read_any_schedule(
+    path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES
+) -> Schedule | ImplicitSchedule:
+    """The schedule in a file, in the form in which it stands there.
+
+    Raises:
+        InputError: the file cannot be read, is larger than `max_bytes`, or is no schedule file.
+    """
+    place = shorten_path(path)
+    document = parse_json(read_text(path, max_bytes=max_bytes), place)
+    found = document.get("format") if isinstance(document, dict) else None
+    match found:
+        case str() if found == IMPLICIT_FORMAT:
+            return implicit_from_document(document, place)
+        case str() if found == SCHEDULE_FORMAT:
+            return schedule_from_document(document, place)
+    raise ScheduleError(
+        f"{place}: format: must be {SCHEDULE_FORMAT} or {IMPLICIT_FORMAT}, got {shorten(found)}"
+    )
+
+
+def write_any_schedule(schedule: Schedule | ImplicitSchedule, path: Path | str) -> None:
+    """Write a schedule file in the format of the schedule's own form, whole or not at all.
+
+    Raises:
+        InputError: the file cannot be written, or a setting of the method has no place in it.
+    """
+    if isinstance(schedule, ImplicitSchedule):
+        write_implicit(schedule, path)
+    else:
+        write_schedule(schedule, path)

@@ -1,0 +1,290 @@
+"""Implicit schedules to files and back, in the format `arborcast.implicit/1`.
+
+A file holds what a symmetric schedule has of each kind once, and the translations that make the rest: a link
+of each orbit, the chunks and transfers of the representatives. Long lists of vertices are written in runs
+("8..15"), so that 4,096 ranks take some ten kilobytes. Reading checks the form, as for explicit schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from synth.certificate import Bound, Dual
+from synth.collective import Collective
+from synth.errors import InputError, ScheduleError
+from synth.formats.atomic import replacing
+from synth.formats.documents import (
+    Document,
+    bound_to_document,
+    prefixed,
+    raising,
+    read_bound,
+    read_topology,
+    topology_to_document,
+)
+from synth.formats.numerals import shorten
+from synth.formats.reading import parse_json, read_text, shorten_path
+from synth.formats.runs import from_runs, to_runs
+from synth.formats.schedules import (
+    check_format,
+    chunk_to_document,
+    dump,
+    method_to_document,
+    read_chunks,
+    read_kind,
+    read_method,
+    read_transfers,
+    transfer_lines,
+    write_entries,
+)
+from synth.implicit.schedule import ImplicitSchedule
+from synth.implicit.translations import Translations
+from synth.topology import Hop, Link, Permutation, Topology
+
+IMPLICIT_FORMAT = "arborcast.implicit/1"
+MAX_IMPLICIT_BYTES = 1 << 28
+
+MAX_LINKS = 1 << 21
+"""How many links a fabric may have when all orbits are written out."""
+
+
+def write_implicit(schedule: ImplicitSchedule, path: Path | str) -> None:
+    """Write an implicit schedule file, whole or not at all, one chunk or transfer a line.
+
+    Raises:
+        InputError: the file cannot be written, or a setting of the method has no place in it.
+    """
+    head = _head(schedule)
+    entries = {
+        "chunks": (dump(chunk_to_document(chunk)) for chunk in schedule.chunks),
+        "transfers": transfer_lines(schedule.representative),
+    }
+    with replacing(path) as file:
+        write_entries(file, head, entries)
+
+
+def read_implicit(path: Path | str, *, max_bytes: int = MAX_IMPLICIT_BYTES) -> ImplicitSchedule:
+    """The implicit schedule in a file.
+
+    Raises:
+        InputError: the file cannot be read, is larger than `max_bytes`, or is no implicit schedule file.
+    """
+    place = shorten_path(path)
+    return implicit_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
+
+
+def implicit_to_document(schedule: ImplicitSchedule) -> Document:
+    """The keys of an implicit schedule file."""
+    label = schedule.topology.label
+    return {
+        **_head(schedule),
+        "chunks": [chunk_to_document(chunk) for chunk in schedule.chunks],
+        "transfers": [
+            {
+                "chunk": transfer.chunk,
+                "from": transfer.src,
+                "to": transfer.dst,
+                "via": [label(switch) for switch in transfer.via],
+                "step": transfer.step,
+                "reduce": transfer.reduce,
+            }
+            for transfer in schedule.transfers
+        ],
+    }
+
+
+def implicit_from_document(document: object, place: str) -> ImplicitSchedule:
+    """The implicit schedule that a document describes; `place` (a file name) begins every error.
+
+    Raises:
+        ScheduleError: another format or version, another shape, an index or number out of range, links that
+            are not one of each orbit.
+    """
+    from synth.formats.implicit_shapes import ImplicitShape
+    from synth.formats.shapes import check_shape
+
+    with raising(ScheduleError):
+        check_format(document, IMPLICIT_FORMAT, place)
+        shape = check_shape(ImplicitShape, document, place)
+        part = _read_part(shape["topology"], place)
+        symmetries = [
+            _read_images(images, part.size, f"{place}: topology.symmetries[{index}]")
+            for index, images in enumerate(shape["topology"].get("symmetries", []))
+        ]
+        translations = _read_translations(shape["translations"], part, place)
+        topology = _expanded(part, translations, symmetries, place)
+        with prefixed(place):
+            ranks = from_runs(shape["collective"]["ranks"], part.ranks, "collective.ranks")
+            return ImplicitSchedule(
+                topology=topology,
+                collective=Collective(read_kind(shape["collective"]["kind"]), tuple(ranks)),
+                method=read_method(shape["method"]),
+                bound=_read_bound(shape["bound"], topology, translations, place),
+                translations=translations,
+                chunks=read_chunks(shape["chunks"]),
+                transfers=read_transfers(shape["transfers"], topology),
+                rate=shape["rate"],
+            )
+
+
+def _head(schedule: ImplicitSchedule) -> Document:
+    """Everything but chunks and transfers, which are written as they come."""
+    translations = schedule.translations
+    return {
+        "format": IMPLICIT_FORMAT,
+        "topology": _part_to_document(schedule),
+        "translations": [
+            {"order": order, "images": to_runs(images)}
+            for order, images in zip(translations.orders, translations.generators, strict=True)
+        ],
+        "collective": {"kind": schedule.collective.kind.value, "ranks": to_runs(schedule.collective.ranks)},
+        "method": method_to_document(schedule.method),
+        "rate": str(schedule.rate),
+        "bound": _bound_to_document(schedule),
+    }
+
+
+def _firsts(schedule: ImplicitSchedule) -> list[int]:
+    """The index of the first link of each orbit."""
+    firsts = np.unique(np.array(schedule.link_orbits, dtype=np.int64), return_index=True)[1]
+    return [int(index) for index in firsts]
+
+
+def _part_to_document(schedule: ImplicitSchedule) -> Document:
+    """The topology with the first link of each orbit."""
+    topology = schedule.topology
+    part = Topology(
+        topology.name,
+        topology.ranks,
+        tuple(topology.links[index] for index in _firsts(schedule)),
+        topology.switches,
+    )
+    document = topology_to_document(part)
+    if topology.symmetries:
+        document["symmetries"] = [to_runs(images) for images in topology.symmetries]
+    return document
+
+
+def _bound_to_document(schedule: ImplicitSchedule) -> Document:
+    """The bound; lengths that are the same all over each orbit stand once for it."""
+    bound = schedule.bound
+    document = bound_to_document(bound, schedule.topology)
+    if isinstance(bound.certificate, Dual):
+        lengths = bound.certificate.lengths
+        firsts = _firsts(schedule)
+        if all(
+            length == lengths[firsts[orbit]]
+            for length, orbit in zip(lengths, schedule.link_orbits, strict=True)
+        ):
+            whole = document["certificate"]["lengths"]
+            document["certificate"]["lengths"] = [whole[index] for index in firsts]
+    return document
+
+
+def _read_part(shape: Mapping[str, Any], place: str) -> Topology:
+    """The topology with one link of each orbit, as it stands in the file; symmetries are of the whole."""
+    document = {key: value for key, value in shape.items() if key != "symmetries"}
+    part = read_topology(document, place, "topology.")
+    seen: set[tuple[object, object]] = set()
+    for index, entry in enumerate(shape["links"]):
+        first, second = entry["between"] if "between" in entry else (entry["from"], entry["to"])
+        ways = {(first, second), (second, first)} if "between" in entry else {(first, second)}
+        if ways & seen:
+            link = f"{shorten(first)}->{shorten(second)}"
+            raise InputError(f"{place}: topology.links[{index}]: must stand once, got {link} twice")
+        seen |= ways
+    return part
+
+
+def _read_images(runs: Sequence[int | str], size: int, place: str) -> tuple[int, ...]:
+    images = from_runs(runs, size, place)
+    if sorted(images) != list(range(size)):
+        raise InputError(f"{place}: must name each of the {size} vertices exactly once, got {len(images)}")
+    return tuple(images)
+
+
+def _read_translations(shapes: Sequence[Mapping[str, Any]], part: Topology, place: str) -> Translations:
+    generators = tuple(
+        _read_images(shape["images"], part.size, f"{place}: translations[{index}].images")
+        for index, shape in enumerate(shapes)
+    )
+    with prefixed(place):
+        return Translations(part.ranks, generators, tuple(shape["order"] for shape in shapes), part.size)
+
+
+def _expanded(
+    part: Topology, translations: Translations, symmetries: Sequence[Permutation], place: str
+) -> Topology:
+    """The whole topology: every image of every link that stands in the file."""
+    elements = np.arange(translations.order, dtype=np.int64)
+    known: dict[Hop, int] = {}
+    links: list[Link] = []
+    for index, link in enumerate(part.links):
+        src = translations.apply(elements, link.src)
+        keys = np.unique(src * part.size + translations.apply(elements, link.dst))
+        if len(links) + len(keys) > MAX_LINKS:
+            raise InputError(
+                f"{place}: topology.links: all orbits must have at most {MAX_LINKS} links, got more"
+            )
+        for pair in zip((keys // part.size).tolist(), (keys % part.size).tolist(), strict=True):
+            if known.setdefault(pair, index) != index:
+                other = part.links[known[pair]]
+                raise InputError(
+                    f"{place}: topology.links: must be one of each orbit, got {_shown(part, link)} and "
+                    f"{_shown(part, other)} of one"
+                )
+            links.append(Link(*pair, link.bandwidth, link.latency_us))
+    with prefixed(f"{place}: topology"):
+        links.sort(key=lambda link: (link.src, link.dst))
+        return Topology(part.name, part.ranks, tuple(links), part.switches, tuple(symmetries))
+
+
+def _shown(topology: Topology, link: Link) -> str:
+    return f"{shorten(topology.label(link.src))}->{shorten(topology.label(link.dst))}"
+
+
+def _read_bound(
+    shape: Mapping[str, Any], topology: Topology, translations: Translations, place: str
+) -> Bound:
+    """The bound, with link lengths that stand for their orbits written out."""
+    certificate = shape["certificate"]
+    if certificate["kind"] == "dual" and len(certificate["lengths"]) < len(topology.links):
+        lengths = _all_lengths(certificate["lengths"], topology, translations, place)
+        shape = {**shape, "certificate": {**certificate, "lengths": lengths}}
+    return read_bound(shape, topology, place, "bound.")
+
+
+def _all_lengths(
+    entries: Sequence[Mapping[str, Any]], topology: Topology, translations: Translations, place: str
+) -> list[Document]:
+    """Lengths of all links out of lengths of one link of each orbit, as a document has them."""
+    orbits = translations.link_orbits(topology).tolist()
+    label = topology.label
+    names = [(label(link.src), label(link.dst)) for link in topology.links]
+    orbit_of = dict(zip(names, orbits, strict=True))
+    lengths: dict[int, Fraction] = {}
+    for index, entry in enumerate(entries):
+        pair = (entry["from"], entry["to"])
+        orbit = orbit_of.get(pair)
+        if orbit is None or orbit in lengths:
+            rule = "link of the topology" if orbit is None else "link of each orbit, or every link,"
+            raise InputError(
+                f"{place}: bound.certificate.lengths[{index}]: must name one {rule} "
+                f"got {shorten(pair[0])}->{shorten(pair[1])}"
+            )
+        lengths[orbit] = entry["length"]
+    for name, orbit in zip(names, orbits, strict=True):
+        if orbit not in lengths:
+            raise InputError(
+                f"{place}: bound.certificate.lengths: must name a link of every orbit, "
+                f"got none like {shorten(name[0])}->{shorten(name[1])}"
+            )
+    return [
+        {"from": name[0], "to": name[1], "length": lengths[orbit]}
+        for name, orbit in zip(names, orbits, strict=True)
+    ]
