@@ -29,9 +29,9 @@ def targets(document: Document | None) -> Section:
     parts: list[Part] = [
         text(
             "Load, solve and verify in one process on one core, kernels compiled before. Symmetric: solved "
-            "by orbits, kept as representatives and translations; verified on the representatives, or translate "
-            "by translate. Written out: no use of symmetry. Repair: from the symmetric schedule of the "
-            "fabric before the fault.",
+            "by orbits, kept as representatives and translations; verified on the representatives, or "
+            "translate by translate. Written out: no use of symmetry. Repair: from the symmetric schedule "
+            "of the fabric before the fault.",
             tone="quiet",
         ),
         *_kept(document),
@@ -207,8 +207,8 @@ def uses(document: Document | None) -> Section:
     parts: list[Part] = [
         text(
             "From the implicit form: a file of representatives, one rank's program made without the "
-            "whole schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program from "
-            "the schedule written out.",
+            "whole schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program "
+            "from the schedule written out.",
             tone="quiet",
         ),
         table_of_uses(document),
