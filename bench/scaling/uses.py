@@ -32,7 +32,6 @@ def answer(spec: str, kind: str) -> dict[str, Any]:
     """The figures of one schedule."""
     import synth
     import topologies
-    from backends.implicit_lowering import lower_implicit
     from backends.lowering import lower_rank
 
     schedule = synth.solve_implicit(topologies.load(spec), kind)
@@ -44,7 +43,7 @@ def answer(spec: str, kind: str) -> dict[str, Any]:
         read, read_seconds = _timed(lambda: synth.read_any_schedule(file))
         file_bytes = file.stat().st_size
     rank = ranks // 2 + 1
-    program, program_seconds = _timed(lambda: lower_implicit(schedule, rank, elements))
+    program, program_seconds = _timed(lambda: lower_rank(schedule, rank, elements))
     timing, simulate_seconds = _timed(lambda: synth.simulate(schedule, SIZE))
     found: dict[str, Any] = {
         "ranks": ranks,
@@ -54,7 +53,7 @@ def answer(spec: str, kind: str) -> dict[str, Any]:
         "write_seconds": write_seconds,
         "read_seconds": read_seconds,
         "program_seconds": program_seconds,
-        "program_MB": _peak_MB(lambda: lower_implicit(schedule, rank, elements)),
+        "program_MB": _peak_MB(lambda: lower_rank(schedule, rank, elements)),
         "operations": len(program.operations),
         "simulate_seconds": simulate_seconds,
         "simulated_us": timing.time_us,
