@@ -1,0 +1,185 @@
+"""Column generation over orbits: prices of the link orbits say which trees are missing, until none is.
+
+Three sources of trees are asked in turn: the trees that cross the tight cut as rarely as all must, spread
+evenly by prices (low, and often enough); cheapest trees under coarse prices, among which many are equally
+cheap and some are low; cheapest trees under fine prices, whose absence proves the optimum.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from synth.compiled import Ints
+from synth.deadline import Deadline
+from synth.packing.symmetric.contraction import Nest, contract
+from synth.packing.symmetric.growth import grow
+from synth.packing.symmetric.hops import hops_from
+from synth.packing.symmetric.master import Column, Floats, Master, Pool, Weighed
+from synth.packing.symmetric.problem import Problem
+
+log = logging.getLogger(__name__)
+
+CLOSE = 1e-9
+"""Relative: the accuracy to which HiGHS is believed."""
+
+_COARSE, _FINE = 1 << 6, 1 << 30  # the largest price as a length
+_TERTIARY = 1 << 20  # the largest price among equally long ways
+_ROUNDS = 2000  # of weighing and pricing
+_WARM = 6  # rounds in which loads, not the linear program, make the prices
+_HOP_PRICES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 1 << 20)
+
+
+@dataclass
+class Generation:
+    """Trees for one problem, at most so high.
+
+    Attributes:
+        problem: what is packed.
+        tight: lengths of the orbits under which all trees of an optimum are cheapest, if they are known.
+        deadline: when to stop.
+        max_height: higher trees are none; None for any height.
+        pool: all trees that were met.
+        is_proved: whether no tree is missing.
+    """
+
+    problem: Problem
+    tight: Ints | None
+    deadline: Deadline
+    max_height: int | None = None
+    pool: Pool = field(default_factory=Pool)
+    is_proved: bool = False
+
+    def run(self) -> Weighed:
+        """Generate until the target is reached or no tree would help.
+
+        Raises:
+            TimedOutError: the deadline passed.
+        """
+        master = Master(self.problem)
+        zero = np.zeros(len(self.problem.budgets), dtype=np.int64)
+        for lengths in [zero] if self.tight is None else [self.tight, zero]:
+            self._take(master, self.spread(lengths))
+        weighed = master.solve()
+        smooth = None
+        for _ in range(_ROUNDS):
+            if weighed.rate >= 1 - CLOSE:
+                self.is_proved = True
+                break
+            self.deadline.check("the search for symmetric trees")
+            if not self._improve_tightly(master, weighed):
+                if smooth is None:
+                    self._warm(master)
+                    weighed = master.solve()
+                    smooth = weighed.prices
+                    continue
+                smooth = (smooth + weighed.prices) / 2
+                if not self._improve(master, weighed, smooth):
+                    self.is_proved = self.max_height is None
+                    break
+            weighed = master.solve()
+        log.info("%d columns, rate %.9f of the target", len(self.pool.columns), weighed.rate)
+        return weighed
+
+    def _warm(self, master: Master) -> None:
+        """Trees under prices that grow with the loads: a good start where there is no tight cut to follow."""
+        loads = np.zeros(len(self.problem.budgets))
+        for _ in range(_WARM):
+            pressed = np.exp(4 * loads / max(loads.max(), 1e-12)) / master.budgets
+            columns = list(self.spread(_whole(pressed, _COARSE)))
+            for column in columns:
+                loads += np.array(column.uses) / master.budgets
+            self._take(master, columns)
+
+    def _improve_tightly(self, master: Master, weighed: Weighed) -> bool:
+        """Ask for trees that cross the tight cut as rarely as all must."""
+        if self.tight is None:
+            return False
+        columns = self.trees(self.tight, _whole(weighed.prices, _TERTIARY))
+        return self._take_helpful(master, weighed, columns)
+
+    def _improve(self, master: Master, weighed: Weighed, smooth: Floats) -> bool:
+        """Ask for cheapest trees under coarser and finer prices."""
+        for prices, finest in ((smooth, _COARSE), (smooth, _FINE), (weighed.prices, _FINE)):
+            columns = self.trees(_whole(prices, finest), _whole(weighed.prices, _TERTIARY))
+            if self._take_helpful(master, weighed, columns):
+                return True
+        return False
+
+    def _take(self, master: Master, columns: Iterable[Column]) -> bool:
+        new = False
+        for column in columns:
+            if (self.max_height is None or column.height <= self.max_height) and self.pool.add(column):
+                master.add(column)
+                new = True
+        return new
+
+    def _take_helpful(self, master: Master, weighed: Weighed, columns: Iterable[Column]) -> bool:
+        """Take the columns; whether one of them is new and cheaper than what its group pays."""
+        helped = False
+        for column in columns:
+            cost = float(weighed.prices @ np.array(column.uses))
+            helps = cost < weighed.values[column.group] * (1 - CLOSE) - CLOSE
+            if self._take(master, [column]) and helps:
+                helped = True
+        return helped
+
+    def spread(self, lengths: Ints) -> Iterator[Column]:
+        """A cheapest tree for each group, all of which together spread evenly over the orbits."""
+        steepness = self.problem.steepness
+        used = np.zeros(len(lengths), dtype=np.int64)
+        for nest, group in self._nests(lengths):
+            column = self._grown(nest, group, 1 + used * steepness, steepness)
+            used += np.array(column.uses)
+            yield column
+
+    def trees(self, lengths: Ints, base: Ints) -> Iterator[Column]:
+        """A cheapest tree for each group that pays the least of some other price."""
+        flat = np.zeros(len(lengths), dtype=np.int64)
+        for nest, group in self._nests(lengths):
+            yield self._grown(nest, group, 1 + base, flat)
+
+    def _grown(self, nest: Nest, group: int, base: Ints, steepness: Ints) -> Column:
+        asked = self.problem.groups[group]
+        graph = self.problem.graph(turned=asked.turned)
+        return Column(group, grow(graph, nest, self.problem.orbits, asked.root, base, steepness))
+
+    def _nests(self, lengths: Ints) -> Iterator[tuple[Nest, int]]:
+        """For each group the contraction in which its tree is grown: one serves all roots of a side."""
+        orbits = self.problem.orbits
+        of_links = lengths[orbits.of_link] + np.where(orbits.twin >= 0, lengths[orbits.twin], 0)
+        by_side: dict[bool, Nest] = {}
+        for group, asked in enumerate(self.problem.groups):
+            if self.max_height is not None:
+                yield self._low_nest(of_links, group), group
+                continue
+            if asked.turned not in by_side:
+                by_side[asked.turned] = contract(self.problem.graph(turned=asked.turned), of_links)
+            yield by_side[asked.turned], group
+
+    def _low_nest(self, of_links: Ints, group: int) -> Nest:
+        """The contraction with the least price of a hop that makes the tree low enough, if any does."""
+        assert self.max_height is not None
+        asked = self.problem.groups[group]
+        graph = self.problem.graph(turned=asked.turned)
+        hops = hops_from(graph, asked.root)
+        unit = max(1, int(of_links.max()) // 16)
+        ones = np.ones(len(self.problem.budgets), dtype=np.int64)
+        scaled = of_links * 16
+        for price in _HOP_PRICES:
+            nest = contract(graph, scaled, hops * price * unit)
+            grown = grow(graph, nest, self.problem.orbits, asked.root, ones, self.problem.steepness)
+            if grown.height <= self.max_height:
+                break
+        return nest
+
+
+def _whole(prices: Floats, finest: int) -> Ints:
+    """Prices as whole lengths, the largest of which is `finest`; what is nearly equal becomes equal."""
+    largest = float(prices.max())
+    if largest <= 0:
+        return np.zeros(len(prices), dtype=np.int64)
+    return np.floor(prices / largest * finest + 0.5).astype(np.int64)

@@ -1,0 +1,84 @@
+"""The limit of a symmetric collective, with its certificate, at the cost of one rank of each orbit.
+
+A cut that some rank lies beyond has an image that the orbit's first rank lies beyond, so only those are
+asked. What one tight cut and all its images say of an allreduce is a certificate of link lengths, and one
+contraction measures it.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from synth.bounds import bound
+from synth.bounds.cuts import tightest_cut
+from synth.certificate import Bound, Cut, Dual, Scope
+from synth.collective import Collective, Kind
+from synth.compiled import Ints
+from synth.errors import InfeasibleError
+from synth.implicit.translations import Translations
+from synth.packing.symmetric.contraction import Graph, contract
+from synth.reachability import who_is_cut_off
+from synth.topology import Topology
+
+
+def symmetric_bound(topology: Topology, collective: Collective, translations: Translations) -> Bound:
+    """The proven limit of an allgather, reduce-scatter or allreduce among all ranks; see `synth.bound`.
+
+    Raises:
+        InfeasibleError: some ranks cannot reach each other; carries the bound that proves it.
+    """
+    if topology.unbalanced(range(topology.ranks, topology.size)):
+        found = bound(topology, collective)
+    elif collective.kind is not Kind.ALLREDUCE:
+        found = _of_out_trees(topology, collective, translations)
+    else:
+        found = _of_halves(topology, collective, translations) or bound(topology, collective)
+    if found.rate == 0:
+        raise InfeasibleError(who_is_cut_off(topology, collective), found)
+    return found
+
+
+def cut_lengths(topology: Topology, translations: Translations, side: frozenset[int]) -> Ints:
+    """How many images of a set each link leaves, per link orbit and in proportion."""
+    orbit = translations.link_orbits(topology)
+    leaving = np.array([link.src in side and link.dst not in side for link in topology.links])
+    crossed = np.bincount(orbit, weights=leaving).astype(np.int64).tolist()
+    sizes = np.bincount(orbit).tolist()
+    lengths = [Fraction(count, size) for count, size in zip(crossed, sizes, strict=True)]
+    scale = math.lcm(*(length.denominator for length in lengths))
+    return np.array([int(length * scale) for length in lengths], dtype=np.int64)
+
+
+def _of_out_trees(topology: Topology, collective: Collective, translations: Translations) -> Bound:
+    turned = collective.kind is Kind.REDUCE_SCATTER
+    graph = topology.reversed() if turned else topology
+    found = tightest_cut(graph, dict.fromkeys(collective.ranks, 1), translations.representatives)
+    side = frozenset(range(topology.size)) - found.cut.side if turned else found.cut.side
+    return Bound(found.rate * len(collective.ranks), Cut(side, found.cut.capacity))
+
+
+def _of_halves(topology: Topology, collective: Collective, translations: Translations) -> Bound | None:
+    """Half of each link for a reduce-scatter and half for an allgather, where that is provably best."""
+    if not topology.is_symmetric or not topology.switches:
+        return None
+    gathered = _of_out_trees(topology, Collective(Kind.ALLGATHER, collective.ranks), translations)
+    if gathered.rate == 0 or not isinstance(gathered.certificate, Cut):
+        return None
+    lengths = cut_lengths(topology, translations, gathered.certificate.side)
+    one_way = lengths[translations.link_orbits(topology)]
+    back = {(link.src, link.dst): int(length) for link, length in zip(topology.links, one_way, strict=True)}
+    # An allreduce leaves and enters every image of the cut: lengths are the same both ways.
+    both = np.array([back[link.src, link.dst] + back[link.dst, link.src] for link in topology.links])
+    nest = contract(Graph.of(topology), both)
+    distance = 2 * nest.cost(0)
+    capacity = sum((link.bandwidth * int(length) for link, length in zip(topology.links, both, strict=True)))
+    if distance == 0 or Fraction(capacity) / distance != gathered.rate / 2:
+        return None
+    # Lengths that are the same both ways limit schedules that follow no trees as well.
+    certificate = Dual(
+        tuple(Fraction(int(length)) for length in both), Fraction(capacity), Fraction(distance)
+    )
+    return Bound(gathered.rate / 2, certificate, Scope.EVERY_SCHEDULE)

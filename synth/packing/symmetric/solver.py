@@ -1,0 +1,231 @@
+"""The entry of symmetric solving: trees of a few representatives, found orbit by orbit, do for all ranks.
+
+The limit, then column generation over orbits, then the lowest trees that keep the rate, then exact weights
+with a small denominator, then a schedule in implicit form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from synth.certificate import Bound, Cut, Dual
+from synth.collective import Collective, Kind
+from synth.compiled import Ints
+from synth.deadline import Deadline
+from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from synth.implicit.schedule import ImplicitSchedule
+from synth.implicit.translations import Translations
+from synth.packing.symmetric.few import few_trees, within_tolerance
+from synth.packing.symmetric.generation import CLOSE, Generation
+from synth.packing.symmetric.hops import hops_from
+from synth.packing.symmetric.lifting import lift_symmetric
+from synth.packing.symmetric.limits import cut_lengths, symmetric_bound
+from synth.packing.symmetric.master import Column, Master
+from synth.packing.symmetric.problem import Problem, problem_of
+from synth.packing.symmetric.weights import Chosen, weigh_exactly
+from synth.relays import relays_as_switches
+from synth.schedule import Settings
+from synth.topology import Topology
+
+SYMMETRIC_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
+"""The kinds of collective that trees without a distinguished root serve."""
+
+_LONGEST = 1 << 20  # lengths of a certificate beyond this have too many digits to guide anything
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked, made ready: relays are switches, the limit is known.
+
+    Attributes:
+        topology: as it was given.
+        collective: likewise.
+        translations: of the topology.
+        limit: of the rate.
+        problem: on the topology without relays.
+        tight: lengths of the link orbits under which the trees of an optimum are cheapest, if known.
+        seed: kept in the schedule; ties are broken without chance.
+        deadline: when to stop.
+    """
+
+    topology: Topology
+    collective: Collective
+    translations: Translations
+    limit: Bound
+    problem: Problem
+    tight: Ints | None
+    seed: int
+    deadline: Deadline
+
+    def answer(self, chosen: Chosen, settings: Settings) -> ImplicitSchedule:
+        """The schedule of some trees with exact weights."""
+        facts: Settings = (("parts", chosen.parts), *settings)
+        if chosen.rate < 1:
+            facts = (*facts, ("loss", str(1 - chosen.rate)))
+        return lift_symmetric(
+            self.topology,
+            self.collective,
+            self.translations,
+            self.limit,
+            self.problem,
+            chosen,
+            seed=self.seed,
+            settings=facts,
+        )
+
+
+def solve_symmetric(
+    topology: Topology,
+    collective: Collective,
+    *,
+    translations: Translations | None = None,
+    max_trees: int | None = None,
+    max_height: int | None = None,
+    tolerance: Fraction | None = None,
+    seed: int = 0,
+    deadline_s: float | None = None,
+) -> ImplicitSchedule:
+    """An allgather, reduce-scatter or allreduce along trees that translations map to each other.
+
+    Without `max_trees`, `max_height` and `tolerance` the rate is the bound wherever trees reach it; averaging
+    over the translations shows that no better trees are lost. Time and memory grow with the links and with
+    the trees of one rank per orbit.
+
+    Args:
+        topology: the fabric; ranks that take no part come after those that do and forward.
+        collective: what is to be done.
+        translations: automorphisms of the topology; None for those that can be found.
+        max_trees: at most so many trees per root (of an allreduce: pairs per root), at the best rate.
+        max_height: the most edges between a root and a rank; edges pass switches. The rate is then the best
+            that was found.
+        tolerance: the part of the best rate that may be given up for fewer trees.
+        seed: for the search for translations; trees are found without chance.
+        deadline_s: seconds from now.
+
+    Returns:
+        The schedule; its settings say the common denominator of the trees' `parts`, and the `loss` against
+        the bound if there is any.
+
+    Raises:
+        CollectiveError: another kind, relays that are numbered before ranks or that translations move among
+            ranks, or translations that do not fit.
+        InputError: a number out of its range.
+        InfeasibleError: some ranks are cut off, or no trees are as low.
+        TimedOutError: the deadline passed; carries a schedule if there was one.
+    """
+    _check_numbers(max_trees, max_height, tolerance)
+    question = question_of(
+        topology, collective, translations=translations, seed=seed, deadline=Deadline.after(deadline_s)
+    )
+    columns, settings = _generated(question, max_height)
+    if tolerance is not None:
+        columns, few = within_tolerance(question.problem, columns, tolerance, question.deadline)
+        settings = (*settings, *few)
+    if max_trees is not None:
+        columns, few = few_trees(question.problem, columns, max_trees, question.deadline)
+        settings = (*settings, *few)
+    schedule = question.answer(weigh_exactly(question.problem, columns, question.deadline), settings)
+    if question.deadline.has_passed:
+        raise TimedOutError(f"{collective.kind}: the deadline of {deadline_s} s passed", schedule)  # type: ignore[arg-type]
+    return schedule
+
+
+def question_of(
+    topology: Topology,
+    collective: Collective,
+    *,
+    translations: Translations | None,
+    seed: int,
+    deadline: Deadline,
+) -> Question:
+    """Check the question and find its limit; see `solve_symmetric` for what is raised."""
+    if collective.kind not in SYMMETRIC_KINDS:
+        kinds = ", ".join(kind.value for kind in SYMMETRIC_KINDS)
+        raise CollectiveError(f"{collective.kind}: symmetric trees serve {kinds} only")
+    collective.check(topology)
+    flat, among = relays_as_switches(topology, collective)
+    if translations is None:
+        from synth.implicit.search import translations_of
+
+        translations = translations_of(topology, seed=seed)
+    translations.check_automorphisms(topology)
+    moved = Translations(flat.ranks, translations.generators, translations.orders, flat.size)
+    limit = symmetric_bound(flat, among, moved)
+    problem = problem_of(flat, among, moved, limit.rate)
+    tight = _tight_lengths(problem, limit)
+    return Question(topology, collective, translations, limit, problem, tight, seed, deadline)
+
+
+def lowest(problem: Problem, columns: Sequence[Column]) -> list[Column]:
+    """The trees up to the least height at which the rate is that of all of them."""
+    best = Master(problem, columns).solve().rate
+    heights = sorted({column.height for column in columns})
+    low, high = 0, len(heights) - 1
+    while low < high:
+        middle = (low + high) // 2
+        kept = [column for column in columns if column.height <= heights[middle]]
+        is_enough = Master(problem, kept).solve().rate >= best * (1 - CLOSE)
+        low, high = (low, middle) if is_enough else (middle + 1, high)
+    return [column for column in columns if column.height <= heights[low]]
+
+
+def _check_numbers(max_trees: int | None, max_height: int | None, tolerance: Fraction | None) -> None:
+    if max_trees is not None and max_trees < 1:
+        raise InputError(f"max-trees: must be at least 1, got {max_trees}")
+    if max_height is not None and max_height < 1:
+        raise InputError(f"max-height: must be at least 1, got {max_height}")
+    if tolerance is not None and not 0 <= tolerance < 1:
+        raise InputError(f"tolerance: must be at least 0 and below 1, got {tolerance}")
+
+
+def _generated(question: Question, max_height: int | None) -> tuple[list[Column], Settings]:
+    problem = question.problem
+    if max_height is not None:
+        least = least_height(problem)
+        if max_height < least:
+            raise InfeasibleError(
+                f"max-height {max_height}: some rank is {least} edges away from a root, no tree is lower"
+            )
+    generation = Generation(problem, question.tight, question.deadline, max_height)
+    try:
+        weighed = generation.run()
+    except TimedOutError as error:
+        if not generation.pool.columns:
+            raise
+        best = question.answer(weigh_exactly(problem, generation.pool.columns, question.deadline), ())
+        raise TimedOutError(str(error), best) from error  # type: ignore[arg-type]
+    facts: Settings = (("columns", len(generation.pool.columns)),)
+    if weighed.rate < 1 - CLOSE:
+        facts = (*facts, ("best_trees", "proved" if generation.is_proved else "found"))
+    return lowest(problem, generation.pool.columns), facts
+
+
+def least_height(problem: Problem) -> int:
+    """Below it no tree spans the ranks."""
+    return max(
+        int(hops_from(problem.graph(turned=group.turned), group.root).max()) for group in problem.groups
+    )
+
+
+def _tight_lengths(problem: Problem, limit: Bound) -> Ints | None:
+    match limit.certificate:
+        case Cut(side=side):
+            return cut_lengths(problem.topology, problem.translations, side)
+        case Dual(lengths=lengths):
+            # The mean over the translations proves as much as the lengths themselves.
+            orbit = problem.link_orbits
+            sizes = np.bincount(orbit).tolist()
+            sums = [Fraction(0)] * len(sizes)
+            for place, length in zip(orbit.tolist(), lengths, strict=True):
+                sums[place] += length
+            means = [total / size for total, size in zip(sums, sizes, strict=True)]
+            scale = math.lcm(*(mean.denominator for mean in means))
+            whole = [int(mean * scale) for mean in means]
+            return np.array(whole, dtype=np.int64) if max(whole) <= _LONGEST else None
+        case _:
+            return None
