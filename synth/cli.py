@@ -18,6 +18,7 @@ from synth.console import fail, gigabytes, print_json, print_lines, progress, sh
 from synth.description import describe_bound, describe_topology
 from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.file_commands import expand, run, simulate, verify
+from synth.groups_command import groups
 from synth.options import (
     AsJson,
     CollectiveName,
@@ -161,7 +162,7 @@ def bound(
     )
 
 
-for command in (solve, pareto, verify, simulate, run, expand, repair, probe, plan):
+for command in (solve, groups, pareto, verify, simulate, run, expand, repair, probe, plan):
     app.command()(command)
 
 

@@ -80,7 +80,7 @@ def certified_levels(
         bound, travelling = level_bound(topology, views, weights, given, level.lengths)
         if travelling != level.groups:
             raise InputError(
-                f"level {number}: its lengths speak of groups {list(travelling)}, it names {list(level.groups)}"
+                f"level {number}: lengths must be of groups {list(level.groups)}, got {list(travelling)}"
             )
         proved.append(bound)
         given |= {group: level.rate * weights[group] for group in level.groups}
@@ -94,7 +94,7 @@ def level_bound(
     given: dict[int, Fraction],
     lengths: tuple[Fraction, ...],
 ) -> tuple[Fraction, tuple[int, ...]]:
-    """The limit of the least rate / weight of the groups that have no rate yet, and which of them it concerns.
+    """The limit of the least rate / weight of groups that have no rate yet, and which of them it concerns.
 
     Args:
         topology: the whole fabric.

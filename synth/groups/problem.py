@@ -92,7 +92,7 @@ class Problem:
 
     @cached_property
     def _symmetry(self) -> tuple[Ints, list[Move]]:
-        """For each layer and link the least pair (as layer * links + link) of its orbit; moves that suffice."""
+        """For each layer and link the least pair (layer * links + link) of its orbit; moves that suffice."""
         links = self.topology.links
         ends = np.array([(link.src, link.dst) for link in links], dtype=np.int64).reshape(-1, 2)
         keys = ends[:, 0] * self.topology.size + ends[:, 1]

@@ -117,7 +117,7 @@ class JointProgram:
         self._balance_rows = list(self._balances())
 
     def _number_columns(self) -> Ints:
-        """Columns of rates, then of shares: for each layer (row) and link, -1 where the group may not use it."""
+        """Columns of rates, then of shares: by layer (row) and link, -1 where the group may not use it."""
         problem = self._problem
         for group in problem.representatives:
             self._supply[group] = {}

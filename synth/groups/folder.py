@@ -1,0 +1,150 @@
+"""Several groups in a folder: a schedule file for each, and `groups.json` with rates and the certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from synth.errors import InputError, ScheduleError
+from synth.formats import read_schedule, write_schedule
+from synth.formats.atomic import write_atomically
+from synth.formats.numerals import shorten
+from synth.formats.reading import parse_json, read_text, shorten_path
+from synth.groups.certificate import JointCertificate, Level
+from synth.groups.result import GroupSchedule, GroupSchedules
+from synth.topology import Topology
+
+GROUPS_FORMAT = "arborcast.groups/1"
+GROUPS_FILE = "groups.json"
+_MAX_BYTES = 1 << 28
+
+
+def check_folder(folder: Path) -> None:
+    """See that groups can be written there, before any time is spent on them.
+
+    Raises:
+        InputError: there is something else of that name, or its parent does not exist.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: must be a folder to write to, got a file")
+    if not folder.parent.is_dir():
+        raise InputError(f"{folder}: its parent folder {folder.parent} does not exist")
+
+
+def write_groups(found: GroupSchedules, folder: Path) -> list[Path]:
+    """Write `group-0.json`, `group-1.json`, ... and, after all of them, `groups.json`.
+
+    An older `groups.json` goes first, so that a folder that has one is complete.
+
+    Returns:
+        The schedule file of each group.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    check_folder(folder)
+    try:
+        folder.mkdir(exist_ok=True)
+        (folder / GROUPS_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    digits = len(str(len(found.groups) - 1))
+    paths = [folder / f"group-{number:0{digits}}.json" for number in range(len(found.groups))]
+    for group, path in zip(found.groups, paths, strict=True):
+        write_schedule(group.schedule, path)
+    document = {
+        "format": GROUPS_FORMAT,
+        "topology": found.topology.name,
+        "groups": [
+            {
+                "kind": group.collective.kind.value,
+                "root": group.collective.root,
+                "ranks": list(group.collective.ranks),
+                "weight": str(group.weight),
+                "rate": str(group.rate),
+                "alone": str(group.alone),
+                "file": path.name,
+            }
+            for group, path in zip(found.groups, paths, strict=True)
+        ],
+        "certificate": {
+            "relays": found.certificate.relays,
+            "levels": [_level_document(level, found.topology) for level in found.certificate.levels],
+        },
+    }
+    write_atomically(folder / GROUPS_FILE, json.dumps(document, indent=1) + "\n")
+    return paths
+
+
+def _level_document(level: Level, topology: Topology) -> dict[str, Any]:
+    label = topology.label
+    return {
+        "rate": str(level.rate),
+        "bound": str(level.bound),
+        "groups": list(level.groups),
+        "lengths": [
+            {"from": label(link.src), "to": label(link.dst), "length": str(length)}
+            for link, length in zip(topology.links, level.lengths, strict=True)
+            if length
+        ],
+    }
+
+
+def read_groups(folder: Path | str) -> GroupSchedules:
+    """The groups in a folder; only the form is checked here, see `verify_groups`.
+
+    Raises:
+        InputError: a file cannot be read, or is not what it must be; names the file and the place.
+    """
+    from synth.formats.shapes import check_shape
+    from synth.groups.shapes import GroupsShape
+
+    path = Path(folder) / GROUPS_FILE
+    place = shorten_path(path)
+    document = parse_json(read_text(path, max_bytes=_MAX_BYTES), place)
+    if not isinstance(document, dict) or document.get("format") != GROUPS_FORMAT:
+        got = document.get("format") if isinstance(document, dict) else None
+        raise ScheduleError(f"{place}: format: must be {GROUPS_FORMAT}, got {shorten(got)}")
+    shape = check_shape(GroupsShape, document, place)
+    groups = tuple(
+        _group(entry, path.parent, f"{place}: groups[{index}]") for index, entry in enumerate(shape["groups"])
+    )
+    topology = groups[0].schedule.topology
+    levels = tuple(
+        _level(entry, topology, f"{place}: certificate.levels[{index}]")
+        for index, entry in enumerate(shape["certificate"]["levels"])
+    )
+    if not levels:
+        raise ScheduleError(f"{place}: certificate.levels: must have at least one, got none")
+    return GroupSchedules(topology, groups, JointCertificate(levels, shape["certificate"]["relays"]))
+
+
+def _group(entry: Mapping[str, Any], folder: Path, place: str) -> GroupSchedule:
+    if Path(entry["file"]).name != entry["file"]:
+        raise ScheduleError(f"{place}.file: must be a file of the folder, got {shorten(entry['file'])}")
+    schedule = read_schedule(folder / entry["file"])
+    stated = (entry["kind"], entry["root"], entry["ranks"])
+    collective = schedule.collective
+    if stated != (collective.kind.value, collective.root, list(collective.ranks)):
+        raise ScheduleError(f"{place}: must be the collective of {entry['file']}, got another one")
+    for key in ("weight", "rate"):
+        if entry[key] <= 0:
+            raise ScheduleError(f"{place}.{key}: must be positive, got {shorten(entry[key])}")
+    return GroupSchedule(entry["weight"], entry["rate"], entry["alone"], schedule)
+
+
+def _level(entry: Mapping[str, Any], topology: Topology, place: str) -> Level:
+    numbers = {switch.name: topology.ranks + i for i, switch in enumerate(topology.switches)}
+    lengths: dict[object, Fraction] = {}
+    for index, length in enumerate(entry["lengths"]):
+        ends = tuple(numbers.get(length[key], length[key]) for key in ("from", "to"))
+        if ends not in topology.bandwidth or ends in lengths:
+            rule = "must name each link once" if ends in lengths else "must name a link of the topology"
+            named = f"{shorten(length['from'])}->{shorten(length['to'])}"
+            raise ScheduleError(f"{place}.lengths[{index}]: {rule}, got {named}")
+        lengths[ends] = length["length"]
+    in_order = tuple(lengths.get((link.src, link.dst), Fraction(0)) for link in topology.links)
+    return Level(entry["rate"], entry["bound"], tuple(entry["groups"]), in_order)

@@ -1,0 +1,96 @@
+"""How long several schedules take that start together: one event loop, every link shared piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from synth.collective import bandwidths
+from synth.errors import InputError
+from synth.groups.result import GroupSchedules
+from synth.schedule import Schedule
+from synth.simulator import MAX_PASSAGES, MAX_PIECES, MIN_PIECE_BYTES, Timing
+from synth.sizes import LARGEST_SIZE, format_size
+
+if TYPE_CHECKING:
+    from synth.hops import Hops
+
+
+def simulate_groups(
+    found: GroupSchedules, sizes: Sequence[int], *, pieces: int | None = None
+) -> tuple[Timing, ...]:
+    """The time of each group when all start at once.
+
+    A link serves pieces as `synth.simulator` says, whichever group they are of: first those of early steps.
+    It does not know of shares, so that a group that finishes leaves its links to the others.
+
+    Args:
+        found: what runs.
+        sizes: bytes of each group's whole buffer.
+        pieces: into how many pieces to cut every chunk; None chooses the number for which the last group
+            is done first, among powers of two.
+
+    Raises:
+        InputError: other numbers of sizes than of groups, or one that is not positive.
+    """
+    from synth.hops import Hops  # compiled kernels come with it; a folder is read without
+
+    if len(sizes) != len(found.groups):
+        raise InputError(f"sizes: must be one for each of the {len(found.groups)} groups, got {len(sizes)}")
+    for size in sizes:
+        if not 1 <= size <= LARGEST_SIZE:
+            raise InputError(f"size {size}: must be from 1 byte to {format_size(LARGEST_SIZE)}")
+    if pieces is not None and pieces < 1:
+        raise InputError(f"pieces {pieces}: must be at least 1")
+    total = sum(sizes)
+    merged = _merged(found, [Fraction(size, total) for size in sizes])
+    hops = Hops.of(merged)
+    owners = _groups_of_hops(found, merged)
+    tried = [_times(hops, owners, total, count) for count in _counts(merged, total, pieces)]
+    count, times = min(tried, key=lambda one: (max(one[1].values(), default=0.0), one[0]))
+    return tuple(
+        Timing(size, count, times[group], *bandwidths(kind.kind, len(kind.ranks), size, times[group]))
+        for group, (size, kind) in enumerate(zip(sizes, [g.collective for g in found.groups], strict=True))
+    )
+
+
+def _merged(found: GroupSchedules, parts: Sequence[Fraction]) -> Schedule:
+    """All chunks and transfers in one, for the event loop alone: as if of one buffer with room for all."""
+    chunks, transfers = [], []
+    for group, part in zip(found.groups, parts, strict=True):
+        first = len(chunks)
+        chunks += [replace(chunk, share=chunk.share * part, target=None) for chunk in group.schedule.chunks]
+        transfers += [
+            replace(transfer, chunk=transfer.chunk + first) for transfer in group.schedule.transfers
+        ]
+    transfers.sort(key=lambda transfer: (transfer.step, transfer.chunk, transfer.src, transfer.dst))
+    return replace(
+        found.groups[0].schedule, chunks=tuple(chunks), transfers=tuple(transfers), rate=Fraction(0)
+    )
+
+
+def _groups_of_hops(found: GroupSchedules, merged: Schedule) -> list[int]:
+    """The group of each hop, in the order of the event loop's hops."""
+    of_chunk = [number for number, group in enumerate(found.groups) for _ in group.schedule.chunks]
+    return [of_chunk[transfer.chunk] for transfer in merged.transfers for _ in transfer.hops]
+
+
+def _counts(merged: Schedule, total: int, pieces: int | None) -> list[int]:
+    if pieces is not None:
+        return [pieces]
+    share = sum((chunk.share for chunk in merged.chunks), Fraction(0)) / max(1, len(merged.chunks))
+    hops = sum(len(transfer.hops) for transfer in merged.transfers)
+    most = min(MAX_PIECES, int(share * total / MIN_PIECE_BYTES), MAX_PASSAGES // max(1, hops))
+    return [1 << power for power in range(max(1, most.bit_length()))]
+
+
+def _times(hops: Hops, owners: Sequence[int], total: int, pieces: int) -> tuple[int, dict[int, float]]:
+    """When the last piece of each group arrives, microseconds."""
+    outcome = hops.play(total, pieces)
+    last = (outcome.start.max(axis=0) + outcome.duration + outcome.latency).tolist()
+    times = dict.fromkeys(owners, 0.0)
+    for group, arrival in zip(owners, last, strict=True):
+        times[group] = max(times[group], arrival / outcome.ticks_per_us)
+    return pieces, times
