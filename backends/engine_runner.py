@@ -6,7 +6,6 @@ not have chosen: any kind, relays included. `backends.sweep` measures through it
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,11 +23,12 @@ from backends.group.pieces import ONE_HOST, SEVERAL_HOSTS
 from backends.group.settings import are_on_one_host
 from backends.layout import Buffer
 from backends.lowering import lower_rank
+from backends.own_part import digest_of, partners_of
 from backends.tensor_checks import check_overlap, check_tensor
 from backends.torch_names import PrefixStore, Store
 from backends.torch_reduction import operator_of
 from synth.errors import InputError
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 
 FLOWS_KEPT = 8
 
@@ -37,7 +37,7 @@ class EngineRunner:
     """Runs one schedule; every rank of its topology makes one at the same time.
 
     Args:
-        schedule: a correct one.
+        schedule: a correct one, in either form.
         store: that all ranks share.
         rank: of this process in the schedule's topology.
         timeout_s: to connect within, and without any progress in a call.
@@ -51,7 +51,7 @@ class EngineRunner:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: AnySchedule,
         store: Store,
         rank: int,
         *,
@@ -75,7 +75,7 @@ class EngineRunner:
         self._network.connect(peers_of([schedule], rank, size))
         self._engine = Engine(rank, self._network, timeout_s=timeout_s)
         self._flows: OrderedDict[tuple[int, torch.dtype], Flow] = OrderedDict()
-        self._digest = hashlib.sha256(repr(schedule.transfers).encode()).digest()[:8]
+        self._digest = digest_of(schedule)[:8]
         self._sequence = 0
 
     def run(
@@ -132,7 +132,7 @@ class EngineRunner:
         return flow
 
 
-def peers_of(schedules: Iterable[Schedule], rank: int, size: int) -> set[int]:
+def peers_of(schedules: Iterable[AnySchedule], rank: int, size: int) -> set[int]:
     """Whom a rank exchanges messages with.
 
     Args:
@@ -140,9 +140,5 @@ def peers_of(schedules: Iterable[Schedule], rank: int, size: int) -> set[int]:
         rank: the one that asks.
         size: ranks of the group; neighbours in their circle compare openings, whatever the schedules.
     """
-    peers = {(rank + 1) % size, (rank - 1) % size}
-    for schedule in schedules:
-        for transfer in schedule.transfers:
-            if rank in (transfer.src, transfer.dst):
-                peers |= {transfer.src, transfer.dst}
-    return peers - {rank}
+    neighbours = {(rank + 1) % size, (rank - 1) % size}
+    return neighbours.union(*(partners_of(schedule, rank) for schedule in schedules)) - {rank}

@@ -34,14 +34,14 @@ from backends.errors import DisagreementError, ExecutionError
 from backends.grouped_plan import GroupedPlan, Local, plan_groups
 from backends.layout import Buffer, Slice
 from backends.lowering import lower_rank, pieces_that_fit
+from backends.own_part import digest_of
 from backends.program import Receive, Reduce, Send
 from backends.tensor_checks import check_overlap, check_tensor
 from backends.torch_names import work_of
 from backends.torch_reduction import Operator, name_of, operator_of
 from synth.collective import Kind
 from synth.errors import InputError
-from synth.formats.schedules import schedule_to_document
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 
 # A group call costs tens of microseconds, in which NVLink moves some MiB; of 16 pieces a pipeline loses a
 # sixteenth of its time per level of the trees. Estimates: not measured on a GPU yet.
@@ -65,8 +65,8 @@ class GroupedExecutor:
     NCCL's own collectives. With TORCH_NCCL_BLOCKING_WAIT set the host does wait, call by call.
 
     Args:
-        schedule: what to run; correct ones only, `synth.verify` says which are. Equal on all ranks, like all
-            knobs but `cache`.
+        schedule: what to run, in either form; correct ones only, `synth.verify` says which are. Equal on all
+            ranks, like all knobs but `cache`.
         group: whose rank i is rank i of the schedule's topology; NCCL serves its CUDA tensors or gloo its CPU
             tensors, with no other point-to-point messages in flight. The default group where None.
         device: of all tensors. CUDA devices need their index.
@@ -82,7 +82,7 @@ class GroupedExecutor:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: AnySchedule,
         group: dist.ProcessGroup | None = None,
         *,
         device: torch.device,
@@ -205,8 +205,8 @@ class GroupedExecutor:
     def _agree(self) -> None:
         """Refuse ranks that would exchange other messages; the one place that waits for the GPU."""
         knobs = [self._pieces, self._piece_bytes, self._max_pieces]
-        text = json.dumps([schedule_to_document(self.schedule), knobs], sort_keys=True)
-        own = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+        said = digest_of(self.schedule) + json.dumps(knobs).encode()
+        own = int.from_bytes(hashlib.sha256(said).digest()[:7])
         mine = torch.tensor([own], dtype=torch.int64, device=self.device)
         everybody = [torch.empty_like(mine) for _ in range(self._group.size())]
         dist.all_gather(everybody, mine, group=self._group)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from backends.layout import blocks_in
 from backends.reduction import Reduction
 from synth.collective import Kind
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "int64": 8}
 """The types that runs support, with the size of an element."""
@@ -36,7 +36,7 @@ class Job:
         piece_bytes: see `Executor`.
     """
 
-    schedule: Schedule
+    schedule: AnySchedule
     counts: tuple[int, ...]
     dtype: str = "float32"
     reduction: Reduction = Reduction.SUM
@@ -88,13 +88,13 @@ class Answer:
     reference: str
 
 
-def count_for(schedule: Schedule, size_bytes: int, dtype: str) -> int:
+def count_for(schedule: AnySchedule, size_bytes: int, dtype: str) -> int:
     """The largest number of elements that fit and that divide into the collective's blocks."""
     blocks = blocks_in(schedule.collective)
     return size_bytes // (ITEM_BYTES[dtype] * blocks) * blocks
 
 
-def count_as_nccl_tests(schedule: Schedule, size_bytes: int, dtype: str) -> int:
+def count_as_nccl_tests(schedule: AnySchedule, size_bytes: int, dtype: str) -> int:
     """The number of elements that nccl-tests makes of a size.
 
     The blocks that ranks own are multiples of 16 bytes there, so that small sizes become 0. A custom

@@ -27,7 +27,7 @@ from backends.layout import blocks_in
 from backends.reduction import Reduction
 from synth.collective import bandwidths
 from synth.errors import InputError, TimedOutError
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 
 NCCL_TYPES = {"float32": "float", "float64": "double"}
 """What nccl-tests calls a type, where that is not our name of it."""
@@ -75,7 +75,7 @@ class Row:
 
 
 def run_schedule(
-    schedule: Schedule,
+    schedule: AnySchedule,
     *,
     size_bytes: Sequence[int] = (16 << 20,),
     dtype: str = "float32",
@@ -89,7 +89,7 @@ def run_schedule(
     """Run a schedule on one local process per rank of its topology, relays included.
 
     Args:
-        schedule: a correct one.
+        schedule: a correct one, in either form.
         size_bytes: of the whole buffer, as algbw counts it; rounded down to whole elements and blocks.
         dtype: float32, float64, bfloat16 or int64.
         op: sum, avg, min, max or product; ignored where nothing is reduced.

@@ -71,8 +71,9 @@ def lower_rank(
 ) -> Program:
     """The program of one rank; arguments and errors as for `lower`.
 
-    From an implicit schedule in time and memory that grow with what this rank sends and receives; the same
-    program as from the whole schedule, so that some ranks may have one form of it and others the other.
+    From an implicit schedule in time and memory that grow with what this rank sends and receives, and it is
+    the program that the whole schedule gives: the order of messages and their tags are those of the whole,
+    in which each transfer's number is known without the others.
     """
     transfers = transfers_of(schedule, rank)
     chunks = dict.fromkeys(transfer.chunk for _, transfer in transfers)

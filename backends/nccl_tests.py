@@ -25,7 +25,7 @@ from backends.layout import IN_PLACE_KINDS, blocks_in
 from backends.reduction import Reduction
 from synth.collective import Kind, bandwidths
 from synth.errors import InputError
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 
 MOST_SIZES = 10_000
 _OUR_TYPES = {nccl: ours for ours, nccl in NCCL_TYPES.items()}
@@ -101,7 +101,7 @@ def sizes_between(first: int, last: int, *, factor: int = 2, step: int | None = 
 
 
 def sweep_of(
-    schedule: Schedule,
+    schedule: AnySchedule,
     sizes: Sequence[int],
     *,
     dtype: str = "float32",

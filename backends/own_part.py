@@ -7,6 +7,7 @@ a rank does is worked out from the representatives, and the whole schedule is no
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -42,10 +43,10 @@ def images_of(schedule: AnySchedule, numbers: Iterable[int] | None = None) -> It
     found = np.fromiter(range(schedule.chunk_count) if numbers is None else numbers, dtype=np.int64)
     which, elements = np.divmod(found, schedule.translations.order)
     given = [schedule.chunks[index] for index in which.tolist()]
-    owners = schedule.translations.apply(elements, [chunk.owner for chunk in given])
-    # A chunk without a target has its owner for one while the targets are moved.
-    ends = [chunk.owner if chunk.target is None else chunk.target for chunk in given]
-    targets = schedule.translations.apply(elements, ends)
+    # A chunk without a target has its owner for one while both are moved.
+    ends = [(chunk.owner, chunk.owner if chunk.target is None else chunk.target) for chunk in given]
+    pairs = np.array(ends, dtype=np.int64).reshape(-1, 2)
+    owners, targets = schedule.translations.apply(elements[:, None], pairs).T
     columns = (column.tolist() for column in (found, which, elements, owners, targets))
     for chunk, (number, representative, element, owner, end) in zip(
         given, zip(*columns, strict=True), strict=True
@@ -86,7 +87,7 @@ def transfers_of(schedule: AnySchedule, rank: int) -> list[tuple[int, Transfer]]
     return found
 
 
-def peers_of(schedule: AnySchedule, rank: int) -> frozenset[int]:
+def partners_of(schedule: AnySchedule, rank: int) -> frozenset[int]:
     """The ranks that exchange messages with a rank."""
     return frozenset(
         end for _, transfer in transfers_of(schedule, rank) for end in (transfer.src, transfer.dst)
@@ -100,6 +101,13 @@ def most_messages(schedule: AnySchedule) -> int:
         # The images of one end are spread evenly over its orbit, one on each rank.
         ends = iter(schedule.translations.orbit_of[np.fromiter(ends, dtype=np.int64)].tolist())
     return max(Counter(ends).values(), default=0)
+
+
+def digest_of(schedule: AnySchedule) -> bytes:
+    """32 bytes that tell a schedule from all with other messages, and one form of it from the other."""
+    moves = schedule.translations.generators if isinstance(schedule, ImplicitSchedule) else ()
+    content = (schedule.collective, schedule.chunks, schedule.transfers, moves)
+    return hashlib.sha256(repr(content).encode()).digest()
 
 
 def _own_images(schedule: ImplicitSchedule, rank: int) -> tuple[Integers, Integers]:

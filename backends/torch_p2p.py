@@ -25,7 +25,7 @@ from backends.program import Operation, Program, Receive, Send
 from backends.tensor_checks import check_overlap, check_tensor
 from synth.collective import Kind
 from synth.errors import InputError
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 
 # Measured on loopback, 4 ranks on 2 cores, in CPU time of all ranks for an allreduce of 16 MiB (ring and
 # full mesh, gloo's own = 1): pieces of 1 MiB 1.2, 512 KiB 1.3 to 1.4, 256 KiB 1.8 to 2.2. A message costs
@@ -68,7 +68,7 @@ class Executor:
     """Runs one schedule.
 
     Args:
-        schedule: what to run; correct ones only, `synth.verify` says which are.
+        schedule: what to run, in either form; correct ones only, `synth.verify` says which are.
         group: gloo process group whose rank i is rank i of the schedule's topology; the default group
             where None. Tags from 0 up to the number of messages are used on it.
         pieces: into how many pieces each chunk is cut; chosen by size where None: see `pieces_for`.
@@ -85,7 +85,7 @@ class Executor:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: AnySchedule,
         group: dist.ProcessGroup | None = None,
         *,
         pieces: int | None = None,

@@ -68,8 +68,8 @@ class Trial:
         self._rank = executor.rank
         self._dtype: torch.dtype = getattr(torch, job.dtype)
         self._collective = job.schedule.collective
-        self._takes_part = self._rank in self._collective.ranks
-        self._layout = lay_out(job.schedule, count)
+        self._takes_part = self._rank in self._collective.members
+        self._layout = lay_out(job.schedule, count, ())
         self._in_place = self._layout.in_place(self._rank)
         self._output = torch.empty(self._layout.output_elements(self._rank), dtype=self._dtype)
         self._pattern = self._own_data()

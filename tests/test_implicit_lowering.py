@@ -16,7 +16,7 @@ from backends.deadlock import check_deadlock
 from backends.interpreter import Freedom, interpret
 from backends.layout import blocks_in, lay_out
 from backends.lowering import lower, lower_rank
-from backends.own_part import images_of, most_messages, peers_of, transfers_of
+from backends.own_part import images_of, most_messages, partners_of, transfers_of
 from backends.program import Receive, Send
 from backends.reduction import Reduction
 from backends.reference import define, sample_data
@@ -67,7 +67,7 @@ def test_what_concerns_a_rank_is_what_the_whole_schedule_says(schedule: Implicit
     assert most_messages(schedule) == most_messages(whole)
     for rank in range(schedule.topology.ranks):
         assert transfers_of(schedule, rank) == transfers_of(whole, rank)
-        assert peers_of(schedule, rank) == peers_of(whole, rank)
+        assert partners_of(schedule, rank) == partners_of(whole, rank)
 
 
 @given(implicit_schedules(), st.integers(0, 1000))

@@ -8,12 +8,12 @@ one host, few and long messages are best.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
 from backends.lowering import pieces_that_fit
-from synth.schedule import Schedule
+from backends.own_part import most_messages
+from synth.implicit.schedule import AnySchedule
 
 MESSAGE_US = 30
 """What a short message costs each of its ends."""
@@ -42,7 +42,7 @@ class PieceRule:
     per_step: int
     work: Fraction = Fraction(0)
 
-    def pieces(self, schedule: Schedule, nbytes: int) -> int:
+    def pieces(self, schedule: AnySchedule, nbytes: int) -> int:
         """For a whole buffer of `nbytes`; one number for all chunks, so that trees stay in step."""
         enough = max(self.least, self.per_step * schedule.steps)
         coarse = pieces_that_fit(schedule, nbytes, piece_bytes=self.piece_bytes, most=enough)
@@ -51,13 +51,13 @@ class PieceRule:
         affordable = min(self._affordable(schedule, nbytes), STEPS_HIDDEN * schedule.steps)
         return max(coarse, pieces_that_fit(schedule, nbytes, piece_bytes=SHORTEST_BYTES, most=affordable))
 
-    def _affordable(self, schedule: Schedule, nbytes: int) -> int:
+    def _affordable(self, schedule: AnySchedule, nbytes: int) -> int:
         """How many pieces the messages' share of the time on the links pays for."""
-        ends = Counter(end for transfer in schedule.transfers for end in (transfer.src, transfer.dst))
-        if not ends:
+        messages = most_messages(schedule)
+        if not messages:
             return 1
         links_us = Fraction(nbytes) / (1000 * schedule.rate)
-        return int(self.work * links_us / (max(ends.values()) * MESSAGE_US))
+        return int(self.work * links_us / (messages * MESSAGE_US))
 
 
 # Measured on loopback, 4 ranks on 2 cores, allreduce of 16 MiB over sockets beside gloo: pieces of 1 MiB 1.04
