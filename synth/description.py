@@ -13,7 +13,7 @@ from synth.console import Json, gigabytes, share, table
 from synth.errors import InfeasibleError
 from synth.implicit.schedule import AnySchedule, ImplicitSchedule, SomeSchedule
 from synth.sizes import format_size
-from synth.topology import Topology
+from synth.topology import Topology, Vertex
 
 if TYPE_CHECKING:
     from synth.chunks.frontier import Frontier
@@ -36,9 +36,14 @@ TOLD = (
 """Settings that mean something to whoever asked; all of them stand in the JSON and in the file."""
 
 
+TREE_METHODS = ("trees", "mwu", "symmetric")
+
+_MOST_NAMED = 24  # vertices or sets of a certificate that are named
+
+
 def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) -> Json:
     """What `solve --json` reports of a schedule that took so many seconds and was written to `file`."""
-    is_of_trees = schedule.method.name in {"trees", "mwu"}
+    is_of_trees = schedule.method.name in TREE_METHODS
     return {
         "method": schedule.method.name,
         "settings": dict(schedule.method.settings),
@@ -126,16 +131,26 @@ def describe_bound(found: Bound, topology: Topology) -> list[str]:
     """The certificate in words."""
     match found.certificate:
         case Cut(side, capacity):
-            inside = ", ".join(str(topology.label(vertex)) for vertex in sorted(side))
-            proof = f"cut: {gigabytes(capacity)} leave {{{inside}}}"
+            proof = f"cut: {gigabytes(capacity)} leave {_set(side, topology)}"
         case Partition(blocks, capacity):
-            sets = " ".join("{" + ",".join(map(str, sorted(block))) + "}" for block in blocks)
-            proof = f"partition: {gigabytes(capacity)} between the {len(blocks)} sets {sets}"
+            sets = [_set(block, topology) for block in blocks[:_MOST_NAMED]]
+            sets += ["..."] if len(blocks) > _MOST_NAMED else []
+            proof = f"partition: {gigabytes(capacity)} between the {len(blocks)} sets {' '.join(sets)}"
         case dual:
             proof = (
                 f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
             )
     return [f"  proof    {proof}", f"  scope    {found.scope.value}"]
+
+
+def _set(vertices: frozenset[Vertex], topology: Topology) -> str:
+    """Vertices in braces: all of them where they are few, else those that are missing, else some of them."""
+    missing = frozenset(range(topology.size)) - vertices
+    if len(vertices) > _MOST_NAMED >= len(missing):
+        return f"all but {_set(missing, topology)}"
+    named = [str(topology.label(vertex)) for vertex in sorted(vertices)[:_MOST_NAMED]]
+    more = f", ... of {len(vertices)}" if len(vertices) > _MOST_NAMED else ""
+    return "{" + ", ".join(named) + more + "}"
 
 
 def infeasible_document(error: InfeasibleError, topology: Topology, collective: str) -> Json:
