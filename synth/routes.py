@@ -1,8 +1,7 @@
 """Gather, scatter and alltoall: every block travels along paths, and no data is ever combined or copied.
 
-A gather is one flow from all ranks to the root, solved exactly in integers, so it reaches its bound. An
-alltoall is a concurrent multi-commodity flow: HiGHS finds it, its paths get exact weights, and the rate of
-the schedule is the exact one of those weights, whatever was lost in rounding.
+A gather is one flow from all ranks to the root, solved exactly in integers, so it reaches its bound; a
+scatter is one turned round. An alltoall is solved by `synth.implicit.routes` and written out.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from synth.bounds import bound
-from synth.bounds.linear_program import LinearProgram
-from synth.bounds.routing_lp import ConcurrentFlow
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from synth.implicit.schedule import ImplicitSchedule
 from synth.reachability import who_is_cut_off
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Hop, Topology, Vertex
@@ -54,52 +52,49 @@ def solve_by_routes(
     Args:
         topology: the fabric; ranks that take no part forward.
         collective: a gather, scatter or alltoall.
-        seed: recorded in the schedule; nothing here is random.
-        deadline_s: seconds for the LPs of an alltoall, after which its bound may be looser; the flows of
-            the others take milliseconds.
+        seed: of HiGHS's own ties in an alltoall.
+        deadline_s: seconds for the linear program of an alltoall; the flows of the others take no search.
 
     Raises:
         CollectiveError: another kind of collective.
         InfeasibleError: some rank cannot reach another one.
-        TimedOutError: the linear programs were not solved in time; carries the blocks on shortest ways.
+        TimedOutError: an alltoall was not solved in time; carries the blocks on shortest ways.
     """
     deadline = Deadline.after(deadline_s)
     if collective.kind not in ROUTED_KINDS:
         kinds = ", ".join(sorted(ROUTED_KINDS))
         other = "a chunk schedule" if collective.kind is Kind.CUSTOM else "trees"
         raise CollectiveError(f"{collective.kind}: routes serve {kinds}; use {other}")
-    limit = bound(topology, collective, deadline_s=deadline.left_s)
+    if collective.kind is Kind.ALLTOALL:
+        return _alltoall(topology, collective, seed, deadline)
+    limit = bound(topology, collective)
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
-    match collective.kind:
-        case Kind.GATHER:
-            routes = _gather_routes(topology, collective, limit.rate)
-        case Kind.SCATTER:
-            mirrored = _gather_routes(topology.reversed(), collective, limit.rate)
-            routes = [Route(route.path[::-1], route.weight) for route in mirrored]
-        case _:
-            try:
-                routes = _alltoall_routes(topology, collective, limit.rate, deadline)
-            except TimedOutError as error:
-                best = _lift(
-                    topology,
-                    collective,
-                    limit,
-                    _shortest_routes(topology, collective),
-                    Method("routes", seed),
-                )
-                message = f"{collective.kind}: the deadline of {deadline_s} s passed"
-                raise TimedOutError(message, best) from error
+    if collective.kind is Kind.GATHER:
+        routes = _gather_routes(topology, collective, limit.rate)
+    else:
+        mirrored = _gather_routes(topology.reversed(), collective, limit.rate)
+        routes = [Route(route.path[::-1], route.weight) for route in mirrored]
     return _lift(topology, collective, limit, routes, Method("routes", seed))
 
 
-def _shortest_routes(topology: Topology, collective: Collective) -> Iterator[Route]:
-    """Every block whole on a way of the fewest links, for who has no time to choose well."""
-    for source in collective.ranks:
-        paths = _shortest_ways(topology.bandwidth, source)
-        for target in collective.ranks:
-            if target != source:
-                yield Route(paths[target], Fraction(1))
+def _alltoall(topology: Topology, collective: Collective, seed: int, deadline: Deadline) -> Schedule:
+    """By the declared symmetries, as far as they are translations, and written out."""
+    from synth.implicit.routes import solve_symmetric_alltoall
+    from synth.implicit.search import translations_of
+
+    try:
+        return solve_symmetric_alltoall(
+            topology,
+            collective,
+            translations=translations_of(topology, ranks=collective.ranks, effort=0),
+            seed=seed,
+            deadline_s=deadline.left_s,
+        ).expand()
+    except TimedOutError as late:
+        assert isinstance(late.best, ImplicitSchedule), "every block on a shortest way"
+        message = f"{collective.kind}: the deadline of {deadline.allowed_s} s passed"
+        raise TimedOutError(message, late.best.expand()) from late
 
 
 def _gather_routes(topology: Topology, collective: Collective, rate: Fraction) -> list[Route]:
@@ -166,85 +161,6 @@ def _shortest_ways(flow: Mapping[Hop, int | Fraction], source: Vertex) -> dict[V
 
 def _hops(path: Path) -> list[Hop]:
     return list(pairwise(path))
-
-
-def _alltoall_routes(
-    topology: Topology, collective: Collective, limit: Fraction, deadline: Deadline
-) -> list[Route]:
-    """Paths of a concurrent flow, then the exact weights that serve them best."""
-    deadline.check("the limit of the alltoall")
-    paths = _concurrent_flow_paths(topology, collective, deadline.left_s)
-    weights = _best_weights(topology, paths, deadline.left_s)
-    best: list[Route] = []
-    best_rate = Fraction(0)
-    for denominator in (*range(1, 129), 10**4, 10**6):
-        routes = list(_rounded(paths, weights, denominator))
-        rate = _rate(topology, len(collective.ranks), routes)
-        if rate > best_rate:
-            best, best_rate = routes, rate
-        if rate == limit:
-            break
-    return best
-
-
-def _concurrent_flow_paths(
-    topology: Topology, collective: Collective, deadline_s: float | None
-) -> list[Path]:
-    """Candidate paths: those of an optimal flow aggregated by source (LP over links, not over paths)."""
-    flows = ConcurrentFlow(topology, collective).flows(deadline_s)
-    paths: set[Path] = set()
-    for source, sent in zip(collective.ranks, flows, strict=True):
-        flow = {
-            (link.src, link.dst): round(amount * FLOW_PARTS)
-            for link, amount in zip(topology.links, sent.tolist(), strict=True)
-        }
-        # Rounding leaves a few parts unconnected: ask for slightly less than each target gets.
-        demands = {rank: FLOW_PARTS - FLOW_PARTS // 1000 for rank in collective.ranks if rank != source}
-        paths.update(path for path, _ in _decompose(flow, source, demands))
-    return sorted(paths)
-
-
-def _best_weights(topology: Topology, paths: list[Path], deadline_s: float | None) -> list[float]:
-    """Weights of the paths, adding up to 1 for each pair of ends, of least congestion (an LP vertex)."""
-    users: dict[Hop, list[int]] = defaultdict(list)
-    pairs: dict[Hop, list[int]] = defaultdict(list)
-    for column, path in enumerate(paths, start=1):
-        pairs[path[0], path[-1]].append(column)
-        for hop in _hops(path):
-            users[hop].append(column)
-    # Column 0 is the rate of every pair; then come the GB/s of each path.
-    program = LinearProgram((1, *[0] * len(paths)), scale=max(topology.capacities))
-    for columns in pairs.values():
-        program.add_row([0, *columns], [-1, *[1] * len(columns)], lower=0, upper=0)
-    for hop, capacity in zip(topology.bandwidth, topology.capacities, strict=True):
-        program.add_row(users[hop], [1] * len(users[hop]), upper=capacity)
-    rate, *amounts = program.solve(deadline_s).tolist()
-    return [amount / rate for amount in amounts]
-
-
-def _rounded(paths: list[Path], weights: list[float], denominator: int) -> Iterator[Route]:
-    """Weights as multiples of 1/denominator that add up to 1 for each pair of ends."""
-    pairs: dict[tuple[Vertex, Vertex], list[int]] = defaultdict(list)
-    for index, path in enumerate(paths):
-        pairs[path[0], path[-1]].append(index)
-    for indices in pairs.values():
-        parts = {i: math.floor(weights[i] * denominator + 1e-9) for i in indices}
-        by_remainder = sorted(indices, key=lambda i: (parts[i] - weights[i] * denominator, i))
-        missing = denominator - sum(parts.values())
-        for i in by_remainder[: max(missing, 0)]:
-            parts[i] += 1
-        for i in indices:
-            if parts[i]:
-                yield Route(paths[i], Fraction(parts[i], denominator))
-
-
-def _rate(topology: Topology, count: int, routes: Iterable[Route]) -> Fraction:
-    """The algbw of an alltoall along these routes; each block is 1/count of a rank's buffer."""
-    load: dict[Hop, Fraction] = defaultdict(Fraction)
-    for route in routes:
-        for hop in _hops(route.path):
-            load[hop] += route.weight
-    return count / max(amount / topology.bandwidth[hop] for hop, amount in load.items())
 
 
 def _lift(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from synth.bounds.certification import dual_of
 from synth.bounds.linear_program import LinearProgram
+from synth.bounds.near_fractions import near_fractions
 from synth.bounds.routing_trees import Alike, RoutingProgram
 from synth.certificate import Dual
 from synth.collective import Collective, Kind
@@ -36,8 +37,6 @@ LARGEST_PROGRAM = 50_000
 """Flow columns (sources times links) up to which the linear program is solved: seconds."""
 
 _FINEST_PART = 5040  # of a block, where the numbers of targets have no smaller common multiple
-_DENOMINATORS = range(1, 241)
-_CLOSE = 1e-7  # how near floating lengths, the largest 1, must be to fractions to be taken for them
 
 
 def routing_duals(topology: Topology, collective: Collective, deadline_s: float | None = None) -> list[Dual]:
@@ -49,13 +48,13 @@ def routing_duals(topology: Topology, collective: Collective, deadline_s: float 
         deadline_s: seconds for the linear program; without its answer simple lengths remain.
     """
     slowness = 1 / np.array(topology.capacities, dtype=np.float64)
-    candidates = [(Fraction(1),) * len(topology.links), _near_fractions(slowness / slowness.max())]
+    candidates = [(Fraction(1),) * len(topology.links), near_fractions(slowness / slowness.max())]
     try:
         if collective.kind is Kind.ALLTOALL:
             candidates.insert(0, _lengths_of_trees(topology, collective, Deadline.after(deadline_s)))
         elif len(_supplies(collective)) * len(topology.links) <= LARGEST_PROGRAM:
             found = ConcurrentFlow(topology, collective).lengths(deadline_s)
-            candidates.insert(0, _near_fractions(found))
+            candidates.insert(0, near_fractions(found))
     except TimedOutError:
         log.info("%s on %s: no time for the best lengths", collective.kind, topology.name)
     return [dual_of(topology, collective, lengths) for lengths in candidates]
@@ -129,7 +128,6 @@ class ConcurrentFlow:
                         arriving + leaving + [0] * len(kept), coefficients + kept, lower=0, upper=0
                     )
         self._program = program
-        self._shape = (len(supplies), len(links))
 
     def lengths(self, deadline_s: float | None = None) -> NDArray[np.float64]:
         """The prices of the links, the largest 1.
@@ -141,23 +139,3 @@ class ConcurrentFlow:
         prices: NDArray[np.float64] = np.abs(self._program.prices()[self._rows])
         prices /= prices.max()
         return prices
-
-    def flows(self, deadline_s: float | None = None) -> NDArray[np.float64]:
-        """What each source sends over each link, in multiples of what it sends to each rank.
-
-        Raises:
-            TimedOutError: the program was not solved in so many seconds.
-        """
-        values = self._program.solve(deadline_s)
-        flows: NDArray[np.float64] = values[1:].reshape(self._shape) / values[0]
-        return flows
-
-
-def _near_fractions(lengths: NDArray[np.float64]) -> tuple[Fraction, ...]:
-    """The fractions of smallest common denominator that are close; the nearest of many parts otherwise."""
-    for denominator in _DENOMINATORS:
-        whole = np.round(lengths * denominator)
-        if np.abs(lengths - whole / denominator).max() < _CLOSE:
-            return tuple(Fraction(int(value), denominator) for value in whole)
-    parts = 2**30
-    return tuple(Fraction(round(float(length) * parts), parts) for length in lengths)

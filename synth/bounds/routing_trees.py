@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synth.bounds.linear_program import LinearProgram
+from synth.bounds.near_fractions import near_fractions
 from synth.bounds.shortest_ways import FAR, ShortestTree, Ways
 from synth.collective import Collective
 from synth.compiled import Ints, kernel
@@ -222,7 +223,7 @@ class RoutingProgram:
 
     def _best(self, lengths: NDArray[np.float64]) -> BestRouting | None:
         """The optimum as proved as it can be; None where exact arithmetic found a shorter tree to add."""
-        near = BestRouting(self._whole(lengths), self._rounded_trees(), exact=False)
+        near = self._rounded(lengths)
         if self._orbits + len(self._alike.sources) > LARGEST_EXACT:
             return near
         try:
@@ -251,6 +252,13 @@ class RoutingProgram:
         if travelled == self._blocks * parts:
             return BestRouting(whole, trees, exact=True)
         return None if added else near
+
+    def _rounded(self, lengths: NDArray[np.float64]) -> BestRouting:
+        """Rounded lengths and the flow of the last solution of the program."""
+        fractions = near_fractions(lengths / lengths.max(), _FINE)
+        parts = math.lcm(*(fraction.denominator for fraction in fractions))
+        whole = np.array([int(fraction * parts) for fraction in fractions], dtype=np.int64)
+        return BestRouting(whole, self._rounded_trees(), exact=False)
 
     def _weighted(self, prices: Sequence[Fraction]) -> tuple[WeightedTree, ...]:
         """The trees that are used, with the shares that their prices say."""

@@ -34,11 +34,19 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class _Choice:
+    """A block and its ways, by what each loads beyond what all of them load."""
+
+    target: int
+    paths: dict[Load, Path]
+
+
+@dataclass(frozen=True, slots=True)
 class _Class:
-    """Blocks with the same choice: the loads in which their ways differ, and the blocks."""
+    """Blocks with the same choice between loads."""
 
     loads: tuple[Load, ...]
-    blocks: list[Options]
+    blocks: list[_Choice]
 
 
 def divide(
@@ -78,11 +86,11 @@ def _classes(options: Sequence[Options]) -> tuple[Counter[int], list[_Class]]:
         shared = counts[0]
         for count in counts[1:]:
             shared = shared & count
-        common += shared
-        loads = tuple(tuple(sorted((count - shared).elements())) for count in counts)
-        # The order within a class is that of its first block.
-        key = tuple(sorted(loads))
-        classes.setdefault(key, _Class(loads, [])).blocks.append(block)
+        common.update(shared)
+        rests = [tuple(sorted((count - shared).elements())) for count in counts]
+        choice = _Choice(block.target, dict(zip(rests, block.paths.values(), strict=True)))
+        loads = tuple(sorted(rests, key=lambda load: (len(load), load)))
+        classes.setdefault(loads, _Class(loads, [])).blocks.append(choice)
     return common, list(classes.values())
 
 
@@ -93,15 +101,12 @@ def _amounts(
     room = [int(most * parts // 1) for most in left]
     if min(room) < 0:
         return None
-    open_classes = [group for group in classes if len(group.loads) > 1]
-    solved = iter(_solve(open_classes, room, parts, deadline, seed) or [])
-    if not open_classes:
-        return [[parts * len(group.blocks)] for group in classes]
-    found = list(solved)
-    if not found:
+    divided = [group for group in classes if len(group.loads) > 1]
+    found = _solve(divided, room, parts, deadline, seed) if divided else []
+    if found is None:
         return None
-    rest = iter(found)
-    return [next(rest) if len(group.loads) > 1 else [parts * len(group.blocks)] for group in classes]
+    amounts = iter(found)
+    return [next(amounts) if len(group.loads) > 1 else [parts * len(group.blocks)] for group in classes]
 
 
 def _solve(
@@ -158,23 +163,10 @@ def _deal(group: _Class, amounts: Sequence[int], parts: int) -> Iterator[Part]:
     way = 0
     for block in group.blocks:
         missing = parts
-        of_load = _by_rest(block)
         while missing:
             while not rest[way]:
                 way += 1
             taken = min(missing, rest[way])
             rest[way] -= taken
             missing -= taken
-            yield Part(block.target, of_load[group.loads[way]], Fraction(taken, parts))
-
-
-def _by_rest(block: Options) -> dict[Load, Path]:
-    """The ways of a block by what they load beyond what all of its ways do."""
-    counts = [Counter(load) for load in block.paths]
-    shared = counts[0]
-    for count in counts[1:]:
-        shared = shared & count
-    return {
-        tuple(sorted((count - shared).elements())): path
-        for count, path in zip(counts, block.paths.values(), strict=True)
-    }
+            yield Part(block.target, block.paths[group.loads[way]], Fraction(taken, parts))

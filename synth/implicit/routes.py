@@ -1,4 +1,4 @@
-"""All-to-all at scale: every block of one rank of each orbit travels along shortest ways, the rest are translates.
+"""All-to-all at scale: the blocks of one rank of each orbit on shortest ways, the rest are translates.
 
 The limit and an optimal flow come from one small linear program over orbits (`synth.bounds.routing_trees`);
 the flow becomes few ways per block with small shares, at exactly the limit where the program was solved
@@ -59,7 +59,7 @@ def solve_symmetric_alltoall(
     if translations is None:
         from synth.implicit.search import translations_of
 
-        translations = translations_of(topology, seed=seed)
+        translations = translations_of(topology, ranks=collective.ranks, seed=seed)
     alike = Alike.under(topology, collective, translations.generators)
     program = RoutingProgram(topology, collective, alike)
     if not program.connected:
@@ -79,9 +79,8 @@ def solve_symmetric_alltoall(
     limit = _limit(topology, collective, alike, best)
     room = _room(topology, alike, translations, limit.rate / len(collective.ranks))
     options = list(options_of(topology, collective, alike, best))
-    parts = divide(options, room, deadline, seed=seed)
-    if parts is None:
-        parts = _parts_of_trees(topology, collective, alike, best)
+    divided = divide(options, room, deadline, seed=seed)
+    parts = _parts_of_trees(topology, collective, alike, best) if divided is None else divided
     return _lift(topology, collective, method, limit, translations, parts)
 
 
