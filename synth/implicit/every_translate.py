@@ -13,7 +13,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synth.collective import Block, Collective, Kind
 from synth.compiled import Flags, Ints, kernel
@@ -83,24 +82,27 @@ class Goal(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where a replay stands; made once, and after each chunk put back to what it was.
+    """Where the replay of one chunk stands.
+
+    A set of contributors is a row of bits (bit 0 alone where nothing adds). Rows are never changed once a
+    step is over, so that a copy is the number of a row.
 
     Attributes:
-        held: the contributors that each rank has, a row of bits each (bit 0 alone where nothing adds).
-        arrived: what has come in this step.
+        rows: row 0 is empty, those up to the number of ranks are at the start, others are made on the way.
+        before: the row that each rank has before a chunk moves, without the owner's.
+        held: the row that each rank has.
+        arrived: the row of what has come to each rank in this step.
         coming: per rank, 0 where nothing has come in this step, 1 after a reduction, 2 after a copy.
         fresh: ranks to which something has come in this step.
-        touched: ranks whose row of `held` has changed.
-        is_touched: the same as flags.
         everyone: the row that is complete.
     """
 
+    rows: Ints
+    before: Ints
     held: Ints
     arrived: Ints
     coming: Ints
     fresh: Ints
-    touched: Ints
-    is_touched: Flags
     everyone: Ints
 
 
@@ -147,16 +149,14 @@ def check_every_translate(
         np.zeros((digits, topology.ranks**goal.blocks), dtype=np.int64),
         np.zeros((digits, len(topology.links)), dtype=np.int64),
     )
-    _replay_all(moves, members, goal, _state(goal, topology.ranks), count)
+    _replay_all(
+        moves, members, goal, _state(goal, topology.ranks, int(np.diff(moves.first).max(initial=0))), count
+    )
     _check_blocks(schedule, count.shares, scale, errors)
     _spell_out(schedule, group, count, errors)
     if count.numbers[2]:
         errors.add(f"transfers: {count.numbers[2]} hops are moved to where there is no link")
-    return {
-        (link.src, link.dst): Fraction(_number(count.loads[:, index]), scale)
-        for index, link in enumerate(topology.links)
-        if count.loads[:, index].any()
-    }
+    return _loads(schedule, count.loads, scale)
 
 
 def _goal(collective: Collective, ranks: int) -> Goal:
@@ -175,27 +175,19 @@ def _goal(collective: Collective, ranks: int) -> Goal:
             raise AssertionError(f"an implicit schedule of {collective.kind} cannot be made")
 
 
-def _state(goal: Goal, ranks: int) -> State:
-    words = -(-ranks // 64) if goal.adds else 1
-    own = np.zeros((ranks, words), dtype=np.uint64)
-    everyone = np.zeros(words, dtype=np.uint64)
+def _state(goal: Goal, ranks: int, most_transfers: int) -> State:
+    rows = np.zeros((1 + ranks + most_transfers, -(-ranks // 64) if goal.adds else 1), dtype=np.uint64)
+    before = np.zeros(ranks, dtype=np.int64)
     if goal.adds:
+        before[goal.member] = np.flatnonzero(goal.member) + 1
         for rank in np.flatnonzero(goal.member).tolist():
-            own[rank, rank // 64] = np.uint64(1 << rank % 64)
-        everyone |= np.bitwise_or.reduce(own, axis=0)
+            rows[rank + 1, rank // 64] = np.uint64(1 << rank % 64)
     else:
-        everyone[0] = 1
+        rows[1, 0] = 1
+    everyone = np.bitwise_or.reduce(rows, axis=0)
+    arrived, coming, fresh = np.zeros((3, ranks), dtype=np.int64)
     # The kernels know one type of whole numbers; only bits are asked of these.
-    held = own.view(np.int64)
-    return State(
-        held,
-        np.zeros_like(held),
-        np.zeros(ranks, dtype=np.int64),
-        np.zeros(ranks, dtype=np.int64),
-        np.zeros(ranks, dtype=np.int64),
-        np.zeros(ranks, dtype=np.bool_),
-        everyone.view(np.int64),
-    )
+    return State(rows.view(np.int64), before, before.copy(), arrived, coming, fresh, everyone.view(np.int64))
 
 
 def _moves(schedule: ImplicitSchedule, scale: int) -> Moves:
@@ -230,8 +222,8 @@ def _digits(numbers: Sequence[int], largest: int) -> Ints:
     ).reshape(len(numbers), count)
 
 
-def _number(digits: NDArray[np.int64]) -> int:
-    return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits.tolist()))
+def _number(digits: Sequence[int]) -> int:
+    return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits))
 
 
 def _check_blocks(schedule: ImplicitSchedule, shares: Ints, scale: int, errors: Errors) -> None:
@@ -254,9 +246,20 @@ def _check_blocks(schedule: ImplicitSchedule, shares: Ints, scale: int, errors: 
         carried[place + 1] += carried[place] >> DIGIT_BITS
         carried[place] &= (1 << DIGIT_BITS) - 1
     for index in np.flatnonzero((carried != required).any(axis=0)).tolist():
-        must, got = (Fraction(_number(digits[:, index]), scale) for digits in (required, shares))
+        must, got = (Fraction(_number(digits[:, index].tolist()), scale) for digits in (required, shares))
         block = _block(schedule.collective.kind, index, ranks)
         errors.add(f"block with {block}: shares must add up to {must}, got {got}")
+
+
+def _loads(schedule: ImplicitSchedule, loads: Ints, scale: int) -> dict[Hop, Fraction]:
+    fractions: dict[tuple[int, ...], Fraction] = {}  # a regular fabric has few different loads
+    found = {}
+    for link, digits in zip(schedule.topology.links, map(tuple, loads.T.tolist()), strict=True):
+        if digits not in fractions:
+            fractions[digits] = Fraction(_number(digits), scale)
+        if fractions[digits]:
+            found[link.src, link.dst] = fractions[digits]
+    return found
 
 
 def _block(kind: Kind, index: int, ranks: int) -> Block:
@@ -361,7 +364,7 @@ def _replay_element(
 
 @kernel
 def _count_links(moves: Moves, group: Group, count: Count, chunk: int, moved: Ints, way: Ints) -> None:
-    """Add a chunk to what passes each of its links; each is seen to have the ends that the hop is moved to."""
+    """Add a chunk to what passes each link; the link is seen to have the ends that the hop is moved to."""
     for hop in range(moves.first_hop[moves.first[chunk]], moves.first_hop[moves.first[chunk + 1]]):
         link = moves.link[hop]
         image = way[link]
@@ -375,92 +378,66 @@ def _count_links(moves: Moves, group: Group, count: Count, chunk: int, moved: In
 @kernel
 def _replay_chunk(moves: Moves, goal: Goal, state: State, chunk: int, moved: Ints) -> int:
     """How many objections there are to one chunk, by the rules of `synth.replay`."""
-    touched = 0
+    owner = moved[moves.owner[chunk]]
     if not goal.adds:
-        owner = moved[moves.owner[chunk]]
-        state.held[owner, 0] = 1
-        touched = _touch(state, owner, touched)
-    wrong = 0
+        state.held[owner] = 1
+    wrong, free = 0, goal.member.size + 1
     transfer, end = moves.first[chunk], moves.first[chunk + 1]
     while transfer < end:
         step, fresh = moves.step[transfer], 0
         while transfer < end and moves.step[transfer] == step:
             src, dst = moved[moves.src[transfer]], moved[moves.dst[transfer]]
-            reduce = moves.reduce[transfer]
+            reduce, sent = moves.reduce[transfer], state.held[src]
             transfer += 1
-            sends = src != dst and state.held[src].any()
-            if not sends or state.coming[dst] == 2 or (state.coming[dst] == 1 and not reduce):
+            if src == dst or sent == 0 or state.coming[dst] == 2 or (state.coming[dst] == 1 and not reduce):
                 wrong += 1
                 continue
             if state.coming[dst] == 0:
                 state.fresh[fresh] = dst
                 fresh += 1
-            wrong += _receive(state, src, dst, reduce)
+            if not reduce:
+                state.arrived[dst] = sent
+                state.coming[dst] = 2
+                continue
+            here = state.held[dst] if state.coming[dst] == 0 else state.arrived[dst]
+            wrong += _join(state.rows, here, sent, free)
+            state.arrived[dst] = free
+            state.coming[dst] = 1
+            free += 1
         for place in range(fresh):
             dst = state.fresh[place]
-            state.coming[dst] = 0
             state.held[dst] = state.arrived[dst]
-            touched = _touch(state, dst, touched)
+            state.coming[dst] = 0
     if wrong == 0 and not _is_done(moves, goal, state, chunk, moved):
         wrong = 1
-    _put_back(goal, state, touched)
+    state.held[owner] = state.before[owner]
+    for used in range(moves.first[chunk], end):
+        dst = moved[moves.dst[used]]
+        state.held[dst] = state.before[dst]
     return wrong
 
 
 @kernel
-def _receive(state: State, src: int, dst: int, reduce: bool) -> int:
-    """Add to what has arrived at a rank in this step, or copy; 1 if a contribution would count twice."""
-    sent, arrived = state.held[src], state.arrived[dst]
-    if not reduce:
-        arrived[:] = sent
-        state.coming[dst] = 2
-        return 0
-    if state.coming[dst] == 0:
-        arrived[:] = state.held[dst]
-    state.coming[dst] = 1
+def _join(rows: Ints, first: int, second: int, joint: int) -> int:
+    """Make the row of all that are in either; 1 if some are in both."""
     twice = 0
-    for word in range(sent.size):
-        twice |= arrived[word] & sent[word]
-        arrived[word] |= sent[word]
+    for word in range(rows.shape[1]):
+        twice |= rows[first, word] & rows[second, word]
+        rows[joint, word] = rows[first, word] | rows[second, word]
     return 1 if twice != 0 else 0
-
-
-@kernel
-def _touch(state: State, rank: int, touched: int) -> int:
-    if not state.is_touched[rank]:
-        state.is_touched[rank] = True
-        state.touched[touched] = rank
-        touched += 1
-    return touched
-
-
-@kernel
-def _put_back(goal: Goal, state: State, touched: int) -> None:
-    """Every rank holds again what it holds before a chunk has moved, without the owner's copy."""
-    for place in range(touched):
-        rank = state.touched[place]
-        state.is_touched[rank] = False
-        state.held[rank] = 0
-        if goal.adds and goal.member[rank]:
-            state.held[rank, rank // 64] = 1 << (rank % 64)
 
 
 @kernel
 def _is_done(moves: Moves, goal: Goal, state: State, chunk: int, moved: Ints) -> bool:
     """Whether everyone who must have the chunk has all contributions to it."""
-    if goal.receivers == 1:
-        return _is_complete(state, moved[moves.owner[chunk]])
-    if goal.receivers == 2:
-        return _is_complete(state, moved[moves.target[chunk]])
+    if goal.receivers > 0:
+        rank = moved[moves.owner[chunk]] if goal.receivers == 1 else moved[moves.target[chunk]]
+        return bool((state.rows[state.held[rank]] == state.everyone).all())
+    complete = -1
     for rank in range(goal.member.size):
-        if goal.member[rank] and not _is_complete(state, rank):
-            return False
-    return True
-
-
-@kernel
-def _is_complete(state: State, rank: int) -> bool:
-    for word in range(state.everyone.size):
-        if state.held[rank, word] != state.everyone[word]:
-            return False
+        row = state.held[rank]
+        if goal.member[rank] and row != complete:
+            if (state.rows[row] != state.everyone).any():
+                return False
+            complete = row
     return True

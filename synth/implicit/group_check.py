@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,11 +113,11 @@ def _check_permutation(index: int, images: tuple[int, ...], topology: Topology, 
 
 def _checked_link_images(generators: Integers, topology: Topology, errors: Errors) -> Integers:
     """Which link each link is mapped to, a row per generator; links that differ are objected to."""
-    kinds: dict[tuple[Fraction, Fraction], int] = {}
-    kind = np.array(
-        [kinds.setdefault((link.bandwidth, link.latency_us), len(kinds)) for link in topology.links],
-        dtype=np.int64,
-    )
+    kinds: dict[tuple[int, ...], int] = {}
+    ratios = [
+        (*link.bandwidth.as_integer_ratio(), *link.latency_us.as_integer_ratio()) for link in topology.links
+    ]
+    kind = np.array([kinds.setdefault(ratio, len(kinds)) for ratio in ratios], dtype=np.int64)
     ends = np.array([(link.src, link.dst) for link in topology.links], dtype=np.int64).reshape(-1, 2)
     keys = ends[:, 0] * topology.size + ends[:, 1]  # in ascending order, as the links are
     rows = np.empty((len(generators), len(keys)), dtype=np.int64)

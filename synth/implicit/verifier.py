@@ -2,8 +2,8 @@
 
 That a translation maps the fabric and the collective to themselves is the proof that what holds for a
 representative holds for all of its images. The translations are checked anew (`synth.implicit.group_check`);
-with `translates` that proof is not relied on (`synth.implicit.every_translate`). The replay of a chunk and the
-check of the bound are those of `synth.verifier`.
+with `translates` that proof is not relied on (`synth.implicit.every_translate`). The replay of a chunk is
+that of `synth.replay`, the check of the bound that of `synth.verifier`.
 """
 
 from __future__ import annotations
@@ -143,14 +143,16 @@ def _check_links(
     Returns:
         The longest time that a link is busy, in seconds per GB of the buffer.
     """
-    alike: dict[tuple[int, Fraction], tuple[Hop, int]] = {}  # the first link of each kind, and how many
+    alike: dict[tuple[int, int, int], tuple[Hop, int]] = {}  # the first link of each kind, and how many
     for link, orbit in zip(schedule.topology.links, group.link_orbit.tolist(), strict=True):
         hop = (link.src, link.dst)
         if hop in loads:
-            first, count = alike.get((orbit, loads[hop]), (hop, 0))
-            alike[orbit, loads[hop]] = first, count + 1
+            kind = orbit, *loads[hop].as_integer_ratio()
+            first, count = alike.get(kind, (hop, 0))
+            alike[kind] = first, count + 1
     busiest = Fraction(0)
-    for (_, load), (hop, count) in alike.items():
+    for hop, count in alike.values():
+        load = loads[hop]
         bandwidth = schedule.topology.bandwidth[hop]
         busiest = max(busiest, load / bandwidth)
         if load * schedule.rate > bandwidth:
