@@ -88,13 +88,15 @@ class LogicalGraph:
         """Links by destination: those of vertex v are `order[start[v]:start[v + 1]]`."""
         return by_vertex(self.heads, self.topology.size)
 
-    def distances(self, lengths: LengthArray) -> Distances:
+    def distances(self, lengths: LengthArray, children: Ints | None = None) -> Distances:
         """Shortest ways from each rank to each other rank that pass switches only, never a third rank.
 
         Args:
             lengths: one per link of the topology, float64 or int64, not negative; infinity or at least
                 `FORBIDDEN` for a link that must not be used. int64 lengths must be small enough that
                 the longest way through the switches stays under `FORBIDDEN`.
+            children: the ranks whose incoming distances are wanted, the others' rows are left unfilled;
+                None for all.
         """
         ranks, switches = self.topology.ranks, len(self.topology.switches)
         kind = _arithmetic(lengths)
@@ -104,8 +106,9 @@ class LogicalGraph:
         toward = np.full((switches, ranks), far, dtype=kind)
         last_link = np.full((switches, ranks), -1, dtype=np.int64)
         _close_switches(ranks, *self.leaving, self.tails, self.heads, lengths, limit, toward, last_link)
-        entering = np.full((ranks, ranks), far, dtype=kind)
-        _close_ranks(*self.arriving, self.tails, lengths, limit, toward, entering)
+        entering = np.empty((ranks, ranks), dtype=kind)
+        wanted = np.arange(ranks, dtype=np.int64) if children is None else children
+        _close_ranks(*self.arriving, self.tails, lengths, limit, far, toward, wanted, entering)
         return Distances(self, lengths, entering, toward, last_link)
 
     def hops(self, usable: Flags, root: int) -> Ints:
@@ -277,13 +280,16 @@ def _close_ranks(
     tails: Ints,
     lengths: LengthArray,
     limit: float,
+    far: float,
     toward: LengthArray,
+    children: Ints,
     entering: LengthArray,
 ) -> None:
-    """Fill the distances from ranks to ranks, the last link being one from a rank or from a switch."""
+    """Fill the distances from ranks to some ranks, the last link being one from a rank or from a switch."""
     ranks = entering.shape[0]
-    for child in range(ranks):
+    for child in children:
         row = entering[child]
+        row[:] = far
         for place in range(start[child], start[child + 1]):
             link = order[place]
             tail, length = tails[link], lengths[link]

@@ -23,6 +23,7 @@ from synth.bounds.certification import (
 )
 from synth.bounds.cuts import cut_out_of, tightest_cut
 from synth.bounds.demand_cuts import demand_cuts
+from synth.bounds.free_roots import free_roots, side_lengths
 from synth.bounds.orbits import orbit_lengths
 from synth.bounds.routing_lp import routing_duals
 from synth.bounds.strength import strength
@@ -145,6 +146,11 @@ def _of_allreduce(topology: Topology, collective: Collective) -> Certificate:
         halves = gathered.capacity / len(gathered.side.intersection(collective.ranks)) / 2
         # Half of every link for an allgather and half for a reduce-scatter is an allreduce.
         if balanced and certified_rate(topology, collective, best) == halves * len(collective.ranks):
+            return best
+        found = free_roots(topology)
+        candidates.append(dual_of(topology, collective, side_lengths(topology, found.sides)))
+        best = _least(topology, collective, candidates)
+        if certified_rate(topology, collective, best) == found.rate:
             return best
     if _is_priced(topology, collective):
         candidates.extend(_priced(topology, collective))

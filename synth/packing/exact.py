@@ -8,7 +8,7 @@ arXiv 2402.06787): the cheapest arborescence under lengths that count the pooled
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
@@ -22,8 +22,11 @@ from synth.deadline import Deadline
 from synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from synth.flow import checked_int64
 from synth.packing.overuse import fitting_tree
+from synth.packing.routed import RoutedTree, levels, reverse_links
 from synth.packing.tight_cuts import TightCuts
+from synth.packing.warm_start import Stump, cheapest_root, grown, largest_part, shares_of, started_at
 from synth.progress import report
+from synth.schedule import Settings
 from synth.topology import Topology, gcd_of_fractions
 from synth.tree import Packing, Tree
 
@@ -43,8 +46,25 @@ LARGEST_PRESSURE = 12
 """Doublings of an overused link's price; more would leave no difference between the others."""
 LINKS_PER_EDGE = 8
 """More links than the edges of a cheap tree pass on average; sizes the guard against overflow."""
+GROWING_BATCH = 32
+"""Stumps that are grown before the cuts are asked."""
+ROUNDS = 3
+"""Times that a proposal of any root is tried, each time with what the cuts have said before."""
 LARGEST_IDLENESS = 10_000
 """Tries without a tree that only a bug explains: each pools a cut or makes a link dearer."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoutedPacking:
+    """A packing whose trees are arrays; see `synth.tree.Packing`."""
+
+    trees: tuple[RoutedTree, ...]
+    settings: Settings = ()
+
+    @property
+    def packing(self) -> Packing:
+        """The same as values."""
+        return Packing(tuple(tree.tree for tree in self.trees), self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +85,7 @@ def pack_exactly(
     hop_weight: float = 0.1,
     attempts: int | None = None,
     deadline_s: float | None = None,
+    proposals: Sequence[Tree] = (),
 ) -> Packing:
     """Out-trees that span all ranks, each root's weighing together exactly its demand.
 
@@ -78,6 +99,8 @@ def pack_exactly(
             packing whose weights have the largest common unit wins, then the one with the fewest trees
             and levels together. Default: 4 up to 64 ranks, 1 above.
         deadline_s: seconds from now; settings that have been tried by then count.
+        proposals: trees of this topology to take first, each root's in proportion to their weights, as far
+            as every cut allows. With any, one setting is tried unless `attempts` says more.
 
     Returns:
         The packing; its `settings` name the seed of the ties and the hop weight that won, the `unit` in
@@ -87,23 +110,64 @@ def pack_exactly(
         OverloadedCutError: the demands are more than some cut carries; names the cut.
         TopologyError: a switch sends more than it receives or less, or the numbers do not fit int64.
         CollectiveError: a demand is negative or for a rank that there is not.
-        InputError: `hop_weight` is not in 0..16 or `attempts` is less than 1.
+        InputError: `hop_weight` is not in 0..16, `attempts` is less than 1, or a proposal is no spanning tree
+            of the topology.
         TimedOutError: the deadline passed before the first setting was done.
     """
+    if topology.ranks == 1:
+        _check(topology, demands)
+        return _single_rank(demands)
+    graph = LogicalGraph(topology)
+    return pack_routed(
+        graph,
+        demands,
+        seed=seed,
+        hop_weight=hop_weight,
+        attempts=attempts,
+        deadline_s=deadline_s,
+        stumps=[_stump(graph, tree) for tree in proposals],
+    ).packing
+
+
+def pack_routed(
+    graph: LogicalGraph,
+    demands: Mapping[int, Fraction],
+    *,
+    seed: int = 0,
+    hop_weight: float = 0.1,
+    attempts: int | None = None,
+    deadline_s: float | None = None,
+    stumps: Sequence[Stump] = (),
+) -> RoutedPacking:
+    """`pack_exactly` for a thousand trees: they stay arrays, and proposals may lack edges.
+
+    Args:
+        graph: of a topology with at least two ranks.
+        demands: as there, like all up to `deadline_s`.
+        seed: settles ties.
+        hop_weight: what one more hop costs.
+        attempts: how many settings to try.
+        deadline_s: seconds from now.
+        stumps: trees and parts of trees over this very graph, to take first.
+
+    Raises:
+        OverloadedCutError: and all others as `pack_exactly` does.
+    """
+    topology = graph.topology
     _check(topology, demands)
     if not 0 <= hop_weight <= 16:
         raise InputError(f"hop weight: must be in 0..16, got {hop_weight}")
     if attempts is not None and attempts < 1:
         raise InputError(f"attempts: must be at least 1, got {attempts}")
     deadline = Deadline.after(deadline_s)
-    if topology.ranks == 1:
-        return _single_rank(demands)
     if attempts is None:
-        attempts = 4 if topology.ranks <= SMALL else 1
-    found: list[Packing] = []
+        attempts = 4 if topology.ranks <= SMALL and not stumps else 1
+    found: list[RoutedPacking] = []
     for number, weight in _settings(seed, hop_weight, attempts):
         try:
-            found.append(_Packer(topology, demands, seed=number, hop_weight=weight, deadline=deadline).run())
+            packer = _Packer(graph, demands, seed=number, hop_weight=weight, deadline=deadline)
+            packer.take_first(stumps)
+            found.append(packer.run())
         except TimedOutError:
             if not found:
                 raise
@@ -121,10 +185,24 @@ def _settings(seed: int, hop_weight: float, attempts: int) -> Iterator[tuple[int
         yield seed + attempt // len(weights), list(weights)[attempt % len(weights)]
 
 
-def _cost(packing: Packing) -> tuple[Fraction, int]:
+def _cost(packing: RoutedPacking) -> tuple[Fraction, int]:
     """What makes a packing worse: a finer common unit of the weights first, then trees and levels."""
     unit = reduce(gcd_of_fractions, (tree.weight for tree in packing.trees), Fraction(0))
-    return -unit, len(packing.trees) + max((tree.height for tree in packing.trees), default=0)
+    heights = (int(levels(tree.routes.parents)[0].max()) for tree in packing.trees)
+    return -unit, len(packing.trees) + max(heights, default=0)
+
+
+def _stump(graph: LogicalGraph, tree: Tree) -> Stump:
+    """A proposal as arrays."""
+    name, ranks = graph.topology.name, graph.topology.ranks
+    if not 0 <= tree.root < ranks or len(tree.edges) != ranks - 1 or len(tree.depth) != ranks:
+        raise InputError(f"proposed tree of root {tree.root}: must span the {ranks} ranks of {name}")
+    if tree.weight <= 0:
+        raise InputError(f"proposed tree of root {tree.root}: weight must be positive, got {tree.weight}")
+    try:
+        return Stump.of(graph, tree)
+    except KeyError as missing:
+        raise InputError(f"proposed tree of root {tree.root}: {name} has no link {missing}") from missing
 
 
 def _check(topology: Topology, demands: Mapping[int, Fraction]) -> None:
@@ -151,20 +229,21 @@ class _Packer:
 
     def __init__(
         self,
-        topology: Topology,
+        graph: LogicalGraph,
         demands: Mapping[int, Fraction],
         *,
         seed: int,
         hop_weight: float,
         deadline: Deadline,
     ) -> None:
+        topology = graph.topology
         amounts = [Fraction(demands.get(rank, 0)) for rank in range(topology.ranks)]
         rates = [link.bandwidth for link in topology.links]
         self.unit = reduce(gcd_of_fractions, rates + amounts, Fraction(0)) or Fraction(1)
         whole = checked_int64([int(value / self.unit) for value in rates + amounts])
         self.remaining, self.demand = whole[: len(rates)], whole[len(rates) :]
-        self.graph = LogicalGraph(topology)
-        self.cuts = TightCuts(self.graph)
+        self.graph = graph
+        self.cuts = TightCuts(graph)
         self.cuts.check(self.remaining, self.demand, self.unit)
         self.seed, self.hop_weight, self.deadline = seed, hop_weight, deadline
         self.random = Random(seed)
@@ -174,9 +253,95 @@ class _Packer:
         self.waiting = [rank for rank in range(topology.ranks) if self.demand[rank] > 0]
         self.total = int(self.demand.sum())
         self.taken: list[_Taken] = []
+        self.first_units: int | None = None  # carried by proposals, where there were any
         self.overuses = self.idle = 0  # tries in a row that failed for overused links, and for any reason
 
-    def run(self) -> Packing:
+    def take_first(self, stumps: Sequence[Stump]) -> None:
+        """Take out what is known: whole trees first, then those that must be grown."""
+        if not stumps:
+            return
+        self.reverse = reverse_links(self.graph)
+        waiting = [
+            (largest_part(stump) if stump.free and not stump.is_whole else stump, units)
+            for stump, units in zip(stumps, shares_of(stumps, self.demand), strict=True)
+            if units
+        ]
+        whole = [entry for entry in waiting if entry[0].is_whole]
+        broken = [entry for entry in waiting if not entry[0].is_whole]
+        for entries, size in ((whole, max(1, len(whole))), (broken, GROWING_BATCH)):
+            group = entries
+            # What a cut has limited is free to start elsewhere, once the cut is known.
+            for _ in range(ROUNDS if any(stump.free for stump, _ in group) else 1):
+                left = []
+                for first in range(0, len(group), size):
+                    left += self._take_batch(group[first : first + size])
+                if len(left) == len(group):
+                    break
+                group = left
+        self.first_units = self.total - int(self.demand.sum())
+
+    def _take_batch(self, entries: Sequence[tuple[Stump, int]]) -> list[tuple[Stump, int]]:
+        """Take out as much of the stumps as fits; returns what of them is left to do."""
+        remaining, demand = self.remaining.copy(), self.demand.copy()
+        proposed: list[_Taken] = []
+        source: list[int] = []
+        left = [units for _, units in entries]
+        for place, (stump, _) in enumerate(entries):
+            if self.deadline.has_passed:
+                break
+            while left[place]:
+                found = self._placed(stump, left[place], remaining, demand)
+                if found is None:
+                    break
+                remaining -= found.times * found.uses
+                demand[found.root] -= found.times
+                left[place] -= found.times
+                proposed.append(found)
+                source.append(place)
+        if proposed:
+            allowed = self.cuts.allow(
+                self.remaining,
+                self.demand,
+                np.array([tree.uses for tree in proposed]),
+                np.array([tree.root for tree in proposed], dtype=np.int64),
+                np.array([tree.times for tree in proposed], dtype=np.int64),
+            )
+            for tree, times, place in zip(proposed, allowed.tolist(), source, strict=True):
+                left[place] += tree.times - times
+                if times:
+                    self._take(tree, times)
+        return [(stump, units) for (stump, _), units in zip(entries, left, strict=True) if units]
+
+    def _placed(self, stump: Stump, units: int, remaining: Ints, demand: Ints) -> _Taken | None:
+        """The stump as a tree that fits what is left, as often as it does; None where it does not."""
+        lengths = self._lengths(remaining)
+        if stump.free:
+            root = cheapest_root(stump, lengths, self.reverse, demand > 0)
+            if root < 0:
+                return None
+            stump = started_at(stump, root, self.reverse)
+        routes = stump.routes
+        if not stump.is_whole:
+            parent_cost = self.hop_price * self.graph.hops(remaining > 0, stump.root)
+            whole = grown(stump, lengths, parent_cost)
+            if whole is None:
+                return None
+            routes = whole
+        uses = routes.uses()
+        used = uses > 0
+        times = min(units, int(demand[stump.root]), int((remaining[used] // uses[used]).min()))
+        return _Taken(stump.root, times, routes, uses) if times > 0 else None
+
+    def _take(self, tree: _Taken, times: int) -> None:
+        """Take a tree out for good."""
+        self.remaining -= times * tree.uses
+        self.demand[tree.root] -= times
+        self.waiting.remove(tree.root)
+        if self.demand[tree.root]:
+            self.waiting.append(tree.root)
+        self.taken.append(replace(tree, times=times))
+
+    def run(self) -> RoutedPacking:
         """Take trees out until every demand is met."""
         batch = 1
         while self.waiting:
@@ -227,12 +392,7 @@ class _Packer:
             [tree.times for tree in proposed],
         )
         for tree, times in zip(proposed, allowed, strict=False):
-            self.remaining -= times * tree.uses
-            self.demand[tree.root] -= times
-            self.waiting.remove(tree.root)
-            if self.demand[tree.root]:
-                self.waiting.append(tree.root)
-            self.taken.append(replace(tree, times=times))
+            self._take(tree, times)
         if allowed:
             self.pressure //= 2
             self.overuses = 0
@@ -262,12 +422,13 @@ class _Packer:
             self.remaining *= 2
             self.demand *= 2
             self.total *= 2
+            self.first_units = None if self.first_units is None else 2 * self.first_units
             self.unit /= 2
             self.taken = [replace(tree, times=2 * tree.times) for tree in self.taken]
             self.pressure[:] = 0
             self.overuses = 0
 
-    def _packing(self) -> Packing:
+    def _packing(self) -> RoutedPacking:
         """The trees in the order of their roots; those that came up twice are one."""
         merged: dict[tuple[bytes, bytes], _Taken] = {}
         for tree in self.taken:
@@ -275,15 +436,19 @@ class _Packer:
             twin = merged.get(key)
             merged[key] = tree if twin is None else replace(twin, times=twin.times + tree.times)
         trees = tuple(
-            tree.routes.tree(tree.times * self.unit)
+            RoutedTree(tree.root, tree.times * self.unit, tree.routes)
             for tree in sorted(merged.values(), key=lambda tree: tree.root)
         )
-        return Packing(
+        warm: Settings = ()
+        if self.first_units is not None:
+            warm = (("first", str(Fraction(self.first_units, self.total))),)
+        return RoutedPacking(
             trees,
             (
                 ("tie_seed", self.seed),
                 ("hop_weight", str(self.hop_weight)),
                 ("unit", str(self.unit)),
                 ("tight_cuts", self.cuts.size),
+                *warm,
             ),
         )

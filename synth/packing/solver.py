@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
+from synth.arborescence import LogicalGraph
 from synth.bounds import bound
 from synth.bounds.capacity_lp import Split, most_central, split_bandwidth
+from synth.bounds.free_roots import free_roots
 from synth.certificate import Bound
 from synth.collective import TREE_KINDS, Collective, Kind
 from synth.deadline import Deadline
@@ -29,11 +31,14 @@ from synth.packing.carrier import (
     rerooted,
     with_weight,
 )
-from synth.packing.exact import pack_exactly
+from synth.packing.exact import RoutedPacking, pack_routed
 from synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
 from synth.packing.lift import lift
 from synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
+from synth.packing.routed import RoutedTree
+from synth.packing.routed_lift import lift_routed
 from synth.packing.shallow import NO_DEADLINE, Shallow, pack_shallow, shallow_frontier
+from synth.packing.warm_start import Stump, rebound
 from synth.reachability import who_is_cut_off
 from synth.relays import relays_as_switches
 from synth.schedule import Method, Schedule, Settings
@@ -41,6 +46,7 @@ from synth.topology import Topology
 from synth.tree import Packing, Tree
 
 TreeMethod: TypeAlias = Literal["trees", "mwu"]
+_Carriers: TypeAlias = Sequence[Carrier] | Sequence[RoutedTree]
 
 _FREE_ROOTS_UP_TO = 64  # ranks; above, roots stay equal where that reaches the bound
 _ROUNDS_UP_TO = 128  # roots; above, an arborescence for each would overrun a deadline by too much
@@ -50,6 +56,19 @@ _SPREADING = {
     Kind.ALLGATHER: Kind.ALLGATHER,
     Kind.REDUCE_SCATTER: Kind.ALLGATHER,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Trees of an old schedule, over links of the topology in which trees are packed: what to start from.
+
+    Attributes:
+        out: for out-trees.
+        into: for the in-trees of an allreduce, where those are packed by themselves.
+    """
+
+    out: tuple[Stump, ...] = ()
+    into: tuple[Stump, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +85,18 @@ class _Task:
     seed: int
     deadline: Deadline
     max_height: int | None = None
+    known: Known = Known()
+    has_relays: bool = False
 
     @property
     def wants_few(self) -> bool:
         """Whether the packing is to be thinned out."""
         return self.max_trees is not None or self.tolerance is not None
+
+    @property
+    def stays_routed(self) -> bool:
+        """Whether exact trees are lifted as they are: nobody chooses among them, no relay has to be seen."""
+        return not self.wants_few and not self.has_relays
 
     @property
     def left_s(self) -> float | None:
@@ -109,6 +135,7 @@ def solve_by_trees(
     deadline_s: float | None = None,
     epsilon: Fraction = DEFAULT_EPSILON,
     max_height: int | None = None,
+    known: Known = Known(),
 ) -> Schedule:
     """A schedule of a broadcast, reduce, allgather, reduce-scatter or allreduce along trees.
 
@@ -123,6 +150,7 @@ def solve_by_trees(
         deadline_s: seconds from now.
         epsilon: the part of the optimum that "mwu" may miss.
         max_height: the most edges between a root and a rank, for "trees"; edges pass switches. None for any.
+        known: trees to start from, for "trees" without a height (see `synth.repair`).
 
     Returns:
         The schedule; its rate is below its bound where the method, the number of trees or relays that
@@ -149,7 +177,20 @@ def solve_by_trees(
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
     flat, among = _spreading(topology, collective)
-    task = _Task(flat, among, limit, method, max_trees, tolerance, epsilon, seed, deadline, max_height)
+    task = _Task(
+        flat,
+        among,
+        limit,
+        method,
+        max_trees,
+        tolerance,
+        epsilon,
+        seed,
+        deadline,
+        max_height,
+        known,
+        bool(collective.relays(topology)),
+    )
     late = f"{collective.kind}: the deadline of {deadline_s} s passed"
     try:
         carriers, settings = _packed(task)
@@ -157,10 +198,25 @@ def solve_by_trees(
         carriers, settings = _one_round(task)
         best = lift(topology, collective, Method("mwu", seed, settings), limit, carriers)
         raise TimedOutError(late, best) from error
-    schedule = lift(topology, collective, Method(method, seed, settings), limit, carriers)
+    schedule = _lifted(topology, collective, Method(method, seed, settings), limit, carriers)
     if task.deadline.has_passed:
         raise TimedOutError(late, schedule)
     return schedule
+
+
+def _lifted(
+    topology: Topology, collective: Collective, method: Method, limit: Bound, carriers: _Carriers
+) -> Schedule:
+    routed = [carrier for carrier in carriers if isinstance(carrier, RoutedTree)]
+    if routed:
+        return lift_routed(topology, collective, method, limit, routed)
+    return lift(
+        topology,
+        collective,
+        method,
+        limit,
+        (carrier for carrier in carriers if not isinstance(carrier, RoutedTree)),
+    )
 
 
 def shallow_schedules(
@@ -212,7 +268,7 @@ def _spreading(topology: Topology, collective: Collective) -> tuple[Topology, Co
     )
 
 
-def _packed(task: _Task) -> tuple[Sequence[Carrier], Settings]:
+def _packed(task: _Task) -> tuple[_Carriers, Settings]:
     if task.max_height is not None:
         found = _shallow(task, task.max_height)
         return found.carriers, found.settings
@@ -275,7 +331,7 @@ def _scaled(trees: Sequence[Tree], total: Fraction | int) -> list[Tree]:
     return [with_weight(tree, tree.weight * total / whole) for tree in trees]
 
 
-def _trees(task: _Task) -> tuple[Sequence[Carrier], Settings]:
+def _trees(task: _Task) -> tuple[_Carriers, Settings]:
     """Out-trees for a broadcast or an allgather."""
     roots = task.roots
     if task.method == "mwu":
@@ -291,12 +347,27 @@ def _trees(task: _Task) -> tuple[Sequence[Carrier], Settings]:
         each = task.limit.rate / len(roots)
     else:
         split = split_bandwidth(task.topology, task.collective)
-        packing = pack_exactly(split.out, split.roots, seed=task.seed, deadline_s=task.left_s)
+        routed = _pack_out(task, split)
+        if task.stays_routed:
+            return routed.trees, routed.settings
+        packing = routed.packing
         each = split.rate / len(roots)
     if task.wants_few and not task.deadline.has_passed:
         few = _few_trees(task, roots, each, packing)
         return few.trees, (*packing.settings, *few.settings)
     return task.heaviest(packing.trees), packing.settings
+
+
+def _pack_out(task: _Task, split: Split) -> RoutedPacking:
+    """The out-trees of a split, from what is known of them."""
+    graph = LogicalGraph(split.out)
+    return pack_routed(
+        graph,
+        split.roots,
+        seed=task.seed,
+        deadline_s=task.left_s,
+        stumps=[rebound(stump, graph) for stump in task.known.out],
+    )
 
 
 def _few_trees(task: _Task, roots: Sequence[int], optimum: Fraction, packing: Packing) -> Packing:
@@ -318,8 +389,12 @@ def _few_trees(task: _Task, roots: Sequence[int], optimum: Fraction, packing: Pa
     return few
 
 
-def _pairs(task: _Task) -> tuple[Sequence[Carrier], Settings]:
+def _pairs(task: _Task) -> tuple[_Carriers, Settings]:
     """Pairs of trees for an allreduce."""
+    splits = _best_splits(task) if task.method == "trees" else []
+    if task.stays_routed and len(splits) == 1 and splits[0].into is None:
+        outs = _pack_out(task, splits[0])
+        return outs.trees, (*outs.settings, _roots_of(task, splits[0]))
     if task.method == "mwu":
         pairing = weigh_pairs(
             task.topology,
@@ -330,7 +405,7 @@ def _pairs(task: _Task) -> tuple[Sequence[Carrier], Settings]:
         )
         optimum = task.limit.rate
     else:
-        pairing, optimum = _exact_pairs(task)
+        pairing, optimum = _exact_pairs(task, splits)
     if task.wants_few and not task.deadline.has_passed:
         few = _few_pairs(task, optimum, pairing)
         return few.pairs, (*pairing.settings, *few.settings)
@@ -361,20 +436,24 @@ def _requests(task: _Task) -> Iterator[tuple[Fraction, int | None]]:
         yield DEFAULT_TOLERANCE, task.max_trees
 
 
-def _exact_pairs(task: _Task) -> tuple[Pairing, Fraction]:
-    """The packing with the fewest levels and pairs among the splits that reach the best rate."""
-    splits = _splits(task)
-    rate = max(split.rate for split in splits)
+def _exact_pairs(task: _Task, splits: Sequence[Split]) -> tuple[Pairing, Fraction]:
+    """The packing with the fewest levels and pairs among the splits."""
     packed: list[Pairing] = []
     for split in splits:
-        if split.rate == rate:
-            try:
-                packed.append(_pack_split(task, split))
-            except TimedOutError:
-                if not packed:
-                    raise
+        try:
+            packed.append(_pack_split(task, split))
+        except TimedOutError:
+            if not packed:
+                raise
     # A level costs a latency on every way; a pair more only makes messages smaller.
-    return min(packed, key=lambda pairing: len(pairing.pairs) + 2 * _height(pairing)), rate
+    return min(packed, key=lambda pairing: len(pairing.pairs) + 2 * _height(pairing)), splits[0].rate
+
+
+def _best_splits(task: _Task) -> list[Split]:
+    """Those that reach the best rate."""
+    splits = _splits(task)
+    rate = max(split.rate for split in splits)
+    return [split for split in splits if split.rate == rate]
 
 
 def _splits(task: _Task) -> list[Split]:
@@ -385,19 +464,31 @@ def _splits(task: _Task) -> list[Split]:
     equal = _equal_roots(task.topology, task.collective)
     if equal and equal.rate == task.limit.rate and task.topology.ranks > _FREE_ROOTS_UP_TO:
         return [equal]
+    if task.topology.is_symmetric and task.topology.ranks > _FREE_ROOTS_UP_TO:
+        free = _halves_of_free_roots(task.topology)
+        if free.rate == task.limit.rate:
+            return [free]
     free = split_bandwidth(task.topology, task.collective)
     return [free, equal] if equal else [free]
+
+
+def _halves_of_free_roots(topology: Topology) -> Split:
+    """Half of each link for each direction, and the roots that make the most of it."""
+    found = free_roots(topology)
+    demands = {root: demand for root, demand in enumerate(found.demands) if demand}
+    return Split(found.rate, demands, _halved(topology))
+
+
+def _halved(topology: Topology) -> Topology:
+    links = tuple(replace(link, bandwidth=link.bandwidth / 2) for link in topology.links)
+    return replace(topology, links=links, symmetries=())
 
 
 def _equal_roots(topology: Topology, collective: Collective) -> Split | None:
     """The split in halves; None where a switch could not pass on all it receives."""
     if topology.unbalanced(range(topology.ranks, topology.size)):
         return None
-    halves = replace(
-        topology,
-        links=tuple(replace(link, bandwidth=link.bandwidth / 2) for link in topology.links),
-        symmetries=(),
-    )
+    halves = _halved(topology)
     gathered = replace(collective, kind=Kind.ALLGATHER)
     out = split_bandwidth(halves, gathered)
     if topology.is_symmetric:
@@ -408,15 +499,26 @@ def _equal_roots(topology: Topology, collective: Collective) -> Split | None:
 
 
 def _pack_split(task: _Task, split: Split) -> Pairing:
-    outs = pack_exactly(split.out, split.roots, seed=task.seed, deadline_s=task.left_s)
+    outs = _pack_out(task, split).packing
     if split.into is None:
         pairs = mirrored(outs.trees)
     else:
-        ins = pack_exactly(split.into.reversed(), split.roots, seed=task.seed, deadline_s=task.left_s)
+        graph = LogicalGraph(split.into.reversed())
+        ins = pack_routed(
+            graph,
+            split.roots,
+            seed=task.seed,
+            deadline_s=task.left_s,
+            stumps=[rebound(stump, graph) for stump in task.known.into],
+        ).packing
         pairs = pair_up(outs.trees, ins.trees)
+    return Pairing(merge(centred(pair) for pair in pairs), (*outs.settings, _roots_of(task, split)))
+
+
+def _roots_of(task: _Task, split: Split) -> tuple[str, str]:
+    """Whether every rank is the root of as much, for the settings."""
     are_equal = len(split.roots) == task.topology.ranks and len(set(split.roots.values())) == 1
-    roots: Settings = (("roots", "equal" if are_equal else "free"),)
-    return Pairing(merge(centred(pair) for pair in pairs), (*outs.settings, *roots))
+    return "roots", "equal" if are_equal else "free"
 
 
 def _height(pairing: Pairing) -> int:

@@ -106,6 +106,36 @@ class TightCuts:
             self._sinks[0] = last
         return [int(count) for count in allowed[:kept]]
 
+    def allow(self, remaining: Ints, demand: Ints, uses: Ints, roots: Ints, times: Ints) -> Ints:
+        """How often each of many trees can be taken out; unlike in `trim`, one that is limited ends nothing.
+
+        Each cut that breaks is met by those of the trees, from the first on, that overdraw what it has left,
+        and joins the pool.
+
+        Args:
+            remaining: as in `trim`.
+            demand: as in `trim`.
+            uses: how often each tree passes each link, a row per tree.
+            roots: as in `trim`.
+            times: as in `trim`.
+        """
+        allowed = times.copy()
+        side = np.zeros(len(self._network[0]) - 1, dtype=np.bool_)
+        self.size += _meet_cuts(
+            *self._network,
+            self._tails,
+            self._heads,
+            remaining,
+            demand,
+            uses,
+            roots,
+            allowed,
+            self._sinks,
+            side,
+            self.crossings,
+        )
+        return allowed
+
     def _trimmed(
         self, remaining: Ints, demand: Ints, uses: Ints, roots: Ints, times: Ints
     ) -> tuple[int, int, Flags]:
@@ -156,6 +186,76 @@ def _keep_feasible(
         carrier = source
         total = _fill(capacity, remaining, demand, uses, roots, times, kept)
     return kept, broken
+
+
+@kernel
+def _meet_cuts(
+    start: Ints,
+    arcs: Ints,
+    head: Ints,
+    tails: Ints,
+    heads: Ints,
+    remaining: Ints,
+    demand: Ints,
+    uses: Ints,
+    roots: Ints,
+    times: Ints,
+    sinks: Ints,
+    side: Flags,
+    crossings: Ints,
+) -> int:
+    """Cut down `times`, tree by tree, until every sink can receive all demands; returns how many cuts broke.
+
+    A tree leaves every cut with its root inside, so that sinks that were met stay met when fewer are taken.
+    """
+    source = start.shape[0] - 2
+    position, broken, carrier = 0, 0, source
+    capacity = np.empty(arcs.shape[0], dtype=np.int64)
+    total = _fill(capacity, remaining, demand, uses, roots, times, roots.shape[0])
+    while position < sinks.shape[0] and total > 0:
+        sink = sinks[position]
+        if dinic(start, arcs, head, capacity, carrier, sink, total) == total:
+            carrier = sink
+            position += 1
+            continue
+        side[:] = reachable(start, arcs, head, capacity, carrier)
+        broken += 1
+        for link in range(tails.shape[0]):
+            if side[tails[link]] and not side[heads[link]]:
+                crossings[link] += 1
+        _meet_cut(side, tails, heads, remaining, demand, uses, roots, times)
+        carrier = source
+        total = _fill(capacity, remaining, demand, uses, roots, times, roots.shape[0])
+    return broken
+
+
+@kernel
+def _meet_cut(
+    side: Flags,
+    tails: Ints,
+    heads: Ints,
+    remaining: Ints,
+    demand: Ints,
+    uses: Ints,
+    roots: Ints,
+    times: Ints,
+) -> None:
+    """Cut down every tree that overdraws what the trees before it leave of the cut."""
+    slack = 0
+    for link in range(tails.shape[0]):
+        if side[tails[link]] and not side[heads[link]]:
+            slack += remaining[link]
+    for rank in range(demand.shape[0]):
+        if side[rank]:
+            slack -= demand[rank]
+    for tree in range(times.shape[0]):
+        excess = -1 if side[roots[tree]] else 0
+        for link in range(tails.shape[0]):
+            if uses[tree, link] and side[tails[link]] and not side[heads[link]]:
+                excess += uses[tree, link]
+        if excess * times[tree] > slack:
+            times[tree] = slack // excess
+        slack -= excess * times[tree]
 
 
 @kernel

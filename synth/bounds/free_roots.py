@@ -1,0 +1,165 @@
+"""Allreduces on symmetric links, switches included, as demands of roots on half of every link.
+
+A spanning tree that gathers along the edges on which it spreads may have its root anywhere: turning it
+round loads no cable more. On half of every link for each direction the roots can send `d` to all ranks when
+every set Y of vertices with a rank has d(Y) >= rate - boundary(Y) / 2 (Edmonds 1973; Bang-Jensen, Frank,
+Jackson 1995), where the boundary counts each cable once. The right side is supermodular on sets that share
+a rank, so that demands of a rate exist exactly when no disjoint sets Y1..Yk allow less:
+rate <= sum of boundaries / (2 (k - 1)). Where those sets hold all ranks no trees exceed that, as each tree
+joins all k; elsewhere, as in a star without a switch, links must be split unevenly to reach the optimum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from synth.compiled import Flags, Ints, kernel
+from synth.flow import checked_int64, dinic, link_arrays, reachable, residual_graph
+from synth.topology import Topology, Vertex
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRoots:
+    """The best that halves of links do.
+
+    Attributes:
+        rate: GB/s of the buffer.
+        demands: what each rank's trees carry on half of every link, GB/s; together the rate.
+        sides: the sets of vertices that allow no more.
+    """
+
+    rate: Fraction
+    demands: tuple[Fraction, ...]
+    sides: tuple[frozenset[Vertex], ...]
+
+
+def free_roots(topology: Topology) -> FreeRoots:
+    """The largest rate that trees of any roots reach on symmetric links, and roots that reach it.
+
+    Newton on violated families of sets, a maximum flow per rank (Dilworth truncation, as in
+    `synth.bounds.strength`). The demands are as equal as the sets allow, which keeps trees low.
+
+    Args:
+        topology: at least two ranks, connected, every link with a reverse of its bandwidth.
+
+    Raises:
+        TopologyError: bandwidths are too fine for int64 arithmetic.
+    """
+    assert topology.is_symmetric, "trees can be turned round on symmetric links only"
+    ranks, size = topology.ranks, topology.size
+    checked_int64(topology.capacities, factor=4 * ranks)
+    capacity = checked_int64(topology.capacities)
+    src, dst = link_arrays(topology)
+    everyone = np.arange(ranks, dtype=np.int64)
+    graph = residual_graph(
+        size + 1, np.concatenate([src, everyone]), np.concatenate([dst, np.full(ranks, size)])
+    )
+    sides = np.zeros((ranks, size), dtype=np.bool_)
+    sides[everyone, everyone] = True
+    rate = _allowed(sides, src, dst, capacity)
+    while True:
+        need, labels = _demands(*graph, src, capacity, rate.numerator, rate.denominator, size)
+        if int(need.sum()) <= 2 * rate.numerator:
+            break
+        parts = [np.flatnonzero(labels == label) for label in np.unique(labels[labels >= 0])]
+        sides = np.array([_tightest(*graph, capacity, part, size) for part in parts])
+        lower = _allowed(sides, src, dst, capacity)
+        assert len(parts) > 1 and lower < rate, "the sets that forbid a rate allow less"
+        rate = lower
+    need[0] += 2 * rate.numerator - int(need.sum())
+    unit = topology.bandwidth_unit / (2 * rate.denominator)
+    return FreeRoots(
+        rate * topology.bandwidth_unit,
+        tuple(int(amount) * unit for amount in need),
+        tuple(frozenset(np.flatnonzero(side).tolist()) for side in sides),
+    )
+
+
+def side_lengths(topology: Topology, sides: tuple[frozenset[Vertex], ...]) -> tuple[Fraction, ...]:
+    """How many of some sets each link leaves or enters: as lengths they prove what the sets allow."""
+    inside = np.zeros((len(sides), topology.size), dtype=np.bool_)
+    for row, side in zip(inside, sides, strict=True):
+        row[list(side)] = True
+    src, dst = link_arrays(topology)
+    counts = (inside[:, src] != inside[:, dst]).sum(axis=0)
+    return tuple(Fraction(count) for count in counts.tolist())
+
+
+def _allowed(sides: Flags, src: Ints, dst: Ints, capacity: Ints) -> Fraction:
+    """The rate in bandwidth units that some sets allow."""
+    boundary = int(((sides[:, src] & ~sides[:, dst]) * capacity).sum())
+    return Fraction(boundary, 2 * (len(sides) - 1))
+
+
+def _tightest(start: Ints, arcs: Ints, head: Ints, capacity: Ints, part: Ints, size: int) -> Flags:
+    """The set of least boundary whose ranks are exactly those of a part."""
+    links, ranks = len(capacity), len(head) // 2 - len(capacity)
+    everything = int(capacity.sum()) + 1
+    residual = np.zeros(len(head), dtype=np.int64)
+    residual[0 : 2 * links : 2] = capacity
+    outside = np.ones(ranks, dtype=np.bool_)
+    outside[part] = False
+    residual[2 * links :: 2] = np.where(outside, everything, 0)
+    # The part is one vertex: links from its first rank to the others, both ways, without limit.
+    first, others = int(part[0]), part[1:]
+    wired = residual_graph(
+        size + 1,
+        np.concatenate([head[1::2], np.full(len(others), first)]),
+        np.concatenate([head[0::2], others]),
+    )
+    residual = np.concatenate([residual, np.full(2 * len(others), everything)])
+    dinic(*wired, residual, first, size, everything)
+    return reachable(*wired, residual, first)[:size]
+
+
+@kernel
+def _demands(
+    start: Ints, arcs: Ints, head: Ints, src: Ints, capacity: Ints, above: int, below: int, size: int
+) -> tuple[Ints, Ints]:
+    """The least demands for the rate `above / below`, in parts of 1 / (2 below), and the tight set of each.
+
+    A rank's demand can fall until some set with it is tight. First none falls below the mean; then they
+    fall, rank by rank, until nothing is too much. Ranks whose tight sets meet have one label, those that
+    need nothing -1.
+    """
+    links, total = src.shape[0], 2 * above
+    ranks = head.shape[0] // 2 - links
+    need, labels = np.full(ranks, total), np.full(ranks, -1)
+    excess = total * (ranks - 1)
+    residual = np.empty(head.shape[0], dtype=np.int64)
+    for floor in (total // ranks, 0):
+        for rank in range(ranks):
+            if excess <= 0:
+                return need, labels
+            residual[:] = 0
+            for link in range(links):
+                residual[2 * link] = below * capacity[link]
+            for other in range(ranks):
+                if other != rank:
+                    residual[2 * (links + other)] = need[other]
+            flow = dinic(start, arcs, head, residual, rank, size, total)
+            least = max(floor, total - flow)
+            if floor == 0:
+                least = max(least, need[rank] - excess)
+            excess -= need[rank] - least
+            need[rank] = least
+            if floor == 0 and 0 < least == total - flow:
+                _join(labels, reachable(start, arcs, head, residual, rank), rank)
+    return need, labels
+
+
+@kernel
+def _join(labels: Ints, side: Flags, rank: int) -> None:
+    """Give the ranks of a set, and all that share a label with any of them, one label."""
+    for other in range(labels.shape[0]):
+        if side[other] and labels[other] >= 0 and labels[other] != rank:
+            joined = labels[other]
+            for one in range(labels.shape[0]):
+                if labels[one] == joined:
+                    labels[one] = rank
+    for other in range(labels.shape[0]):
+        if side[other]:
+            labels[other] = rank
