@@ -52,8 +52,10 @@ class Ways:
 
     def distances(self, lengths: Ints, sources: Ints) -> Ints:
         """Row i holds the distances from `sources[i]` to all vertices, `FAR` where no way leads."""
-        start, links = self._leaving
-        return _all_distances(start, links, self.heads, lengths, sources)
+        found = np.empty((len(sources), self.topology.size), dtype=np.int64)
+        for row, source in enumerate(sources.tolist()):
+            found[row] = self.tree(lengths, source).distance
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +71,6 @@ class ShortestTree:
     distance: Ints
     entering: Ints
     order: Ints
-
-
-@kernel
-def _all_distances(start: Ints, links: Ints, heads: Ints, lengths: Ints, sources: Ints) -> Ints:
-    """One search from each source."""
-    found = np.empty((len(sources), len(start) - 1), dtype=np.int64)
-    for row in range(len(sources)):
-        found[row] = _shortest_tree(start, links, heads, lengths, sources[row])[0]
-    return found
 
 
 @kernel
