@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from synth.arborescence import FORBIDDEN, UNREACHABLE, LogicalGraph, cheapest_arborescence
 from synth.bounds.cuts import cut_out_of
 from synth.bounds.shortest_ways import Ways
+from synth.bounds.spanning import joining_cost
 from synth.certificate import Certificate, Cut, Dual, Partition, Scope
 from synth.collective import Collective, Kind
 from synth.compiled import Ints, kernel
@@ -65,9 +66,11 @@ def certified_scope(topology: Topology, collective: Collective, certificate: Cer
     if collective.relays(topology):
         return Scope.TREES
     lengths, scale = _integers(topology, certificate.lengths)
-    matrix = LogicalGraph(topology).distances(lengths).matrix
-    shorter = np.minimum(matrix, matrix.T)
-    two_trees = Fraction(2 * _tree_cost(shorter, 0), scale)
+    one_tree = joining_cost(topology, lengths.tolist())
+    if one_tree is None:
+        matrix = LogicalGraph(topology).distances(lengths).matrix
+        one_tree = _tree_cost(np.minimum(matrix, matrix.T), 0)
+    two_trees = Fraction(2 * one_tree, scale)
     return Scope.EVERY_SCHEDULE if two_trees >= certificate.distance else Scope.TREES
 
 
@@ -192,6 +195,10 @@ def _distance(topology: Topology, collective: Collective, lengths: Ints) -> Frac
         if (far >= FORBIDDEN).any():
             raise InputError(f"dual for {collective.kind}: some rank cannot be reached, a cut shows that")
         return Fraction(int(far.astype(object).sum()), count)
+    if not collective.relays(topology):
+        same_for_all = joining_cost(topology, lengths.tolist())  # the cheapest tree, whatever its root
+        if same_for_all is not None:
+            return Fraction(2 * same_for_all if collective.kind is Kind.ALLREDUCE else same_for_all)
     matrix = LogicalGraph(topology).distances(lengths).matrix
     if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER}:
         matrix = matrix.T
