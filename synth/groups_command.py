@@ -122,12 +122,12 @@ def _asked(
     Raises:
         InputError: an option that says nothing, too much, or what does not fit the topology.
     """
+    if mesh is not None and not along:
+        raise InputError(f"--mesh {mesh}: needs the axis of the groups (--along)")
     if not named and not along:
         raise InputError("groups: needs --group KIND:RANKS or --mesh AxB --along AXIS:KIND, got neither")
     if along and mesh is None:
         raise InputError(f"--along {along[0]}: needs the shape of the mesh (--mesh)")
-    if mesh is not None and not along:
-        raise InputError(f"--mesh {mesh}: needs the axis of the groups (--along)")
     if weights and len(weights) != len(named) + len(along):
         raise InputError(
             f"--weight: must stand once for each --group and --along ({len(named) + len(along)}), "
@@ -190,7 +190,7 @@ def _weight(text: str) -> Fraction:
     except ValueError as error:
         raise InputError(f"--weight: {error}") from error
     if value <= 0:
-        raise InputError(f"--weight: must be positive, got {shorten(text)}")
+        raise InputError(f"--weight: must be positive, got {shorten(value)}")
     return value
 
 

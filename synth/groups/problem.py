@@ -154,7 +154,10 @@ class Problem:
 
     @cached_property
     def link_orbits(self) -> Ints:
-        """The orbit of each link, by its first link; with its reverse where loads are equal both ways."""
+        """The orbit of each link, by its first link; with its reverse where all do the same both ways.
+
+        What moves along paths loads a link and its reverse equally too in some optimum, but not each source.
+        """
         links = self.topology.links
         index = {(link.src, link.dst): number for number, link in enumerate(links)}
         images = [
@@ -164,7 +167,7 @@ class Problem:
             )
             for move in self._symmetry[1]
         ]
-        if self.is_mirrored:
+        if all(layer.is_mirrored for layer in self.layers):
             images.append(np.array([index[link.dst, link.src] for link in links], dtype=np.int64))
         return _joined(np.arange(len(links), dtype=np.int64), images)
 

@@ -282,6 +282,10 @@ class JointProgram:
         for price, links in zip(vertex.prices, self._classes, strict=False):
             for link in links.tolist():  # the row stands for as many equal rows
                 lengths[link] = max(Fraction(0), price) / len(links)
+        if problem.is_mirrored:  # prices of both ways together serve as well, and gathering is priced too
+            index = {(link.src, link.dst): number for number, link in enumerate(problem.topology.links)}
+            back = [index[link.dst, link.src] for link in problem.topology.links]
+            lengths = [(length + lengths[other]) / 2 for length, other in zip(lengths, back, strict=True)]
         largest = max(lengths) or Fraction(1)
         parts = math.lcm(*(weight.denominator for weight in problem.weights))
         return Shares(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from synth.collective import bandwidths
 from synth.errors import InputError
 from synth.groups.result import GroupSchedules
-from synth.schedule import Schedule
+from synth.schedule import Chunk, Schedule, Transfer
 from synth.simulator import MAX_PASSAGES, MAX_PIECES, MIN_PIECE_BYTES, Timing
 from synth.sizes import LARGEST_SIZE, format_size
 
@@ -58,7 +58,8 @@ def simulate_groups(
 
 def _merged(found: GroupSchedules, parts: Sequence[Fraction]) -> Schedule:
     """All chunks and transfers in one, for the event loop alone: as if of one buffer with room for all."""
-    chunks, transfers = [], []
+    chunks: list[Chunk] = []
+    transfers: list[Transfer] = []
     for group, part in zip(found.groups, parts, strict=True):
         first = len(chunks)
         chunks += [replace(chunk, share=chunk.share * part, target=None) for chunk in group.schedule.chunks]
