@@ -6,7 +6,7 @@ ranks: thousands of them take a fraction of a second.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from synth.topology import Topology
 
@@ -49,9 +49,11 @@ def _regions(topology: Topology, length: dict[tuple[int, int], int]) -> tuple[di
     leaving: dict[int, list[tuple[int, int]]] = {vertex: [] for vertex in range(topology.size)}
     for (src, dst), cost in length.items():
         leaving[src].append((dst, cost))
-    nearest: dict[int, int] = {}
-    far: dict[int, int] = {}
-    queue = [(0, rank, rank) for rank in range(topology.ranks)]
+    # Ranks are their own from the start: where lengths are zero, others are as near to them.
+    nearest = {rank: rank for rank in range(topology.ranks)}
+    far = dict.fromkeys(nearest, 0)
+    queue = [(cost, there, rank) for rank in nearest for there, cost in leaving[rank]]
+    heapify(queue)
     while queue:
         distance, vertex, rank = heappop(queue)
         if vertex in nearest:
