@@ -25,6 +25,7 @@ from synth.implicit.schedule import AnySchedule, ImplicitSchedule
 from synth.schedule import Transfer
 
 DEFAULT_WINDOW = 8
+DEFAULT_MAX_PIECES = 32
 
 
 def pieces_that_fit(schedule: AnySchedule, nbytes: int, *, piece_bytes: int, most: int) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from backends.errors import ExecutionError
 from backends.layout import Buffer, Slice
-from backends.lowering import DEFAULT_WINDOW, lower_rank, pieces_that_fit
+from backends.lowering import DEFAULT_MAX_PIECES, DEFAULT_WINDOW, lower_rank, pieces_that_fit
 from backends.plan import Act, plan
 from backends.program import Operation, Program, Receive, Send
 from backends.tensor_checks import check_overlap, check_tensor
@@ -31,7 +31,6 @@ from synth.implicit.schedule import AnySchedule
 # full mesh, gloo's own = 1): pieces of 1 MiB 1.2, 512 KiB 1.3 to 1.4, 256 KiB 1.8 to 2.2. A message costs
 # about 0.1 ms of CPU at both ends together; on slow links smaller pieces pay, in memory larger ones.
 DEFAULT_PIECE_BYTES = 512 * 1024
-DEFAULT_MAX_PIECES = 32
 DEFAULT_LOOKAHEAD = 4
 
 _COMBINE: dict[dist.ReduceOp.RedOpType, Callable[[Tensor, Tensor], Tensor]] = {

@@ -41,7 +41,7 @@ from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo, own_c
 from backends.torch_reduction import Operator, name_of, operator_of
 from synth.collective import Kind
 from synth.errors import InputError
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 from synth.sizes import format_size
 
 log = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ class Communicator:
         table = self._table(kind, root if kind is Kind.BROADCAST else -1)
         return None if isinstance(table, str) else table
 
-    def schedule(self, kind: Kind, root: int, nbytes: int) -> Schedule | None:
+    def schedule(self, kind: Kind, root: int, nbytes: int) -> AnySchedule | None:
         """The schedule of a call of that size; all ranks make this call. None where there is none."""
         table = self._table(kind, root)
         return None if isinstance(table, str) else table.at(nbytes).schedule

@@ -6,12 +6,12 @@ one after the other, so that many small chunks are slower than links alone would
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 
-from synth.schedule import Schedule
+from backends.own_part import most_messages
+from synth.implicit.schedule import SomeSchedule
 from synth.selection import Selection
 from synth.simulator import simulate
 from synth.topology import Topology
@@ -20,10 +20,10 @@ MESSAGE_US = Fraction(20)
 """What sending and receiving a message costs the threads at its ends together, whatever its length."""
 
 
-class Comparison(Selection):
+class Comparison(Selection[SomeSchedule]):
     """Schedules compared by what is slower: links to which messages are added, or the busiest rank."""
 
-    def fastest(self, size_bytes: int) -> Schedule:
+    def fastest(self, size_bytes: int) -> SomeSchedule:
         """The one with the least time; the first of equals."""
         times = [
             max(simulate(slowed, size_bytes).time_us, work_us)
@@ -32,7 +32,7 @@ class Comparison(Selection):
         return self.schedules[times.index(min(times))]
 
     @cached_property
-    def _slowed(self) -> tuple[Schedule, ...]:
+    def _slowed(self) -> tuple[SomeSchedule, ...]:
         topology = with_messages(self.schedules[0].topology)
         return tuple(replace(schedule, topology=topology) for schedule in self.schedules)
 
@@ -50,9 +50,3 @@ def with_messages(topology: Topology) -> Topology:
             for link in topology.links
         ),
     )
-
-
-def most_messages(schedule: Schedule) -> int:
-    """The messages that the busiest rank sends and receives where no chunk is cut into pieces."""
-    ends = Counter(rank for transfer in schedule.transfers for rank in (transfer.src, transfer.dst))
-    return max(ends.values(), default=0)

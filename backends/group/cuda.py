@@ -18,7 +18,7 @@ from torch._C import _distributed_c10d as c10d
 from backends.grouped import GroupedExecutor
 from backends.torch_names import Store
 from synth.collective import Kind
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 
 NCCL_BELOW = 1 << 20
 """Bytes below which NCCL serves by itself: an estimate, not measured on a GPU yet."""
@@ -48,17 +48,17 @@ class CudaSchedules:
         self._executors: dict[tuple[int, torch.device], GroupedExecutor] = {}
         self.calls: Counter[Kind] = Counter()
 
-    def allreduce(self, schedule: Schedule, tensor: Tensor, op: dist.ReduceOp) -> dist.Work:
+    def allreduce(self, schedule: AnySchedule, tensor: Tensor, op: dist.ReduceOp) -> dist.Work:
         """Combine the tensors of all ranks, in place; the work lets streams wait, not the host."""
         self.calls[Kind.ALLREDUCE] += 1
         return _work(self._executor(schedule, tensor.device).allreduce(tensor, op, async_op=True))
 
-    def broadcast(self, schedule: Schedule, tensor: Tensor) -> dist.Work:
+    def broadcast(self, schedule: AnySchedule, tensor: Tensor) -> dist.Work:
         """Fill the tensor on all ranks with the root's."""
         self.calls[Kind.BROADCAST] += 1
         return _work(self._executor(schedule, tensor.device).broadcast(tensor, async_op=True))
 
-    def _executor(self, schedule: Schedule, device: torch.device) -> GroupedExecutor:
+    def _executor(self, schedule: AnySchedule, device: torch.device) -> GroupedExecutor:
         """One per schedule and device, so that plans are made once; all ranks make them together."""
         key = (id(schedule), device)
         executor = self._executors.get(key)

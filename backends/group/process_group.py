@@ -51,7 +51,7 @@ from backends.group.options import Options
 from backends.group.work_queue import WorkQueue
 from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo
 from synth.collective import Kind
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 
 log = logging.getLogger(__name__)
 
@@ -447,13 +447,13 @@ class SynthGroup(dist.ProcessGroup):
             and tensors[0].is_contiguous()  # as NCCL wants it
         )
 
-    def _schedule_for_cuda(self, kind: Kind, root: int, tensor: Tensor) -> Schedule | None:
+    def _schedule_for_cuda(self, kind: Kind, root: int, tensor: Tensor) -> AnySchedule | None:
         """The schedule for a tensor on a GPU; None where NCCL serves by itself."""
         nbytes = tensor.numel() * tensor.itemsize
         below = self._communicator.options.gloo_below
         if self.size() == 1 or nbytes < (NCCL_BELOW if below is None else below):
             return None
-        found: list[Schedule | None] = []
+        found: list[AnySchedule | None] = []
         self._queue.submit(lambda: found.append(self._communicator.schedule(kind, root, nbytes)), None).wait()
         return found[0]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,8 @@ from synth.deadline import Deadline
 from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.formats import topology_to_document
 from synth.formats.numerals import shorten
+from synth.implicit.methods import answer_implicitly, implicit_candidates, worthwhile_translations
+from synth.implicit.schedule import ImplicitSchedule, SomeSchedule
 from synth.methods import Request, answer
 from synth.schedule import Schedule
 from synth.selection import SIZES, Choice, candidates
@@ -168,27 +170,46 @@ def whole_table() -> Table | None:
 def tables(topology: Topology, collective: Collective, method: str, request: Request) -> Iterator[Table]:
     """The table of the first schedule, and then that of all candidates by the deadline of the request.
 
-    There is only one table for one method, and where the first schedule took until the deadline. Errors are
-    those of `first_table`.
+    There is only one table for one method, and where the first schedule took until the deadline. A large
+    fabric whose symmetries move every rank gets schedules in implicit form. Errors are those of
+    `first_table`.
     """
+    translations = worthwhile_translations(topology, collective, method, request)
     if method != "auto":
-        try:
-            schedule, is_late = answer(topology, collective, method, request), False
-        except TimedOutError as error:
-            if error.best is None:
-                raise
-            schedule, is_late = error.best, True
-        yield _checked((Choice(0, schedule),), is_cut_short=is_late)
-        return
-    found: list[Schedule] = []
+        if translations is None:
+            yield _only(lambda: answer(topology, collective, method, request), Schedule)
+        else:
+            yield _only(
+                lambda: answer_implicitly(topology, collective, translations, request), ImplicitSchedule
+            )
+    elif translations is None:
+        yield from _compared(candidates(topology, collective, request), Schedule)
+    else:
+        found = implicit_candidates(topology, collective, translations, request)
+        yield from _compared(found, ImplicitSchedule)
+
+
+def _only(make: Callable[[], SomeSchedule], form: type[SomeSchedule]) -> Table:
+    """The table of one schedule, or of the best until the deadline."""
+    try:
+        return _checked((Choice(0, make()),), is_cut_short=False)
+    except TimedOutError as error:
+        if not isinstance(error.best, form):
+            raise
+        return _checked((Choice(0, error.best),), is_cut_short=True)
+
+
+def _compared(schedules: Iterator[SomeSchedule], form: type[SomeSchedule]) -> Iterator[Table]:
+    """The table of the first schedule, and then that of all."""
+    found: list[SomeSchedule] = []
     is_late = False
     try:
-        for schedule in candidates(topology, collective, request):
+        for schedule in schedules:
             found.append(schedule)
             if len(found) == 1:
                 yield _checked((Choice(0, schedule),), is_cut_short=True)
     except TimedOutError as error:
-        found += [] if error.best is None else [error.best]
+        found += [error.best] if isinstance(error.best, form) else []
         if not found:
             raise
         is_late = True
@@ -196,7 +217,7 @@ def tables(topology: Topology, collective: Collective, method: str, request: Req
     yield _checked(comparison.choices(FEW_SIZES if is_late else SIZES), is_cut_short=is_late)
 
 
-def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:
+def _checked(choices: tuple[Choice[SomeSchedule], ...], *, is_cut_short: bool) -> Table:
     """The table of schedules that do what they should: nobody runs one that was not replayed."""
     for choice in choices:
         verdict = verify(choice.schedule)

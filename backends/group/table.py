@@ -17,13 +17,15 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
+from backends.own_part import partners_of
 from synth.collective import Collective
 from synth.errors import InputError
-from synth.formats import schedule_from_document, schedule_to_document
+from synth.formats.any_schedule import any_schedule_from_document, any_schedule_to_document
 from synth.formats.numerals import shorten
 from synth.formats.reading import parse_json
 from synth.formats.shapes import MAPPING, check_shape
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule, ImplicitSchedule, SomeSchedule
+from synth.implicit.translations import Translations
 from synth.selection import Choice
 from synth.sizes import LARGEST_SIZE, format_size
 from synth.topology import Topology
@@ -56,7 +58,7 @@ class Entry:
     """A schedule and the bytes of the buffer from which on it serves, up to the next entry."""
 
     from_bytes: int
-    schedule: Schedule
+    schedule: AnySchedule
 
     def __str__(self) -> str:
         """As logs and `explain` show it."""
@@ -67,6 +69,8 @@ class Entry:
 @dataclass(frozen=True)
 class Table:
     """Which schedule serves which size.
+
+    Schedules are all written out, or all in implicit form with the same translations.
 
     Attributes:
         collective: what all its schedules do.
@@ -82,7 +86,7 @@ class Table:
     is_cut_short: bool = False
 
     @classmethod
-    def of(cls, choices: Iterable[Choice], *, is_cut_short: bool = False) -> Table:
+    def of(cls, choices: Iterable[Choice[SomeSchedule]], *, is_cut_short: bool = False) -> Table:
         """The table of what a comparison chose; the first choice serves whatever is smaller, too."""
         choices = tuple(choices)
         if not choices:
@@ -106,6 +110,8 @@ class Table:
                 raise InputError(f"entries[{index}].schedule: must be of the collective of the table")
             if entry.schedule.topology != self.topology:
                 raise InputError(f"entries[{index}].schedule: must be of the topology of the table")
+            if _translations(entry.schedule) != _translations(self.entries[0].schedule):
+                raise InputError(f"entries[{index}].schedule: must be in the form of the first")
 
     @property
     def topology(self) -> Topology:
@@ -123,7 +129,7 @@ class Table:
 
     def peers(self, rank: int) -> frozenset[int]:
         """The ranks that exchange messages with `rank` in any of its schedules."""
-        return self._peers.get(rank, frozenset())
+        return frozenset[int]().union(*(partners_of(entry.schedule, rank) for entry in self.entries))
 
     def renamed(self, name: str) -> Table:
         """The same on a topology of another name."""
@@ -148,7 +154,7 @@ class Table:
 
     def to_bytes(self) -> bytes:
         """The document of the table; the same table gives the same bytes."""
-        documents = [schedule_to_document(entry.schedule) for entry in self.entries]
+        documents = [any_schedule_to_document(entry.schedule) for entry in self.entries]
         document = {
             "format": TABLE_FORMAT,
             **{key: documents[0][key] for key in _SHARED},
@@ -203,28 +209,23 @@ class Table:
     def _starts(self) -> list[int]:
         return [entry.from_bytes for entry in self.entries]
 
-    @cached_property
-    def _peers(self) -> dict[int, frozenset[int]]:
-        found: dict[int, set[int]] = {}
-        for entry in self.entries:
-            for transfer in entry.schedule.transfers:
-                found.setdefault(transfer.src, set()).add(transfer.dst)
-                found.setdefault(transfer.dst, set()).add(transfer.src)
-        return {rank: frozenset(peers) for rank, peers in found.items()}
+
+def _translations(schedule: AnySchedule) -> Translations | None:
+    return schedule.translations if isinstance(schedule, ImplicitSchedule) else None
 
 
-def describe(schedule: Schedule) -> str:
+def describe(schedule: AnySchedule) -> str:
     """A schedule in a few words: its method, its shape, how near it is to what is possible."""
     settings = dict(schedule.method.settings)
+    count = schedule.chunk_count
     if schedule.rounds is not None and "chunks" in settings:
         shape = f"{settings['chunks']} chunks, {len(schedule.rounds)} steps, {sum(schedule.rounds)} rounds"
-    elif schedule.method.name in {"trees", "mwu"}:
-        count = len(schedule.chunks)
+    elif schedule.method.name in {"trees", "mwu", "symmetric"}:
         shape = f"{count} tree{'' if count == 1 else 's'}, height {schedule.height}"
     elif "rings" in settings:
         shape = f"{settings['rings']} rings"
     else:
-        shape = f"{len(schedule.chunks)} chunks, {schedule.steps} steps"
+        shape = f"{count} chunks, {schedule.steps} steps"
     rate, limit = schedule.rate, schedule.bound.rate
     quality = "optimal" if rate == limit else f"{float(rate / limit):.0%} of {float(limit):.4g}"
     return f"{schedule.method.name} ({shape}, {float(rate):.4g} GB/s, {quality})"
@@ -234,5 +235,5 @@ def _entry(shape: Mapping[str, Any], shared: Mapping[str, Any], source: str, pla
     for key in _SHARED:
         if key in shape["schedule"]:
             raise InputError(f"{source}: {place}.schedule: key {key} must stand once, beside the entries")
-    schedule = schedule_from_document({**shape["schedule"], **shared}, f"{source}: {place}.schedule")
+    schedule = any_schedule_from_document({**shape["schedule"], **shared}, f"{source}: {place}.schedule")
     return Entry(shape["from_bytes"], schedule)

@@ -5,13 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from synth.errors import ScheduleError
-from synth.formats.implicit import IMPLICIT_FORMAT, implicit_from_document, write_implicit
+from synth.formats.documents import Document
+from synth.formats.implicit import (
+    IMPLICIT_FORMAT,
+    implicit_from_document,
+    implicit_to_document,
+    write_implicit,
+)
 from synth.formats.numerals import shorten
 from synth.formats.reading import parse_json, read_text, shorten_path
 from synth.formats.schedules import (
     MAX_SCHEDULE_BYTES,
     SCHEDULE_FORMAT,
     schedule_from_document,
+    schedule_to_document,
     write_schedule,
 )
 from synth.implicit.schedule import ImplicitSchedule
@@ -27,7 +34,15 @@ def read_any_schedule(
         InputError: the file cannot be read, is larger than `max_bytes`, or is no schedule file.
     """
     place = shorten_path(path)
-    document = parse_json(read_text(path, max_bytes=max_bytes), place)
+    return any_schedule_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
+
+
+def any_schedule_from_document(document: object, place: str) -> Schedule | ImplicitSchedule:
+    """The schedule that a document describes; `place` (a file name) begins every error.
+
+    Raises:
+        ScheduleError: neither of the formats, another shape, an index or number out of range.
+    """
     found = document.get("format") if isinstance(document, dict) else None
     match found:
         case str() if found == IMPLICIT_FORMAT:
@@ -37,6 +52,13 @@ def read_any_schedule(
     raise ScheduleError(
         f"{place}: format: must be {SCHEDULE_FORMAT} or {IMPLICIT_FORMAT}, got {shorten(found)}"
     )
+
+
+def any_schedule_to_document(schedule: Schedule | ImplicitSchedule) -> Document:
+    """The keys of a schedule file in the format of the schedule's own form."""
+    if isinstance(schedule, ImplicitSchedule):
+        return implicit_to_document(schedule)
+    return schedule_to_document(schedule)
 
 
 def write_any_schedule(schedule: Schedule | ImplicitSchedule, path: Path | str) -> None:

@@ -162,7 +162,7 @@ def select_implicitly(
 
     found: list[ImplicitSchedule] = []
     try:
-        for schedule in _candidates(topology, collective, translations, request):
+        for schedule in implicit_candidates(topology, collective, translations, request):
             found.append(schedule)
     except TimedOutError as error:
         found += [error.best] if isinstance(error.best, ImplicitSchedule) else []
@@ -172,9 +172,10 @@ def select_implicitly(
     return Selection(tuple(found))
 
 
-def _candidates(
+def implicit_candidates(
     topology: Topology, collective: Collective, translations: Translations, request: Request
 ) -> Iterator[ImplicitSchedule]:
+    """Every implicit schedule worth comparing, as they are found; raises as `select_implicitly`."""
     deadline = Deadline.after(request.deadline_s)
     yield answer_implicitly(topology, collective, translations, request)
     asks_for_a_shape = (request.max_trees, request.max_height) != (None, None)
