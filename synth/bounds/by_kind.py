@@ -170,7 +170,14 @@ def _of_alltoall(topology: Topology, collective: Collective, deadline_s: float |
     """Lengths, or a cut that proves as much."""
     everything = frozenset(range(topology.size))
     supply = dict.fromkeys(collective.ranks, 1)
-    sides = [everything - {rank} for rank in collective.ranks]
+    into, out = dict.fromkeys(collective.ranks, Fraction(0)), dict.fromkeys(collective.ranks, Fraction(0))
+    for link in topology.links:
+        if link.dst in into:
+            into[link.dst] += link.bandwidth
+        if link.src in out:
+            out[link.src] += link.bandwidth
+    # As much must enter and leave every rank: the one with the least bandwidth stands for all.
+    sides = [everything - {min(into, key=into.__getitem__)}, everything - {min(out, key=out.__getitem__)}]
     sides.append(tightest_cut(topology, supply, collective.ranks).cut.side)
     sides.append(everything - tightest_cut(topology.reversed(), supply, collective.ranks).cut.side)
     sides.extend([everything - side for side in sides])

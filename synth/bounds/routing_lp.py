@@ -48,22 +48,25 @@ def routing_duals(topology: Topology, collective: Collective, deadline_s: float 
         deadline_s: seconds for the linear program; without its answer simple lengths remain.
     """
     slowness = 1 / np.array(topology.capacities, dtype=np.float64)
-    candidates = [(Fraction(1),) * len(topology.links), near_fractions(slowness / slowness.max())]
+    simple = [(Fraction(1),) * len(topology.links), near_fractions(slowness / slowness.max())]
+    candidates: list[tuple[Fraction, ...]] = []
     try:
         if collective.kind is Kind.ALLTOALL:
-            candidates.insert(0, _lengths_of_trees(topology, collective, Deadline.after(deadline_s)))
+            candidates, simple = _lengths_of_trees(topology, collective, deadline_s), []
         elif len(_supplies(collective)) * len(topology.links) <= LARGEST_PROGRAM:
-            found = ConcurrentFlow(topology, collective).lengths(deadline_s)
-            candidates.insert(0, near_fractions(found))
+            candidates = [near_fractions(ConcurrentFlow(topology, collective).lengths(deadline_s))]
     except TimedOutError:
         log.info("%s on %s: no time for the best lengths", collective.kind, topology.name)
-    return [dual_of(topology, collective, lengths) for lengths in candidates]
+    return [dual_of(topology, collective, lengths) for lengths in [*candidates, *simple]]
 
 
-def _lengths_of_trees(topology: Topology, collective: Collective, deadline: Deadline) -> tuple[Fraction, ...]:
+def _lengths_of_trees(
+    topology: Topology, collective: Collective, deadline_s: float | None
+) -> list[tuple[Fraction, ...]]:
     """The best lengths of an alltoall, the same for links that declared symmetries map to each other."""
     alike = Alike.under(topology, collective, topology.symmetries)
-    return lengths_of_links(alike, RoutingProgram(topology, collective, alike).solve(deadline).lengths)
+    best = RoutingProgram(topology, collective, alike).solve(Deadline.after(deadline_s))
+    return [lengths_of_links(alike, best.lengths)]
 
 
 def lengths_of_links(alike: Alike, of_orbits: Ints) -> tuple[Fraction, ...]:
