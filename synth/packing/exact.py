@@ -253,7 +253,7 @@ class _Packer:
         self.waiting = [rank for rank in range(topology.ranks) if self.demand[rank] > 0]
         self.total = int(self.demand.sum())
         self.taken: list[_Taken] = []
-        self.first_units: int | None = None  # carried by proposals, where there were any
+        self.first_units: list[Fraction] = []  # the part carried by whole proposals, then by all
         self.overuses = self.idle = 0  # tries in a row that failed for overused links, and for any reason
 
     def take_first(self, stumps: Sequence[Stump]) -> None:
@@ -278,7 +278,7 @@ class _Packer:
                 if len(left) == len(group):
                     break
                 group = left
-        self.first_units = self.total - int(self.demand.sum())
+            self.first_units.append(Fraction(self.total - int(self.demand.sum()), self.total))
 
     def _take_batch(self, entries: Sequence[tuple[Stump, int]]) -> list[tuple[Stump, int]]:
         """Take out as much of the stumps as fits; returns what of them is left to do."""
@@ -320,6 +320,8 @@ class _Packer:
             if root < 0:
                 return None
             stump = started_at(stump, root, self.reverse)
+            if (stump.routes.links < 0).any():
+                return None  # a way that only leads in one direction
         routes = stump.routes
         if not stump.is_whole:
             parent_cost = self.hop_price * self.graph.hops(remaining > 0, stump.root)
@@ -422,7 +424,6 @@ class _Packer:
             self.remaining *= 2
             self.demand *= 2
             self.total *= 2
-            self.first_units = None if self.first_units is None else 2 * self.first_units
             self.unit /= 2
             self.taken = [replace(tree, times=2 * tree.times) for tree in self.taken]
             self.pressure[:] = 0
@@ -440,8 +441,9 @@ class _Packer:
             for tree in sorted(merged.values(), key=lambda tree: tree.root)
         )
         warm: Settings = ()
-        if self.first_units is not None:
-            warm = (("first", str(Fraction(self.first_units, self.total))),)
+        if self.first_units:
+            kept, both = map(float, self.first_units)
+            warm = (("repaired", f"{kept:.1%} on old trees, {both - kept:.1%} on patched ones"),)
         return RoutedPacking(
             trees,
             (

@@ -61,7 +61,9 @@ def rebound(stump: Stump, graph: LogicalGraph) -> Stump:
         return replace(stump, routes=Routes(graph, routes.parents, routes.starts, routes.links))
     place = np.minimum(np.searchsorted(keys, wanted), max(0, len(keys) - 1))
     number = np.where(keys[place] == wanted, place, -1)
-    return replace(stump, routes=Routes(graph, *_kept(routes.parents, routes.starts, number[routes.links])))
+    return replace(
+        stump, routes=Routes(graph, *without_lost_edges(routes.parents, routes.starts, number[routes.links]))
+    )
 
 
 def shares_of(stumps: Sequence[Stump], demand: Ints) -> list[int]:
@@ -149,13 +151,13 @@ def _arrays(routes: Routes) -> tuple[Ints, Ints, Ints]:
 
 
 @kernel
-def _kept(parents: Ints, starts: Ints, links: Ints) -> tuple[Ints, Ints, Ints]:
-    """A tree without the edges one of whose links is -1."""
+def without_lost_edges(parents: Ints, starts: Ints, links: Ints) -> tuple[Ints, Ints, Ints]:
+    """A tree without the edges whose parent or one of whose links is -1."""
     size = parents.shape[0]
     left, fresh, ways = parents.copy(), np.zeros(size + 1, dtype=np.int64), np.empty(links.shape[0], np.int64)
     count = 0
     for child in range(size):
-        whole = True
+        whole = parents[child] >= 0
         for place in range(starts[child], starts[child + 1]):
             whole &= links[place] >= 0
         if whole:
