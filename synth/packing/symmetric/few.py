@@ -59,8 +59,10 @@ def few_trees(
     for _ in range(groups):
         model.addRow(-np.inf, float(most), *nothing)
     for share in range(problem.shares):
-        rows = [orbits + i for i, group in enumerate(problem.groups) if group.share == share]
-        model.addCol(-1.0, 0.0, np.inf, len(rows), np.array(rows, dtype=np.int32), np.full(len(rows), -1.0))
+        carried = [orbits + i for i, group in enumerate(problem.groups) if group.share == share]
+        model.addCol(
+            -1.0, 0.0, np.inf, len(carried), np.array(carried, dtype=np.int32), np.full(len(carried), -1.0)
+        )
     for column in kept:
         uses = np.array(column.uses)
         used = np.flatnonzero(uses)

@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 CLOSE = 1e-9
 """Relative: the accuracy to which HiGHS is believed."""
 
-_COARSE, _FINE = 1 << 6, 1 << 30  # the largest price as a length
+COARSE, FINE = 1 << 6, 1 << 30
+"""The largest price as a length: of coarse prices many are equal."""
+
 _TERTIARY = 1 << 20  # the largest price among equally long ways
 _ROUNDS = 2000  # of weighing and pricing
 _WARM = 6  # rounds in which loads, not the linear program, make the prices
@@ -44,6 +46,7 @@ class Generation:
         max_height: higher trees are none; None for any height.
         pool: all trees that were met.
         is_proved: whether no tree is missing.
+        rounds: of weighing and pricing, at most.
     """
 
     problem: Problem
@@ -52,6 +55,8 @@ class Generation:
     max_height: int | None = None
     pool: Pool = field(default_factory=Pool)
     is_proved: bool = False
+    rounds: int = _ROUNDS
+    _hop_price: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> Weighed:
         """Generate until the target is reached or no tree would help.
@@ -65,7 +70,7 @@ class Generation:
             self._take(master, self.spread(lengths))
         weighed = master.solve()
         smooth = None
-        for _ in range(_ROUNDS):
+        for _ in range(self.rounds):
             if weighed.rate >= 1 - CLOSE:
                 self.is_proved = True
                 break
@@ -89,7 +94,7 @@ class Generation:
         loads = np.zeros(len(self.problem.budgets))
         for _ in range(_WARM):
             pressed = np.exp(4 * loads / max(loads.max(), 1e-12)) / master.budgets
-            columns = list(self.spread(_whole(pressed, _COARSE)))
+            columns = list(self.spread(whole_prices(pressed, COARSE)))
             for column in columns:
                 loads += np.array(column.uses) / master.budgets
             self._take(master, columns)
@@ -98,13 +103,13 @@ class Generation:
         """Ask for trees that cross the tight cut as rarely as all must."""
         if self.tight is None:
             return False
-        columns = self.trees(self.tight, _whole(weighed.prices, _TERTIARY))
+        columns = self.trees(self.tight, whole_prices(weighed.prices, _TERTIARY))
         return self._take_helpful(master, weighed, columns)
 
     def _improve(self, master: Master, weighed: Weighed, smooth: Floats) -> bool:
         """Ask for cheapest trees under coarser and finer prices."""
-        for prices, finest in ((smooth, _COARSE), (smooth, _FINE), (weighed.prices, _FINE)):
-            columns = self.trees(_whole(prices, finest), _whole(weighed.prices, _TERTIARY))
+        for prices, finest in ((smooth, COARSE), (smooth, FINE), (weighed.prices, FINE)):
+            columns = self.trees(whole_prices(prices, finest), whole_prices(weighed.prices, _TERTIARY))
             if self._take_helpful(master, weighed, columns):
                 return True
         return False
@@ -129,12 +134,18 @@ class Generation:
 
     def spread(self, lengths: Ints) -> Iterator[Column]:
         """A cheapest tree for each group, all of which together spread evenly over the orbits."""
+        return self.series(lengths, 1)
+
+    def series(self, lengths: Ints, number: int) -> Iterator[Column]:
+        """So many cheapest trees for each group, all of which together spread evenly over the orbits."""
         steepness = self.problem.steepness
         used = np.zeros(len(lengths), dtype=np.int64)
-        for nest, group in self._nests(lengths):
-            column = self._grown(nest, group, 1 + used * steepness, steepness)
-            used += np.array(column.uses)
-            yield column
+        nests = list(self._nests(lengths))
+        for _ in range(number):
+            for nest, group in nests:
+                column = self._grown(nest, group, 1 + used * steepness, steepness)
+                used += np.array(column.uses)
+                yield column
 
     def trees(self, lengths: Ints, base: Ints) -> Iterator[Column]:
         """A cheapest tree for each group that pays the least of some other price."""
@@ -169,15 +180,18 @@ class Generation:
         unit = max(1, int(of_links.max()) // 16)
         ones = np.ones(len(self.problem.budgets), dtype=np.int64)
         scaled = of_links * 16
-        for price in _HOP_PRICES:
-            nest = contract(graph, scaled, hops * price * unit)
+        # What was just enough before is tried first, then a little less.
+        first = max(0, self._hop_price.get(group, 0) - 1)
+        for place in range(first, len(_HOP_PRICES)):
+            self._hop_price[group] = place
+            nest = contract(graph, scaled, hops * _HOP_PRICES[place] * unit)
             grown = grow(graph, nest, self.problem.orbits, asked.root, ones, self.problem.steepness)
             if grown.height <= self.max_height:
                 break
         return nest
 
 
-def _whole(prices: Floats, finest: int) -> Ints:
+def whole_prices(prices: Floats, finest: int) -> Ints:
     """Prices as whole lengths, the largest of which is `finest`; what is nearly equal becomes equal."""
     largest = float(prices.max())
     if largest <= 0:

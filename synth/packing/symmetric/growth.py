@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from synth.arborescence import FORBIDDEN
-from synth.compiled import Ints, kernel
+from synth.compiled import Flags, Ints, kernel
 from synth.packing.symmetric.contraction import Graph, Nest
 from synth.tree import Tree, TreeEdge
 
@@ -248,7 +248,7 @@ def _enter(
     starts: Ints,
     around: Ints,
     around_starts: Ints,
-    touched: Ints,
+    touched: Flags,
 ) -> None:
     """Whoever shares a set with a rank that is reached need not pay for entering that set any more."""
     for place in range(around_starts[rank], around_starts[rank + 1]):

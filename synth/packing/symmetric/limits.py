@@ -24,6 +24,10 @@ from synth.reachability import who_is_cut_off
 from synth.topology import Topology
 
 
+_MOST_CUTS = 16
+"""Orbits of ranks that are asked for a tight cut of their own."""
+
+
 def symmetric_bound(topology: Topology, collective: Collective, translations: Translations) -> Bound:
     """The proven limit of an allgather, reduce-scatter or allreduce among all ranks; see `synth.bound`.
 
@@ -41,13 +45,32 @@ def symmetric_bound(topology: Topology, collective: Collective, translations: Tr
     return found
 
 
-def cut_lengths(topology: Topology, translations: Translations, side: frozenset[int]) -> Ints:
-    """How many images of a set each link leaves, per link orbit and in proportion."""
+def tight_lengths(topology: Topology, translations: Translations, rate: Fraction) -> Ints:
+    """How many images of the tight cuts each link leaves, per link orbit and in proportion.
+
+    The trees of every optimum are cheapest under these lengths: they leave each tight cut as rarely as
+    trees can. There is a tight cut at most for each orbit of ranks, and those that there are count alike.
+
+    Args:
+        topology: turned round for a reduce-scatter.
+        translations: of it.
+        rate: what each rank can send to all others, GB/s.
+    """
     orbit = translations.link_orbits(topology)
-    leaving = np.array([link.src in side and link.dst not in side for link in topology.links])
-    crossed = np.bincount(orbit, weights=leaving).astype(np.int64).tolist()
     sizes = np.bincount(orbit).tolist()
-    lengths = [Fraction(count, size) for count, size in zip(crossed, sizes, strict=True)]
+    lengths = [Fraction(0)] * len(sizes)
+    seen: set[tuple[Fraction, ...]] = set()
+    for rank in translations.representatives[:_MOST_CUTS]:
+        found = tightest_cut(topology, dict.fromkeys(range(topology.ranks), 1), [rank])
+        if found.rate > rate:
+            continue
+        side = found.cut.side
+        leaving = np.array([link.src in side and link.dst not in side for link in topology.links])
+        crossed = np.bincount(orbit, weights=leaving).astype(np.int64).tolist()
+        shape = tuple(Fraction(count, size) for count, size in zip(crossed, sizes, strict=True))
+        if shape not in seen:
+            seen.add(shape)
+            lengths = [length + more for length, more in zip(lengths, shape, strict=True)]
     scale = math.lcm(*(length.denominator for length in lengths))
     return np.array([int(length * scale) for length in lengths], dtype=np.int64)
 
@@ -67,7 +90,7 @@ def _of_halves(topology: Topology, collective: Collective, translations: Transla
     gathered = _of_out_trees(topology, Collective(Kind.ALLGATHER, collective.ranks), translations)
     if gathered.rate == 0 or not isinstance(gathered.certificate, Cut):
         return None
-    lengths = cut_lengths(topology, translations, gathered.certificate.side)
+    lengths = tight_lengths(topology, translations, gathered.rate / topology.ranks)
     one_way = lengths[translations.link_orbits(topology)]
     back = {(link.src, link.dst): int(length) for link, length in zip(topology.links, one_way, strict=True)}
     # An allreduce leaves and enters every image of the cut: lengths are the same both ways.

@@ -18,6 +18,7 @@ from synth.compiled import Ints
 from synth.implicit.translations import Translations
 from synth.packing.symmetric.contraction import Graph
 from synth.packing.symmetric.growth import Orbits
+from synth.packing.symmetric.hops import hops_from
 from synth.topology import Topology
 
 
@@ -107,7 +108,8 @@ def problem_of(
     """The problem of an allgather, reduce-scatter or allreduce among all ranks of a topology.
 
     An allreduce on links that are alike both ways gathers along the trees on which it spreads, and one root
-    is as good as any mixture (see `synth.bounds.capacity_lp`); elsewhere each root orbit has a share.
+    is as good as any mixture (see `synth.bounds.capacity_lp`), a central one gives low trees; elsewhere each
+    root orbit has a share.
     """
     roots = translations.representatives
     if collective.kind is not Kind.ALLREDUCE:
@@ -115,7 +117,9 @@ def problem_of(
         groups = tuple(Group(root, turned, 0) for root in roots)
         return Problem(topology, translations, groups, False, limit / len(collective.ranks))
     if topology.is_symmetric:
-        groups = (Group(roots[0], False, 0),)
+        graph = Graph.of(topology)
+        central = min(roots, key=lambda root: (int(hops_from(graph, root).max()), root))
+        groups = (Group(central, False, 0),)
     else:
         groups = tuple(
             Group(root, turned, share) for share, root in enumerate(roots) for turned in (False, True)

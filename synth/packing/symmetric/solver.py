@@ -21,13 +21,14 @@ from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutE
 from synth.implicit.schedule import ImplicitSchedule
 from synth.implicit.translations import Translations
 from synth.packing.symmetric.few import few_trees, within_tolerance
-from synth.packing.symmetric.generation import CLOSE, Generation
+from synth.packing.symmetric.generation import CLOSE, COARSE, FINE, Generation, whole_prices
 from synth.packing.symmetric.hops import hops_from
 from synth.packing.symmetric.lifting import lift_symmetric
-from synth.packing.symmetric.limits import cut_lengths, symmetric_bound
+from synth.packing.symmetric.limits import symmetric_bound, tight_lengths
 from synth.packing.symmetric.master import Column, Master
 from synth.packing.symmetric.problem import Problem, problem_of
-from synth.packing.symmetric.weights import Chosen, weigh_exactly
+from synth.packing.symmetric.series import equal_shares
+from synth.packing.symmetric.weights import Chosen, denominators, weigh_exactly
 from synth.relays import relays_as_switches
 from synth.schedule import Settings
 from synth.topology import Topology
@@ -36,6 +37,9 @@ SYMMETRIC_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 """The kinds of collective that trees without a distinguished root serve."""
 
 _LONGEST = 1 << 20  # lengths of a certificate beyond this have too many digits to guide anything
+
+
+_ROUNDS_FOR_LOW = 60  # of weighing and pricing, for each height that is tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,16 +126,21 @@ def solve_symmetric(
     question = question_of(
         topology, collective, translations=translations, seed=seed, deadline=Deadline.after(deadline_s)
     )
-    columns, settings = _generated(question, max_height)
+    generation, settings = generated(question, max_height)
+    columns = lowest(question.problem, generation.pool.columns)
     if tolerance is not None:
         columns, few = within_tolerance(question.problem, columns, tolerance, question.deadline)
         settings = (*settings, *few)
     if max_trees is not None:
         columns, few = few_trees(question.problem, columns, max_trees, question.deadline)
         settings = (*settings, *few)
-    schedule = question.answer(weigh_exactly(question.problem, columns, question.deadline), settings)
+    if tolerance is None and max_trees is None:
+        chosen = simplest(generation)
+    else:
+        chosen = weigh_exactly(question.problem, columns, question.deadline)
+    schedule = question.answer(chosen, settings)
     if question.deadline.has_passed:
-        raise TimedOutError(f"{collective.kind}: the deadline of {deadline_s} s passed", schedule)  # type: ignore[arg-type]
+        raise TimedOutError(f"{collective.kind}: the deadline of {deadline_s} s passed", schedule)
     return schedule
 
 
@@ -183,7 +192,7 @@ def _check_numbers(max_trees: int | None, max_height: int | None, tolerance: Fra
         raise InputError(f"tolerance: must be at least 0 and below 1, got {tolerance}")
 
 
-def _generated(question: Question, max_height: int | None) -> tuple[list[Column], Settings]:
+def generated(question: Question, max_height: int | None) -> tuple[Generation, Settings]:
     problem = question.problem
     if max_height is not None:
         least = least_height(problem)
@@ -198,11 +207,52 @@ def _generated(question: Question, max_height: int | None) -> tuple[list[Column]
         if not generation.pool.columns:
             raise
         best = question.answer(weigh_exactly(problem, generation.pool.columns, question.deadline), ())
-        raise TimedOutError(str(error), best) from error  # type: ignore[arg-type]
+        raise TimedOutError(str(error), best) from error
     facts: Settings = (("columns", len(generation.pool.columns)),)
     if weighed.rate < 1 - CLOSE:
         facts = (*facts, ("best_trees", "proved" if generation.is_proved else "found"))
-    return lowest(problem, generation.pool.columns), facts
+    elif max_height is None:
+        _lower(question, generation)
+    return generation, facts
+
+
+def _lower(question: Question, generation: Generation) -> None:
+    """Put lower trees that reach the target into the pool, if a bounded search finds some.
+
+    By bisection: between a height that is too low for any tree and one that is known to do.
+    """
+    problem = question.problem
+    enough = max(column.height for column in lowest(problem, generation.pool.columns))
+    too_low = least_height(problem) - 1
+    tight = generation.tight
+    if tight is None:
+        tight = whole_prices(Master(problem, generation.pool.columns).solve().prices, COARSE)
+    while enough - too_low > 1:
+        height = (enough + too_low) // 2
+        low = Generation(problem, tight, question.deadline, height, rounds=_ROUNDS_FOR_LOW)
+        if low.run().rate < 1 - CLOSE:
+            too_low = height
+            continue
+        for column in low.pool.columns:
+            generation.pool.add(column)
+        enough = max(column.height for column in lowest(problem, low.pool.columns))
+
+
+def simplest(generation: Generation) -> Chosen:
+    """The best rate of the trees that were met, by the lowest of them, in the fewest parts."""
+    problem = generation.problem
+    columns = lowest(problem, generation.pool.columns)
+    weighed = Master(problem, columns).solve()
+    if weighed.rate >= 1 - CLOSE:
+        lengths = [whole_prices(weighed.prices, finest) for finest in (COARSE, FINE)]
+        if generation.tight is not None:
+            lengths.insert(0, generation.tight)
+        height = max(column.height for column in columns)
+        equal = equal_shares(generation, lengths, denominators(problem, weighed), height)
+        if equal is not None:
+            return equal
+        columns = lowest(problem, generation.pool.columns)
+    return weigh_exactly(problem, columns, generation.deadline)
 
 
 def least_height(problem: Problem) -> int:
@@ -214,8 +264,11 @@ def least_height(problem: Problem) -> int:
 
 def _tight_lengths(problem: Problem, limit: Bound) -> Ints | None:
     match limit.certificate:
-        case Cut(side=side):
-            return cut_lengths(problem.topology, problem.translations, side)
+        case Cut():
+            turned = problem.groups[0].turned
+            graph = problem.topology.reversed() if turned else problem.topology
+            found = tight_lengths(graph, problem.translations, problem.target)
+            return _turned_back(problem, found) if turned else found
         case Dual(lengths=lengths):
             # The mean over the translations proves as much as the lengths themselves.
             orbit = problem.link_orbits
@@ -228,4 +281,17 @@ def _tight_lengths(problem: Problem, limit: Bound) -> Ints | None:
             whole = [int(mean * scale) for mean in means]
             return np.array(whole, dtype=np.int64) if max(whole) <= _LONGEST else None
         case _:
-            return None
+            # Where a partition limits an allreduce, all links between ranks count alike.
+            return np.ones(len(problem.budgets), dtype=np.int64)
+
+
+def _turned_back(problem: Problem, lengths: Ints) -> Ints:
+    """Lengths by link orbits of the reversed topology, by those of the topology."""
+    links = problem.topology.links
+    graph = problem.topology.reversed()
+    there = problem.translations.link_orbits(graph)
+    length = {(link.dst, link.src): lengths[orbit] for link, orbit in zip(graph.links, there, strict=True)}
+    found = np.zeros(len(lengths), dtype=np.int64)
+    for link, orbit in zip(links, problem.link_orbits, strict=True):
+        found[orbit] = length[link.src, link.dst]
+    return found

@@ -23,7 +23,8 @@ from synth.packing.symmetric.problem import Problem
 
 _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _LARGEST_PARTS = 4096
-_SEARCH_LIMIT = 100  # vertices of a branch and bound that a small denominator is worth
+_SEARCH_LIMIT = 40  # vertices of a branch and bound that a small denominator is worth
+_COUNTED_UP_TO = 24  # parts; of more, the number of trees is left to chance
 _FINE = 1 << 20  # parts where even the vertex is of no use
 _MOST_COLUMNS = 150  # the integer programs of more take too long
 
@@ -36,19 +37,13 @@ class Chosen:
         columns: the trees.
         weights: of each, as a part of the target; such that the fullest orbit is just full.
         parts: the common denominator of the weights of a group, as parts of the group's amount.
+        rate: the sum of the shares, as a part of the target.
     """
 
     columns: tuple[Column, ...]
     weights: tuple[Fraction, ...]
     parts: int
-
-    @property
-    def rate(self) -> Fraction:
-        """The sum of the shares, as a part of the target."""
-        by_group: dict[int, Fraction] = {}
-        for column, weight in zip(self.columns, self.weights, strict=True):
-            by_group[column.group] = by_group.get(column.group, Fraction(0)) + weight
-        return sum(by_group.values(), Fraction(0))
+    rate: Fraction
 
     @property
     def height(self) -> int:
@@ -69,12 +64,12 @@ def weigh_exactly(
     """
     weighed = Master(problem, columns).solve()
     kept = _worthwhile(problem, columns, weighed)
-    for number in parts or _denominators(problem, weighed):
+    for number in parts or denominators(problem, weighed):
         if deadline.has_passed:
             break
         counts = _whole_parts(problem, kept, weighed.rate, number, deadline)
         if counts is not None:
-            return _filled(problem, kept, [Fraction(count) for count in counts])
+            return filled(problem, kept, [Fraction(count) for count in counts])
     return _vertex(problem, columns, weighed)
 
 
@@ -89,7 +84,7 @@ def _worthwhile(problem: Problem, columns: Sequence[Column], weighed: Weighed) -
     return [columns[index] for index in kept]
 
 
-def _denominators(problem: Problem, weighed: Weighed) -> Iterator[int]:
+def denominators(problem: Problem, weighed: Weighed) -> Iterator[int]:
     """Orbits that are full in every optimum allow only multiples of the denominators of their budgets."""
     if weighed.rate < 1 - CLOSE:
         yield from (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -125,7 +120,8 @@ def _whole_parts(
         used = np.flatnonzero(column.uses)
         entries = np.append(np.array(column.uses, dtype=np.float64)[used], 1.0)
         _add(model, 0.0, parts, [*used.tolist(), len(limits) + column.group], entries)
-    _count_trees(model, shares, columns, parts)
+    if parts <= _COUNTED_UP_TO:
+        _count_trees(model, shares, columns, parts)
     model.run()
     solution = model.getSolution()
     if not solution.value_valid:
@@ -166,7 +162,7 @@ def _is_balanced(problem: Problem, columns: Sequence[Column], weights: Sequence[
     return all(len(found) == 1 for found in by_share.values())
 
 
-def _filled(problem: Problem, columns: Sequence[Column], weights: Sequence[Fraction]) -> Chosen:
+def filled(problem: Problem, columns: Sequence[Column], weights: Sequence[Fraction]) -> Chosen:
     """The trees that carry something, with weights so that the fullest orbit is full."""
     fullest = load_of(problem, columns, weights)
     used = [(column, weight / fullest) for column, weight in zip(columns, weights, strict=True) if weight]
@@ -174,7 +170,9 @@ def _filled(problem: Problem, columns: Sequence[Column], weights: Sequence[Fract
     for column, weight in used:
         totals[column.group] = totals.get(column.group, Fraction(0)) + weight
     parts = math.lcm(*((weight / totals[column.group]).denominator for column, weight in used))
-    return Chosen(tuple(column for column, _ in used), tuple(weight for _, weight in used), parts)
+    shares = {problem.groups[group].share: total for group, total in totals.items()}
+    rate = sum(shares.values(), Fraction(0))
+    return Chosen(tuple(column for column, _ in used), tuple(weight for _, weight in used), parts, rate)
 
 
 def _vertex(problem: Problem, columns: Sequence[Column], weighed: Weighed) -> Chosen:
@@ -198,8 +196,8 @@ def _vertex(problem: Problem, columns: Sequence[Column], weighed: Weighed) -> Ch
     except ArithmeticError:
         weights = []
     if weights and min(weights) >= 0 and any(weights) and _is_balanced(problem, kept, weights):
-        return _filled(problem, kept, weights)
-    return _filled(problem, kept, _fine_parts(problem, kept, weighed.weights[used]))
+        return filled(problem, kept, weights)
+    return filled(problem, kept, _fine_parts(problem, kept, weighed.weights[used]))
 
 
 def _fine_parts(problem: Problem, columns: Sequence[Column], weights: Any) -> list[Fraction]:
