@@ -9,16 +9,20 @@ then what arrives waits beside it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from synth.compiled import Ints
 from synth.events import Layout, play
-from synth.schedule import Schedule
+from synth.topology import Topology
+
+if TYPE_CHECKING:
+    from synth.implicit.schedule import AnySchedule
 
 FINEST_TICKS_PER_US = 10**9
 """The clock counts femtoseconds, or ten, a hundred... of them where 62 bits would not hold the time."""
@@ -53,34 +57,47 @@ class Outcome:
 class Hops:
     """The hops of a schedule, counted through in the order of its transfers.
 
+    Links are those of the topology; or orbits of them (`synth.implicit.simulator`), where each hop is one of
+    the representatives and stands for all of its images.
+
     Attributes:
         layout: the arrays that do not depend on the size.
         costs_us: the different costs of a hop, microseconds of its link per byte of the whole buffer.
         cost: which of them each hop has.
-        latencies_us: latency of each link of the topology.
+        latencies_us: latency of each link.
+        together: of each link, how many pieces it serves as one; 1 unless links are orbits.
+        images: how many hops of the schedule each hop stands for; 1 unless links are orbits.
     """
 
     layout: Layout
     costs_us: tuple[Fraction, ...]
     cost: Ints
     latencies_us: tuple[Fraction, ...]
+    together: Ints
+    images: int = 1
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Hops:
-        """Lay a schedule out, in time linear in its hops."""
-        links = schedule.topology.links
-        link_of = {(link.src, link.dst): index for index, link in enumerate(links)}
-        pairs = [
-            (schedule.chunks[transfer.chunk].share, link_of[hop])
-            for transfer in schedule.transfers
-            for hop in transfer.hops
-        ]
-        costs: dict[tuple[Fraction, int], int] = {}
+    def of(cls, schedule: AnySchedule) -> Hops:
+        """Lay a schedule out, of an implicit one the representatives, in time linear in its hops."""
+        topology = schedule.topology
+        links = topology.links
+        starts, link = _links_of(schedule)
+        lengths = np.diff(starts)
+        # Hops of chunks of one share over links of one bandwidth cost the same.
+        shares, share = _distinct([chunk.share for chunk in schedule.chunks])
+        rates, rate = _distinct([one.bandwidth for one in links])
+        chunk = _array([transfer.chunk for transfer in schedule.transfers])
+        pairs, cost = np.unique(
+            share[np.repeat(chunk, lengths)] * len(rates) + rate[link], return_inverse=True
+        )
         return cls(
-            layout=_layout(schedule, _array(link for _, link in pairs)),
-            cost=_array(costs.setdefault(pair, len(costs)) for pair in pairs),
-            costs_us=tuple(share / (links[link].bandwidth * 1000) for share, link in costs),
-            latencies_us=tuple(link.latency_us for link in links),
+            layout=_layout(schedule, chunk, starts, link),
+            cost=cost.astype(np.int64),
+            costs_us=tuple(
+                shares[pair // len(rates)] / (rates[pair % len(rates)] * 1000) for pair in pairs.tolist()
+            ),
+            latencies_us=tuple(one.latency_us for one in links),
+            together=np.ones(len(links), dtype=np.int64),
         )
 
     def play(self, size_bytes: int, pieces: int) -> Outcome:
@@ -88,8 +105,9 @@ class Hops:
         costs_us = [cost * size_bytes / pieces for cost in self.costs_us]
         ticks_per_us = self._ticks_per_us(costs_us, pieces)
         # Rounded up, so that no time falls below what the links allow.
-        durations = _array(-(-cost * ticks_per_us // 1) for cost in costs_us)[self.cost]
-        latencies = _array(round(latency * ticks_per_us) for latency in self.latencies_us)
+        durations = _array([-(-cost * ticks_per_us // 1) for cost in costs_us])[self.cost]
+        durations *= self.together[self.layout.link]
+        latencies = _array([round(latency * ticks_per_us) for latency in self.latencies_us])
         start = play(self.layout, pieces, durations, latencies)
         return Outcome(start, durations, latencies[self.layout.link], float(ticks_per_us))
 
@@ -100,62 +118,91 @@ class Hops:
         sending = sum(hops * cost for hops, cost in zip(hops_per_cost, costs_us, strict=True))
         travelling = sum(hops * wait for hops, wait in zip(hops_per_link, self.latencies_us, strict=True))
         ticks = Fraction(FINEST_TICKS_PER_US)
-        while pieces * (sending + travelling) * ticks >= 1 << 62:
+        while pieces * self.images * (sending + travelling) * ticks >= 1 << 62:
             ticks /= 10
         return ticks
 
 
-def _layout(schedule: Schedule, link: Ints) -> Layout:
-    lengths = [len(transfer.via) + 1 for transfer in schedule.transfers]
-    reads, writes, inputs, follower = _versions(schedule)
+def _links_of(schedule: AnySchedule) -> tuple[Ints, Ints]:
+    """The first hop of each transfer (and the number of hops), and the link of each hop."""
+    topology, transfers = schedule.topology, schedule.transfers
+    lengths = _array([len(transfer.via) + 1 for transfer in transfers])
+    starts = _offsets(lengths)
+    ways = [(transfer.src, *transfer.via, transfer.dst) for transfer in transfers]
+    vertices = np.fromiter(chain.from_iterable(ways), dtype=np.int64, count=int((lengths + 1).sum()))
+    # A hop leads from each vertex of a way to the next one: from all but the last.
+    tails = np.delete(np.arange(len(vertices)), _offsets(lengths + 1)[1:] - 1)
+    return starts, np.searchsorted(
+        _keys(topology), vertices[tails] * topology.size + vertices[tails + 1]
+    ).astype(np.int64)
+
+
+def _keys(topology: Topology) -> Ints:
+    """A number for each link that grows with its ends, as links are sorted."""
+    return _array([link.src * topology.size + link.dst for link in topology.links])
+
+
+def _layout(schedule: AnySchedule, chunk: Ints, starts: Ints, link: Ints) -> Layout:
+    transfers = schedule.transfers
+    step = _array([transfer.step for transfer in transfers])
+    src = chunk * schedule.topology.ranks + _array([transfer.src for transfer in transfers])
+    dst = chunk * schedule.topology.ranks + _array([transfer.dst for transfer in transfers])
+    reads, writes, inputs, follower = _versions(src, dst, step)
     needed = np.ones(len(follower), dtype=np.int64)  # the version before it, or the start
-    np.add.at(needed, writes, 1)
+    needed += np.bincount(writes, minlength=len(follower))
     replaced = follower[reads]
-    np.add.at(needed, replaced[replaced >= 0], 1)
+    needed += np.bincount(replaced[replaced >= 0], minlength=len(follower))
     return Layout(
-        first_hop=_offsets(lengths),
+        first_hop=starts,
         link=link,
-        transfer=np.repeat(np.arange(len(lengths), dtype=np.int64), lengths),
-        step=_array(transfer.step for transfer in schedule.transfers),
+        transfer=np.repeat(np.arange(len(transfers), dtype=np.int64), np.diff(starts)),
+        step=step,
         reads=reads,
         writes=writes,
         inputs=inputs,
         follower=follower,
         needed=needed,
-        first_reader=_offsets(np.bincount(reads, minlength=len(follower)).tolist()),
+        first_reader=_offsets(np.bincount(reads, minlength=len(follower))),
         readers=np.argsort(reads, kind="stable").astype(np.int64),
     )
 
 
-def _versions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
-    """Number the versions: those that transfers read, those they make, the inputs, each one's follower."""
-    deliveries: dict[tuple[int, int], set[int]] = {}  # steps that bring something, by rank and chunk
-    for transfer in schedule.transfers:
-        deliveries.setdefault((transfer.src, transfer.chunk), set())
-        deliveries.setdefault((transfer.dst, transfer.chunk), set()).add(transfer.step)
-    steps = {place: sorted(found) for place, found in deliveries.items()}
-    inputs: dict[tuple[int, int], int] = {}
-    follower: list[int] = []
-    for place, found in steps.items():
-        inputs[place] = len(follower)
-        follower += [len(follower) + later for later in range(1, len(found) + 1)]
-        follower.append(-1)
+def _versions(src: Ints, dst: Ints, step: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Number the versions: those that transfers read, those they make, the inputs, each one's follower.
 
-    def last_before(rank: int, chunk: int, step: int) -> int:
-        return inputs[rank, chunk] + bisect_left(steps[rank, chunk], step)
+    Args:
+        src: the place that each transfer reads; a place is a rank and a chunk, as one number.
+        dst: the place that it changes.
+        step: when.
+    """
+    place = np.unique(np.concatenate([src, dst]))
+    src, dst = np.searchsorted(place, src), np.searchsorted(place, dst)
+    times, time = np.unique(step, return_inverse=True)
+    # A place and a time in one number: the deliveries of a place follow each other in order of time.
+    deliveries = np.unique(dst * len(times) + time)
+    first = np.searchsorted(deliveries, np.arange(len(place) + 1) * len(times))
+    inputs = first[:-1] + np.arange(len(place))  # a version per delivery, and the input before them
+    follower = np.arange(1, len(deliveries) + len(place) + 1)
+    follower[inputs[1:] - 1] = -1
+    follower[-1:] = -1
 
-    transfers = schedule.transfers
-    return (
-        _array(last_before(transfer.src, transfer.chunk, transfer.step) for transfer in transfers),
-        _array(last_before(transfer.dst, transfer.chunk, transfer.step) + 1 for transfer in transfers),
-        _array(inputs.values()),
-        _array(follower),
-    )
+    def last_before(at: Ints) -> Ints:
+        return inputs[at] + np.searchsorted(deliveries, at * len(times) + time) - first[at]
 
-
-def _array(values: Iterable[int]) -> Ints:
-    return np.array(list(values), dtype=np.int64)
+    reads, writes = last_before(src), last_before(dst) + 1
+    return reads.astype(np.int64), writes.astype(np.int64), inputs.astype(np.int64), follower.astype(np.int64)
 
 
-def _offsets(lengths: Sequence[int]) -> Ints:
+def _distinct(fractions: Sequence[Fraction]) -> tuple[list[Fraction], Ints]:
+    """The different ones among some fractions, and the position of each there."""
+    position: dict[tuple[int, int], int] = {}  # fractions themselves take long to hash
+    at = _array([position.setdefault(one.as_integer_ratio(), len(position)) for one in fractions])
+    return [Fraction(*ratio) for ratio in position], at
+
+
+def _array(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _offsets(lengths: Ints) -> Ints:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])

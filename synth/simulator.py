@@ -11,8 +11,10 @@ synchronise, not even where the schedule has rounds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from synth.collective import bandwidths
@@ -23,6 +25,7 @@ from synth.topology import Hop
 
 if TYPE_CHECKING:
     from synth.hops import Hops
+    from synth.implicit.schedule import AnySchedule
 
 MIN_PIECE_BYTES = 32 << 10
 """Smaller pieces gain nothing on real links, where each one costs a message."""
@@ -63,7 +66,7 @@ class Occupation:
 
 
 def simulate(
-    schedule: Schedule,
+    schedule: AnySchedule,
     size_bytes: int,
     *,
     pieces: int | None = None,
@@ -73,7 +76,8 @@ def simulate(
     """The time of one run with a buffer of `size_bytes`.
 
     Args:
-        schedule: what to run; it is not verified here.
+        schedule: what to run, in either form; it is not verified here. One in implicit form is run by its
+            representatives (`synth.implicit.simulator` says how exactly).
         size_bytes: size of the whole buffer, as algbw counts it; shares need not divide it.
         pieces: into how many pieces to cut every chunk; None chooses: the largest power of two within the
             limits below and within `MAX_PASSAGES`, halved as long as that makes it faster.
@@ -89,7 +93,7 @@ def simulate(
 
 
 def sweep(
-    schedule: Schedule,
+    schedule: AnySchedule,
     sizes: Iterable[int],
     *,
     pieces: int | None = None,
@@ -97,40 +101,45 @@ def sweep(
     max_pieces: int = MAX_PIECES,
 ) -> tuple[Timing, ...]:
     """`simulate` for several sizes, in their order."""
-    hops = _lay_out(schedule)
-    _check_positive("min_piece_bytes", min_piece_bytes)
-    _check_positive("max_pieces", max_pieces)
+    hops = lay_out(schedule)
+    check_positive("min_piece_bytes", min_piece_bytes)
+    check_positive("max_pieces", max_pieces)
+    share = _mean_share(schedule)
     timings = []
     for size in sizes:
-        _check_size(size)
+        check_size(size)
         if pieces is None:
-            most = _most_pieces(schedule, size, min_piece_bytes, max_pieces)
+            most = _most_pieces(hops, int(share * size / min_piece_bytes), max_pieces)
             count, time_us = _descend(hops, size, most)
         else:
-            _check_positive("pieces", pieces)
+            check_positive("pieces", pieces)
             count, time_us = pieces, hops.play(size, pieces).time_us
         timings.append(_timing(schedule, size, count, time_us))
     return tuple(timings)
 
 
 def timeline(
-    schedule: Schedule, size_bytes: int, *, pieces: int | None = None
+    schedule: AnySchedule, size_bytes: int, *, pieces: int | None = None
 ) -> dict[Hop, tuple[Occupation, ...]]:
     """What passes each link of the topology and when, in order of time; an unused link has an empty tuple.
 
     Args:
-        schedule: what to run.
+        schedule: what to run. Of one in implicit form the first link of each orbit speaks for the others.
         size_bytes: size of the whole buffer.
         pieces: as in `simulate`, chosen within its default limits where None.
 
     Raises:
         InputError: as `simulate`.
     """
-    hops = _lay_out(schedule)
     if pieces is None:
         pieces = simulate(schedule, size_bytes).pieces
-    _check_size(size_bytes)
-    _check_positive("pieces", pieces)
+    check_size(size_bytes)
+    check_positive("pieces", pieces)
+    hops = lay_out(schedule)
+    if not isinstance(schedule, Schedule):
+        from synth.implicit.simulator import orbit_timeline
+
+        return orbit_timeline(schedule, hops.play(size_bytes, pieces), hops)
     outcome = hops.play(size_bytes, pieces)
     clock = outcome.ticks_per_us
     found: dict[Hop, list[Occupation]] = {(link.src, link.dst): [] for link in schedule.topology.links}
@@ -148,18 +157,30 @@ def timeline(
     }
 
 
-def _lay_out(schedule: Schedule) -> Hops:
-    """Imported here because it brings numba, which a command that only draws or verifies does without."""
-    from synth.hops import Hops
+def lay_out(schedule: AnySchedule) -> Hops:
+    """The hops of a schedule in either form; those of an implicit one pass orbits of links.
 
-    return Hops.of(schedule)
+    Imported here because it brings numba, which a command that only draws or verifies does without.
+    """
+    if isinstance(schedule, Schedule):
+        from synth.hops import Hops
+
+        return Hops.of(schedule)
+    from synth.implicit.simulator import lay_out_orbits
+
+    return lay_out_orbits(schedule)
 
 
-def _most_pieces(schedule: Schedule, size: int, min_piece_bytes: int, max_pieces: int) -> int:
+def _mean_share(schedule: AnySchedule) -> Fraction:
+    """The share of a chunk of average size."""
+    counts = Counter(chunk.share.as_integer_ratio() for chunk in schedule.chunks)
+    total = sum((count * Fraction(*ratio) for ratio, count in counts.items()), Fraction(0))
+    return total / max(1, len(schedule.chunks))
+
+
+def _most_pieces(hops: Hops, pieces_of_least_size: int, max_pieces: int) -> int:
     """The largest power of two that all limits allow, at least 1."""
-    share = sum(chunk.share for chunk in schedule.chunks) / max(1, len(schedule.chunks))
-    hops = sum(len(transfer.hops) for transfer in schedule.transfers)
-    allowed = min(max_pieces, int(share * size / min_piece_bytes), MAX_PASSAGES // max(1, hops))
+    allowed = min(max_pieces, pieces_of_least_size, MAX_PASSAGES // max(1, hops.layout.link.size))
     return 1 << max(0, allowed.bit_length() - 1)
 
 
@@ -174,16 +195,18 @@ def _descend(hops: Hops, size: int, most: int) -> tuple[int, float]:
     return best, best_us
 
 
-def _timing(schedule: Schedule, size: int, pieces: int, time_us: float) -> Timing:
+def _timing(schedule: AnySchedule, size: int, pieces: int, time_us: float) -> Timing:
     collective = schedule.collective
     return Timing(size, pieces, time_us, *bandwidths(collective.kind, len(collective.ranks), size, time_us))
 
 
-def _check_size(size: int) -> None:
+def check_size(size: int) -> None:
+    """Raise InputError unless a buffer may be so large."""
     if not 1 <= size <= LARGEST_SIZE:
         raise InputError(f"size {size}: must be from 1 byte to {format_size(LARGEST_SIZE)}")
 
 
-def _check_positive(name: str, value: int) -> None:
+def check_positive(name: str, value: int) -> None:
+    """Raise InputError unless a number, named in the message, is at least 1."""
     if value < 1:
         raise InputError(f"{name} {value}: must be at least 1")
