@@ -1,4 +1,4 @@
-"""Implicit schedules for tests: from the first rank of each orbit a tree of fewest links, moved everywhere."""
+"""Implicit schedules for tests: a tree of fewest links from each representative, moved everywhere."""
 
 from __future__ import annotations
 

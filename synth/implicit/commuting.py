@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
 
@@ -20,6 +21,19 @@ from synth.topology import Hop, Permutation, Topology, Vertex
 
 TURNS = 6
 """How many second steps of the first chain are tried, for each first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taste:
+    """Which of several choices come first.
+
+    Attributes:
+        turns: for each vertex its turn among those that are alike otherwise.
+        many_first: whether a chain goes on to those of whom the start sees many alike.
+    """
+
+    turns: tuple[int, ...]
+    many_first: bool
 
 
 class Commuting:
@@ -37,7 +51,7 @@ class Commuting:
         topology: Topology,
         group: Translations,
         members: Iterable[int] | None,
-        turns: Sequence[int],
+        taste: Taste,
         effort: int,
     ) -> None:
         """Refine the colours of the graph with its arcs.
@@ -46,7 +60,7 @@ class Commuting:
             topology: the graph.
             group: the translations.
             members: the ranks that only move among each other; None for all.
-            turns: for each vertex its turn among those that are alike otherwise.
+            taste: which of several choices come first.
             effort: how many ends of links may be looked at.
 
         Raises:
@@ -54,7 +68,7 @@ class Commuting:
         """
         self.topology = topology
         self.group = group
-        self.turns = turns
+        self.taste = taste
         self._kinds = _with_arcs(topology, group)
         self.refiner = Refiner(around(topology.size, self._kinds), effort)
         self.base = self.refiner.refined(Partition.of(_colours(topology, group, members)))
@@ -79,27 +93,37 @@ class Commuting:
                 self._seen[rank] = self.refiner.followed(self.base, rank, self._traces[colour])
         return self._seen[rank]
 
-    @property
-    def trace(self) -> Trace:
-        """What refinement sees once the start is special."""
-        assert self.seen_from(self.start) is not None, "the start is the first of its colour"
-        return self._traces[self.base.colours[self.start]]
-
     def targets(self) -> list[Vertex]:
         """Where the start may go, outside its orbit: the nearest of each kind, then all second nearest..."""
         home = self.group.orbit_of[self.start]
         choices = (rank for rank in self.base.cell_of(self.start) if self.group.orbit_of[rank] != home)
-        return self.by_kind(choices)
+        kinds = self._kinds_of(choices)
+        # Few of a kind first: what stands in one box or one row is what a chain comes back from soonest.
+        kinds.sort(key=lambda kind: (self._distance[kind[0]], len(kind)))
+        return _in_turns(kinds)
 
-    def by_kind(self, vertices: Iterable[Vertex]) -> list[Vertex]:
-        """Vertices in turns by how the start sees them, so that the first are as different as can be."""
+    def second_steps(self, choices: Iterable[Vertex]) -> list[Vertex]:
+        """Where the image of the start may go: many of a kind first, which keeps a chain going longest."""
+        kinds = self._kinds_of(choices)
+        kinds.sort(key=lambda kind: (self._distance[kind[0]], -len(kind)))
+        return _in_turns(kinds)
+
+    def _kinds_of(self, vertices: Iterable[Vertex]) -> list[list[Vertex]]:
+        """Vertices divided by how the start sees them, in each kind those in turn first."""
+        kinds: dict[int, list[Vertex]] = defaultdict(list)
+        for vertex in sorted(vertices, key=self.taste.turns.__getitem__):
+            kinds[self._from_start.colours[vertex]].append(vertex)
+        return list(kinds.values())
+
+    def alike_to(self, vertex: Vertex) -> int:
+        """How many vertices the start sees as it sees one."""
+        return len(self._from_start.cell_of(vertex))
+
+    @cached_property
+    def _from_start(self) -> Partition:
         colours = self.seen_from(self.start)
         assert colours is not None, "the start is the first of its colour"
-        kinds: dict[int, list[Vertex]] = defaultdict(list)
-        for vertex in sorted(vertices, key=lambda vertex: (self._distance[vertex], self.turns[vertex])):
-            kinds[colours.colours[vertex]].append(vertex)
-        turns = zip_longest(*kinds.values())
-        return [vertex for vertex in chain.from_iterable(turns) if vertex is not None]
+        return colours
 
     @cached_property
     def _distance(self) -> list[int]:
@@ -125,9 +149,14 @@ class Commuting:
             SpentError: the effort was spent.
         """
         given: set[Permutation] = set()
+        before = self._from_start
         for target in self.targets()[:most]:
+            after = self.seen_from(target)
+            if after is None:
+                continue
             for turn in range(TURNS):
-                walk = Walk(self, target, turn)
+                self.refiner.left -= 2 * self.topology.size
+                walk = Walk(self, before.copy(), after.copy(), turn)
                 element = walk.run()
                 if element is not None and element not in given and self._keeps(element):
                     given.add(element)
@@ -148,33 +177,50 @@ class Walk:
         turned: whether there was such a turn to take; otherwise there are no more of them.
     """
 
-    def __init__(self, commuting: Commuting, target: Vertex, turn: int) -> None:
+    def __init__(self, commuting: Commuting, before: Partition, after: Partition, turn: int) -> None:
+        """Begin with the start special among the vertices, and its image among the images.
+
+        Args:
+            commuting: what the permutation must commute with.
+            before: the colours of the vertices; changed on the way.
+            after: the colours of the images; changed on the way.
+            turn: which of the possible second steps to take.
+        """
         self._of = commuting
         self._orbit_of = commuting.group.orbit_of
-        self._target = target
+        self._before = before
+        self._after = after
         self._turn = turn
         self.turned = False
         self._period: int | None = None
         self._closing = 0
         self._profiles: dict[int, list[int]] = {}
-        self._before = commuting.base.copy()
-        self._after = commuting.base.copy()
-        commuting.refiner.left -= 2 * commuting.topology.size
 
     def run(self) -> Permutation | None:
         """The permutation; None where the choices led nowhere."""
-        topology = self._of.topology
-        seen = self._of.trace
-        self._of.refiner.single_out(self._before, self._of.start)
-        if self._of.refiner.single_out(self._after, self._target, seen) is None:
-            # No turn was taken, but neither would another one do.
-            return None
         if not self._follow(self._of.start):
             return None
-        for vertex in range(topology.size):
-            if len(self._before.cell_of(vertex)) > 1 and not self._follow(vertex):
+        for vertex in self._starts():
+            if not self._follow(vertex):
                 return None
         return tuple(self._after.members(colour)[0] for colour in self._before.colours)
+
+    def _starts(self) -> Iterator[Vertex]:
+        """Where further chains start, colour by colour.
+
+        First in each a rank whose image is settled already, if there is one: the others will do as it does.
+        """
+        own = self._of.base.cell_of(self._of.start)
+        switches = range(self._of.topology.ranks, self._of.topology.size)
+        for cell in (own, *(cell for cell in self._of.cells if cell is not own), switches):
+            first = next((vertex for vertex in cell if not self._is_open(vertex)), None)
+            if first is not None and cell is not switches and any(map(self._is_open, cell)):
+                yield first
+            yield from filter(self._is_open, cell)
+
+    def _is_open(self, vertex: Vertex) -> bool:
+        """Whether the image of a vertex is still to be chosen."""
+        return len(self._before.cell_of(vertex)) > 1
 
     def _follow(self, start: Vertex) -> bool:
         """Settle the images of a vertex, of its image, and so on until its orbit; whether that went well."""
@@ -182,7 +228,7 @@ class Walk:
         chain_of = [start]
         is_rank = start < self._of.topology.ranks
         while True:
-            if len(self._before.cell_of(here)) > 1:
+            if self._is_open(here):
                 image = self._choice(start, here, length) if is_rank else self._place(start, here, length)
                 if image is None or not self._assign(here, image):
                     return False
@@ -217,16 +263,22 @@ class Walk:
 
     def _choice(self, start: Vertex, here: Vertex, length: int) -> Vertex | None:
         """The image of a rank whose colour several have, `length` steps from the start of its chain."""
-        choices = sorted(self._after.members(self._before.colours[here]), key=self._of.turns.__getitem__)
+        choices = sorted(
+            self._after.members(self._before.colours[here]), key=self._of.taste.turns.__getitem__
+        )
         home = self._orbit_of[start]
         onwards = [rank for rank in choices if self._orbit_of[rank] != home]
         if self._period is None:
             # Back at once, or as late as can be: long chains are of few orbits.
             back = [rank for rank in choices if self._orbit_of[rank] == home]
             if length != 1:
+                if self._of.taste.many_first:
+                    # Coming back to few in between would leave no room for the chains of those.
+                    onwards.sort(key=lambda rank: -self._of.alike_to(rank))
                 return next(iter([*onwards, *back]), None)
             back.sort(key=lambda rank: rank != start)
-            turns = [*self._of.by_kind(onwards)[: TURNS - 1], *back[:1]]
+            onwards = self._of.second_steps(onwards)[: TURNS - 1]
+            turns = [*onwards[:1], *back[:1], *onwards[1:]]
             self.turned = self._turn < len(turns) - 1
             return turns[self._turn] if self._turn < len(turns) else None
         if length + 1 == self._period:
@@ -241,12 +293,19 @@ class Walk:
 
     def _place(self, start: Vertex, here: Vertex, length: int) -> Vertex | None:
         """The image of a switch whose colour several have: back to the start if that may be."""
-        choices = sorted(self._after.members(self._before.colours[here]), key=self._of.turns.__getitem__)
+        choices = sorted(
+            self._after.members(self._before.colours[here]), key=self._of.taste.turns.__getitem__
+        )
         end = int(self._of.group.apply(self._closing, start))
         if length + 1 == self._period:
             return end if end in choices else None
         back = [switch for switch in choices if self._orbit_of[switch] == self._orbit_of[start]]
         return start if start in back else next(iter(choices), None)
+
+
+def _in_turns(kinds: Sequence[Sequence[Vertex]]) -> list[Vertex]:
+    """The first of each kind, then all second ones, and so on."""
+    return [vertex for vertex in chain.from_iterable(zip_longest(*kinds)) if vertex is not None]
 
 
 def _with_arcs(topology: Topology, group: Translations) -> dict[Hop, tuple[object, ...]]:

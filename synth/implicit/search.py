@@ -16,23 +16,26 @@ import numpy as np
 
 from synth.errors import TopologyError
 from synth.implicit.abelian import joined, power
-from synth.implicit.commuting import Commuting
+from synth.implicit.commuting import Commuting, Taste
 from synth.implicit.translations import Translations
 from synth.refinement import SpentError
 from synth.topology import Permutation, Topology
 
-EFFORT = 8_000_000
-"""How many ends of links a search looks at, unless told otherwise: up to ten seconds."""
+REPEATS, LEAST_EFFORT, MOST_EFFORT = 500, 200_000, 16_000_000
+"""How often a search looks at each end of each link, on average, unless told otherwise; within limits."""
 
-WIDTHS = (2, 6, 24, 1 << 20)
-"""To how many places the first rank may go in each pass, one pass after the other, for each group grown."""
+WIDTHS = (2, 6, 6, 24, 24, 1 << 20, 1 << 20)
+"""To how many places the first rank may go in each pass, one pass after the other, for each group grown.
+
+In every other pass what is alike is taken in turn; in the others, many of a kind come first.
+"""
 
 MOST_POWERS = 64
 """How many elements made out of the declared symmetries are joined, where these do not fit together."""
 
 
 def translations_of(
-    topology: Topology, *, ranks: Iterable[int] | None = None, seed: int = 0, effort: int = EFFORT
+    topology: Topology, *, ranks: Iterable[int] | None = None, seed: int = 0, effort: int | None = None
 ) -> Translations:
     """The largest group of translations found, declared or not; of several, one with the fewest link orbits.
 
@@ -40,7 +43,8 @@ def translations_of(
         topology: the fabric; links must be alike in bandwidth and latency.
         ranks: those that take part, which translations must map to each other; all where None.
         seed: which of alike choices come first where symmetries must be searched for; by number with 0.
-        effort: how many ends of links to look at beyond the declared symmetries.
+        effort: how many ends of links to look at beyond the declared symmetries, about a million a second;
+            None for as many as `REPEATS` says.
 
     Returns:
         `Translations.trivial` where there is none.
@@ -57,6 +61,8 @@ def translations_of(
     declared = _declared(topology, members)
     if declared.order == topology.ranks:
         return declared
+    if effort is None:
+        effort = min(MOST_EFFORT, max(LEAST_EFFORT, 2 * len(topology.links) * REPEATS))
     search = _Search(topology, members, declared, seed)
     with contextlib.suppress(SpentError):
         search.run(effort)
@@ -124,9 +130,11 @@ class _Search:
         self._topology = topology
         self._members = members
         self._declared = declared
+        self._chance = random.Random(seed)
         self._turns = list(range(topology.size))
+        self._many_first = True
         if seed:
-            random.Random(seed).shuffle(self._turns)
+            self._chance.shuffle(self._turns)
         self._goal = topology.ranks
         self.best = declared
         self._orbits: int | None = None
@@ -145,8 +153,8 @@ class _Search:
                 if self.best.order == self._goal:
                     return
                 effort = self._grow(self._around(start, effort), width)
-            if width >= self._topology.ranks:
-                return
+            self._many_first = not self._many_first
+            self._chance.shuffle(self._turns)
 
     def _grow(self, commuting: Commuting, width: int) -> int:
         """Make a group larger by each element found, those first that leave as much room as before.
@@ -185,7 +193,9 @@ class _Search:
         return self.best.order >= commuting.limit
 
     def _around(self, group: Translations, effort: int) -> Commuting:
-        return Commuting(self._topology, group, self._members, self._turns, effort)
+        return Commuting(
+            self._topology, group, self._members, Taste(tuple(self._turns), self._many_first), effort
+        )
 
     def _consider(self, group: Translations) -> None:
         if group.order > self.best.order:
