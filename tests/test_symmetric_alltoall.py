@@ -128,10 +128,10 @@ def test_a_ring_of_four_is_drawn() -> None:
         ): chunk.share
         for index, chunk in enumerate(schedule.chunks)
     }
-    # The block of the opposite rank goes half each way round.
+    # The block of the opposite rank goes half each way round, and first.
     assert ways == {
-        (1, ((0, 1, 0),)): Fraction(1, 4),
-        (3, ((0, 3, 0),)): Fraction(1, 4),
+        (1, ((0, 1, 1),)): Fraction(1, 4),
+        (3, ((0, 3, 1),)): Fraction(1, 4),
         (2, ((0, 1, 0), (1, 2, 1))): Fraction(1, 8),
         (2, ((0, 3, 0), (3, 2, 1))): Fraction(1, 8),
     }

@@ -6,7 +6,7 @@ equally often are worth the same, so a torus of a thousand ranks leaves a handfu
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -56,8 +56,7 @@ def options_of(
     """
     ways = Ways(topology)
     lengths = best.lengths[alike.link_orbits] * (topology.size + 1) + 1
-    if int(best.lengths.max()) * (topology.size + 1) ** 2 >= FAR:
-        raise AssertionError("lengths are exact or rounded to few digits")
+    assert int(best.lengths.max()) * (topology.size + 1) ** 2 < FAR, "exact, or rounded to few digits"
     for source in alike.sources:
         of_source = [tree for tree in best.trees if tree.source == source]
         found = _shortest(ways, alike, lengths, source)
@@ -78,11 +77,11 @@ def shares_of_trees(
     for source in alike.sources:
         of_source = [tree for tree in best.trees if tree.source == source]
         for target in sorted(collective.members - {source}):
-            shares: Counter[Path] = Counter()
+            shares: dict[Path, Fraction] = defaultdict(Fraction)
             for tree in of_source:
-                shares[_path_in(ways, alike, tree, target)[0]] += tree.share  # type: ignore[assignment]
+                shares[_path_in(ways, alike, tree, target)[0]] += tree.share
             for path in sorted(shares, key=lambda path: (len(path), path)):
-                yield source, target, path, Fraction(shares[path])
+                yield source, target, path, shares[path]
 
 
 def _shortest(
