@@ -57,6 +57,29 @@ class RoutedTree:
         return self.routes.tree(self.weight)
 
 
+def over(graph: LogicalGraph, tree: RoutedTree) -> RoutedTree:
+    """The tree over a graph that has at least its links."""
+    number = same_links(tree.routes.graph, graph)
+    routes = tree.routes
+    links = routes.links if number is None else number[routes.links]
+    return replace(tree, routes=Routes(graph, routes.parents, routes.starts, links))
+
+
+def same_links(old: LogicalGraph, new: LogicalGraph) -> Ints | None:
+    """For each link of a graph its number in another one of the same vertices, -1 where it lacks it.
+
+    None where both have the same links.
+    """
+    if old is new:
+        return None
+    size = new.topology.size
+    keys, wanted = new.tails * size + new.heads, old.tails * size + old.heads  # links are sorted
+    if np.array_equal(keys, wanted):
+        return None
+    place = np.minimum(np.searchsorted(keys, wanted), max(0, len(keys) - 1))
+    return np.where(keys[place] == wanted, place, -1).astype(np.int64)
+
+
 def reverse_links(graph: LogicalGraph) -> Ints:
     """For each link the index of the one that leads back, -1 for none."""
     size = graph.topology.size

@@ -16,7 +16,7 @@ from synth.arborescence import LogicalGraph
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.compiled import Flags, Ints
-from synth.packing.routed import RoutedTree, centred_routes, levels, merged, reverse_links
+from synth.packing.routed import RoutedTree, centred_routes, levels, merged, over, reverse_links
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology, Vertex
 
@@ -47,7 +47,10 @@ def lift_routed(
     """
     if not trees:
         return Schedule.build(topology, collective, method, bound, (), ())
-    graph = trees[0].routes.graph
+    # Trees may have been packed on some of the links; turning one round needs the others.
+    turned = collective.kind.reduces and collective.kind is not Kind.ALLREDUCE
+    graph = LogicalGraph(topology.reversed() if turned else topology)
+    trees = [over(graph, tree) for tree in trees]
     if collective.kind is Kind.ALLREDUCE:
         reverse = reverse_links(graph)
         trees = merged(centred_routes(tree, reverse) for tree in trees)

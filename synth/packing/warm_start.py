@@ -16,7 +16,7 @@ import numpy as np
 from synth.arborescence import FORBIDDEN, LogicalGraph, Routes, arborescence_destroying
 from synth.compiled import Flags, Ints, kernel
 from synth.errors import InfeasibleError
-from synth.packing.routed import RoutedTree, rerooted_routes
+from synth.packing.routed import RoutedTree, rerooted_routes, same_links
 from synth.tree import Tree
 
 _DEAR = 1 << 44
@@ -54,16 +54,11 @@ class Stump:
 def rebound(stump: Stump, graph: LogicalGraph) -> Stump:
     """The stump over another graph of the same vertices; edges over links that it lacks are lost."""
     routes = stump.routes
-    size = graph.topology.size
-    keys = graph.tails * size + graph.heads
-    wanted = routes.graph.tails * size + routes.graph.heads
-    if np.array_equal(keys, wanted):
+    number = same_links(routes.graph, graph)
+    if number is None:
         return replace(stump, routes=Routes(graph, routes.parents, routes.starts, routes.links))
-    place = np.minimum(np.searchsorted(keys, wanted), max(0, len(keys) - 1))
-    number = np.where(keys[place] == wanted, place, -1)
-    return replace(
-        stump, routes=Routes(graph, *without_lost_edges(routes.parents, routes.starts, number[routes.links]))
-    )
+    kept = without_lost_edges(routes.parents, routes.starts, number[routes.links])
+    return replace(stump, routes=Routes(graph, *kept))
 
 
 def shares_of(stumps: Sequence[Stump], demand: Ints) -> list[int]:
