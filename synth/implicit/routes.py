@@ -120,7 +120,8 @@ def _lift(
 
     Blocks with the most hops come first and all arrive in the last step: what still has far to go is served
     first on every link, and the last blocks to move are those that need one hop. On an 8x8 torus simulated
-    with 1 us of latency 16 MiB then take 1.0001 of the least time, against 1.12 when all start in step 0.
+    with 1 us of latency, in one piece, 16 MiB then take 1.0001 of the least time; 1.06 in this order with
+    all starting in step 0, 1.13 in the order of targets besides.
     """
     block = Fraction(1, len(collective.ranks))
     stops = [[i for i, vertex in enumerate(part.path) if not topology.is_switch(vertex)] for part in parts]
