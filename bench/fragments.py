@@ -21,13 +21,13 @@ from typing import Any
 
 import synth
 import topologies
-from bench.allocations.classes import Fragment, representatives
 from bench.allocations.nccl import MODELLED, NCCL, NCCL_RELAYS, PCIE, Over, nccl_rate, nccl_rings
 from bench.document import Measure, document, write_document
 from synth.collective import Collective, Kind, bandwidths
 from synth.console import progress, table
 from synth.errors import CollectiveError, InfeasibleError, InputError
 from synth.progress import report
+from synth.sweeps.fragments import Fragment, representatives
 from synth.topology import Topology
 
 RESULTS = Path(__file__).resolve().parent / "results" / "fragments.json"

@@ -202,7 +202,7 @@ def _answer(module: str, arguments: Sequence[str]) -> dict[str, Any]:
 def _row(case: Case, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     seconds = [answer["seconds"] for answer in answers]
     first = dict(answers[0])
-    parts = {
+    parts: dict[str, Any] = {
         name: statistics.median(answer.get(name, math.inf) for answer in answers)
         for name in ("load_seconds", "solve_seconds", "verify_seconds")
         if name in first

@@ -39,6 +39,7 @@ from synth.probe_command import end_after_rank_0, is_follower, probe
 from synth.questions import NotCorrectError, collective_on, load_topology, text_of
 from synth.repair_command import repair
 from synth.solve_command import solve
+from synth.sweep_command import sweep
 
 app = typer.Typer(
     name="synth",
@@ -162,7 +163,7 @@ def bound(
     )
 
 
-for command in (solve, groups, pareto, verify, simulate, run, expand, repair, probe, plan):
+for command in (solve, groups, pareto, verify, simulate, run, expand, repair, sweep, probe, plan):
     app.command()(command)
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import synth
 import topologies
-from bench.allocations.classes import representatives
 from bench.allocations.figure import draw_fragments
 from bench.allocations.nccl import Over, nccl_rate, nccl_rings
 from bench.document import read_document
@@ -26,6 +25,7 @@ from synth.automorphisms import automorphisms_of
 from synth.collective import Kind
 from synth.errors import CollectiveError, InputError
 from synth.permutations import orbit
+from synth.sweeps.fragments import representatives
 from synth.topology import Link, Topology
 from tests.strategies import topologies as drawn_topologies
 

@@ -1,0 +1,126 @@
+"""One question of a table answered: which schedule is the fastest from which message size on.
+
+Answers are plain documents, so that a worker on another machine can send one back; who asked writes files.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from synth.collective import TREE_KINDS
+from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.formats.any_schedule import any_schedule_to_document
+from synth.implicit.methods import select_implicitly, worthwhile_translations
+from synth.implicit.schedule import AnySchedule
+from synth.methods import Request, answer, select
+from synth.selection import Selection
+from synth.sweeps.questions import Question
+from synth.topology import Topology
+from synth.verifier import verify
+
+SOLVED, INFEASIBLE, LATE, UNSERVED = "solved", "infeasible", "out of time", "not served"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a worker sends back.
+
+    Attributes:
+        document: the answer; its choices name files.
+        files: the text of each of those files.
+    """
+
+    document: dict[str, Any]
+    files: dict[str, str]
+
+
+def answered(
+    machine: Topology, question: Question, request: Request, sizes: Sequence[int] | None
+) -> Answered:
+    """The answer to one question; every schedule in it passed the verifier.
+
+    Args:
+        machine: all of it.
+        question: about it.
+        request: seed, deadline and the like; the deadline is for this question.
+        sizes: message sizes in bytes over which schedules are compared; None for the best rate alone.
+    """
+    start = time.perf_counter()
+    topology = question.topology(machine)
+    schedules: list[tuple[int, AnySchedule]] = []
+    status, why = SOLVED, None
+    try:
+        schedules = _choices(topology, question, request, sizes)
+    except InfeasibleError as error:
+        status, why = INFEASIBLE, str(error)
+    except TimedOutError as error:
+        status, why = LATE, str(error)
+        schedules = [] if error.best is None else [(0, error.best)]
+    except InputError as error:
+        status, why = UNSERVED, str(error)
+    files: dict[str, str] = {}
+    choices = []
+    for from_bytes, schedule in schedules:
+        verdict = verify(schedule)
+        if not verdict.correct:
+            raise AssertionError(f"{question.key}: the schedule found is not correct: {verdict.errors[0]}")
+        name = f"{question.key}-from-{from_bytes}.json"
+        files[name] = json.dumps(any_schedule_to_document(schedule), allow_nan=False) + "\n"
+        choices.append(_choice(from_bytes, schedule, name))
+    document = {
+        **question.to_document(),
+        "status": status,
+        "why": why,
+        "choices": choices,
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+    return Answered(document, files)
+
+
+def _choices(
+    topology: Topology, question: Question, request: Request, sizes: Sequence[int] | None
+) -> list[tuple[int, AnySchedule]]:
+    collective = question.collective(topology)
+    translations = worthwhile_translations(topology, collective, "auto", request)
+    if sizes is None:
+        if translations is not None:
+            from synth.implicit.methods import answer_implicitly
+
+            return [(0, answer_implicitly(topology, collective, translations, request))]
+        natural = "trees" if collective.kind in TREE_KINDS else "routes"
+        return [(0, answer(topology, collective, natural, request))]
+    if translations is not None:
+        return _compared(select_implicitly(topology, collective, translations, request), sizes)
+    return _compared(select(topology, collective, request), sizes)
+
+
+def _compared(selection: Selection[Any], sizes: Sequence[int]) -> list[tuple[int, AnySchedule]]:
+    """Where the fastest changes; the first choice serves everything below, too."""
+    choices = list(selection.choices(sizes))
+    choices[0] = replace(choices[0], from_bytes=0)
+    found = [(choice.from_bytes, choice.schedule) for choice in choices]
+    if selection.out_of_time is not None:
+        raise TimedOutError(str(selection.out_of_time), found[-1][1])
+    return found
+
+
+def _choice(from_bytes: int, schedule: AnySchedule, name: str) -> dict[str, Any]:
+    return {
+        "from_bytes": from_bytes,
+        "method": schedule.method.name,
+        "settings": dict(schedule.method.settings),
+        "rate": str(schedule.rate),
+        "bound": str(schedule.bound.rate),
+        "optimal": schedule.is_optimal,
+        "steps": schedule.steps,
+        "file": name,
+    }
+
+
+def as_text(document: dict[str, Any]) -> str:
+    """An answer as its file holds it."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"

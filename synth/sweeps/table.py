@@ -1,0 +1,139 @@
+"""Looking things up in the folder of a sweep: the schedule for an allocation, as the scheduler handed it out.
+
+What was answered for one fragment serves all that are like it: the schedule is renumbered and its proof too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from synth.collective import Kind
+from synth.errors import InputError
+from synth.formats import topology_from_document
+from synth.formats.any_schedule import read_any_schedule
+from synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from synth.isomorphism import Shape
+from synth.permutations import identity
+from synth.sweeps.answering import SOLVED
+from synth.sweeps.questions import Question
+from synth.sweeps.renumbering import renumbered
+from synth.sweeps.sweep import ANSWERS, HEAD, SCHEDULES, SWEEP_FORMAT, read_json
+from synth.topology import Hop, Topology
+
+
+@dataclass(frozen=True)
+class Table:
+    """A folder of answers.
+
+    Attributes:
+        folder: where it is.
+        machine: what the answers are about.
+        answers: the documents by question.
+    """
+
+    folder: Path
+    machine: Topology
+    answers: dict[Question, dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path | str) -> Table:
+        """The table in a folder, as far as the sweep has come.
+
+        Raises:
+            InputError: it holds no sweep, or a file of it is damaged.
+        """
+        folder = Path(folder)
+        head = read_json(folder / HEAD)
+        if head.get("format") != SWEEP_FORMAT:
+            raise InputError(f"{folder / HEAD}: format: must be {SWEEP_FORMAT}, got {head.get('format')!r}")
+        machine = topology_from_document(head.get("topology"), str(folder / HEAD))
+        answers = {}
+        for path in sorted((folder / ANSWERS).glob("*.json")):
+            document = read_json(path)
+            answers[_question(document, path)] = document
+        return cls(folder, machine, answers)
+
+    def find(
+        self,
+        kind: Kind | str,
+        *,
+        ranks: Sequence[int] | None = None,
+        failed: Sequence[Hop] = (),
+        root: int = 0,
+        size_bytes: int | None = None,
+    ) -> AnySchedule:
+        """The schedule for an allocation of the machine; it runs on the ranks 0, 1, 2... of the fragment.
+
+        Args:
+            kind: of the collective.
+            ranks: of the machine, which the fragment numbers in this order; None for all.
+            failed: cables that are down, as pairs of vertices of the fragment.
+            root: numbered in the fragment; ignored by kinds without.
+            size_bytes: the message size; None for the largest messages.
+
+        Raises:
+            InputError: the table has no answer to this question, or the answer is that there is none.
+        """
+        kind = Kind(kind)
+        chosen = tuple(range(self.machine.ranks)) if ranks is None else tuple(ranks)
+        cables = tuple(sorted((min(hop), max(hop)) for hop in failed))
+        asked = Question(chosen, cables, kind, root if kind.has_root else None)
+        topology = asked.topology(self.machine)
+        exact = self.answers.get(asked)
+        if exact is not None:
+            return self._schedule(exact, size_bytes)
+        shape = _shape(topology, asked.root)
+        for question, document, known in self._shapes(kind, len(chosen)):
+            images = known.isomorphism(shape)
+            if images is not None:
+                found = self._schedule(document, size_bytes)
+                if images == identity(len(images)) and found.topology == topology:
+                    return found
+                whole = found.expand() if isinstance(found, ImplicitSchedule) else found
+                assert question.kind is kind
+                return renumbered(whole, topology, images)
+        raise InputError(
+            f"{self.folder}: has no answer for {kind} on {topology.name}; "
+            f"it has {len(self.answers)} answers, sweep again with this fragment or these failures"
+        )
+
+    def _shapes(self, kind: Kind, ranks: int) -> Iterator[tuple[Question, dict[str, Any], Shape]]:
+        for question, document in self.answers.items():
+            if question.kind is kind and len(question.ranks) == ranks:
+                if question not in self._known:
+                    self._known[question] = _shape(question.topology(self.machine), question.root)
+                yield question, document, self._known[question]
+
+    @cached_property
+    def _known(self) -> dict[Question, Shape]:
+        """Fragments prepared for comparisons, as they were needed."""
+        return {}
+
+    def _schedule(self, document: dict[str, Any], size_bytes: int | None) -> AnySchedule:
+        choices = document["choices"]
+        if document["status"] != SOLVED and not choices:
+            raise InputError(f"{self.folder}: {document['status']}: {document['why']}")
+        fitting = [one for one in choices if size_bytes is None or one["from_bytes"] <= size_bytes]
+        return read_any_schedule(self.folder / SCHEDULES / fitting[-1]["file"])
+
+
+def _shape(topology: Topology, root: int | None) -> Shape:
+    """Prepared for comparisons in which roots go to roots and latencies count."""
+    colours = [int(vertex == root) for vertex in range(topology.size)]
+    return Shape(topology, latencies=True, colours=colours)
+
+
+def _question(document: dict[str, Any], path: Path) -> Question:
+    try:
+        return Question(
+            tuple(map(int, document["ranks"])),
+            tuple((int(src), int(dst)) for src, dst in document["failed"]),
+            Kind(document["collective"]),
+            None if document["root"] is None else int(document["root"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: must be an answer with ranks, failed, collective and root") from error
