@@ -174,7 +174,7 @@ def test_ranks_in_any_order_with_failures_and_roots(swept: Path) -> None:
             topology = asked.topology(box)
             limit = bound(topology, "broadcast", root=root).rate
             if limit == 0:
-                with pytest.raises(InputError, match="infeasible: broadcast: ranks"):
+                with pytest.raises(InputError, match="infeasible: broadcast: rank"):
                     table.find("broadcast", ranks=order, failed=failed, root=root)
                 continue
             found = table.find("broadcast", ranks=order, failed=failed, root=root)
