@@ -6,6 +6,7 @@ whose trees differ are for `lift` alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +17,7 @@ from synth.arborescence import LogicalGraph
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
 from synth.compiled import Flags, Ints
+from synth.flow import LARGEST_TOTAL
 from synth.packing.routed import RoutedTree, centred_routes, levels, merged, over, reverse_links
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology, Vertex
@@ -62,10 +64,30 @@ def lift_routed(
         for tree in trees:
             carried[tree.root] = carried.get(tree.root, Fraction(0)) + tree.weight
         shares = [tree.weight / carried[tree.root] / len(carried) for tree in trees]
-    chunks = [Chunk(share, tree.root) for share, tree in zip(shares, trees, strict=True)]
-    return Schedule.build(
-        topology, collective, method, bound, chunks, _transfers(graph, collective.kind, trees)
+    chunks = tuple(Chunk(share, tree.root) for share, tree in zip(shares, trees, strict=True))
+    transfers = tuple(_transfers(graph, collective.kind, trees))
+    rate = _rate(topology, collective.kind, shares, trees)
+    return Schedule(topology, collective, method, bound, chunks, transfers, rate)
+
+
+def _rate(
+    topology: Topology, kind: Kind, shares: Sequence[Fraction], trees: Sequence[RoutedTree]
+) -> Fraction:
+    """What `Schedule.build` works out from the transfers, from the links of the trees."""
+    parts = math.lcm(*(share.denominator for share in shares))
+    graph = trees[0].routes.graph
+    # Python's integers where int64 might not do: a link carries a share at most once for each rank.
+    fits = parts * 2 * topology.ranks < LARGEST_TOTAL
+    load = np.zeros(len(graph.tails), dtype=np.int64 if fits else object)
+    for share, tree in zip(shares, trees, strict=True):
+        load += tree.routes.uses() * int(share * parts)
+    if kind is Kind.ALLREDUCE:
+        load = load + load[reverse_links(graph)]
+    busy = max(
+        (Fraction(int(amount), parts) / link.bandwidth)
+        for amount, link in zip(load.tolist(), graph.topology.links, strict=True)
     )
+    return 1 / busy if busy else Fraction(0)
 
 
 def _transfers(graph: LogicalGraph, kind: Kind, trees: Sequence[RoutedTree]) -> list[Transfer]:
@@ -84,16 +106,13 @@ def _transfers(graph: LogicalGraph, kind: Kind, trees: Sequence[RoutedTree]) -> 
     chunk, src, dst, step, reduce = columns
     order = np.lexsort((dst, src, chunk, step))
     via = [way for move in moves for way in move.via]
-    return list(
-        map(
-            Transfer,
-            chunk[order].tolist(),
-            src[order].tolist(),
-            dst[order].tolist(),
-            step[order].tolist(),
-            reduce[order].tolist(),
-            [via[place] for place in order.tolist()],
-        )
+    return Transfer.many(
+        chunk[order].tolist(),
+        src[order].tolist(),
+        dst[order].tolist(),
+        step[order].tolist(),
+        reduce[order].tolist(),
+        [via[place] for place in order.tolist()],
     )
 
 
