@@ -13,7 +13,7 @@ from synth.formats.implicit import (
     write_implicit,
 )
 from synth.formats.numerals import shorten
-from synth.formats.reading import parse_json, read_text, shorten_path
+from synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
 from synth.formats.schedules import (
     MAX_SCHEDULE_BYTES,
     SCHEDULE_FORMAT,
@@ -34,7 +34,9 @@ def read_any_schedule(
         InputError: the file cannot be read, is larger than `max_bytes`, or is no schedule file.
     """
     place = shorten_path(path)
-    return any_schedule_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
+    text = read_text(path, max_bytes=max_bytes)
+    with without_collecting():
+        return any_schedule_from_document(parse_json(text, place), place)
 
 
 def any_schedule_from_document(document: object, place: str) -> Schedule | ImplicitSchedule:

@@ -8,6 +8,7 @@ of each orbit, the chunks and transfers of the representatives. Long lists of ve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from synth.formats.documents import (
     topology_to_document,
 )
 from synth.formats.numerals import shorten
-from synth.formats.reading import parse_json, read_text, shorten_path
+from synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
 from synth.formats.runs import from_runs, to_runs
 from synth.formats.schedules import (
     check_format,
@@ -43,8 +44,8 @@ from synth.formats.schedules import (
     write_entries,
 )
 from synth.implicit.schedule import ImplicitSchedule
-from synth.implicit.translations import Translations
-from synth.topology import Hop, Link, Permutation, Topology
+from synth.implicit.translations import Integers, Translations
+from synth.topology import Link, Permutation, Topology
 
 IMPLICIT_FORMAT = "arborcast.implicit/1"
 MAX_IMPLICIT_BYTES = 1 << 28
@@ -75,7 +76,9 @@ def read_implicit(path: Path | str, *, max_bytes: int = MAX_IMPLICIT_BYTES) -> I
         InputError: the file cannot be read, is larger than `max_bytes`, or is no implicit schedule file.
     """
     place = shorten_path(path)
-    return implicit_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
+    text = read_text(path, max_bytes=max_bytes)
+    with without_collecting():
+        return implicit_from_document(parse_json(text, place), place)
 
 
 def implicit_to_document(schedule: ImplicitSchedule) -> Document:
@@ -118,13 +121,14 @@ def implicit_from_document(document: object, place: str) -> ImplicitSchedule:
         ]
         translations = _read_translations(shape["translations"], part, place)
         topology = _expanded(part, translations, symmetries, place)
+        bound = _read_bound(shape["bound"], topology, translations, place)
         with prefixed(place):
             ranks = from_runs(shape["collective"]["ranks"], part.ranks, "collective.ranks")
             return ImplicitSchedule(
                 topology=topology,
                 collective=Collective(read_kind(shape["collective"]["kind"]), tuple(ranks)),
                 method=read_method(shape["method"]),
-                bound=_read_bound(shape["bound"], topology, translations, place),
+                bound=bound,
                 translations=translations,
                 chunks=read_chunks(shape["chunks"]),
                 transfers=read_transfers(shape["transfers"], topology),
@@ -221,27 +225,53 @@ def _expanded(
     part: Topology, translations: Translations, symmetries: Sequence[Permutation], place: str
 ) -> Topology:
     """The whole topology: every image of every link that stands in the file."""
+    numbers, keys = _all_images(part, translations, place)
+    by_key = np.argsort(keys, kind="stable")
+    keys, numbers = keys[by_key], numbers[by_key]
+    twice = np.flatnonzero(keys[1:] == keys[:-1])
+    if twice.size:
+        first, second = (part.links[int(number)] for number in numbers[twice[0] : twice[0] + 2])
+        raise InputError(
+            f"{place}: topology.links: must be one of each orbit, got {_shown(part, second)} and "
+            f"{_shown(part, first)} of one"
+        )
+    ends = zip((keys // part.size).tolist(), (keys % part.size).tolist(), numbers.tolist(), strict=True)
+    links = tuple(
+        Link(src, dst, part.links[number].bandwidth, part.links[number].latency_us)
+        for src, dst, number in ends
+    )
+    with prefixed(f"{place}: topology"):
+        return Topology(part.name, part.ranks, links, part.switches, tuple(symmetries))
+
+
+def _all_images(part: Topology, translations: Translations, place: str) -> tuple[Integers, Integers]:
+    """For each link of each orbit the number of the one in the file, and source * vertices + destination."""
     elements = np.arange(translations.order, dtype=np.int64)
-    known: dict[Hop, int] = {}
-    links: list[Link] = []
-    for index, link in enumerate(part.links):
-        src = translations.apply(elements, link.src)
-        keys = np.unique(src * part.size + translations.apply(elements, link.dst))
-        if len(links) + len(keys) > MAX_LINKS:
+    ends = np.array([(link.src, link.dst) for link in part.links], dtype=np.int64).reshape(-1, 2)
+    numbers: list[Integers] = []
+    keys: list[Integers] = []
+    count = 0
+    at_once = max(1, MAX_LINKS // translations.order)
+    for start in range(0, len(ends), at_once):
+        some = ends[start : start + at_once, :, None]
+        moved = translations.apply(elements, some[:, 0]) * part.size + translations.apply(
+            elements, some[:, 1]
+        )
+        moved.sort(axis=1)
+        # Several elements may take a link between switches to one place.
+        new = np.ones(moved.shape, dtype=np.bool_)
+        new[:, 1:] = moved[:, 1:] != moved[:, :-1]
+        rows, columns = np.nonzero(new)
+        count += len(rows)
+        if count > MAX_LINKS:
             raise InputError(
                 f"{place}: topology.links: all orbits must have at most {MAX_LINKS} links, got more"
             )
-        for pair in zip((keys // part.size).tolist(), (keys % part.size).tolist(), strict=True):
-            if known.setdefault(pair, index) != index:
-                other = part.links[known[pair]]
-                raise InputError(
-                    f"{place}: topology.links: must be one of each orbit, got {_shown(part, link)} and "
-                    f"{_shown(part, other)} of one"
-                )
-            links.append(Link(*pair, link.bandwidth, link.latency_us))
-    with prefixed(f"{place}: topology"):
-        links.sort(key=lambda link: (link.src, link.dst))
-        return Topology(part.name, part.ranks, tuple(links), part.switches, tuple(symmetries))
+        numbers.append(rows + start)
+        keys.append(moved[rows, columns])
+    if not keys:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    return np.concatenate(numbers), np.concatenate(keys)
 
 
 def _shown(topology: Topology, link: Link) -> str:
@@ -251,40 +281,39 @@ def _shown(topology: Topology, link: Link) -> str:
 def _read_bound(
     shape: Mapping[str, Any], topology: Topology, translations: Translations, place: str
 ) -> Bound:
-    """The bound, with link lengths that stand for their orbits written out."""
+    """The bound, with link lengths that stand for their orbits given to all of these."""
     certificate = shape["certificate"]
-    if certificate["kind"] == "dual" and len(certificate["lengths"]) < len(topology.links):
-        lengths = _all_lengths(certificate["lengths"], topology, translations, place)
-        shape = {**shape, "certificate": {**certificate, "lengths": lengths}}
-    return read_bound(shape, topology, place, "bound.")
+    if certificate["kind"] != "dual" or len(certificate["lengths"]) >= len(topology.links):
+        return read_bound(shape, topology, place, "bound.")
+    lengths = _all_lengths(certificate["lengths"], topology, translations, place)
+    dual = Dual(lengths, certificate["capacity"], certificate["distance"])
+    nothing = {"kind": "cut", "side": [], "capacity": Fraction(0)}
+    rest = read_bound({**shape, "certificate": nothing}, topology, place, "bound.")
+    return replace(rest, certificate=dual)
 
 
 def _all_lengths(
     entries: Sequence[Mapping[str, Any]], topology: Topology, translations: Translations, place: str
-) -> list[Document]:
-    """Lengths of all links out of lengths of one link of each orbit, as a document has them."""
+) -> tuple[Fraction, ...]:
+    """Lengths of all links out of lengths of one link of each orbit."""
     orbits = translations.link_orbits(topology).tolist()
-    label = topology.label
-    names = [(label(link.src), label(link.dst)) for link in topology.links]
-    orbit_of = dict(zip(names, orbits, strict=True))
+    orbit_of = {(link.src, link.dst): orbit for link, orbit in zip(topology.links, orbits, strict=True)}
+    number = {topology.label(vertex): vertex for vertex in range(topology.size)}
     lengths: dict[int, Fraction] = {}
     for index, entry in enumerate(entries):
-        pair = (entry["from"], entry["to"])
+        pair = (number.get(entry["from"], -1), number.get(entry["to"], -1))
         orbit = orbit_of.get(pair)
         if orbit is None or orbit in lengths:
-            rule = "link of the topology" if orbit is None else "link of each orbit, or every link,"
+            rule = "a link of the topology" if orbit is None else "one link of each orbit, or every link"
             raise InputError(
-                f"{place}: bound.certificate.lengths[{index}]: must name one {rule} "
-                f"got {shorten(pair[0])}->{shorten(pair[1])}"
+                f"{place}: bound.certificate.lengths[{index}]: must name {rule}, "
+                f"got {shorten(entry['from'])}->{shorten(entry['to'])}"
             )
         lengths[orbit] = entry["length"]
-    for name, orbit in zip(names, orbits, strict=True):
+    for link, orbit in zip(topology.links, orbits, strict=True):
         if orbit not in lengths:
             raise InputError(
                 f"{place}: bound.certificate.lengths: must name a link of every orbit, "
-                f"got none like {shorten(name[0])}->{shorten(name[1])}"
+                f"got none like {_shown(topology, link)}"
             )
-    return [
-        {"from": name[0], "to": name[1], "length": lengths[orbit]}
-        for name, orbit in zip(names, orbits, strict=True)
-    ]
+    return tuple(lengths[orbit] for orbit in orbits)

@@ -5,8 +5,11 @@ Every reader of files (schedules, topologies, saved command output) starts here.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 from collections import Counter
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -40,6 +43,22 @@ def read_text(path: Path | str, *, max_bytes: int) -> str:
     if "\0" in text:
         raise InputError(f"{shorten_path(path)}: must be text, got a NUL byte at {text.index(chr(0))}")
     return text
+
+
+@contextlib.contextmanager
+def without_collecting() -> Iterator[None]:
+    """No search for cycles of garbage meanwhile.
+
+    What files are made into has no cycles, and looking for some among millions of new values takes as long as
+    making them.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def shorten_path(path: Path | str) -> str:

@@ -26,7 +26,7 @@ from synth.formats.documents import (
     topology_to_document,
 )
 from synth.formats.numerals import shorten
-from synth.formats.reading import parse_json, read_text, shorten_path
+from synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology
 
@@ -90,7 +90,9 @@ def read_schedule(path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES) -> S
         InputError: the file cannot be read, is larger than `max_bytes`, or is no schedule file.
     """
     place = shorten_path(path)
-    return schedule_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
+    text = read_text(path, max_bytes=max_bytes)
+    with without_collecting():
+        return schedule_from_document(parse_json(text, place), place)
 
 
 def write_schedule(schedule: Schedule, path: Path | str) -> None:
