@@ -175,22 +175,30 @@ def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
 
 def _pace(drafts: list[_Draft], ahead: int) -> None:
     """Let each send wait for what is due `ahead` before it; see `AHEAD`."""
-    receives: dict[int, list[_Draft]] = defaultdict(list)
-    for draft in drafts:
-        if draft.peer >= 0 and draft.act is not Act.SEND:
-            receives[draft.peer].append(draft)
-    # Messages of one peer come in order, and go in order: what the send before waits for is waited for.
-    done: dict[tuple[int, int], int] = defaultdict(int)
+    receives = [draft for draft in drafts if draft.peer >= 0 and draft.act is not Act.SEND]
+    following = _next_of_same_peer(receives)
+    due = 0
+    # Messages of one peer come in order, and go in order: of what comes from a peer the last is waited for,
+    # and what the send before to the same peer waits for is waited for.
+    done: dict[int, int] = defaultdict(int)
     for draft in drafts:
         if draft.act is not Act.SEND:
             continue
-        for peer, came in receives.items():
-            before = at = done[draft.peer, peer]
-            while at < len(came) and came[at].operation.time <= draft.operation.time - ahead:
-                at += 1
-            if at > before:
-                draft.after.add(came[at - 1].index)
-                done[draft.peer, peer] = at
+        while due < len(receives) and receives[due].operation.time <= draft.operation.time - ahead:
+            due += 1
+        before, done[draft.peer] = done[draft.peer], due
+        draft.after.update(receives[at].index for at in range(before, due) if following[at] >= due)
+
+
+def _next_of_same_peer(receives: list[_Draft]) -> list[int]:
+    """For each receive, the place of the next from its peer; behind the end where there is none."""
+    following = [len(receives)] * len(receives)
+    latest: dict[int, int] = {}
+    for at, draft in enumerate(receives):
+        if draft.peer in latest:
+            following[latest[draft.peer]] = at
+        latest[draft.peer] = at
+    return following
 
 
 @dataclass(slots=True)
