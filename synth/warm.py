@@ -10,9 +10,11 @@ import logging
 from fractions import Fraction
 
 from synth.collective import NAMED_KINDS
+from synth.implicit.methods import IMPLICIT_KINDS, solve_implicit
 from synth.methods import pareto, solve
 from synth.simulator import simulate
 from synth.topology import Link, Topology
+from synth.verifier import verify
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ def warm() -> None:
         solve(topology, "allreduce", method="mwu", max_trees=1)
         solve(topology, "broadcast", method="trees", max_height=2)
         pareto(topology, "broadcast", max_steps=2, cache=False)
+        for kind in IMPLICIT_KINDS:
+            verify(solve_implicit(topology, kind), every_translate=True)
 
 
 def warm_once() -> None:
