@@ -31,8 +31,8 @@ def warm() -> None:
         solve(topology, "allreduce", method="mwu", max_trees=1)
         solve(topology, "broadcast", method="trees", max_height=2)
         pareto(topology, "broadcast", max_steps=2, cache=False)
-        for kind in IMPLICIT_KINDS:
-            verify(solve_implicit(topology, kind), every_translate=True)
+        for moved in IMPLICIT_KINDS:
+            verify(solve_implicit(topology, moved), every_translate=True)
 
 
 def warm_once() -> None:
