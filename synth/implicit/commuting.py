@@ -22,6 +22,9 @@ from synth.topology import Hop, Permutation, Topology, Vertex
 TURNS = 6
 """How many second steps of the first chain are tried, for each first step."""
 
+MOST_SEEN = 256
+"""For how many ranks it is remembered what they see: as many numbers each as there are vertices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Taste:
@@ -85,6 +88,8 @@ class Commuting:
     def seen_from(self, rank: Vertex) -> Partition | None:
         """The colours once a rank is special; None where the first of its colour sees something else."""
         if rank not in self._seen:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
             self.refiner.left -= self.topology.size
             colour = self.base.colours[rank]
             if colour not in self._traces:
