@@ -17,7 +17,7 @@ from synth.bench_command import bench
 from synth.console import fail, gigabytes, print_json, print_lines, progress, show_warnings, table
 from synth.description import describe_bound, describe_topology
 from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.file_commands import expand, run, simulate, verify
+from synth.file_commands import expand, program, run, simulate, verify
 from synth.groups_command import groups
 from synth.options import (
     AsJson,
@@ -163,7 +163,7 @@ def bound(
     )
 
 
-for command in (solve, groups, pareto, verify, simulate, run, expand, repair, sweep, probe, plan):
+for command in (solve, groups, pareto, verify, simulate, run, expand, program, repair, sweep, probe, plan):
     app.command()(command)
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from synth.certificate import Bound, Cut, Partition
 from synth.console import Json, gigabytes, share, table
 from synth.errors import InfeasibleError
-from synth.implicit.schedule import AnySchedule, ImplicitSchedule, SomeSchedule
+from synth.schedule import Schedule
 from synth.sizes import format_size
 from synth.topology import Topology, Vertex
 
 if TYPE_CHECKING:
     from synth.chunks.frontier import Frontier
     from synth.comparison import Comparison
+    from synth.implicit.schedule import AnySchedule, SomeSchedule
     from synth.selection import Choice
 
 TOLD = (
@@ -51,7 +52,7 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
         "bound": str(schedule.bound.rate),
         "optimal": schedule.is_optimal,
         "scope": schedule.bound.scope.value,
-        "form": "implicit" if isinstance(schedule, ImplicitSchedule) else "explicit",
+        "form": "explicit" if isinstance(schedule, Schedule) else "implicit",
         "trees": schedule.chunk_count if is_of_trees else None,
         "height": schedule.height,
         "steps": schedule.steps,
@@ -84,7 +85,7 @@ def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
 
 
 def _describe_form(schedule: AnySchedule) -> list[str]:
-    if not isinstance(schedule, ImplicitSchedule):
+    if isinstance(schedule, Schedule):
         return []
     kept = f"{_counted(len(schedule.chunks), 'representative')}, moved by {schedule.translations.order}"
     return [f"  form     implicit: {kept} translations"]

@@ -153,3 +153,24 @@ def expand(
         print_json(found)
     else:
         print_lines([f"{output}: {found['chunks']} chunks, {found['transfers']} transfers"])
+
+
+def program(
+    file: File,
+    rank: Annotated[int, typer.Option("--rank", parser=whole, metavar="R", help="whose program")] = 0,
+    size: Annotated[str, typer.Option("--size", help="of the whole buffer")] = "16MiB",
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
+    every_operation: Annotated[
+        bool, typer.Option("--all", help="print every operation, not only the first")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what one rank sends, receives and reduces, worked out from its own part of the schedule."""
+    from backends.program_description import describe_program, program_document, program_of
+    from synth.sizes import parse_size
+
+    found = program_of(read_correct(file), rank, parse_size(size), dtype=dtype)
+    if as_json:
+        print_json(program_document(found))
+        return
+    print_lines(describe_program(found, **({"most": None} if every_operation else {})))

@@ -386,7 +386,7 @@ synth.cli.main()
 def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
     file = tmp_path / "never.json"
     # A shell that starts the tests in the background has them ignore Ctrl-C; the child must not.
-    words = ("solve", "torus:32x32", "allgather", "-o", str(file))
+    words = ("solve", "torus:32x32", "allgather", "--form", "explicit", "-o", str(file))
     process = subprocess.Popen(
         ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTIBLE, *words],
         stderr=subprocess.PIPE,

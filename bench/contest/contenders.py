@@ -15,7 +15,6 @@ from synth import methods
 from synth.chunks.frontier import latency_of, pareto, parts_of
 from synth.collective import Collective
 from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.schedule import Schedule
 from synth.topology import Topology
 from synth.verifier import verify
 
@@ -59,7 +58,9 @@ class Contender:
         """The same with the schedule for a size."""
         if self.table is None:
             return self
-        return replace(self, schedule=self.table.at(size_bytes).schedule, table=None)
+        schedule = self.table.at(size_bytes).schedule
+        assert isinstance(schedule, Schedule), "a testbed has few ranks: its schedules are written out"
+        return replace(self, schedule=schedule, table=None)
 
 
 @dataclass(frozen=True)
