@@ -15,6 +15,7 @@ from synth import methods
 from synth.chunks.frontier import latency_of, pareto, parts_of
 from synth.collective import Collective
 from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.schedule import Schedule
 from synth.topology import Topology
 from synth.verifier import verify
 
