@@ -8,13 +8,14 @@ cheap and some are low; cheapest trees under fine prices, whose absence proves t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from synth.compiled import Ints
 from synth.deadline import Deadline
+from synth.packing.symmetric.bounded import bounded_trees, is_small
 from synth.packing.symmetric.contraction import Nest, contract
 from synth.packing.symmetric.growth import grow
 from synth.packing.symmetric.hops import hops_from
@@ -31,6 +32,7 @@ COARSE, FINE = 1 << 6, 1 << 30
 
 _TERTIARY = 1 << 20  # the largest price among equally long ways
 _ROUNDS = 2000  # of weighing and pricing
+_PATIENCE = 8  # rounds in which a quarter of what is missing must be found
 _WARM = 6  # rounds in which loads, not the linear program, make the prices
 _HOP_PRICES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 1 << 20)
 
@@ -47,6 +49,7 @@ class Generation:
         pool: all trees that were met.
         is_proved: whether no tree is missing.
         rounds: of weighing and pricing, at most.
+        grown: trees grown so far, whether new or not: the effort.
     """
 
     problem: Problem
@@ -56,6 +59,7 @@ class Generation:
     pool: Pool = field(default_factory=Pool)
     is_proved: bool = False
     rounds: int = _ROUNDS
+    grown: int = 0
     _hop_price: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> Weighed:
@@ -68,25 +72,44 @@ class Generation:
         zero = np.zeros(len(self.problem.budgets), dtype=np.int64)
         for lengths in [zero] if self.tight is None else [self.tight, zero]:
             self._take(master, self.spread(lengths))
-        weighed = master.solve()
-        smooth = None
-        for _ in range(self.rounds):
-            if weighed.rate >= 1 - CLOSE:
-                self.is_proved = True
+        weighed = self._follow_cut(master, master.solve())
+        if weighed.rate < 1 - CLOSE:
+            self._warm(master)
+            weighed = self._follow_prices(master, master.solve())
+        self.is_proved = self.is_proved or weighed.rate >= 1 - CLOSE
+        log.info("%d columns, rate %.9f of the target", len(self.pool.columns), weighed.rate)
+        return weighed
+
+    def _follow_cut(self, master: Master, weighed: Weighed) -> Weighed:
+        """Trees that cross the tight cut as rarely as all must, as long as they bring the target nearer."""
+        mark = weighed.rate
+        for turn in range(1, self.rounds):
+            if self.tight is None or weighed.rate >= 1 - CLOSE:
                 break
             self.deadline.check("the search for symmetric trees")
-            if not self._improve_tightly(master, weighed):
-                if smooth is None:
-                    self._warm(master)
-                    weighed = master.solve()
-                    smooth = weighed.prices
-                    continue
-                smooth = (smooth + weighed.prices) / 2
-                if not self._improve(master, weighed, smooth):
-                    self.is_proved = self.max_height is None
-                    break
+            columns = self.trees(self.tight, whole_prices(weighed.prices, _TERTIARY))
+            if not self._take_helpful(master, weighed, columns):
+                break
             weighed = master.solve()
-        log.info("%d columns, rate %.9f of the target", len(self.pool.columns), weighed.rate)
+            if turn % _PATIENCE == 0:
+                if weighed.rate - mark < (1 - mark) / 4:
+                    break
+                mark = weighed.rate
+        return weighed
+
+    def _follow_prices(self, master: Master, weighed: Weighed) -> Weighed:
+        """Trees that are cheapest under the prices of the program, until there is no better one."""
+        smooth = weighed.prices
+        for _ in range(self.rounds):
+            if weighed.rate >= 1 - CLOSE:
+                break
+            self.deadline.check("the search for symmetric trees")
+            smooth = (smooth + weighed.prices) / 2
+            if not self._improve(master, weighed, smooth):
+                height = self.max_height
+                self.is_proved = height is None or is_small(self.problem, height)
+                break
+            weighed = master.solve()
         return weighed
 
     def _warm(self, master: Master) -> None:
@@ -99,20 +122,16 @@ class Generation:
                 loads += np.array(column.uses) / master.budgets
             self._take(master, columns)
 
-    def _improve_tightly(self, master: Master, weighed: Weighed) -> bool:
-        """Ask for trees that cross the tight cut as rarely as all must."""
-        if self.tight is None:
-            return False
-        columns = self.trees(self.tight, whole_prices(weighed.prices, _TERTIARY))
-        return self._take_helpful(master, weighed, columns)
-
     def _improve(self, master: Master, weighed: Weighed, smooth: Floats) -> bool:
         """Ask for cheapest trees under coarser and finer prices."""
         for prices, finest in ((smooth, COARSE), (smooth, FINE), (weighed.prices, FINE)):
             columns = self.trees(whole_prices(prices, finest), whole_prices(weighed.prices, _TERTIARY))
             if self._take_helpful(master, weighed, columns):
                 return True
-        return False
+        if self.max_height is None or not is_small(self.problem, self.max_height):
+            return False
+        lengths = whole_prices(weighed.prices, FINE)
+        return self._take_helpful(master, weighed, bounded_trees(self.problem, lengths, self.max_height))
 
     def _take(self, master: Master, columns: Iterable[Column]) -> bool:
         new = False
@@ -134,18 +153,24 @@ class Generation:
 
     def spread(self, lengths: Ints) -> Iterator[Column]:
         """A cheapest tree for each group, all of which together spread evenly over the orbits."""
-        return self.series(lengths, 1)
+        return self.series(lengths, [1] * len(self.problem.groups), self.problem.steepness)
 
-    def series(self, lengths: Ints, number: int) -> Iterator[Column]:
-        """So many cheapest trees for each group, all of which together spread evenly over the orbits."""
-        steepness = self.problem.steepness
+    def series(self, lengths: Ints, numbers: Sequence[int], steepness: Ints) -> Iterator[Column]:
+        """Cheapest trees, all of which together spread evenly over the orbits.
+
+        Args:
+            lengths: under which they are cheapest.
+            numbers: how many trees each group gets.
+            steepness: by how much each use raises the price of an orbit.
+        """
         used = np.zeros(len(lengths), dtype=np.int64)
         nests = list(self._nests(lengths))
-        for _ in range(number):
+        for turn in range(max(numbers)):
             for nest, group in nests:
-                column = self._grown(nest, group, 1 + used * steepness, steepness)
-                used += np.array(column.uses)
-                yield column
+                if turn < numbers[group]:
+                    column = self._grown(nest, group, 1 + used * steepness, steepness)
+                    used += np.array(column.uses)
+                    yield column
 
     def trees(self, lengths: Ints, base: Ints) -> Iterator[Column]:
         """A cheapest tree for each group that pays the least of some other price."""
@@ -156,6 +181,7 @@ class Generation:
     def _grown(self, nest: Nest, group: int, base: Ints, steepness: Ints) -> Column:
         asked = self.problem.groups[group]
         graph = self.problem.graph(turned=asked.turned)
+        self.grown += 1
         return Column(group, grow(graph, nest, self.problem.orbits, asked.root, base, steepness))
 
     def _nests(self, lengths: Ints) -> Iterator[tuple[Nest, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from synth.arborescence import FORBIDDEN
 from synth.compiled import Flags, Ints, kernel
 from synth.packing.symmetric.contraction import Graph, Nest
 from synth.tree import Tree, TreeEdge
+
+Network: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints]
+"""For the kernels: tails, heads and lengths of links, offsets of vertices, both orbits of links."""
 
 _REFRESHED = 16
 """Ways through switches are priced anew after this part of the ranks of a level."""
@@ -85,28 +89,12 @@ def grow(graph: Graph, nest: Nest, orbits: Orbits, root: int, base: Ints, steepn
         base: the price of each orbit that is not used yet; at least 1.
         steepness: by how much each use raises it.
     """
+    network = (graph.tails, graph.heads, nest.lengths, nest.offsets, orbits.of_link, orbits.twin)
+    sets = (nest.gains, nest.members, nest.starts, nest.around, nest.around_starts)
     parents, levels, links, starts, uses = _grow(
-        graph.ranks,
-        graph.size,
-        graph.tails,
-        graph.heads,
-        *graph.leaving,
-        *graph.arriving,
-        nest.lengths,
-        nest.offsets,
-        FORBIDDEN,
-        nest.needs.copy(),
-        nest.gains,
-        nest.members,
-        nest.starts,
-        nest.around,
-        nest.around_starts,
-        orbits.of_link,
-        orbits.twin,
-        np.asarray(base, dtype=np.int64),
-        np.asarray(steepness, dtype=np.int64),
-        root,
-    )
+        graph.ranks, graph.size, network, graph.leaving, graph.arriving, nest.needs.copy(), sets,
+        base.astype(np.int64), steepness.astype(np.int64), root,
+    )  # fmt: skip
     assert (levels >= 0).all(), "every rank of a connected nest is reached"
     return Grown(root, parents, levels, links, starts, tuple(uses.tolist()))
 
@@ -115,142 +103,157 @@ def grow(graph: Graph, nest: Nest, orbits: Orbits, root: int, base: Ints, steepn
 def _grow(
     ranks: int,
     size: int,
-    tails: Ints,
-    heads: Ints,
-    out_start: Ints,
-    out_order: Ints,
-    in_start: Ints,
-    in_order: Ints,
-    lengths: Ints,
-    offsets: Ints,
-    limit: int,
+    network: Network,
+    leaving: tuple[Ints, Ints],
+    arriving: tuple[Ints, Ints],
     needs: Ints,
-    gains: Ints,
-    members: Ints,
-    starts: Ints,
-    around: Ints,
-    around_starts: Ints,
-    orbit: Ints,
-    twin: Ints,
+    sets: tuple[Ints, Ints, Ints, Ints, Ints],
     base: Ints,
     steepness: Ints,
     root: int,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    parents, levels = np.full(ranks, -1), np.full(ranks, -1)
-    touched = np.zeros(len(gains), np.bool_)
+    levels, into = np.full(ranks, -1), np.full(ranks, -1)
+    touched = np.zeros(len(sets[0]), np.bool_)
     uses = np.zeros(len(base), np.int64)
-    first_link = np.full(ranks, -1)  # the chain of links of each edge, from its end back to its start
-    chain_link, chain_next = np.empty(8 * ranks + size, np.int64), np.empty(8 * ranks + size, np.int64)
+    chains = np.empty((2, 4 * ranks + size), np.int64)  # links of edges, each with the place of the next one
     chained = 0
-    near, price = np.empty(size - ranks, np.int64), np.empty(size - ranks, np.int64)
-    last_link = np.empty(size - ranks, np.int64)
-    frontier, following = np.empty(ranks, np.int64), np.empty(ranks, np.int64)
+    toward = np.empty((3, size - ranks), np.int64)  # of each switch: length, price and last link of a way
+    wave = np.array([root])
     levels[root] = 0
-    _enter(root, needs, gains, members, starts, around, around_starts, touched)
-    frontier[0], waves, level = root, 1, 0
-    options, candidates = np.zeros(ranks, np.int64), np.empty(ranks, np.int64)
-    while waves:
-        costs = base + uses * steepness
-        _approach(
-            ranks, tails, heads, out_start, out_order, lengths, offsets, limit, orbit, twin, costs,
-            frontier[:waves], near, price, last_link,
-        )  # fmt: skip
-        found = 0
-        for rank in range(ranks):
-            if levels[rank] >= 0:
-                continue
-            count = 0
-            for place in range(in_start[rank], in_start[rank + 1]):
-                link = in_order[place]
-                tail, length = tails[link], lengths[link] + offsets[tails[link]]
-                if length >= limit:
-                    continue
-                if tail < ranks:
-                    if levels[tail] == level and length == needs[rank]:
-                        count += 1
-                elif near[tail - ranks] < limit and near[tail - ranks] + length == needs[rank]:
-                    count += 1
-            if count:
-                options[found], candidates[found] = count, rank
-                found += 1
-        # Ranks with one way in leave no choice: they come first, so that the others can balance them.
-        turn = np.argsort(options[:found], kind="mergesort")
+    _enter(root, needs, sets, touched)
+    while len(wave) > 0:
+        _approach(ranks, network, leaving, base + uses * steepness, wave, toward)
+        level = levels[wave[0]]
+        candidates = _candidates(network, arriving, needs, levels, level, toward)
+        following = np.empty(len(candidates), np.int64)
         joined, since = 0, 0
-        for position in turn:
-            rank = candidates[position]
-            if since * _REFRESHED > found and size > ranks:
-                costs = base + uses * steepness
-                _approach(
-                    ranks, tails, heads, out_start, out_order, lengths, offsets, limit, orbit, twin, costs,
-                    frontier[:waves], near, price, last_link,
-                )  # fmt: skip
+        for rank in candidates:
+            if since * _REFRESHED > len(candidates) and size > ranks:
+                _approach(ranks, network, leaving, base + uses * steepness, wave, toward)
                 since = 0
-            best, least = -1, np.int64(0)
-            for place in range(in_start[rank], in_start[rank + 1]):
-                link = in_order[place]
-                tail, length = tails[link], lengths[link] + offsets[tails[link]]
-                if length >= limit:
-                    continue
-                cost = base[orbit[link]] + uses[orbit[link]] * steepness[orbit[link]]
-                if twin[link] >= 0:
-                    cost += base[twin[link]] + uses[twin[link]] * steepness[twin[link]]
-                if tail < ranks:
-                    if levels[tail] != level or length != needs[rank]:
-                        continue
-                elif near[tail - ranks] >= limit or near[tail - ranks] + length != needs[rank]:
-                    continue
-                else:
-                    cost += price[tail - ranks]
-                if best < 0 or cost < least:
-                    best, least = link, cost
-            if best < 0:
+            link = _least_priced(rank, network, arriving, needs, levels, level, toward, base, uses, steepness)
+            if link < 0:
                 continue  # its set has been entered elsewhere in the meantime
-            link = best
-            while True:
-                if chained == len(chain_link):
-                    chain_link = np.concatenate((chain_link, np.empty(chained, np.int64)))
-                    chain_next = np.concatenate((chain_next, np.empty(chained, np.int64)))
-                chain_link[chained], chain_next[chained] = link, first_link[rank]
-                first_link[rank] = chained
-                chained += 1
-                uses[orbit[link]] += 1
-                if twin[link] >= 0:
-                    uses[twin[link]] += 1
-                if tails[link] < ranks:
-                    break
-                link = last_link[tails[link] - ranks]
-            parents[rank] = tails[link]
+            if chained + size >= chains.shape[1]:
+                chains = np.concatenate((chains, np.empty_like(chains)), axis=1)
+            into[rank], chained = _hang(ranks, link, network, toward, uses, chains, chained)
             levels[rank] = level + 1
-            _enter(rank, needs, gains, members, starts, around, around_starts, touched)
+            _enter(rank, needs, sets, touched)
             following[joined] = rank
             joined += 1
             since += 1
-        frontier, following = following, frontier
-        waves = joined
-        level += 1
-    edge_starts, links, count = np.zeros(ranks + 1, np.int64), np.empty(chained, np.int64), 0
-    for rank in range(ranks):
-        place = first_link[rank]
-        while place >= 0:
-            links[count] = chain_link[place]
-            count += 1
-            place = chain_next[place]
-        edge_starts[rank + 1] = count
-    return parents, levels, links, edge_starts, uses
+        wave = following[:joined].copy()
+    return _edges(levels, into, chains, chained, network[0], uses)
 
 
 @kernel
-def _enter(
+def _candidates(
+    network: Network, arriving: tuple[Ints, Ints], needs: Ints, levels: Ints, level: int, toward: Ints
+) -> Ints:
+    """The ranks that the last level can reach; those with one way in first, the others can balance them."""
+    start = arriving[0]
+    found, options = np.empty(len(levels), np.int64), np.empty(len(levels), np.int64)
+    count = 0
+    for rank in range(len(levels)):
+        if levels[rank] >= 0:
+            continue
+        ways = 0
+        for place in range(start[rank], start[rank + 1]):
+            if _fits(arriving[1][place], network, needs[rank], levels, level, toward):
+                ways += 1
+        if ways:
+            found[count], options[count] = rank, ways
+            count += 1
+    return found[np.argsort(options[:count], kind="mergesort")]
+
+
+@kernel
+def _fits(link: int, network: Network, need: int, levels: Ints, level: int, toward: Ints) -> bool:
+    """Whether a link is the end of an edge from the last level that costs just what its end may pay."""
+    tails, _, lengths, offsets, _, _ = network
+    tail = tails[link]
+    if lengths[link] >= FORBIDDEN:
+        return False
+    if tail < len(levels):
+        return bool(levels[tail] == level and lengths[link] + offsets[tail] == need)
+    so_far = toward[0, tail - len(levels)]
+    return bool(so_far < FORBIDDEN and so_far + lengths[link] == need)
+
+
+@kernel
+def _least_priced(
     rank: int,
+    network: Network,
+    arriving: tuple[Ints, Ints],
     needs: Ints,
-    gains: Ints,
-    members: Ints,
-    starts: Ints,
-    around: Ints,
-    around_starts: Ints,
-    touched: Flags,
-) -> None:
+    levels: Ints,
+    level: int,
+    toward: Ints,
+    base: Ints,
+    uses: Ints,
+    steepness: Ints,
+) -> int:
+    """The last link of the edge into a rank that pays least by now; -1 for none."""
+    tails, _, _, _, orbit, twin = network
+    best, least = -1, np.int64(0)
+    for place in range(arriving[0][rank], arriving[0][rank + 1]):
+        link = arriving[1][place]
+        if not _fits(link, network, needs[rank], levels, level, toward):
+            continue
+        one, other = orbit[link], twin[link]
+        cost = base[one] + uses[one] * steepness[one]
+        if other >= 0:
+            cost += base[other] + uses[other] * steepness[other]
+        if tails[link] >= len(levels):
+            cost += toward[1, tails[link] - len(levels)]
+        if best < 0 or cost < least:
+            best, least = link, cost
+    return best
+
+
+@kernel
+def _hang(
+    ranks: int, link: int, network: Network, toward: Ints, uses: Ints, chains: Ints, chained: int
+) -> tuple[int, int]:
+    """Write down an edge from its last link back to its rank; its first place, and the next free one."""
+    tails, _, _, _, orbit, twin = network
+    after = -1
+    while True:
+        chains[0, chained], chains[1, chained] = link, after
+        after = chained
+        chained += 1
+        uses[orbit[link]] += 1
+        if twin[link] >= 0:
+            uses[twin[link]] += 1
+        if tails[link] < ranks:
+            return after, chained
+        link = toward[2, tails[link] - ranks]
+
+
+@kernel
+def _edges(
+    levels: Ints, into: Ints, chains: Ints, chained: int, tails: Ints, uses: Ints
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """The edges by the rank they lead to: parents, levels, links, where each edge's links start, uses."""
+    ranks = len(levels)
+    parents, starts = np.full(ranks, -1), np.zeros(ranks + 1, np.int64)
+    links, count = np.empty(chained, np.int64), 0
+    for rank in range(ranks):
+        place = into[rank]
+        if place >= 0:
+            parents[rank] = tails[chains[0, place]]
+        while place >= 0:
+            links[count] = chains[0, place]
+            count += 1
+            place = chains[1, place]
+        starts[rank + 1] = count
+    return parents, levels, links, starts, uses
+
+
+@kernel
+def _enter(rank: int, needs: Ints, sets: tuple[Ints, Ints, Ints, Ints, Ints], touched: Flags) -> None:
     """Whoever shares a set with a rank that is reached need not pay for entering that set any more."""
+    gains, members, starts, around, around_starts = sets
     for place in range(around_starts[rank], around_starts[rank + 1]):
         one = around[place]
         if touched[one]:
@@ -262,63 +265,58 @@ def _enter(
 
 @kernel
 def _approach(
-    ranks: int,
-    tails: Ints,
-    heads: Ints,
-    start: Ints,
-    order: Ints,
-    lengths: Ints,
-    offsets: Ints,
-    limit: int,
-    orbit: Ints,
-    twin: Ints,
-    costs: Ints,
-    frontier: Ints,
-    near: Ints,
-    price: Ints,
-    last_link: Ints,
+    ranks: int, network: Network, leaving: tuple[Ints, Ints], costs: Ints, wave: Ints, toward: Ints
 ) -> None:
-    """The shortest ways from a level to all switches, the least priced of equals."""
-    near[:] = limit
-    price[:] = limit
-    last_link[:] = -1
-    switches = len(near)
+    """The shortest ways from a level to all switches, the least priced of equals (Bellman and Ford)."""
+    toward[:2] = FORBIDDEN
+    toward[2] = -1
+    switches = toward.shape[1]
     if switches == 0:
         return
     queue, queued = np.empty(switches + 1, np.int64), np.zeros(switches, np.bool_)
-    first, last = 0, 0
-    for here in frontier:
-        for place in range(start[here], start[here + 1]):
-            link = order[place]
-            there = heads[link] - ranks
-            if there < 0 or lengths[link] >= limit:
-                continue
-            cost = costs[orbit[link]]
-            if twin[link] >= 0:
-                cost += costs[twin[link]]
-            length = lengths[link] + offsets[here]
-            if length < near[there] or (length == near[there] and cost < price[there]):
-                near[there], price[there], last_link[there] = length, cost, link
-                if not queued[there]:
-                    queued[there] = True
-                    queue[last] = there
-                    last = (last + 1) % (switches + 1)
+    last = 0
+    for here in wave:
+        last = _relax(here, network[3][here], 0, ranks, network, leaving, costs, toward, queue, queued, last)
+    first = 0
     while first != last:
-        here = queue[first]
+        switch = queue[first]
         first = (first + 1) % (switches + 1)
-        queued[here] = False
-        for place in range(start[here + ranks], start[here + ranks + 1]):
-            link = order[place]
-            there = heads[link] - ranks
-            if there < 0 or lengths[link] >= limit:
-                continue
-            cost = price[here] + costs[orbit[link]]
-            if twin[link] >= 0:
-                cost += costs[twin[link]]
-            length = near[here] + lengths[link]
-            if length < near[there] or (length == near[there] and cost < price[there]):
-                near[there], price[there], last_link[there] = length, cost, link
-                if not queued[there]:
-                    queued[there] = True
-                    queue[last] = there
-                    last = (last + 1) % (switches + 1)
+        queued[switch] = False
+        last = _relax(
+            switch + ranks, toward[0, switch], toward[1, switch], ranks, network, leaving, costs,
+            toward, queue, queued, last,
+        )  # fmt: skip
+
+
+@kernel
+def _relax(
+    here: int,
+    so_far: int,
+    paid: int,
+    ranks: int,
+    network: Network,
+    leaving: tuple[Ints, Ints],
+    costs: Ints,
+    toward: Ints,
+    queue: Ints,
+    queued: Flags,
+    last: int,
+) -> int:
+    """Offer the switches beside a vertex the way through it; the end of the queue then."""
+    _, heads, lengths, _, orbit, twin = network
+    for place in range(leaving[0][here], leaving[0][here + 1]):
+        link = leaving[1][place]
+        switch = heads[link] - ranks
+        if switch < 0 or lengths[link] >= FORBIDDEN:
+            continue
+        cost = paid + costs[orbit[link]]
+        if twin[link] >= 0:
+            cost += costs[twin[link]]
+        length = so_far + lengths[link]
+        if length < toward[0, switch] or (length == toward[0, switch] and cost < toward[1, switch]):
+            toward[0, switch], toward[1, switch], toward[2, switch] = length, cost, link
+            if not queued[switch]:
+                queued[switch] = True
+                queue[last] = switch
+                last = (last + 1) % len(queue)
+    return last

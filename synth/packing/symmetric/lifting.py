@@ -75,7 +75,7 @@ def _carriers(problem: Problem, chosen: Chosen, translations: Translations) -> S
 
 
 def _at_representative(pair: Pair, translations: Translations) -> Pair:
-    """The image of a mirrored pair whose root is the first rank of its orbit: loads of orbits do not change."""
+    """The image of a pair whose root is the first rank of its orbit: no load of an orbit changes."""
     element = int(translations.minus(0, int(translations.place[pair.root])))
     if element == 0:
         return pair

@@ -23,7 +23,6 @@ from synth.packing.symmetric.contraction import Graph, contract
 from synth.reachability import who_is_cut_off
 from synth.topology import Topology
 
-
 _MOST_CUTS = 16
 """Orbits of ranks that are asked for a tight cut of their own."""
 

@@ -1,65 +1,109 @@
-"""Equal shares: so many trees per root, each grown where those before it have left room.
+"""Weights in few parts: whole trees, each grown where those before it have left room.
 
 Where a tree has a choice among alike links it takes the one that is used least, counting the trees before
 it; so a few trees together often use every orbit to the last part, which weights found by a linear program
-do with enormous denominators.
+do with enormous denominators. Where they do not, most of the linear program's weights are kept, rounded
+down, and only the rest is grown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
 
 from synth.compiled import Ints
 from synth.packing.symmetric.generation import Generation
-from synth.packing.symmetric.master import Column
+from synth.packing.symmetric.master import Column, Weighed
 from synth.packing.symmetric.weights import Chosen, filled
 
-_MOST_EDGES = 1 << 18  # tree edges that equal shares are worth
+_MOST_EDGES = 1 << 17  # tree edges that whole parts are worth
+_LEFT_OPEN = (Fraction(1), Fraction(1, 4), Fraction(1, 16), Fraction(0))
+"""The part of the weights that is grown anew, besides what rounding leaves."""
 
 
-def equal_shares(
-    generation: Generation, lengths: Iterable[Ints], denominators: Iterable[int], max_height: int
+def in_few_parts(
+    generation: Generation,
+    lengths: Sequence[Ints],
+    columns: Sequence[Column],
+    weighed: Weighed,
+    denominators: Iterable[int],
+    max_height: int,
 ) -> Chosen | None:
-    """The fewest equal shares that reach the target; None where they do not, or are too many.
+    """Trees each of which carries a whole number of equal parts, at the target; None where none were found.
 
     All trees that are met are left in the pool of the generation.
 
     Args:
-        generation: whose problem it is.
+        generation: whose problem it is; its groups all carry the same.
         lengths: of the orbits: each makes a contraction in which to look.
-        denominators: how many trees per group to try.
+        columns: trees that reach the target together.
+        weighed: at these weights.
+        denominators: how many parts for each group, to be tried in turn.
         max_height: higher trees are no answer.
     """
     problem = generation.problem
-    options = list(lengths)
-    for parts in denominators:
-        if parts * len(problem.groups) * problem.topology.ranks > _MOST_EDGES:
-            return None
-        generation.deadline.check("the search for equal shares")
-        for one in options:
-            columns = list(generation.series(one, parts))
-            for column in columns:
-                generation.pool.add(column)
-            loads = np.sum([column.uses for column in columns], axis=0).tolist()
-            fits = all(
-                load <= math.floor(budget * parts)
-                for load, budget in zip(loads, problem.budgets, strict=True)
-            )
-            if fits and max(column.height for column in columns) <= max_height:
-                return _merged(generation, columns, parts)
+    allowed = generation.grown + max(len(problem.groups), _MOST_EDGES // problem.topology.ranks)
+    for parts in denominators if problem.shares == 1 else ():
+        for kept, missing in _starts(generation, columns, weighed, parts):
+            room = _room(generation, columns, kept, parts)
+            for one in lengths if min(room) >= 0 else ():
+                generation.deadline.check("the search for few parts")
+                if generation.grown + sum(missing) > allowed:
+                    continue
+                grown = list(generation.series(one, missing, _steepness(room)))
+                for column in grown:
+                    generation.pool.add(column)
+                used = np.sum([column.uses for column in grown] or [(0,) * len(room)], axis=0).tolist()
+                fits = all(load <= left for load, left in zip(used, room, strict=True))
+                if fits and all(column.height <= max_height for column in grown):
+                    return _merged(generation, [*columns, *grown], [*kept, *[1] * len(grown)], parts)
     return None
 
 
-def _merged(generation: Generation, columns: list[Column], parts: int) -> Chosen:
+def _starts(
+    generation: Generation, columns: Sequence[Column], weighed: Weighed, parts: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """How many parts of each known tree are kept, and how many trees each group lacks then."""
+    seen: set[tuple[int, ...]] = set()
+    for left_open in _LEFT_OPEN:
+        scale = parts * float(1 - left_open) / weighed.rate
+        kept = [math.floor(float(weight) * scale + 1e-6) for weight in weighed.weights]
+        carried: Counter[int] = Counter()
+        for column, count in zip(columns, kept, strict=True):
+            carried[column.group] += count
+        missing = [parts - carried[group] for group in range(len(generation.problem.groups))]
+        if tuple(kept) not in seen and min(missing) >= 0:
+            seen.add(tuple(kept))
+            yield kept, missing
+
+
+def _room(generation: Generation, columns: Sequence[Column], kept: Sequence[int], parts: int) -> list[int]:
+    """What is left of each orbit."""
+    room = [math.floor(budget * parts) for budget in generation.problem.budgets]
+    for column, count in zip(columns, kept, strict=True):
+        if count:
+            room = [left - count * uses for left, uses in zip(room, column.uses, strict=True)]
+    return room
+
+
+def _steepness(room: Sequence[int]) -> Ints:
+    """An orbit with little left becomes dear soon."""
+    least = max(1, min(room))
+    return np.array([max(1, (least << 16) // max(1, left)) for left in room], dtype=np.int64)
+
+
+def _merged(generation: Generation, columns: Sequence[Column], counts: Sequence[int], parts: int) -> Chosen:
     """Trees that came up several times, once with their weights together."""
     first: dict[tuple[int, tuple[int, ...]], Column] = {}
-    weight: dict[tuple[int, tuple[int, ...]], Fraction] = {}
-    for column in columns:
-        key = (column.group, column.uses)
-        first.setdefault(key, column)
-        weight[key] = weight.get(key, Fraction(0)) + Fraction(1, parts)
-    return filled(generation.problem, list(first.values()), [weight[key] for key in first])
+    weight: Counter[tuple[int, tuple[int, ...]]] = Counter()
+    for column, count in zip(columns, counts, strict=True):
+        if count:
+            key = (column.group, column.uses)
+            first.setdefault(key, column)
+            weight[key] += count
+    weights = [Fraction(weight[key], parts) for key in first]
+    return filled(generation.problem, list(first.values()), weights)

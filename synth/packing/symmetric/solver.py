@@ -27,7 +27,7 @@ from synth.packing.symmetric.lifting import lift_symmetric
 from synth.packing.symmetric.limits import symmetric_bound, tight_lengths
 from synth.packing.symmetric.master import Column, Master
 from synth.packing.symmetric.problem import Problem, problem_of
-from synth.packing.symmetric.series import equal_shares
+from synth.packing.symmetric.series import in_few_parts
 from synth.packing.symmetric.weights import Chosen, denominators, weigh_exactly
 from synth.relays import relays_as_switches
 from synth.schedule import Settings
@@ -248,10 +248,10 @@ def simplest(generation: Generation) -> Chosen:
         if generation.tight is not None:
             lengths.insert(0, generation.tight)
         height = max(column.height for column in columns)
-        equal = equal_shares(generation, lengths, denominators(problem, weighed), height)
-        if equal is not None:
-            return equal
-        columns = lowest(problem, generation.pool.columns)
+        chosen = in_few_parts(generation, lengths, columns, weighed, denominators(problem, weighed), height)
+        if chosen is not None:
+            return chosen
+        columns = generation.pool.up_to(height)
     return weigh_exactly(problem, columns, generation.deadline)
 
 

@@ -23,10 +23,10 @@ from synth.packing.symmetric.problem import Problem
 
 _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _LARGEST_PARTS = 4096
-_SEARCH_LIMIT = 40  # vertices of a branch and bound that a small denominator is worth
+_SEARCH_LIMIT = 2000  # vertices of a branch and bound, times columns, that a small denominator is worth
 _COUNTED_UP_TO = 24  # parts; of more, the number of trees is left to chance
 _FINE = 1 << 20  # parts where even the vertex is of no use
-_MOST_COLUMNS = 150  # the integer programs of more take too long
+_MOST_COLUMNS = 100  # the integer programs of more take too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ def weigh_exactly(
         parts: denominators to try; None for those that the full orbits suggest.
     """
     weighed = Master(problem, columns).solve()
-    kept = _worthwhile(problem, columns, weighed)
+    kept = worthwhile(problem, columns, weighed)
     for number in parts or denominators(problem, weighed):
         if deadline.has_passed:
             break
-        counts = _whole_parts(problem, kept, weighed.rate, number, deadline)
+        counts = whole_parts(problem, kept, weighed.rate, number, deadline)
         if counts is not None:
             return filled(problem, kept, [Fraction(count) for count in counts])
     return _vertex(problem, columns, weighed)
 
 
-def _worthwhile(problem: Problem, columns: Sequence[Column], weighed: Weighed) -> list[Column]:
+def worthwhile(problem: Problem, columns: Sequence[Column], weighed: Weighed) -> list[Column]:
     """The trees that cost no more than their group pays; those in use first, then the lowest."""
     ranked = []
     for index, (column, weight) in enumerate(zip(columns, weighed.weights, strict=True)):
@@ -91,10 +91,11 @@ def denominators(problem: Problem, weighed: Weighed) -> Iterator[int]:
         return
     full = [budget for budget, price in zip(problem.budgets, weighed.prices, strict=True) if price > 1e-7]
     natural = math.lcm(*(budget.denominator for budget in full))
-    yield from (natural * multiple for multiple in _MULTIPLES if natural * multiple <= _LARGEST_PARTS)
+    multiples = _MULTIPLES if natural <= _COUNTED_UP_TO else _MULTIPLES[:4]
+    yield from (natural * multiple for multiple in multiples if natural * multiple <= _LARGEST_PARTS)
 
 
-def _whole_parts(
+def whole_parts(
     problem: Problem, columns: Sequence[Column], rate: float, parts: int, deadline: Deadline
 ) -> list[int] | None:
     """Whole weights that add up to `parts` and reach the rate, of few trees; None where none were found."""
@@ -104,7 +105,7 @@ def _whole_parts(
         math.floor(budget * parts) if exact else math.floor(float(budget) * parts / rate * (1 + CLOSE))
         for budget in problem.budgets
     ]
-    model = new_model(mip_max_nodes=_SEARCH_LIMIT)
+    model = new_model(mip_max_nodes=max(5, _SEARCH_LIMIT // len(columns)))
     limit_time(model, deadline.left_s)
     nothing = (0, np.array([], dtype=np.int32), np.array([], dtype=np.float64))
     for limit in limits:
