@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
-from synth.bounds.capacity_lp import program_of
+from synth.bounds.capacity_lp import solved_program
 from synth.bounds.certification import (
     RANKS_BESIDE_RELAYS,
     certified_rate,
@@ -203,7 +203,7 @@ def _is_priced(topology: Topology, collective: Collective) -> bool:
 
 def _priced(topology: Topology, collective: Collective) -> list[Dual]:
     """The prices of bandwidth in the linear program, as a certificate."""
-    lengths = program_of(topology, collective).solve().lengths
+    lengths = solved_program(topology, collective).lengths
     if math.lcm(*(length.denominator for length in lengths)) > _FINEST:
         lengths = tuple(Fraction(round(length * _FINEST), _FINEST) for length in lengths)
     return [dual_of(topology, collective, lengths)] if any(lengths) else []

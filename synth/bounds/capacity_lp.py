@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
-from synth.bounds.capacity_program import CapacityProgram, Growth
+from synth.bounds.capacity_program import CapacityProgram, CapacitySolution, Growth
 from synth.bounds.cuts import tightest_cut
 from synth.collective import Collective, Kind
 from synth.errors import CollectiveError, InfeasibleError
@@ -56,11 +57,10 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
     """
     if collective.relays(topology):
         raise CollectiveError(f"{collective.kind}: bandwidth is split among ranks and switches, not relays")
-    program = program_of(topology, collective)
     balanced = not topology.unbalanced(range(topology.ranks, topology.size))
-    if collective.kind is not Kind.ALLREDUCE and balanced:
+    if collective.kind in {Kind.BROADCAST, Kind.ALLGATHER} and balanced:
         return _whole(topology, collective)
-    solution = program.solve()
+    solution = solved_program(topology, collective)
     if solution.rate == 0:
         raise InfeasibleError(f"{collective.kind}: some rank cannot be reached, the rate is 0")
     if not solution.is_feasible():
@@ -156,6 +156,17 @@ def most_central(topology: Topology, ranks: Sequence[int]) -> int:
         return topology.size if (away < 0).any() else int(away.max())
 
     return min(ranks, key=lambda rank: (eccentricity(rank), rank))
+
+
+@lru_cache(maxsize=2)
+def solved_program(topology: Topology, collective: Collective) -> CapacitySolution:
+    """The optimum of `program_of`; the last ones are kept, as who asks for a bound then splits bandwidth.
+
+    Raises:
+        CollectiveError: a kind without a program of its own.
+        ArithmeticError: HiGHS fails.
+    """
+    return program_of(topology, collective).solve()
 
 
 def program_of(topology: Topology, collective: Collective) -> CapacityProgram:

@@ -11,14 +11,14 @@ joins all k; elsewhere, as in a star without a switch, links must be split uneve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
 from synth.compiled import Flags, Ints, kernel
 from synth.flow import checked_int64, dinic, link_arrays, reachable, residual_graph
-from synth.topology import Topology, Vertex
+from synth.topology import Hop, Topology, Vertex, gcd_of_fractions
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,54 @@ def free_roots(topology: Topology) -> FreeRoots:
         tuple(int(amount) * unit for amount in need),
         tuple(frozenset(np.flatnonzero(side).tolist()) for side in sides),
     )
+
+
+def spread_roots(
+    fabric: Topology, out: Topology, root: int, rate: Fraction
+) -> tuple[Topology, dict[int, Fraction]]:
+    """The bandwidths of out-trees of one root, turned so that every rank is the root of as much.
+
+    A flow from the root that leaves an equal part of the rate at each rank is turned round, link by link:
+    a set without the root is then entered by as much less as its ranks send themselves, and no cable
+    carries more in both directions together. Trees of all ranks are lower than many trees of one.
+
+    Args:
+        fabric: the symmetric topology whose cables both directions share.
+        out: what out-trees of the root use of it, `rate` to each rank; every switch sends what it receives.
+        root: the rank.
+        rate: GB/s.
+
+    Returns:
+        What out-trees use of the fabric then, and the GB/s of each root's.
+
+    Raises:
+        TopologyError: bandwidths are too fine for int64 arithmetic.
+    """
+    each = rate / fabric.ranks
+    unit = gcd_of_fractions(out.bandwidth_unit, each)
+    capacity = checked_int64([int(link.bandwidth / unit) for link in out.links], factor=2)
+    src, dst = link_arrays(out)
+    everyone = np.arange(fabric.ranks, dtype=np.int64)
+    graph = residual_graph(
+        out.size + 1,
+        np.concatenate([src, everyone]),
+        np.concatenate([dst, np.full(fabric.ranks, out.size)]),
+    )
+    residual = np.zeros(len(graph[2]), dtype=np.int64)
+    residual[0::2] = np.concatenate([capacity // 2, np.full(fabric.ranks, int(each / unit))])
+    before = residual.copy()
+    sent = dinic(*graph, residual, root, out.size, int(rate / unit))
+    assert sent == int(rate / unit), "the root reaches every rank at the rate"
+    turned: dict[Hop, int] = {}
+    for link, whole, left in zip(out.links, before[0::2].tolist(), residual[0::2].tolist(), strict=False):
+        for hop, amount in (((link.src, link.dst), left), ((link.dst, link.src), whole - left)):
+            turned[hop] = turned.get(hop, 0) + amount
+    links = tuple(
+        replace(link, bandwidth=turned[link.src, link.dst] * unit)
+        for link in fabric.links
+        if turned.get((link.src, link.dst))
+    )
+    return replace(fabric, links=links, symmetries=()), dict.fromkeys(range(fabric.ranks), each)
 
 
 def side_lengths(topology: Topology, sides: tuple[frozenset[Vertex], ...]) -> tuple[Fraction, ...]:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from synth.arborescence import LogicalGraph
 from synth.bounds import bound
 from synth.bounds.capacity_lp import Split, most_central, split_bandwidth
-from synth.bounds.free_roots import free_roots
+from synth.bounds.free_roots import free_roots, spread_roots
 from synth.certificate import Bound
 from synth.collective import TREE_KINDS, Collective, Kind
 from synth.deadline import Deadline
@@ -468,6 +468,7 @@ def _splits(task: _Task) -> list[Split]:
         free = _halves_of_free_roots(task.topology)
         if free.rate == task.limit.rate:
             return [free]
+        return [_spread(task.topology, split_bandwidth(task.topology, task.collective))]
     free = split_bandwidth(task.topology, task.collective)
     return [free, equal] if equal else [free]
 
@@ -477,6 +478,13 @@ def _halves_of_free_roots(topology: Topology) -> Split:
     found = free_roots(topology)
     demands = {root: demand for root, demand in enumerate(found.demands) if demand}
     return Split(found.rate, demands, _halved(topology))
+
+
+def _spread(topology: Topology, split: Split) -> Split:
+    """The split of one root, with as much for every root."""
+    (root,) = split.roots
+    out, roots = spread_roots(topology, split.out, root, split.rate)
+    return Split(split.rate, roots, out)
 
 
 def _halved(topology: Topology) -> Topology:
