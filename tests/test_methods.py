@@ -104,7 +104,7 @@ def test_a_late_method_does_not_lose_what_the_earlier_ones_found(monkeypatch: py
 
     monkeypatch.setitem(METHODS, "ring", late)
     with pytest.raises(TimedOutError, match="ring: out of time") as caught:
-        synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=60)
+        synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=600)
     assert caught.value.best is not None
     assert caught.value.best.is_optimal
 
@@ -119,6 +119,6 @@ def test_all_methods_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch)
 
     for name in ("ring", "multiring", "binary-tree", "halving-doubling"):
         monkeypatch.setitem(METHODS, name, noted)
-    synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=60)
+    synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=600)
     assert len(given) == 4
-    assert 60 > given[0] >= given[1] >= given[2] >= given[3]
+    assert 600 > given[0] >= given[1] >= given[2] >= given[3]
