@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # keeps the default group that it finds: while there is none
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -81,13 +82,11 @@ def train_pipelined(
 ) -> tuple[list[float], pipeline.Timeline | None]:
     """The same by a plan; every rank sees every loss, and what all did in the last step."""
     #                                              ┌──── a function, since each rank holds only its stage
-    trainer = pipeline.Trainer(
+    with pipeline.Trainer(
         network(seed), plan, cross_entropy, sgd, collectives=collectives, record=record
-    )
-    losses = [trainer.step(images, labels) for images, labels in data]
-    timeline = trainer.timeline() if record else None
-    trainer.close()
-    return losses, timeline
+    ) as trainer:
+        losses = [trainer.step(images, labels) for images, labels in data]
+        return losses, trainer.timeline() if record else None
 
 
 def message_us(*, rounds: int = 20) -> float:
@@ -253,7 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_equal = run(asked)
     except InputError as error:
         return refuse(str(error), is_first)
-    dist.destroy_process_group()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()  # also before a refusal: gloo's threads must not outlive us
     return 0 if is_equal else 1
 
 

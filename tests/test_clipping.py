@@ -17,6 +17,8 @@ from torch import Tensor, nn  # noqa: E402
 from pipeline.run.clipping import clip_gradients  # noqa: E402
 from synth.errors import InputError  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 # The first stage on rank 0, the second on ranks 1 to 3, rank 4 without work; `shared` is on both stages.
 HOLDERS = {"first": (0,), "shared": (0, 1, 2, 3), "second": (1, 2, 3), "unused": (1, 2, 3)}
 REPLICAS = (1, 3, 3, 3, 1)

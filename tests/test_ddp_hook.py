@@ -20,6 +20,8 @@ from synth.errors import InputError
 from tests.framework_checks import small_model, train
 from tests.ranks import Failure, run_ranks
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 RANKS = 4
 BUCKET_MB = 0.002  # five buckets for the small model
 FULL = Options(topology=f"full:{RANKS}", gloo_below=0)

@@ -25,6 +25,8 @@ import torch.distributed as dist
 from tests.framework_checks import FAMILIES, RANKS, Values, calls_by_schedule, small_model, train
 from tests.ranks import run_ranks
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 REFERENCE = "gloo"
 BACKENDS = (REFERENCE, "synth", "cpu:synth")
 ENVIRON = {"ARBORCAST_TOPOLOGY": f"full:{RANKS}", "ARBORCAST_GLOO_BELOW": "0"}

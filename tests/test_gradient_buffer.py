@@ -17,6 +17,8 @@ from torch import Tensor, nn  # noqa: E402
 from pipeline.run.gradients import GradientBuffer  # noqa: E402
 from pipeline.stages import shares  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 
 class Forked(nn.Module):
     """Which of two layers a sample goes through is a matter of its first feature."""

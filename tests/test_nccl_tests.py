@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -37,7 +36,7 @@ from synth.schedule import Chunk, Schedule, Transfer
 
 torch = pytest.importorskip("torch")
 
-from ranks import run_ranks, store_path  # noqa: E402
+from ranks import free_ports, run_ranks, store_path, threads_of_gloo  # noqa: E402
 
 from backends.sweep import run_sweep, run_under_torchrun  # noqa: E402
 
@@ -255,11 +254,6 @@ def sends_what_it_lacks() -> Schedule:
     return make("broadcast", [Chunk(Fraction(1), 0)], steps, total=3)
 
 
-def threads_of_gloo() -> int:
-    names = [(it / "comm").read_text().strip() for it in Path("/proc/self/task").iterdir()]
-    return sum("gloo" in name for name in names)
-
-
 def threads_left(rank: int, size: int, ports: list[int]) -> list[tuple[str, int]]:
     """What three measurements in a row ended with, and the threads of gloo that were there then."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
@@ -289,11 +283,7 @@ def threads_left(rank: int, size: int, ports: list[int]) -> list[tuple[str, int]
 
 def test_no_thread_of_gloo_is_left() -> None:
     """Even while an error lives: one that is left when the process ends can abort it."""
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    for found in run_ranks(3, threads_left, ports, backend=None):
+    for found in run_ranks(3, threads_left, free_ports(3), backend=None):
         assert [threads for _, threads in found] == [0, 0, 0]
         first, second, third = (error for error, _ in found)
         assert (first, third) == ("InputError", "NoneType")
@@ -365,8 +355,7 @@ def bench(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def job(size: int, *words: str) -> list[subprocess.CompletedProcess[str]]:
     """The ranks of one measurement, started with the variables that torchrun sets."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     results: dict[int, subprocess.CompletedProcess[str]] = {}
 

@@ -19,6 +19,8 @@ from torch import Tensor, nn  # noqa: E402
 from pipeline.run.precision import Precision  # noqa: E402
 from synth.errors import InputError  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 OPTIONS: dict[str, Any] = {
     "init_scale": 1024.0,
     "growth_factor": 3.0,

@@ -15,6 +15,8 @@ from pipeline.run.recorder import Notes, NullRecorder, Recorder, timeline_of, wi
 from pipeline.timeline import Interval, Timeline
 from tests.ranks import run_ranks
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 
 class Clock:
     """Says what it is told to."""

@@ -29,6 +29,8 @@ from pipeline.run.batch_norm import (  # noqa: E402
 )
 from pipeline.stages import shares  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 CASES: tuple[tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype], ...] = (
     (lambda: nn.BatchNorm1d(3), (7, 3), torch.float32),
     (lambda: nn.BatchNorm1d(3, momentum=None), (8, 3, 5), torch.float64),

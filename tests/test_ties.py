@@ -18,6 +18,8 @@ from pipeline.run.gradients import GradientBuffer  # noqa: E402
 from pipeline.run.ties import TieGroups  # noqa: E402
 from pipeline.stages import Plan  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 # Ranks in a mixed order, the middle stage on three; rank 0 has no work.
 PLAN = Plan([(0, 2, (5,)), (2, 3, (4, 2, 3)), (3, 5, (1,))], microbatches=1)
 TIES = (

@@ -19,6 +19,8 @@ from pipeline.stages import divided  # noqa: E402
 from pipeline.tracing import trace  # noqa: E402
 from pipeline.trainer import Trainer  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 STEPS, MICROBATCHES = 5, 2
 REPLICAS = {"residual": [1, 2, 1], "language": [1, 1, 2]}
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ import pipeline
 import topologies
 from examples import train_pipeline
 from synth.errors import InputError
-from tests.ranks import run_ranks
+from tests.ranks import free_ports, run_ranks, threads_of_gloo
 from tests.test_train_ddp import ROOT, TORCHRUN, run
+
+RANKS_IMPORT = ("torch._dynamo",)
 
 SCRIPT = ROOT / "examples" / "train_pipeline.py"
 
@@ -26,21 +30,31 @@ PLAN = pipeline.Plan(
 )
 
 
-def example(rank: int, size: int, arguments: list[str]) -> tuple[bool, str]:
-    """Whether the losses are equal, and what the rank says."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        is_equal = train_pipeline.run(train_pipeline.parse(arguments))
-    return is_equal, said.getvalue()
+def examples_of(rank: int, size: int, calls: list[list[str]], ports: list[int]) -> list[tuple[int, str, str]]:
+    """The status of each call, and what the rank says there."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    found = []
+    for arguments, port in zip(calls, ports, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        said, complained = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+            status = train_pipeline.main(arguments)
+        assert threads_of_gloo() == 0, arguments
+        found.append((status, said.getvalue(), complained.getvalue()))
+    return found
 
 
-def test_pipelined_and_serial_losses_are_equal(tmp_path: Path) -> None:
+def test_a_plan_is_refused_by_all_or_its_losses_are_serial_ones(tmp_path: Path) -> None:
     pipeline.write_plan(PLAN, tmp_path / "plan.json")
     pictures = ["-o", str(tmp_path / "loss.svg"), "--timeline", str(tmp_path / "timeline.png")]
     options = ["--plan", str(tmp_path / "plan.json"), "--steps", "4", "--collectives", "gloo", *pictures]
-    (is_equal, said), *others = run_ranks(3, example, options)
-    assert is_equal
-    assert others == [(True, "")] * 2  # one rank speaks, all know
+    too_large = replace(PLAN, stages=((0, 3, (0,)), (3, 8, (3,))), topology=None)
+    pipeline.write_plan(too_large, tmp_path / "large.json")
+    calls = [["--plan", str(tmp_path / "large.json")], options]
+    (refused, (status, said, _)), *others = run_ranks(3, examples_of, calls, free_ports(2), backend=None)
+    assert refused == (2, "", "train_pipeline: plan: rank must be in 0..2 of topology full:3, got 3\n")
+    assert status == 0
+    assert others == [[(2, "", ""), (0, "", "")]] * 2  # one rank speaks, all know
     lines = said.splitlines()
     assert lines[0] == "digits: 2 stages of 1, 2 ranks, 4 microbatches, order pe (by hand)"
     assert lines[1] == "  stage 0 on rank 0: 0 Linear, 1 Tanh, 2 Linear"

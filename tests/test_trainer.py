@@ -41,6 +41,8 @@ from pipeline.tracing import trace  # noqa: E402
 from pipeline.trainer import Trainer  # noqa: E402
 from synth.errors import InputError  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 """Gradients of a few bytes go by schedules too."""
 

@@ -14,6 +14,8 @@ import pipeline
 from pipeline.run.failures import TrainingError
 from tests.ranks import run_ranks
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 
 def threads() -> int:
     """Of this process, those of libraries too."""

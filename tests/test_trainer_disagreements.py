@@ -31,6 +31,8 @@ from pipeline.run.batches import Batch  # noqa: E402
 from pipeline.run.runtime import Losses  # noqa: E402
 from pipeline.trainer import Trainer  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:3", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 SOON_S = 1.5
 

@@ -20,6 +20,8 @@ from training_cases import batches, cross_entropy, momentum, network, plan_of  #
 from pipeline.divisible import Divisible  # noqa: E402
 from pipeline.trainer import Trainer  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
 LATE_S = 3.0
 

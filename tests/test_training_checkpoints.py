@@ -22,6 +22,8 @@ from pipeline.run import checkpoints  # noqa: E402
 from pipeline.stages import Plan  # noqa: E402
 from synth.errors import InputError  # noqa: E402
 
+RANKS_IMPORT = ("torch._dynamo",)
+
 THREE = Plan([(0, 1, (2,)), (1, 3, (0, 3)), (3, 4, (1,))], microbatches=1)
 TWO = Plan([(0, 2, (3, 1)), (2, 4, (0,))], microbatches=1)  # rank 2 has no work
 OPTIMIZERS = ("adam", "sgd", "adamw groups", "schedule")

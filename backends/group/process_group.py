@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # keeps the default group that it finds: while there is none
 from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
