@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from synth.arborescence import LogicalGraph
 from synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
-from synth.packing import exact
+from synth.packing import packer
 from synth.packing.exact import pack_exactly
 from synth.packing.overuse import fitting_tree
 from synth.packing.tight_cuts import OverloadedCutError
@@ -281,14 +281,14 @@ def test_wrong_input_is_named(demands, knobs, error, message):
 
 def test_halves_the_unit_when_no_whole_tree_fits(monkeypatch):
     """The search is made to fail as often as it takes: the trees are exact all the same, in half units."""
-    failures = iter(range(exact.PATIENCE + 1))
+    failures = iter(range(packer.PATIENCE + 1))
 
     def stubborn(distances, parent_cost, root, remaining, random):
         if next(failures, None) is not None:
             return None, np.array([0])
         return fitting_tree(distances, parent_cost, root, remaining, random)
 
-    monkeypatch.setattr(exact, "fitting_tree", stubborn)
+    monkeypatch.setattr(packer, "fitting_tree", stubborn)
     packing = pack_exactly(a100(2), equal(a100(2), F(65, 3)), attempts=1)
     assert_packs(packing, a100(2), equal(a100(2), F(65, 3)))
     assert dict(packing.settings)["unit"] == "5/6"
@@ -314,7 +314,7 @@ def test_a_link_is_kept_by_as_many_edges_as_it_has_room_for():
 
 def test_settings_tried_before_the_deadline_count(monkeypatch, caplog):
     """The clock jumps past the deadline when the first setting is done."""
-    run, now = exact._Packer.run, [0.0]
+    run, now = packer.Packer.run, [0.0]
 
     def slow_run(packer):
         packing = run(packer)
@@ -322,7 +322,7 @@ def test_settings_tried_before_the_deadline_count(monkeypatch, caplog):
         return packing
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(exact._Packer, "run", slow_run)
+    monkeypatch.setattr(packer.Packer, "run", slow_run)
     packing = pack_exactly(dgx1(), equal(dgx1(), F(6, 7)), deadline_s=10.0)
     assert_packs(packing, dgx1(), equal(dgx1(), F(6, 7)))
     assert "deadline after 1 of 4 settings" in caplog.text

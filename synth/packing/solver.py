@@ -15,7 +15,6 @@ from typing import Literal, TypeAlias
 from synth.arborescence import LogicalGraph
 from synth.bounds import bound
 from synth.bounds.capacity_lp import Split, most_central, split_bandwidth
-from synth.bounds.free_roots import free_roots, spread_roots
 from synth.certificate import Bound
 from synth.collective import TREE_KINDS, Collective, Kind
 from synth.deadline import Deadline
@@ -31,13 +30,15 @@ from synth.packing.carrier import (
     rerooted,
     with_weight,
 )
-from synth.packing.exact import RoutedPacking, pack_routed
+from synth.packing.exact import pack_routed
 from synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
 from synth.packing.lift import lift
 from synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
+from synth.packing.packer import RoutedPacking
 from synth.packing.routed import RoutedTree
 from synth.packing.routed_lift import lift_routed
 from synth.packing.shallow import NO_DEADLINE, Shallow, pack_shallow, shallow_frontier
+from synth.packing.splits import best_splits
 from synth.packing.warm_start import Stump, rebound
 from synth.reachability import who_is_cut_off
 from synth.relays import relays_as_switches
@@ -48,7 +49,6 @@ from synth.tree import Packing, Tree
 TreeMethod: TypeAlias = Literal["trees", "mwu"]
 _Carriers: TypeAlias = Sequence[Carrier] | Sequence[RoutedTree]
 
-_FREE_ROOTS_UP_TO = 64  # ranks; above, roots stay equal where that reaches the bound
 _ROUNDS_UP_TO = 128  # roots; above, an arborescence for each would overrun a deadline by too much
 _SPREADING = {
     Kind.BROADCAST: Kind.BROADCAST,
@@ -391,7 +391,7 @@ def _few_trees(task: _Task, roots: Sequence[int], optimum: Fraction, packing: Pa
 
 def _pairs(task: _Task) -> tuple[_Carriers, Settings]:
     """Pairs of trees for an allreduce."""
-    splits = _best_splits(task) if task.method == "trees" else []
+    splits = best_splits(task.topology, task.collective, task.limit.rate) if task.method == "trees" else []
     if task.stays_routed and len(splits) == 1 and splits[0].into is None:
         outs = _pack_out(task, splits[0])
         return outs.trees, (*outs.settings, _roots_of(task, splits[0]))
@@ -447,63 +447,6 @@ def _exact_pairs(task: _Task, splits: Sequence[Split]) -> tuple[Pairing, Fractio
                 raise
     # A level costs a latency on every way; a pair more only makes messages smaller.
     return min(packed, key=lambda pairing: len(pairing.pairs) + 2 * _height(pairing)), splits[0].rate
-
-
-def _best_splits(task: _Task) -> list[Split]:
-    """Those that reach the best rate."""
-    splits = _splits(task)
-    rate = max(split.rate for split in splits)
-    return [split for split in splits if split.rate == rate]
-
-
-def _splits(task: _Task) -> list[Split]:
-    """Free roots, and equal roots: a reduce-scatter and an allgather on half of each link.
-
-    Equal roots reach the same rate on regular graphs, often with lower trees.
-    """
-    equal = _equal_roots(task.topology, task.collective)
-    if equal and equal.rate == task.limit.rate and task.topology.ranks > _FREE_ROOTS_UP_TO:
-        return [equal]
-    if task.topology.is_symmetric and task.topology.ranks > _FREE_ROOTS_UP_TO:
-        free = _halves_of_free_roots(task.topology)
-        if free.rate == task.limit.rate:
-            return [free]
-        return [_spread(task.topology, split_bandwidth(task.topology, task.collective))]
-    free = split_bandwidth(task.topology, task.collective)
-    return [free, equal] if equal else [free]
-
-
-def _halves_of_free_roots(topology: Topology) -> Split:
-    """Half of each link for each direction, and the roots that make the most of it."""
-    found = free_roots(topology)
-    demands = {root: demand for root, demand in enumerate(found.demands) if demand}
-    return Split(found.rate, demands, _halved(topology))
-
-
-def _spread(topology: Topology, split: Split) -> Split:
-    """The split of one root, with as much for every root."""
-    (root,) = split.roots
-    out, roots = spread_roots(topology, split.out, root, split.rate)
-    return Split(split.rate, roots, out)
-
-
-def _halved(topology: Topology) -> Topology:
-    links = tuple(replace(link, bandwidth=link.bandwidth / 2) for link in topology.links)
-    return replace(topology, links=links, symmetries=())
-
-
-def _equal_roots(topology: Topology, collective: Collective) -> Split | None:
-    """The split in halves; None where a switch could not pass on all it receives."""
-    if topology.unbalanced(range(topology.ranks, topology.size)):
-        return None
-    halves = _halved(topology)
-    gathered = replace(collective, kind=Kind.ALLGATHER)
-    out = split_bandwidth(halves, gathered)
-    if topology.is_symmetric:
-        return out
-    into = split_bandwidth(halves.reversed(), gathered)
-    least = min(out, into, key=lambda split: split.rate)
-    return Split(least.rate, least.roots, halves, halves)
 
 
 def _pack_split(task: _Task, split: Split) -> Pairing:

@@ -1,0 +1,222 @@
+"""The state of one exact packing and the search for its next trees: whole units on links and ranks.
+
+`synth.packing.exact` is the entry and says how it works; `synth.packing.first_trees` takes out what is known
+before the search begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import reduce
+from random import Random
+
+import numpy as np
+
+from synth.arborescence import FORBIDDEN, LogicalGraph, Routes
+from synth.compiled import Ints
+from synth.deadline import Deadline
+from synth.errors import TimedOutError
+from synth.flow import checked_int64
+from synth.packing.overuse import fitting_tree
+from synth.packing.routed import RoutedTree
+from synth.packing.tight_cuts import TightCuts
+from synth.progress import report
+from synth.schedule import Settings
+from synth.topology import gcd_of_fractions
+from synth.tree import Packing
+
+log = logging.getLogger(__name__)
+
+SCARCEST = 1 << 10
+"""Price of the link with the least left, where the others cost in proportion; a pooled cut costs more than
+any tree pays in such prices."""
+LARGEST_BATCH = 32
+"""Trees that are tested against the cuts together: that is most of the work on large graphs."""
+PATIENCE = 12
+"""Tries in a row that overuse a link before the unit is halved."""
+LARGEST_PRESSURE = 12
+"""Doublings of an overused link's price; more would leave no difference between the others."""
+LINKS_PER_EDGE = 8
+"""More links than the edges of a cheap tree pass on average; sizes the guard against overflow."""
+LARGEST_IDLENESS = 10_000
+"""Tries without a tree that only a bug explains: each pools a cut or makes a link dearer."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoutedPacking:
+    """A packing whose trees are arrays; see `synth.tree.Packing`."""
+
+    trees: tuple[RoutedTree, ...]
+    settings: Settings = ()
+
+    @property
+    def packing(self) -> Packing:
+        """The same as values."""
+        return Packing(tuple(tree.tree for tree in self.trees), self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A tree and how many units of weight it carries."""
+
+    root: int
+    times: int
+    routes: Routes
+    uses: Ints
+
+
+class Packer:
+    """One run: whole units on links (`remaining`) and ranks (`demand`), until no demand is left."""
+
+    def __init__(
+        self,
+        graph: LogicalGraph,
+        demands: Mapping[int, Fraction],
+        *,
+        seed: int,
+        hop_weight: float,
+        deadline: Deadline,
+    ) -> None:
+        topology = graph.topology
+        amounts = [Fraction(demands.get(rank, 0)) for rank in range(topology.ranks)]
+        rates = [link.bandwidth for link in topology.links]
+        self.unit = reduce(gcd_of_fractions, rates + amounts, Fraction(0)) or Fraction(1)
+        whole = checked_int64([int(value / self.unit) for value in rates + amounts])
+        self.remaining, self.demand = whole[: len(rates)], whole[len(rates) :]
+        self.graph = graph
+        self.cuts = TightCuts(graph)
+        self.cuts.check(self.remaining, self.demand, self.unit)
+        self.seed, self.hop_weight, self.deadline = seed, hop_weight, deadline
+        self.random = Random(seed)
+        self.hop_price = round(hop_weight * SCARCEST)
+        self.cut_price = (SCARCEST * (topology.size + 1) + self.hop_price * topology.ranks) * topology.ranks
+        self.pressure = np.zeros(len(rates), dtype=np.int64)  # doublings of the price of overused links
+        self.waiting = [rank for rank in range(topology.ranks) if self.demand[rank] > 0]
+        self.total = int(self.demand.sum())
+        self.taken: list[Taken] = []
+        self.first_parts: list[Fraction] = []  # the part carried by whole proposals, then by all
+        self.overuses = self.idle = 0  # tries in a row that failed for overused links, and for any reason
+
+    def take(self, tree: Taken, times: int) -> None:
+        """Take a tree out for good."""
+        self.remaining -= times * tree.uses
+        self.demand[tree.root] -= times
+        self.waiting.remove(tree.root)
+        if self.demand[tree.root]:
+            self.waiting.append(tree.root)
+        self.taken.append(replace(tree, times=times))
+
+    def run(self) -> RoutedPacking:
+        """Take trees out until every demand is met."""
+        batch = 1
+        while self.waiting:
+            proposed = self._propose(batch)
+            kept = self._commit(proposed)
+            batch = min(2 * batch, LARGEST_BATCH) if kept == batch else max(1, kept)
+            self.idle = 0 if kept else self.idle + 1
+            report("packing trees", self.total - int(self.demand.sum()), self.total)
+            if self.idle > LARGEST_IDLENESS:
+                raise RuntimeError(f"packing of {self.graph.topology.name}: no tree in {self.idle} tries")
+        return self._packing()
+
+    def _propose(self, batch: int) -> list[Taken]:
+        """Up to `batch` trees for the roots in turn, as if no other cut than the pooled ones would bind."""
+        remaining, demand, waiting = self.remaining.copy(), self.demand.copy(), list(self.waiting)
+        proposed: list[Taken] = []
+        while waiting and len(proposed) < batch:
+            if self.deadline.has_passed:
+                raise TimedOutError(
+                    f"exact trees on {self.graph.topology.name}: out of time after {len(self.taken)} trees"
+                )
+            root = waiting.pop(0)
+            distances = self.graph.distances(self.lengths(remaining))
+            parent_cost = self.hop_price * self.graph.hops(remaining > 0, root)
+            routes, overused = fitting_tree(distances, parent_cost, root, remaining, self.random)
+            if routes is None:
+                if not proposed:
+                    self._relent(overused)
+                break
+            uses = routes.uses()
+            times = min(int(demand[root]), int((remaining[uses > 0] // uses[uses > 0]).min()))
+            remaining -= times * uses
+            demand[root] -= times
+            if demand[root]:
+                waiting.append(root)
+            proposed.append(Taken(root, times, routes, uses))
+        return proposed
+
+    def _commit(self, proposed: list[Taken]) -> int:
+        """Take out as many of the trees as every cut allows; how many that are."""
+        if not proposed:
+            return 0
+        allowed = self.cuts.trim(
+            self.remaining,
+            self.demand,
+            [tree.uses for tree in proposed],
+            [tree.root for tree in proposed],
+            [tree.times for tree in proposed],
+        )
+        for tree, times in zip(proposed, allowed, strict=False):
+            self.take(tree, times)
+        if allowed:
+            self.pressure //= 2
+            self.overuses = 0
+        return len(allowed)
+
+    def lengths(self, remaining: Ints) -> Ints:
+        """What the links cost the next tree: the pooled cuts they leave, then how little they have left."""
+        usable = remaining > 0
+        shift = max(0, int(remaining.max()).bit_length() - 20)
+        left = np.maximum(remaining >> shift, 1)
+        scarcity = np.where(usable, (1 << (20 + self.pressure)) // left, 0)
+        price = 1 + scarcity * SCARCEST // max(1, int(scarcity.max()))
+        dearest = int(self.cuts.crossings.max()) * self.cut_price + SCARCEST
+        if dearest * self.graph.topology.size * LINKS_PER_EDGE >= FORBIDDEN:
+            raise OverflowError(f"exact trees on {self.graph.topology.name}: prices exceed int64")
+        return np.where(usable, self.cuts.crossings * self.cut_price + price, FORBIDDEN)
+
+    def _relent(self, overused: Ints) -> None:
+        """No tree fits as the links are priced: make the overused ones dearer, at last halve the unit."""
+        # While the invariant holds, the links that are left connect every root that still has demand.
+        assert overused.size, "the cuts allow a tree but the links do not connect the ranks"
+        self.overuses += 1
+        self.pressure[overused] = np.minimum(self.pressure[overused] + 1, LARGEST_PRESSURE)
+        if self.overuses > PATIENCE:
+            log.info("packing of %s: halving the unit %s", self.graph.topology.name, self.unit)
+            checked_int64([*self.remaining.tolist(), *self.demand.tolist()], factor=2)
+            self.remaining *= 2
+            self.demand *= 2
+            self.total *= 2
+            self.unit /= 2
+            self.taken = [replace(tree, times=2 * tree.times) for tree in self.taken]
+            self.pressure[:] = 0
+            self.overuses = 0
+
+    def _packing(self) -> RoutedPacking:
+        """The trees in the order of their roots; those that came up twice are one."""
+        merged: dict[tuple[bytes, bytes], Taken] = {}
+        for tree in self.taken:
+            key = (tree.routes.parents.tobytes(), tree.routes.links.tobytes())
+            twin = merged.get(key)
+            merged[key] = tree if twin is None else replace(twin, times=twin.times + tree.times)
+        trees = tuple(
+            RoutedTree(tree.root, tree.times * self.unit, tree.routes)
+            for tree in sorted(merged.values(), key=lambda tree: tree.root)
+        )
+        warm: Settings = ()
+        if self.first_parts:
+            kept, both = map(float, self.first_parts)
+            warm = (("repaired", f"{kept:.1%} on old trees, {both - kept:.1%} on patched ones"),)
+        return RoutedPacking(
+            trees,
+            (
+                ("tie_seed", self.seed),
+                ("hop_weight", str(self.hop_weight)),
+                ("unit", str(self.unit)),
+                ("tight_cuts", self.cuts.size),
+                *warm,
+            ),
+        )
