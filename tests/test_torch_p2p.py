@@ -52,6 +52,7 @@ def on_ranks(count: int, job: Callable[[int, Group], Any], timeout_s: float = 30
     """What `job(rank, group)` returns, or the exception it raises, on `count` connected ranks."""
     store = dist.HashStore()
     results: list[Any] = [None] * count
+    connected = threading.Barrier(count)  # a rank that goes at once is missed when others connect to it
 
     def run(rank: int) -> None:
         try:
@@ -59,6 +60,7 @@ def on_ranks(count: int, job: Callable[[int, Group], Any], timeout_s: float = 30
             options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
             options._timeout = timedelta(seconds=timeout_s)
             group = _Group(dist.ProcessGroupGloo(store, rank, count, options))
+            connected.wait(timeout_s)
             results[rank] = job(rank, group)
         except Exception as error:  # the test looks at it
             results[rank] = error

@@ -88,16 +88,19 @@ def test_one_way_alone_compares_nothing(
     assert "difference" not in capsys.readouterr().out
 
 
-def test_without_torchrun_it_says_how_to_start_it() -> None:
-    done = run(sys.executable, str(SCRIPT))
-    assert done.returncode == 2
+def test_without_torchrun_it_says_how_to_start_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert train_ddp.main([]) == 2
     expected = "start it with: torchrun --standalone --nproc-per-node 4 examples/train_ddp.py"
-    assert done.stderr.splitlines() == [f"train_ddp: {expected}"]
+    assert capsys.readouterr().err.splitlines() == [f"train_ddp: {expected}"]
 
 
-def test_without_scikit_learn_it_says_so(tmp_path: Path) -> None:
-    (tmp_path / "sklearn.py").write_text("raise ImportError('not installed')")
-    done = run(sys.executable, str(SCRIPT), PYTHONPATH=str(tmp_path))
-    assert done.returncode == 2
+def test_without_scikit_learn_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert train_ddp.main([]) == 2
     expected = "the digits come with scikit-learn: pip install scikit-learn"
-    assert done.stderr.splitlines() == [f"train_ddp: {expected}"]
+    assert capsys.readouterr().err.splitlines() == [f"train_ddp: {expected}"]
