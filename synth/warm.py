@@ -31,6 +31,8 @@ def warm() -> None:
         solve(topology, "allreduce", method="mwu", max_trees=1)
         solve(topology, "broadcast", method="trees", max_height=2)
         pareto(topology, "broadcast", max_steps=2, cache=False)
+    star = Topology.build("star", 3, _both_ways([(0, 3), (1, 3), (2, 3)]), ["hub"])
+    for topology in (Topology.build("triangle", 3, triangle), star):  # both with a symmetry that moves all
         for moved in IMPLICIT_KINDS:
             verify(solve_implicit(topology, moved), every_translate=True)
 
