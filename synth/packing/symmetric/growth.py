@@ -22,7 +22,7 @@ Network: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints]
 """For the kernels: tails, heads and lengths of links, offsets of vertices, both orbits of links."""
 
 _REFRESHED = 16
-"""Ways through switches are priced anew after this part of the ranks of a level."""
+"""Ways through switches are priced anew after this part of the ranks that are left of a level."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +127,8 @@ def _grow(
         candidates = _candidates(network, arriving, needs, levels, level, toward)
         following = np.empty(len(candidates), np.int64)
         joined, since = 0, 0
-        for rank in candidates:
-            if since * _REFRESHED > len(candidates) and size > ranks:
+        for position, rank in enumerate(candidates):
+            if since * _REFRESHED > len(candidates) - position and size > ranks:
                 _approach(ranks, network, leaving, base + uses * steepness, wave, toward)
                 since = 0
             link = _least_priced(rank, network, arriving, needs, levels, level, toward, base, uses, steepness)

@@ -21,6 +21,7 @@ from synth.packing.symmetric.master import Column, Weighed
 from synth.packing.symmetric.weights import Chosen, filled
 
 _MOST_EDGES = 1 << 17  # tree edges that whole parts are worth
+_HOPELESS = 1.25  # uses over room: here prices among equals do not decide, and more trees do not help
 _LEFT_OPEN = (Fraction(1), Fraction(1, 4), Fraction(1, 16), Fraction(0))
 """The part of the weights that is grown anew, besides what rounding leaves."""
 
@@ -50,6 +51,7 @@ def in_few_parts(
     for parts in denominators if problem.shares == 1 else ():
         for kept, missing in _starts(generation, columns, weighed, parts):
             room = _room(generation, columns, kept, parts)
+            worst = math.inf
             for one in lengths if min(room) >= 0 else ():
                 generation.deadline.check("the search for few parts")
                 if generation.grown + sum(missing) > allowed:
@@ -58,9 +60,12 @@ def in_few_parts(
                 for column in grown:
                     generation.pool.add(column)
                 used = np.sum([column.uses for column in grown] or [(0,) * len(room)], axis=0).tolist()
+                worst = min(worst, max(load / max(1, left) for load, left in zip(used, room, strict=True)))
                 fits = all(load <= left for load, left in zip(used, room, strict=True))
                 if fits and all(column.height <= max_height for column in grown):
                     return _merged(generation, [*columns, *grown], [*kept, *[1] * len(grown)], parts)
+            if not any(kept) and worst > _HOPELESS:
+                return None
     return None
 
 

@@ -39,7 +39,8 @@ SYMMETRIC_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 _LONGEST = 1 << 20  # lengths of a certificate beyond this have too many digits to guide anything
 
 
-_ROUNDS_FOR_LOW = 60  # of weighing and pricing, for each height that is tried
+_EFFORT_FOR_LOW = 1 << 18  # links that are contracted for each height that is tried, in all rounds
+_ROUNDS_FOR_LOW = 60  # of weighing and pricing, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,9 +228,11 @@ def _lower(question: Question, generation: Generation) -> None:
     tight = generation.tight
     if tight is None:
         tight = whole_prices(Master(problem, generation.pool.columns).solve().prices, COARSE)
+    effort = len(problem.groups) * len(problem.topology.links)
+    rounds = max(4, min(_ROUNDS_FOR_LOW, _EFFORT_FOR_LOW // effort))
     while enough - too_low > 1:
         height = (enough + too_low) // 2
-        low = Generation(problem, tight, question.deadline, height, rounds=_ROUNDS_FOR_LOW)
+        low = Generation(problem, tight, question.deadline, height, rounds=rounds)
         if low.run().rate < 1 - CLOSE:
             too_low = height
             continue
