@@ -6,6 +6,7 @@ Shared by the commands; the packages that they load are imported inside.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,57 @@ from synth.options import rank_list
 
 if TYPE_CHECKING:
     from synth.collective import Collective
+    from synth.faults import Faulty
     from synth.implicit.schedule import AnySchedule
     from synth.topology import Topology
 
 
 class NotCorrectError(Exception):
     """The answer is no: exit status 1 with this one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command is about.
+
+    Attributes:
+        topology: the fabric, what is left of it where something failed.
+        taking_part: the ranks of it that take part; all others are relays.
+        faulty: how it came from a healthy one; None where nothing failed.
+    """
+
+    topology: Topology
+    taking_part: tuple[int, ...]
+    faulty: Faulty | None = None
+
+
+def load_fabric(
+    spec: str,
+    ranks: str | None,
+    *,
+    relays: bool,
+    gpu: str | None,
+    pcie: bool,
+    rates: str,
+    without_links: Sequence[str] | None = None,
+    without_ranks: Sequence[int] | None = None,
+) -> Asked:
+    """The topology a command is about, and the ranks that take part in it.
+
+    Failed links and ranks are named as in the fragment; those that are left are numbered 0, 1, 2... again.
+    """
+    from topologies import load
+
+    chosen = None if ranks is None else rank_list(ranks)
+    topology = load(spec, ranks=chosen, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    members = topology.ranks if chosen is None else len(chosen)
+    if not without_links and not without_ranks:
+        return Asked(topology, tuple(range(members)))
+    from synth.faults import without
+
+    faulty = without(topology, links=without_links or (), ranks=without_ranks or ())
+    left = sum(before < members for before in faulty.kept)
+    return Asked(faulty.topology, tuple(range(left)), faulty)
 
 
 def load_topology(
@@ -33,22 +79,18 @@ def load_topology(
     without_links: Sequence[str] | None = None,
     without_ranks: Sequence[int] | None = None,
 ) -> tuple[Topology, tuple[int, ...]]:
-    """The topology a command is about, and the ranks that take part in it.
-
-    Failed links and ranks are named as in the fragment; those that are left are numbered 0, 1, 2... again.
-    """
-    from topologies import load
-
-    chosen = None if ranks is None else rank_list(ranks)
-    topology = load(spec, ranks=chosen, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
-    members = topology.ranks if chosen is None else len(chosen)
-    if not without_links and not without_ranks:
-        return topology, tuple(range(members))
-    from synth.faults import without
-
-    faulty = without(topology, links=without_links or (), ranks=without_ranks or ())
-    left = sum(before < members for before in faulty.kept)
-    return faulty.topology, tuple(range(left))
+    """`load_fabric` for who does not ask how the fabric came to be."""
+    asked = load_fabric(
+        spec,
+        ranks,
+        relays=relays,
+        gpu=gpu,
+        pcie=pcie,
+        rates=rates,
+        without_links=without_links,
+        without_ranks=without_ranks,
+    )
+    return asked.topology, asked.taking_part
 
 
 def collective_on(
