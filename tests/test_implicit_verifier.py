@@ -124,11 +124,19 @@ def with_other_bound(schedule: ImplicitSchedule, data: st.DataObject) -> dict[st
     return {"bound": replace(schedule.bound, rate=schedule.bound.rate * 2)}
 
 
+def with_other_target(schedule: ImplicitSchedule, data: st.DataObject) -> dict[str, Any]:
+    at = data.draw(st.integers(0, len(schedule.chunks) - 1))
+    target = data.draw(st.one_of(st.none(), st.integers(0, schedule.topology.ranks - 1)))
+    changed = replace(schedule.chunks[at], target=target)
+    return {"chunks": (*schedule.chunks[:at], changed, *schedule.chunks[at + 1 :])}
+
+
 BREAK: list[Callable[[ImplicitSchedule, st.DataObject], dict[str, Any]]] = [
     without_transfer,
     with_changed_transfer,
     with_transfer_twice,
     with_other_share,
+    with_other_target,
     with_other_rate,
     with_other_bound,
 ]
@@ -303,6 +311,16 @@ def test_shares_blocks_and_rates_are_named() -> None:
         replace(schedule, bound=Bound(Fraction(9), Cut(frozenset({0}), Fraction(2)))),
         "bound: 9 GB/s declared, its certificate proves 8 GB/s",
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_of_no_block_are_named(kind: Kind) -> None:
+    schedule = translated(hub(4), kind)  # the last vertex is a switch: no rank has its number
+    target = None if kind is Kind.ALLTOALL else 1
+    strange = replace(schedule, chunks=(replace(schedule.chunks[0], target=target), *schedule.chunks[1:]))
+    refused(strange, f"chunk 0: {kind} among 4 ranks moves no block with owner ")
+    whole = verify(strange.expand(), max_errors=10**6)
+    assert unlinked(verify_implicit(strange, translates=True, max_errors=10**6)) == unlinked(whole)
 
 
 def test_chunks_are_named_as_representatives_or_as_written_out() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from synth.implicit.schedule import ImplicitSchedule
 from synth.replay import Errors, mask_of, replay_chunk
 from synth.schedule import Chunk, Transfer
 from synth.topology import Hop
+from synth.verifier import describe
 
 DIGIT_BITS = 30
 """Shares are counted in digits of so many bits: 2**33 of them fit an int64, whatever the denominators are."""
@@ -56,6 +58,7 @@ def check_every_translate(
     replay_all(
         moves, members, goal, _state(goal, topology.ranks, int(np.diff(moves.first).max(initial=0))), count
     )
+    _check_chunks(schedule, group, moves, errors)
     _check_blocks(schedule, count.shares, scale, errors)
     _spell_out(schedule, group, count, errors)
     if count.numbers[2]:
@@ -102,6 +105,7 @@ def _moves(schedule: ImplicitSchedule, scale: int) -> Moves:
     return Moves(
         _ints([chunk.owner for chunk in schedule.chunks]),
         _ints([-1 if chunk.target is None else chunk.target for chunk in schedule.chunks]),
+        np.array([_is_in_block(schedule.collective, chunk) for chunk in schedule.chunks], dtype=np.bool_),
         _digits([int(chunk.share * scale) for chunk in schedule.chunks], scale),
         _ints([0, *np.cumsum(of_chunk).tolist()]),
         _ints([transfer.src for transfer in transfers]),
@@ -111,6 +115,14 @@ def _moves(schedule: ImplicitSchedule, scale: int) -> Moves:
         _ints([0, *np.cumsum([len(way) for way in hops]).tolist()]),
         _ints([number[hop] for way in hops for hop in way]),
     )
+
+
+def _is_in_block(collective: Collective, chunk: Chunk) -> bool:
+    if chunk.owner not in collective.members:
+        return False
+    if collective.kind is Kind.ALLTOALL:
+        return chunk.target in collective.members and chunk.target != chunk.owner
+    return chunk.target is None
 
 
 def _ints(values: Sequence[int]) -> Ints:
@@ -130,8 +142,23 @@ def _number(digits: Sequence[int]) -> int:
     return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits))
 
 
+def _check_chunks(schedule: ImplicitSchedule, group: CheckedGroup, moves: Moves, errors: Errors) -> None:
+    """Object to chunks that are of no block; only as many are looked at as are spelled out."""
+    strange = np.flatnonzero(~moves.in_block).tolist()
+    for place, (index, element) in enumerate(product(strange, range(group.order))):
+        if errors.is_full:
+            errors.add_unspelled(len(strange) * group.order - place)
+            return
+        chunk = _moved(schedule.chunks[index], _permutation(group, element))
+        owner = None if schedule.collective.kind is Kind.ALLREDUCE else chunk.owner
+        errors.add(
+            f"chunk {index * group.order + element}: {describe(schedule.collective)} moves no block with "
+            f"{Block(owner, chunk.target)}"
+        )
+
+
 def _check_blocks(schedule: ImplicitSchedule, shares: Ints, scale: int, errors: Errors) -> None:
-    """The chunks of every block add up to it, and no chunk is of any other."""
+    """The chunks of every block add up to it."""
     ranks = schedule.topology.ranks
     taking_part = list(schedule.collective.ranks)
     whole = scale if schedule.collective.kind is Kind.ALLREDUCE else scale // len(taking_part)
@@ -149,7 +176,11 @@ def _check_blocks(schedule: ImplicitSchedule, shares: Ints, scale: int, errors: 
     for place in range(len(carried) - 1):
         carried[place + 1] += carried[place] >> DIGIT_BITS
         carried[place] &= (1 << DIGIT_BITS) - 1
-    for index in np.flatnonzero((carried != required).any(axis=0)).tolist():
+    wrong = np.flatnonzero((carried != required).any(axis=0)).tolist()
+    for place, index in enumerate(wrong):
+        if errors.is_full:  # an alltoall has as many blocks as pairs of ranks
+            errors.add_unspelled(len(wrong) - place)
+            break
         must, got = (Fraction(_number(digits[:, index].tolist()), scale) for digits in (required, shares))
         block = _block(schedule.collective.kind, index, ranks)
         errors.add(f"block with {block}: shares must add up to {must}, got {got}")
@@ -185,13 +216,15 @@ def _spell_out(schedule: ImplicitSchedule, group: CheckedGroup, count: Count, er
             for transfer in schedule.transfers
             if transfer.chunk == index
         ]
-        found = schedule.chunks[index]
-        target = None if found.target is None else images[found.target]
-        chunk = Chunk(found.share, images[found.owner], target)
+        chunk = _moved(schedule.chunks[index], images)
         replay_chunk(index * group.order + element, chunk, moved, schedule.collective, everyone, errors)
         if errors.is_full:
             break
     errors.add_unspelled(int(count.numbers[1]) - (errors.count - before))
+
+
+def _moved(chunk: Chunk, images: Sequence[int]) -> Chunk:
+    return Chunk(chunk.share, images[chunk.owner], None if chunk.target is None else images[chunk.target])
 
 
 def _permutation(group: CheckedGroup, element: int) -> list[int]:

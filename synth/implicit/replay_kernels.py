@@ -19,6 +19,7 @@ class Moves(NamedTuple):
     Attributes:
         owner: owner of each chunk.
         target: target of each chunk, -1 for none.
+        in_block: whether each chunk is a part of a block of the collective.
         share: digits of each chunk's share, the lowest first, a row per chunk.
         first: first transfer of each chunk, and the number of transfers at the end.
         src: sender of each transfer; transfers are in order of chunk and step.
@@ -31,6 +32,7 @@ class Moves(NamedTuple):
 
     owner: Ints
     target: Ints
+    in_block: Flags
     share: Ints
     first: Ints
     src: Ints
@@ -154,13 +156,14 @@ def _replay_element(
     """Replay each chunk moved by one element, given by its images of vertices and links."""
     ranks = goal.member.size
     for chunk in range(moves.owner.size):
-        block = 0
-        if goal.blocks > 0:
-            block = moved[moves.owner[chunk]]
-        if goal.blocks == 2:
-            block = block * ranks + moved[moves.target[chunk]]
-        for digit in range(moves.share.shape[1]):
-            count.shares[digit, block] += moves.share[chunk, digit]
+        if moves.in_block[chunk]:
+            block = 0
+            if goal.blocks > 0:
+                block = moved[moves.owner[chunk]]
+            if goal.blocks == 2:
+                block = block * ranks + moved[moves.target[chunk]]
+            for digit in range(moves.share.shape[1]):
+                count.shares[digit, block] += moves.share[chunk, digit]
         wrong = _replay_chunk(moves, goal, state, chunk, moved)
         if wrong > 0:
             if count.numbers[0] < count.bad.shape[0]:
@@ -239,6 +242,8 @@ def _join(rows: Ints, first: int, second: int, joint: int) -> int:
 @kernel
 def _is_done(moves: Moves, goal: Goal, state: State, chunk: int, moved: Ints) -> bool:
     """Whether everyone who must have the chunk has all contributions to it."""
+    if goal.receivers == 2 and moves.target[chunk] < 0:
+        return True
     if goal.receivers > 0:
         rank = moved[moves.owner[chunk]] if goal.receivers == 1 else moved[moves.target[chunk]]
         return bool((state.rows[state.held[rank]] == state.everyone).all())
