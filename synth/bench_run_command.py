@@ -22,7 +22,7 @@ from synth.probe_command import end_after_rank_0, is_follower, is_rank_of_a_job
 if TYPE_CHECKING:
     from backends.job import Sweep
     from backends.nccl_tests import Row
-    from synth.schedule import Schedule
+    from synth.implicit.schedule import AnySchedule
 
 _DEFAULT_SIZE = "32M"
 
@@ -96,7 +96,7 @@ def bench_run(
 class _Run:
     """One measurement, and what is said of it; on each rank of a job."""
 
-    def __init__(self, file: Path, sweep_for: Callable[[Schedule], Sweep], as_json: bool) -> None:
+    def __init__(self, file: Path, sweep_for: Callable[[AnySchedule], Sweep], as_json: bool) -> None:
         self._file = file
         self._sweep_for = sweep_for
         self._as_json = as_json
