@@ -25,6 +25,7 @@ _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _LARGEST_PARTS = 4096
 _SEARCH_LIMIT = 2000  # vertices of a branch and bound, times columns, that a small denominator is worth
 _COUNTED_UP_TO = 24  # parts; of more, the number of trees is left to chance
+_MANY, _TRIES_OF_MANY = 50, 3  # of more columns, so few denominators are tried
 _FINE = 1 << 20  # parts where even the vertex is of no use
 _MOST_COLUMNS = 100  # the integer programs of more take too long
 
@@ -64,7 +65,8 @@ def weigh_exactly(
     """
     weighed = Master(problem, columns).solve()
     kept = worthwhile(problem, columns, weighed)
-    for number in parts or denominators(problem, weighed):
+    numbers = list(parts or denominators(problem, weighed))
+    for number in numbers if len(kept) <= _MANY else numbers[:_TRIES_OF_MANY]:
         if deadline.has_passed:
             break
         counts = whole_parts(problem, kept, weighed.rate, number, deadline)
