@@ -15,6 +15,7 @@ from synth.errors import TopologyError
 from synth.topology import Hop, Topology, Vertex
 
 _NAMED = 3  # faults that the name of a topology lists
+_ENDS = 8  # ends of links that an error lists
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def parse_link(topology: Topology, text: str) -> Hop:
     if len(found) > 1:
         raise TopologyError(f"link {text!r}: can be read as {len(found)} links of {topology.name}")
     if not found:
-        raise TopologyError(f"link {text!r}: {topology.name} has no such link")
+        a, b = (end for end in readings[0] if end is not None)
+        raise TopologyError(f"link {text!r}: {_no_such_link(topology, (a, b))}")
     return found[0]
 
 
@@ -135,12 +137,25 @@ def _joined(topology: Topology, hop: Hop) -> bool:
     return hop in topology.bandwidth or hop[::-1] in topology.bandwidth
 
 
+def _no_such_link(topology: Topology, hop: Hop) -> str:
+    """What is wrong, and where the first end does lead: which rail a rank is on is easily mistaken."""
+    first = hop[0]
+    if not 0 <= first < topology.size:
+        return f"{topology.name} has no such link"
+    far = [link.dst for link in topology.links if link.src == first]
+    far += [link.src for link in topology.links if link.dst == first]
+    names = [str(topology.label(end)) for end in dict.fromkeys(far)]
+    more = f" and {len(names) - _ENDS} more" if len(names) > _ENDS else ""
+    where = f"to {', '.join(names[:_ENDS])}{more}" if names else "nowhere"
+    return f"{topology.name} has no such link, {topology.label(first)} is linked {where}"
+
+
 def _gone_links(topology: Topology, links: Iterable[Hop | str]) -> list[Hop]:
     gone: list[Hop] = []
     for link in links:
         hop = parse_link(topology, link) if isinstance(link, str) else (link[0], link[1])
         if not _joined(topology, hop):
-            raise TopologyError(f"link {_text(topology, hop)}: {topology.name} has no such link")
+            raise TopologyError(f"link {_text(topology, hop)}: {_no_such_link(topology, hop)}")
         if hop in gone or hop[::-1] in gone:
             raise TopologyError(f"link {_text(topology, hop)}: must be named once, got it twice")
         gone.append(hop)

@@ -87,8 +87,10 @@ def test_the_name_lists_a_few_faults():
     [
         ({"links": ["0-99"]}, "link '0-99': must be two ranks in 0..15 or names of switches with a dash"),
         ({"links": ["nonsense"]}, "link 'nonsense': must be two ranks"),
-        ({"links": ["0-10"]}, "link '0-10': torus:4x4 has no such link"),
-        ({"links": [(0, 10)]}, "link 0-10: torus:4x4 has no such link"),
+        ({"links": ["0-10"]}, "link '0-10': torus:4x4 has no such link, 0 is linked to 1, 3, 4, 12$"),
+        ({"links": [(0, 10)]}, "link 0-10: torus:4x4 has no such link, 0 is linked to 1, 3, 4, 12$"),
+        ({"links": [(0, 99)]}, "link 0-99: torus:4x4 has no such link, 0 is linked to"),
+        ({"links": [(-1, 0)]}, "link -1-0: torus:4x4 has no such link$"),
         ({"links": ["0-1", (1, 0)]}, "link 1-0: must be named once, got it twice"),
         ({"ranks": [16]}, "rank must be in 0..15, got 16"),
         ({"ranks": [3, 3]}, "ranks must be named once, got 3 twice"),
@@ -106,3 +108,13 @@ def test_nonsense_is_refused_in_one_line(faults, message):
     with pytest.raises(TopologyError, match=message) as caught:
         without(catalog.load("torus:4x4"), **faults)
     assert "\n" not in str(caught.value)
+
+
+def test_a_link_to_the_wrong_switch_is_told_the_right_one():
+    boxes = catalog.load("dgx-a100:boxes=2")
+    with pytest.raises(TopologyError, match=r"no such link, 3 is linked to box0\.nvswitch, fabric1$"):
+        without(boxes, links=["3-fabric0"])
+    with pytest.raises(TopologyError, match=r"fabric0 is linked to 0, 2, 4, 6, 8, 10, 12, 14$"):
+        without(boxes, links=["fabric0-3"])
+    with pytest.raises(TopologyError, match=r"0 is linked to 1, 2, 3, 4, 5, 6, 7, 8 and 11 more$"):
+        without(catalog.load("full:20"), links=[(0, 20)])
