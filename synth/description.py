@@ -36,7 +36,6 @@ TOLD = (
 )
 """Settings that mean something to whoever asked; all of them stand in the JSON and in the file."""
 
-
 TREE_METHODS = ("trees", "mwu", "symmetric")
 
 _MOST_NAMED = 24  # vertices or sets of a certificate that are named

@@ -17,7 +17,8 @@ import typer
 
 from synth.console import Stopwatch, gigabytes, print_json, print_lines, progress, share, table
 from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.options import AsJson, Deadline, Gpu, Pcie, Rates, Seed, Spec, rank_list
+from synth.options import AsJson, Deadline, Gpu, Pcie, Rates, Seed, Spec, WithoutLink, WithoutRank, rank_list
+from synth.questions import load_topology
 
 if TYPE_CHECKING:
     from synth.collective import Collective
@@ -58,6 +59,8 @@ def groups(
     size: Annotated[
         str | None, typer.Option("--size", help="simulate all at once, with buffers of this size")
     ] = None,
+    without_link: WithoutLink = None,
+    without_rank: WithoutRank = None,
     deadline: Deadline = None,
     seed: Seed = 0,
     output: Annotated[
@@ -69,7 +72,6 @@ def groups(
     as_json: AsJson = False,
 ) -> None:
     """Run several collectives at once: the slowest as fast as possible, then the next slowest, with proof."""
-    import topologies
     from synth.description import infeasible_document
     from synth.groups.folder import check_folder, write_groups
     from synth.groups.simulator import simulate_groups
@@ -79,7 +81,16 @@ def groups(
     if output is not None:
         check_folder(output)
     size_bytes = None if size is None else parse_size(size)
-    topology = topologies.load(spec, gpu=gpu, pcie=pcie, rates=rates)
+    topology, _ = load_topology(
+        spec,
+        None,
+        relays=False,
+        gpu=gpu,
+        pcie=pcie,
+        rates=rates,
+        without_links=without_link,
+        without_ranks=without_rank,
+    )
     collectives, weights = _asked(topology, group or [], mesh, along or [], weight or [])
     watch = Stopwatch()
     try:

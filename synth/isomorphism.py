@@ -6,13 +6,15 @@ scheduler handed out and the fragment for which a schedule was found before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from synth.refinement import Partition, Refiner, Trace, around
+from synth.errors import TopologyError
+from synth.refinement import Partition, Refiner, SpentError, Trace, around
 from synth.topology import Hop, Permutation, Topology, Vertex
 
 _EFFORT = 10_000_000  # ends of links that one comparison may look at: far more than 32 vertices can need
@@ -35,6 +37,9 @@ class Shape:
         topology: the graph.
         latencies: whether links must be alike in latency too, not only in bandwidth.
         colours: one for each vertex, which renumbering must keep, such as that of a root; None for no rule.
+
+    Raises:
+        TopologyError: the topology is too large to be compared; `isomorphism` raises the same.
     """
 
     def __init__(
@@ -56,7 +61,19 @@ class Shape:
             )
             for vertex in range(topology.size)
         ]
-        self._start = self._refiner.refined(Partition.of(self._colours))
+        with self._bounded():
+            self._start = self._refiner.refined(Partition.of(self._colours))
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """Say of what a comparison is that takes more than its effort."""
+        try:
+            yield
+        except SpentError as error:
+            raise TopologyError(
+                f"topology {self.topology.name}: to be compared with others it must take at most {_EFFORT} "
+                f"looks at ends of links, its {len(self.topology.links)} links take more"
+            ) from error
 
     def _switch_reduces(self, vertex: Vertex) -> bool:
         return self.topology.switches[vertex - self.topology.ranks].reduces
@@ -82,8 +99,9 @@ class Shape:
         """The vertex of the other topology that each of this one becomes; None where they are not alike."""
         if self.invariant != other.invariant:
             return None
-        levels, last = self._base
-        return self._matching(other, other._start, levels, last)
+        with self._bounded():
+            levels, last = self._base
+            return self._matching(other, other._start, levels, last)
 
     def _matching(
         self, other: Shape, partition: Partition, levels: Sequence[_Level], last: Partition

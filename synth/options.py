@@ -77,8 +77,8 @@ Deadline = Annotated[
 ]
 
 
-def rank_list(text: str) -> tuple[int, ...]:
-    """The ranks that `--ranks` names.
+def rank_list(text: str, option: str = "--ranks") -> tuple[int, ...]:
+    """The numbers that an option names, those of ranks unless it says otherwise.
 
     Raises:
         InputError: not numbers or ascending ranges, or more than a topology may have.
@@ -87,11 +87,11 @@ def rank_list(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise InputError(f"--ranks {text}: must be numbers or ranges such as 0,1,3 or 0-5, got {part!r}")
+            raise InputError(f"{option} {text}: must be numbers or ranges such as 0,1,3 or 0-5, got {part!r}")
         if int(last or first) < int(first):
-            raise InputError(f"--ranks {text}: ranges must go up, got {part!r}")
+            raise InputError(f"{option} {text}: ranges must go up, got {part!r}")
         if len(ranks) + int(last or first) - int(first) >= MOST_RANKS:
-            raise InputError(f"--ranks {part}: must name at most {MOST_RANKS} ranks in all")
+            raise InputError(f"{option} {part}: must name at most {MOST_RANKS} ranks in all")
         ranks.extend(range(int(first), int(last or first) + 1))
     return tuple(ranks)
 

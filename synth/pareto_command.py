@@ -22,6 +22,8 @@ from synth.options import (
     Root,
     Seed,
     Spec,
+    WithoutLink,
+    WithoutRank,
     part_of_one,
     seconds,
     whole,
@@ -65,6 +67,8 @@ def pareto(
     dask: Annotated[
         str | None, typer.Option("--dask", metavar="ADDRESS", help="run the jobs on this Dask scheduler")
     ] = None,
+    without_link: WithoutLink = None,
+    without_rank: WithoutRank = None,
     no_cache: NoCache = False,
     output: Annotated[
         Path | None,
@@ -83,7 +87,16 @@ def pareto(
 
     if output is not None:
         check_folder(output)
-    topology, taking_part = load_topology(spec, ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    topology, taking_part = load_topology(
+        spec,
+        ranks,
+        relays=relays,
+        gpu=gpu,
+        pcie=pcie,
+        rates=rates,
+        without_links=without_link,
+        without_ranks=without_rank,
+    )
     try:
         with progress(f"frontier of {collective} on {topology.name}", quiet=as_json), running_on(dask):
             found = synth.pareto(

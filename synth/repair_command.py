@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from synth.console import Stopwatch, print_json, print_lines, progress
+from synth.console import Json, Stopwatch, gigabytes, print_json, print_lines, progress
 from synth.description import describe_solution, infeasible_document, solution_document
 from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.options import AsJson, Deadline, File, Seed, WithoutLink, WithoutRank, writable
 from synth.questions import check_found, read_correct
+
+if TYPE_CHECKING:
+    from synth.implicit.schedule import AnySchedule
 
 
 def repair(
@@ -23,40 +26,41 @@ def repair(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write the new schedule here")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Repair a schedule around failed links and ranks; as good as solving anew, and faster."""
-    import synth
-    from synth.faults import parse_link
-    from synth.repair import repair as repaired
+    """Repair a schedule around failed links and ranks: what stands of its trees is kept, nothing is lost."""
+    from synth.faults import without
+    from synth.repair import repaired
 
     writable(output)
     if not without_link and not without_rank:
         raise InputError(f"{file}: nothing to repair, name what failed by --without-link or --without-rank")
     with progress(f"repairing {file}", quiet=as_json):
         before = read_correct(file)
-        links = [parse_link(before.topology, text) for text in without_link or ()]
+        faulty = without(before.topology, links=without_link or (), ranks=without_rank or ())
         stopwatch = Stopwatch()
+        late: TimedOutError | None = None
         try:
-            after = repaired(
-                before,
-                without_links=links,
-                without_ranks=without_rank or (),
-                seed=seed,
-                deadline_s=deadline,
-            )
+            after: AnySchedule | None = repaired(before, faulty, seed=seed, deadline_s=deadline)
         except InfeasibleError as error:
             if as_json:
-                print_json(infeasible_document(error, before.topology, before.collective.kind))
+                print_json(infeasible_document(error, faulty.topology, before.collective.kind))
             raise
         except TimedOutError as error:
-            if as_json:
-                print_json({"timed_out": True, "why": str(error)})
-            raise
-        seconds = stopwatch.seconds
-        check_found(after)
-        if output is not None:
-            synth.write_any_schedule(after, output)
-    solution = solution_document(after, seconds, output)
+            late, after = error, error.best
+        solution = {} if after is None else _kept(after, stopwatch.seconds, output)
     if as_json:
-        print_json({**solution, "rate_before": str(before.rate)})
-        return
-    print_lines([*describe_solution(after, solution), f"  before   {before.rate} GB/s"])
+        timed_out = {} if late is None else {"timed_out": True, "why": str(late)}
+        print_json({**solution, "rate_before": str(before.rate), **timed_out})
+    elif after is not None:
+        print_lines([*describe_solution(after, solution), f"  before   {gigabytes(before.rate)}"])
+    if late is not None:
+        raise late
+
+
+def _kept(schedule: AnySchedule, seconds: float, output: Path | None) -> Json:
+    """What is said of a schedule, which is verified and written before."""
+    import synth
+
+    check_found(schedule)
+    if output is not None:
+        synth.write_any_schedule(schedule, output)
+    return solution_document(schedule, seconds, output)

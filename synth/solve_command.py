@@ -195,8 +195,7 @@ def _answer(topology: Topology, collective: Collective, method: str, request: Re
 
     translations = None
     if form == "implicit":
-        if method not in {"auto", "trees", "routes"}:
-            raise InputError(f"method {method}: has no implicit form, which trees and routes have")
+        _check_implicit(method, collective, request)
         translations = implicit.translations_for(topology, collective, request)
     elif form == "auto":
         translations = implicit.worthwhile_translations(topology, collective, method, request)
@@ -209,6 +208,19 @@ def _answer(topology: Topology, collective: Collective, method: str, request: Re
     if request.size_bytes is None or method != "auto":
         return _Answer(methods.answer(topology, collective, method, request))
     return _chosen(methods.select(topology, collective, request), request.size_bytes)
+
+
+def _check_implicit(method: str, collective: Collective, request: Request) -> None:
+    """Refuse what the implicit form would answer by another method than the one that was named."""
+    from synth.implicit.methods import natural_method
+
+    natural = natural_method(collective)
+    if method not in {"auto", natural}:
+        raise InputError(
+            f"method {method}: the implicit form of {collective.kind} is made by {natural} (or auto)"
+        )
+    if method != "auto" and request.size_bytes is not None:
+        raise InputError(f"method {method}: takes no size_bytes, which is for auto")
 
 
 def _chosen(selection: Selection[SomeSchedule], size_bytes: int) -> _Answer:

@@ -62,7 +62,7 @@ def sweep(
     if jobs == 0 or jobs < -1:
         raise InputError(f"--jobs {jobs}: must be at least 1, or -1 for all cores")
     topology, _ = load_topology(spec, None, relays=False, gpu=gpu, pcie=pcie, rates=rates)
-    numbers = None if fragments is None else rank_list(fragments)
+    numbers = None if fragments is None else rank_list(fragments, "--fragments")
     chosen_sizes = None if sizes == "rate" else size_range(sizes)
     with progress(f"sweeping {topology.name}", quiet=as_json), running_on(dask):
         asked = list(questions(topology, sizes=numbers, failures=failures, kinds=_kinds(collectives)))

@@ -49,7 +49,15 @@ def test_exponents_are_slopes_from_64_ranks_on() -> None:
     ]
     # What a small fabric takes is the start of a process, and a time limit is no time.
     rows.append({"family": "square", "ranks": 4, "seconds": 1.0, "peak_MB": 100.0, "timed_out": False})
-    rows.append({"family": "square", "ranks": 4096, "seconds": 900.0, "peak_MB": 1.0, "timed_out": True})
+    late = scale._row(
+        Case("t", "torus:64x64", "allgather", family="square"),
+        [
+            {"seconds": 3.0, "peak_MB": 1.0, "ranks": 4096},
+            {"timed_out": True, "seconds": 900.0, "peak_MB": 1.0},
+        ],
+    )
+    assert late["timed_out"]
+    rows.append(late)
     rows.append({"family": "alone", "ranks": 128, "seconds": 1.0, "peak_MB": 1.0, "timed_out": False})
     found = scale.exponents(rows)
     assert list(found) == ["square"]

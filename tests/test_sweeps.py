@@ -19,7 +19,7 @@ from test_cli import synth as synth  # noqa: PLC0414  (a fixture)
 
 import topologies
 from synth.collective import Kind
-from synth.errors import InputError
+from synth.errors import InputError, TopologyError
 from synth.isomorphism import Shape
 from synth.methods import Request, bound, solve
 from synth.sweeps.answering import INFEASIBLE, SOLVED
@@ -189,6 +189,47 @@ def test_an_answer_that_is_not_there_is_said(swept: Path) -> None:
         Table.read(swept).find("allgather", ranks=(0, 1, 2))
     with pytest.raises(InputError, match=r"sweep\.json: cannot be read"):
         Table.read(swept.parent)
+    with pytest.raises(InputError, match="collective allsum: must be one of broadcast, reduce"):
+        Table.read(swept).find("allsum")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"choices": None}, "must be an answer with status, why and choices"),
+        ({"choices": [7]}, r"choices\[0\]: must be an object"),
+        ({"choices": [{"from_bytes": 8, "optimal": True, "file": "a"}]}, "0 for the first choice"),
+        ({"choices": [{"from_bytes": 0, "optimal": True, "file": "../a"}]}, "must be a file of schedules"),
+    ],
+)
+def test_a_damaged_answer_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = tmp_path / "table"
+    sweep(topologies.load("ring:3"), [Question((0, 1, 2), (), Kind.ALLGATHER)], folder)
+    (path,) = (folder / "answers").iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError, match=message) as error:
+        Table.read(folder)
+    assert str(path) in str(error.value)
+
+
+def test_a_sweep_that_was_stopped_at_once_goes_on(tmp_path: Path) -> None:
+    machine, folder = topologies.load("ring:3"), tmp_path / "table"
+    asked = [Question((0, 1, 2), (), Kind.ALLGATHER)]
+    sweep(machine, [], folder)
+    for name in ("answers", "schedules"):
+        (folder / name).rmdir()
+    assert sweep(machine, asked, folder) == 1
+
+
+def test_what_is_too_large_to_compare_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    torus = topologies.load("torus:4x4")
+    shape = Shape(torus)
+    with pytest.raises(TopologyError, match="torus:4x4: to be compared"):
+        monkeypatch.setattr("synth.isomorphism._EFFORT", 10)
+        Shape(torus)
+    shape._refiner.left = 10
+    with pytest.raises(TopologyError, match="torus:4x4: to be compared"):
+        shape.isomorphism(shape)
 
 
 def test_a_sweep_goes_on_where_it_was_left(tmp_path: Path) -> None:
@@ -251,7 +292,7 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
     ring = topologies.load("ring:4")
     asked = list(questions(ring, kinds=[Kind.ALLGATHER]))
     sweep(ring, asked, folder)
-    with pytest.raises(InputError, match="seed: the folder holds another sweep"):
+    with pytest.raises(InputError, match="seed: must be 0 as before, got 1; the folder holds another sweep"):
         sweep(ring, asked, folder, request=Request(seed=1))
     with pytest.raises(InputError, match="topology: the folder holds another sweep"):
         sweep(topologies.load("ring:5"), asked, folder)
@@ -277,3 +318,4 @@ def test_the_command(synth: Any, tmp_path: Path) -> None:
     refused(synth("sweep", "ring:4", "--collectives", "allsum", "-o", folder), "allsum")
     refused(synth("sweep", "ring:4", "--jobs", "0", "-o", folder), "--jobs 0")
     refused(synth("sweep", "ring:4", "--fragments", "5", "-o", folder), "2 to 4 ranks, got 5")
+    refused(synth("sweep", "ring:4", "--fragments", "x", "-o", folder), "--fragments x: must be numbers")

@@ -111,13 +111,19 @@ def translations_for(topology: Topology, collective: Collective, request: Reques
     return found
 
 
+def natural_method(collective: Collective) -> str:
+    """The method, as `synth.methods` names it, that implicit schedules of a collective are made by."""
+    return "routes" if collective.kind is Kind.ALLTOALL else "trees"
+
+
 def worthwhile_translations(
     topology: Topology, collective: Collective, method: str, request: Request
 ) -> Translations | None:
     """Those by which a question is better answered than with everything written out; None if it is not."""
-    natural = "routes" if collective.kind is Kind.ALLTOALL else "trees"
-    if topology.ranks <= LARGEST_EXPLICIT or method not in {"auto", natural}:
+    if topology.ranks <= LARGEST_EXPLICIT or method not in {"auto", natural_method(collective)}:
         return None
+    if method != "auto" and request.size_bytes is not None:
+        return None  # which `synth.methods.answer` refuses
     try:
         found = translations_for(topology, collective, request)
     except InputError:

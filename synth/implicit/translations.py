@@ -35,6 +35,7 @@ class Translations:
         ranks: number of ranks; vertices from there on are switches, which translations may keep in place.
         generators: images of all vertices, ranks to ranks.
         orders: how often each generator must be applied to get back to the start, at least 2.
+        size: number of vertices, switches included.
 
     Raises:
         TopologyError: generators do not commute, have other orders, or some element but the identity keeps a

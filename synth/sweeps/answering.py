@@ -14,7 +14,7 @@ from typing import Any
 from synth.collective import TREE_KINDS
 from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.formats.any_schedule import any_schedule_to_document
-from synth.implicit.methods import select_implicitly, worthwhile_translations
+from synth.implicit.methods import answer_implicitly, select_implicitly, worthwhile_translations
 from synth.implicit.schedule import AnySchedule
 from synth.methods import Request, answer, select
 from synth.selection import Selection
@@ -88,8 +88,6 @@ def _choices(
     translations = worthwhile_translations(topology, collective, "auto", request)
     if sizes is None:
         if translations is not None:
-            from synth.implicit.methods import answer_implicitly
-
             return [(0, answer_implicitly(topology, collective, translations, request))]
         natural = "trees" if collective.kind in TREE_KINDS else "routes"
         return [(0, answer(topology, collective, natural, request))]

@@ -118,18 +118,27 @@ def _open(machine: Topology, folder: Path, request: Request, sizes: Sequence[int
         before = read_json(path)
         for name, value in json.loads(json.dumps(head)).items():
             if before.get(name) != value:
+                shown = "" if name == "topology" else f" must be {before.get(name)} as before, got {value};"
                 raise InputError(
-                    f"{path}: {name}: the folder holds another sweep; name another folder, or ask as before"
+                    f"{path}: {name}:{shown} the folder holds another sweep; name another folder, or ask as "
+                    "before"
                 )
+        _make(folder / ANSWERS, folder / SCHEDULES)
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: must be an empty folder or one with a sweep in it")
-    try:
-        for name in (ANSWERS, SCHEDULES):
-            (folder / name).mkdir(parents=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    _make(folder)
+    # First, so that a run that is stopped at once leaves a sweep that can go on.
     write_atomically(path, json.dumps(head, indent=1) + "\n")
+    _make(folder / ANSWERS, folder / SCHEDULES)
+
+
+def _make(*folders: Path) -> None:
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

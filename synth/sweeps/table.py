@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from synth.collective import Kind
+from synth.collective import NAMED_KINDS, Kind
 from synth.errors import InputError
 from synth.formats import topology_from_document
 from synth.formats.any_schedule import read_any_schedule
@@ -55,6 +55,7 @@ class Table:
         for path in sorted((folder / ANSWERS).glob("*.json")):
             document = read_json(path)
             answers[_question(document, path)] = document
+            _check_choices(document, path)
         return cls(folder, machine, answers)
 
     def find(
@@ -78,7 +79,7 @@ class Table:
         Raises:
             InputError: the table has no answer to this question, or the answer is that there is none.
         """
-        kind = Kind(kind)
+        kind = _named(kind)
         chosen = tuple(range(self.machine.ranks)) if ranks is None else tuple(ranks)
         cables = tuple(sorted((min(hop), max(hop)) for hop in failed))
         asked = Question(chosen, cables, kind, root if kind.has_root else None)
@@ -87,26 +88,25 @@ class Table:
         if exact is not None:
             return self._schedule(exact, size_bytes)
         shape = _shape(topology, asked.root)
-        for question, document, known in self._shapes(kind, len(chosen)):
+        for document, known in self._shapes(kind, len(chosen)):
             images = known.isomorphism(shape)
             if images is not None:
                 found = self._schedule(document, size_bytes)
                 if images == identity(len(images)) and found.topology == topology:
                     return found
                 whole = found.expand() if isinstance(found, ImplicitSchedule) else found
-                assert question.kind is kind
                 return renumbered(whole, topology, images)
         raise InputError(
             f"{self.folder}: has no answer for {kind} on {topology.name}; "
             f"it has {len(self.answers)} answers, sweep again with this fragment or these failures"
         )
 
-    def _shapes(self, kind: Kind, ranks: int) -> Iterator[tuple[Question, dict[str, Any], Shape]]:
+    def _shapes(self, kind: Kind, ranks: int) -> Iterator[tuple[dict[str, Any], Shape]]:
         for question, document in self.answers.items():
             if question.kind is kind and len(question.ranks) == ranks:
                 if question not in self._known:
                     self._known[question] = _shape(question.topology(self.machine), question.root)
-                yield question, document, self._known[question]
+                yield document, self._known[question]
 
     @cached_property
     def _known(self) -> dict[Question, Shape]:
@@ -127,6 +127,14 @@ def _shape(topology: Topology, root: int | None) -> Shape:
     return Shape(topology, latencies=True, colours=colours)
 
 
+def _named(kind: Kind | str) -> Kind:
+    try:
+        return Kind(kind)
+    except ValueError as error:
+        known = ", ".join(one.value for one in NAMED_KINDS)
+        raise InputError(f"collective {kind}: must be one of {known}") from error
+
+
 def _question(document: dict[str, Any], path: Path) -> Question:
     try:
         return Question(
@@ -137,3 +145,19 @@ def _question(document: dict[str, Any], path: Path) -> Question:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: must be an answer with ranks, failed, collective and root") from error
+
+
+def _check_choices(document: dict[str, Any], path: Path) -> None:
+    """What is read of an answer later on."""
+    choices = document.get("choices")
+    if not isinstance(document.get("status"), str) or "why" not in document or not isinstance(choices, list):
+        raise InputError(f"{path}: must be an answer with status, why and choices")
+    for index, choice in enumerate(choices):
+        place = f"{path}: choices[{index}]"
+        if not isinstance(choice, dict) or not isinstance(choice.get("optimal"), bool):
+            raise InputError(f"{place}: must be an object with from_bytes, optimal and file")
+        if not isinstance(choice.get("from_bytes"), int) or (index == 0 and choice["from_bytes"] != 0):
+            raise InputError(f"{place}.from_bytes: must be a whole number, 0 for the first choice")
+        file = choice.get("file")
+        if not isinstance(file, str) or Path(file).name != file:
+            raise InputError(f"{place}.file: must be a file of {SCHEDULES}, got {file!r}")

@@ -1,0 +1,74 @@
+"""The commands about large fabrics, faults and groups: what they refuse, what they say without an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import refused
+from test_cli import synth as synth  # noqa: PLC0414  (a fixture)
+
+from synth.errors import TimedOutError
+from synth.formats import read_schedule
+
+FABRIC = """
+name: branch
+ranks: 4
+switches: [s]
+links:
+  - {between: [0, s], bandwidth: 1}
+  - {between: [s, 1], bandwidth: 1}
+  - {between: [1, 2], bandwidth: 1}
+  - {between: [2, 3], bandwidth: 1}
+  - {between: [3, 0], bandwidth: 1}
+"""
+
+
+@pytest.fixture
+def solved(synth: Any, tmp_path: Path) -> str:
+    """A schedule file of an allgather on four ranks and a switch."""
+    (tmp_path / "branch.yaml").write_text(FABRIC)
+    file = str(tmp_path / "branch.json")
+    assert synth("solve", str(tmp_path / "branch.yaml"), "allgather", "-o", file).status == 0
+    return file
+
+
+def test_where_nothing_can_be_repaired_the_cut_is_of_what_is_left(synth: Any, solved: str) -> None:
+    ran = synth("repair", solved, "--without-rank", "3", "--without-link", "1-2", "--json")
+    assert ran.status == 1
+    # Ranks 0, 1, 2 and the switch are left; rank 2 is on its own.
+    assert ran.document["proved"]["certificate"] == {"kind": "cut", "side": [0, 1, "s"], "capacity": "0"}
+
+
+def test_a_repair_out_of_time_leaves_the_best_it_found(
+    synth: Any, solved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = read_schedule(solved)
+
+    def late(*_: object, **__: object) -> None:
+        raise TimedOutError("the deadline passed", best)
+
+    monkeypatch.setattr("synth.repair.repaired", late)
+    output = tmp_path / "repaired.json"
+    ran = synth("repair", solved, "--without-link", "1-2", "-o", str(output), "--json")
+    assert (ran.status, ran.document["timed_out"], ran.document["rate"]) == (3, True, str(best.rate))
+    assert read_schedule(output) == best
+
+
+def test_the_implicit_form_is_not_made_by_another_method(synth: Any) -> None:
+    implicit = ("--form", "implicit", "--method")
+    refused(synth("solve", "ring:4", "alltoall", *implicit, "trees"), "method trees", "made by routes")
+    refused(synth("solve", "ring:4", "allgather", *implicit, "routes"), "method routes", "made by trees")
+    refused(synth("solve", "ring:4", "allgather", *implicit, "ring"), "method ring", "made by trees")
+    for spec, *form in (("ring:4", "--form", "implicit"), ("ring:66",)):
+        ran = synth("solve", spec, "allgather", *form, "--method", "trees", "--size", "1KiB")
+        refused(ran, "method trees: takes no size_bytes, which is for auto")
+
+
+def test_faults_are_named_wherever_a_fabric_is(synth: Any) -> None:
+    ran = synth("groups", "ring:4", "--group", "allgather:0-2", "--without-rank", "3", "--json")
+    # A line of three ranks: what enters its end is 2/3 of the buffer, over one link of 1 GB/s.
+    assert (ran.status, ran.document["groups"][0]["rate"]) == (0, "3/2")
+    ran = synth("pareto", "ring:3", "allgather", "--without-link", "0-2", "--json")
+    assert [(point["steps"], point["rounds"]) for point in ran.document["frontier"]] == [(2, 2)]
