@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
+from synth.bounds.balance import sufficient_part
 from synth.bounds.capacity_lp import solved_program
 from synth.bounds.certification import (
     RANKS_BESIDE_RELAYS,
@@ -125,6 +126,10 @@ def _of_out_trees(topology: Topology, collective: Collective) -> Certificate:
     cut = _tree_cut(topology, collective)
     balanced = not topology.unbalanced(range(topology.ranks, topology.size))
     if cut.capacity == 0 or balanced or not _is_priced(topology, collective):
+        return cut
+    roots = collective.ranks if collective.root is None else (collective.root,)
+    whole = not collective.relays(topology)
+    if whole and sufficient_part(topology, dict.fromkeys(roots, 1), collective.ranks) is not None:
         return cut
     return _least(topology, collective, [cut, *_priced(topology, collective)])
 

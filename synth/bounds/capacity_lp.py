@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from synth.bounds.balance import sufficient_part
 from synth.bounds.capacity_program import CapacityProgram, CapacitySolution, Growth
 from synth.bounds.cuts import tightest_cut
 from synth.collective import Collective, Kind
@@ -57,9 +58,12 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
     """
     if collective.relays(topology):
         raise CollectiveError(f"{collective.kind}: bandwidth is split among ranks and switches, not relays")
-    balanced = not topology.unbalanced(range(topology.ranks, topology.size))
-    if collective.kind in {Kind.BROADCAST, Kind.ALLGATHER} and balanced:
-        return _whole(topology, collective)
+    if collective.kind in {Kind.BROADCAST, Kind.ALLGATHER}:
+        if not topology.unbalanced(range(topology.ranks, topology.size)):
+            return _whole(topology, collective)
+        part = sufficient_part(topology, _supply(collective), collective.ranks)
+        if part is not None:
+            return _whole(part, collective)
     solution = solved_program(topology, collective)
     if solution.rate == 0:
         raise InfeasibleError(f"{collective.kind}: some rank cannot be reached, the rate is 0")
@@ -72,11 +76,16 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
 
 def _whole(topology: Topology, collective: Collective) -> Split:
     """All bandwidth for out-trees, where cuts alone limit them."""
-    roots = collective.ranks if collective.root is None else (collective.root,)
-    tight = tightest_cut(topology, dict.fromkeys(roots, 1), collective.ranks)
+    roots = tuple(_supply(collective))
+    tight = tightest_cut(topology, _supply(collective), collective.ranks)
     if tight.rate == 0:
         raise InfeasibleError(f"{collective.kind}: some rank cannot be reached, the rate is 0")
     return Split(tight.rate * len(roots), dict.fromkeys(roots, tight.rate), topology)
+
+
+def _supply(collective: Collective) -> dict[int, int]:
+    """One unit for each root."""
+    return dict.fromkeys(collective.ranks if collective.root is None else (collective.root,), 1)
 
 
 def one_way(topology: Topology, collective: Collective) -> CapacityProgram:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-import numpy as np
-
 from synth.compiled import Ints
 from synth.packing.packer import Packer, Taken
 from synth.packing.routed import reverse_links
@@ -67,11 +65,11 @@ def _take_batch(
         allowed = packer.cuts.allow(
             packer.remaining,
             packer.demand,
-            np.array([tree.uses for tree in proposed]),
-            np.array([tree.root for tree in proposed], dtype=np.int64),
-            np.array([tree.times for tree in proposed], dtype=np.int64),
+            [tree.uses for tree in proposed],
+            [tree.root for tree in proposed],
+            [tree.times for tree in proposed],
         )
-        for tree, times, place in zip(proposed, allowed.tolist(), source, strict=True):
+        for tree, times, place in zip(proposed, allowed, source, strict=True):
             left[place] += tree.times - times
             if times:
                 packer.take(tree, times)

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 SCARCEST = 1 << 10
 """Price of the link with the least left, where the others cost in proportion; a pooled cut costs more than
 any tree pays in such prices."""
+SMALL = 64
+"""Ranks up to which every tree knows all cuts before it: that is cheap, and gives fewer trees."""
 LARGEST_BATCH = 32
 """Trees that are tested against the cuts together: that is most of the work on large graphs."""
 PATIENCE = 12
@@ -115,7 +117,8 @@ class Packer:
         while self.waiting:
             proposed = self._propose(batch)
             kept = self._commit(proposed)
-            batch = min(2 * batch, LARGEST_BATCH) if kept == batch else max(1, kept)
+            enough = batch // 2 + 1 if self.graph.topology.ranks > SMALL else batch
+            batch = min(2 * batch, LARGEST_BATCH) if kept >= enough else max(1, kept)
             self.idle = 0 if kept else self.idle + 1
             report("packing trees", self.total - int(self.demand.sum()), self.total)
             if self.idle > LARGEST_IDLENESS:
@@ -152,19 +155,20 @@ class Packer:
         """Take out as many of the trees as every cut allows; how many that are."""
         if not proposed:
             return 0
-        allowed = self.cuts.trim(
-            self.remaining,
-            self.demand,
-            [tree.uses for tree in proposed],
-            [tree.root for tree in proposed],
-            [tree.times for tree in proposed],
-        )
-        for tree, times in zip(proposed, allowed, strict=False):
-            self.take(tree, times)
-        if allowed:
+        uses, roots = [tree.uses for tree in proposed], [tree.root for tree in proposed]
+        times = [tree.times for tree in proposed]
+        if self.graph.topology.ranks > SMALL:
+            # A pass over all sinks costs more than trees that do not know the cuts their batch breaks.
+            allowed = self.cuts.allow(self.remaining, self.demand, uses, roots, times)
+        else:
+            allowed = self.cuts.trim(self.remaining, self.demand, uses, roots, times)
+        for tree, count in zip(proposed, allowed, strict=False):
+            if count:
+                self.take(tree, count)
+        if any(allowed):
             self.pressure //= 2
             self.overuses = 0
-        return len(allowed)
+        return sum(count > 0 for count in allowed)
 
     def lengths(self, remaining: Ints) -> Ints:
         """What the links cost the next tree: the pooled cuts they leave, then how little they have left."""

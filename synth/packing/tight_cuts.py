@@ -106,7 +106,14 @@ class TightCuts:
             self._sinks[0] = last
         return [int(count) for count in allowed[:kept]]
 
-    def allow(self, remaining: Ints, demand: Ints, uses: Ints, roots: Ints, times: Ints) -> Ints:
+    def allow(
+        self,
+        remaining: Ints,
+        demand: Ints,
+        uses: Sequence[Ints],
+        roots: Sequence[int],
+        times: Sequence[int],
+    ) -> list[int]:
         """How often each of many trees can be taken out; unlike in `trim`, one that is limited ends nothing.
 
         Each cut that breaks is met by those of the trees, from the first on, that overdraw what it has left,
@@ -115,11 +122,11 @@ class TightCuts:
         Args:
             remaining: as in `trim`.
             demand: as in `trim`.
-            uses: how often each tree passes each link, a row per tree.
+            uses: as in `trim`.
             roots: as in `trim`.
             times: as in `trim`.
         """
-        allowed = times.copy()
+        allowed = np.array(times, dtype=np.int64)
         side = np.zeros(len(self._network[0]) - 1, dtype=np.bool_)
         self.size += _meet_cuts(
             *self._network,
@@ -127,14 +134,14 @@ class TightCuts:
             self._heads,
             remaining,
             demand,
-            uses,
-            roots,
+            np.array(uses),
+            np.array(roots, dtype=np.int64),
             allowed,
             self._sinks,
             side,
             self.crossings,
         )
-        return allowed
+        return [int(count) for count in allowed]
 
     def _trimmed(
         self, remaining: Ints, demand: Ints, uses: Ints, roots: Ints, times: Ints
@@ -224,6 +231,8 @@ def _meet_cuts(
             if side[tails[link]] and not side[heads[link]]:
                 crossings[link] += 1
         _meet_cut(side, tails, heads, remaining, demand, uses, roots, times)
+        if times.sum() == 0:
+            break
         carrier = source
         total = _fill(capacity, remaining, demand, uses, roots, times, roots.shape[0])
     return broken
