@@ -21,10 +21,10 @@ demo: install
 	$(BIN)/python examples/demo.py
 
 test: install
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: install
-	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile=explore
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m '' --hypothesis-profile=explore
 
 lint: install
 	$(BIN)/ruff check .
