@@ -36,6 +36,7 @@ from synth.schedule import Chunk, Schedule, Transfer
 
 torch = pytest.importorskip("torch")
 
+from commands import Said, run_job  # noqa: E402
 from ranks import free_ports, run_ranks, store_path, threads_of_gloo  # noqa: E402
 
 from backends.sweep import run_sweep, run_under_torchrun  # noqa: E402
@@ -428,10 +429,10 @@ def test_bad_input_is_one_line_and_status_2(
 
 
 def test_ranks_of_a_job_measure_together_and_rank_0_speaks(file: Path) -> None:
-    first, second = job(2, str(file), "-b", "8", "-e", "64K", "-f", "64", *SHORT, "--json")
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert (first.stderr, second.stderr, second.stdout) == ("", "", "")
-    document = json.loads(first.stdout)
+    options = ("-b", "8", "-e", "64K", "-f", "64", *SHORT, "--json")
+    first, second = run_job(2, "bench", "run", str(file), *options)
+    assert (first.status, first.err, second) == (0, "", Said(0, "", ""))
+    document = json.loads(first.out)
     assert (document["processes"], document["correct"]) == ("torchrun", True)
     assert [row["bytes"] for row in document["rows"]] == [8, 512, 32768]
     for row in document["rows"]:  # on the fabric the rate is a share of the bound of the file

@@ -8,13 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Said, run_job
 from ranks import run_ranks
 
 import synth
@@ -29,40 +28,6 @@ from backends.probe.traffic import Period, flood, ping_pong  # noqa: E402
 SHORT = ("--repeats", "2", "--load-repeats", "1", "--pings", "10", "--window", "0.01")
 GENEROUS = ("--tolerance", "1000")
 ROOT = Path(__file__).parent.parent
-
-
-class Ran:
-    """Status, output and errors of each rank, without torchrun's own words."""
-
-    def __init__(self, ranks: Sequence[subprocess.CompletedProcess[str]]) -> None:
-        self.statuses = [rank.returncode for rank in ranks]
-        self.out = [rank.stdout for rank in ranks]
-        self.err = [rank.stderr for rank in ranks]
-
-
-def probe(size: int, *options: str, **environ: str) -> Ran:
-    """The ranks of one probe, started with the variables that torchrun sets."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    results: dict[int, subprocess.CompletedProcess[str]] = {}
-
-    def one(rank: int) -> None:
-        results[rank] = subprocess.run(
-            [sys.executable, "-m", "synth", "probe", *options],
-            env={**os.environ, **common, "RANK": str(rank), "PYTHONPATH": str(ROOT), **environ},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return Ran([results[rank] for rank in range(size)])
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +61,10 @@ def test_torchrun_measures_a_fabric_that_can_be_used(by_torchrun: tuple[Path, li
 
 def test_a_measured_file_is_not_contradicted(by_torchrun: tuple[Path, list[str]]) -> None:
     options = ("--transport", "sockets", "--parallel-rounds", *SHORT, *GENEROUS)
-    ran = probe(3, "--check", str(by_torchrun[0]), "--json", *options)
-    assert ran.statuses == [0, 0, 0], ran.err
-    assert ran.err == ["", "", ""]
-    document = json.loads(ran.out[0])
+    ran = run_job(3, "probe", "--check", str(by_torchrun[0]), "--json", *options)
+    assert [rank.status for rank in ran] == [0, 0, 0], ran
+    assert [rank.err for rank in ran] == ["", "", ""]
+    document = json.loads(ran[0].out)
     assert document["check"]["contradictions"] == []
     assert document["file"] is None
     assert document["exact"] is False
@@ -122,13 +87,13 @@ def test_a_link_that_is_far_too_fast_is_contradicted(tmp_path: Path) -> None:
         "  - {between: [2, 3], bandwidth: 1}\n"
     )
     file = tmp_path / "measured.yaml"
-    ran = probe(3, "--check", str(said), "--ranks", "1,3,0", "-o", str(file), *SHORT, *GENEROUS)
-    assert ran.statuses == [1, 1, 1]
-    lines = [line for line in ran.err[0].splitlines() if str(said) in line]
+    ran = run_job(3, "probe", "--check", str(said), "--ranks", "1,3,0", "-o", str(file), *SHORT, *GENEROUS)
+    assert [rank.status for rank in ran] == [1, 1, 1]
+    lines = [line for line in ran[0].err.splitlines() if str(said) in line]
     # Ranks 0 and 2 of the processes are 1 and 0 of the file.
     assert [line.split()[2] for line in lines] == ["0->2:", "2->0:"]
     assert all("says 1e+09 GB/s" in line and "times slower" in line for line in lines)
-    assert ran.err[1:] == ["", ""]
+    assert [rank.err for rank in ran[1:]] == ["", ""]
     assert file.exists()
 
 
@@ -151,10 +116,8 @@ def test_a_link_that_is_far_too_fast_is_contradicted(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_is_one_line_of_rank_0(options: tuple[str, ...], line: str) -> None:
-    ran = probe(2, *options)
-    assert ran.statuses == [2, 2]
-    assert ran.err == [f"synth: {line}\n", ""]
-    assert ran.out == ["", ""]
+    ran = run_job(2, "probe", *options)
+    assert ran == [Said(2, "", f"synth: {line}\n"), Said(2, "", "")]
 
 
 def test_without_torchrun_it_says_how_to_start() -> None:
@@ -176,8 +139,8 @@ def test_without_torchrun_it_says_how_to_start() -> None:
 
 
 def test_one_process_is_too_few() -> None:
-    ran = probe(1)
-    assert (ran.statuses, ran.err) == ([2], ["synth: probe: must run on at least 2 processes, got 1\n"])
+    line = "synth: probe: must run on at least 2 processes, got 1\n"
+    assert run_job(1, "probe") == [Said(2, "", line)]
 
 
 def network_of(rank: int, size: int, transport: str) -> Network:
