@@ -16,6 +16,9 @@ from synth.errors import InputError
 from synth.options import AsJson, File, seconds, whole, writable
 from synth.questions import NotCorrectError, read_correct, text_of
 
+MOST_EXPANDED = 8_000_000
+"""Transfers that `expand` writes out: more would make a file too large to be read again."""
+
 
 def verify(
     file: File,
@@ -147,6 +150,11 @@ def expand(
         schedule = read_correct(file)
         if isinstance(schedule, synth.Schedule):
             raise InputError(f"{file}: is written out already, expand is for the implicit form")
+        if schedule.transfer_count > MOST_EXPANDED:
+            raise InputError(
+                f"{file}: at most {MOST_EXPANDED} transfers are written out, got {schedule.transfer_count}; "
+                "synth program shows those of one rank"
+            )
         synth.write_schedule(schedule.expand(), output)
     found = {"chunks": schedule.chunk_count, "transfers": schedule.transfer_count, "file": text_of(output)}
     if as_json:

@@ -61,7 +61,12 @@ WithoutLink = Annotated[
 ]
 WithoutRank = Annotated[
     list[int] | None,
-    typer.Option("--without-rank", parser=whole, metavar="R", help="a rank that failed; may be repeated"),
+    typer.Option(
+        "--without-rank",
+        parser=whole,
+        metavar="R",
+        help="a rank that failed; may be repeated. Those left are numbered 0, 1, 2... again, in their order",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 Seed = Annotated[

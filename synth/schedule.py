@@ -7,6 +7,7 @@ its form (indices, shares of the right type); whether it does what the collectiv
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -78,11 +79,17 @@ class Transfer:
         via: Sequence[tuple[Vertex, ...]],
     ) -> list[Transfer]:
         """Transfers from columns of equal length: a third of the time of making them one by one."""
-        made = list(map(object.__new__, repeat(cls, len(chunk))))
         columns = {"chunk": chunk, "src": src, "dst": dst, "step": step, "reduce": reduce, "via": via}
-        for name, values in columns.items():
-            # Nobody has seen them yet, so that writing to the slots breaks no promise.
-            deque(map(getattr(cls, name).__set__, made, values), maxlen=0)
+        collects = gc.isenabled()
+        gc.disable()  # it would walk all that is made again and again, and find nothing to free
+        try:
+            made = list(map(object.__new__, repeat(cls, len(chunk))))
+            for name, values in columns.items():
+                # Nobody has seen them yet, so that writing to the slots breaks no promise.
+                deque(map(getattr(cls, name).__set__, made, values), maxlen=0)
+        finally:
+            if collects:
+                gc.enable()
         return made
 
     @property

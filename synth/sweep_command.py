@@ -105,7 +105,7 @@ def _tell(asked: list[Question], worked: int, folder: Path, as_json: bool) -> No
         (kind, status, count, _optimal(found, kind, status)) for (kind, status), count in statuses.items()
     ]
     print_lines(table(("collective", "status", "questions", "optimal"), rows, left=2))
-    print_lines([f"{worked} of {len(asked)} answered now, the others before; written {folder}"])
+    print_lines([f"{worked} answered now, {len(asked) - worked} before; written {folder}"])
 
 
 def _optimal(found: list[dict[str, Any]], kind: str, status: str) -> int:

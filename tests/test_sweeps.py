@@ -155,7 +155,7 @@ def test_every_allocation_is_served_at_its_limit(swept: Path) -> None:
         left = box.subset(ranks)
         limit = bound(left, "allreduce").rate
         if limit == 0:
-            with pytest.raises(InputError, match="infeasible"):
+            with pytest.raises(InputError, match="is infeasible, as on ranks"):
                 table.find("allreduce", ranks=ranks)
             continue
         found = table.find("allreduce", ranks=ranks)
@@ -174,7 +174,9 @@ def test_ranks_in_any_order_with_failures_and_roots(swept: Path) -> None:
             topology = asked.topology(box)
             limit = bound(topology, "broadcast", root=root).rate
             if limit == 0:
-                with pytest.raises(InputError, match="infeasible: broadcast: rank"):
+                with pytest.raises(
+                    InputError, match=r"broadcast on dgx1.* is infeasible, as on ranks .*: rank"
+                ):
                     table.find("broadcast", ranks=order, failed=failed, root=root)
                 continue
             found = table.find("broadcast", ranks=order, failed=failed, root=root)
@@ -312,7 +314,7 @@ def test_the_command(synth: Any, tmp_path: Path) -> None:
     assert (document["questions"], document["answered_now"]) == (4, 4)
     assert [answer["status"] for answer in document["answers"]].count(SOLVED) == 3
     again = synth(*words, "-o", folder)
-    assert "0 of 4 answered now, the others before" in again.out
+    assert "0 answered now, 4 before" in again.out
     heads = json.loads((tmp_path / "table" / "sweep.json").read_text())
     assert heads["format"] == "arborcast.sweep/1"
     refused(synth("sweep", "ring:4", "--collectives", "allsum", "-o", folder), "allsum")

@@ -24,7 +24,13 @@ from synth.bounds.certification import (
 )
 from synth.bounds.cuts import cut_out_of, tightest_cut
 from synth.bounds.demand_cuts import demand_cuts
-from synth.bounds.free_roots import free_roots, side_lengths
+from synth.bounds.free_roots import (
+    LARGEST_TWO_WAY,
+    free_roots,
+    is_connected,
+    side_lengths,
+    symmetric_part,
+)
 from synth.bounds.orbits import orbit_lengths
 from synth.bounds.routing_lp import routing_duals
 from synth.bounds.strength import strength
@@ -157,6 +163,12 @@ def _of_allreduce(topology: Topology, collective: Collective) -> Certificate:
         best = _least(topology, collective, candidates)
         if certified_rate(topology, collective, best) == found.rate:
             return best
+    if not topology.is_symmetric and not relays and topology.ranks > LARGEST_TWO_WAY:
+        part = symmetric_part(topology)
+        if is_connected(part):
+            sides = free_roots(part).sides
+            candidates.append(dual_of(topology, collective, side_lengths(topology, sides)))
+            return _least(topology, collective, candidates)
     if _is_priced(topology, collective):
         candidates.extend(_priced(topology, collective))
     return _least(topology, collective, candidates)

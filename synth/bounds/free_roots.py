@@ -20,6 +20,10 @@ from synth.compiled import Flags, Ints, kernel
 from synth.flow import checked_int64, dinic, link_arrays, reachable, residual_graph
 from synth.topology import Hop, Topology, Vertex, gcd_of_fractions
 
+LARGEST_TWO_WAY = 128
+"""Ranks up to which the linear program for links of unequal directions ends in time. Beyond, the common part
+of both directions is shared in halves; its sets limit the whole fabric to little more, if to any."""
+
 
 @dataclass(frozen=True, slots=True)
 class FreeRoots:
@@ -70,12 +74,31 @@ def free_roots(topology: Topology) -> FreeRoots:
         assert len(parts) > 1 and lower < rate, "the sets that forbid a rate allow less"
         rate = lower
     need[0] += 2 * rate.numerator - int(need.sum())
+    _even_out(*graph, capacity, rate.numerator, rate.denominator, size, need)
     unit = topology.bandwidth_unit / (2 * rate.denominator)
     return FreeRoots(
         rate * topology.bandwidth_unit,
         tuple(int(amount) * unit for amount in need),
         tuple(frozenset(np.flatnonzero(side).tolist()) for side in sides),
     )
+
+
+def symmetric_part(topology: Topology) -> Topology:
+    """What both directions of each cable carry; links without a reverse are gone."""
+    links = tuple(
+        replace(link, bandwidth=min(link.bandwidth, topology.bandwidth[link.dst, link.src]))
+        for link in topology.links
+        if (link.dst, link.src) in topology.bandwidth
+    )
+    return replace(topology, links=links, symmetries=())
+
+
+def is_connected(topology: Topology) -> bool:
+    """Whether ways lead from the first rank to all others."""
+    graph = residual_graph(topology.size, *link_arrays(topology))
+    capacity = np.zeros(len(graph[2]), dtype=np.int64)
+    capacity[0::2] = 1
+    return bool(reachable(*graph, capacity, 0)[: topology.ranks].all())
 
 
 def spread_roots(
@@ -182,12 +205,7 @@ def _demands(
         for rank in range(ranks):
             if excess <= 0:
                 return need, labels
-            residual[:] = 0
-            for link in range(links):
-                residual[2 * link] = below * capacity[link]
-            for other in range(ranks):
-                if other != rank:
-                    residual[2 * (links + other)] = need[other]
+            _lay_out(residual, capacity, below, need, rank)
             flow = dinic(start, arcs, head, residual, rank, size, total)
             least = max(floor, total - flow)
             if floor == 0:
@@ -197,6 +215,53 @@ def _demands(
             if floor == 0 and 0 < least == total - flow:
                 _join(labels, reachable(start, arcs, head, residual, rank), rank)
     return need, labels
+
+
+@kernel
+def _lay_out(residual: Ints, capacity: Ints, below: int, need: Ints, rank: int) -> None:
+    """Residual capacities of the flow whose minimum cut is the set with a rank that leaves least to spare."""
+    links = capacity.shape[0]
+    residual[:] = 0
+    for link in range(links):
+        residual[2 * link] = below * capacity[link]
+    for other in range(need.shape[0]):
+        if other != rank:
+            residual[2 * (links + other)] = need[other]
+
+
+@kernel
+def _even_out(
+    start: Ints, arcs: Ints, head: Ints, capacity: Ints, above: int, below: int, size: int, need: Ints
+) -> None:
+    """Share what one rank must send among the ranks of its smallest tight set, as far as others allow.
+
+    Every tight set with the rank holds that one, so that the sum in each tight set stays.
+    """
+    links, ranks, total = capacity.shape[0], need.shape[0], 2 * above
+    residual = np.empty(head.shape[0], dtype=np.int64)
+    for rank in range(ranks):
+        if need[rank] <= 2 * (total // ranks):
+            continue
+        _lay_out(residual, capacity, below, need, rank)
+        dinic(start, arcs, head, residual, rank, size, 2 * total)
+        side = reachable(start, arcs, head, residual, rank)
+        members, inside = 0, 0
+        for other in range(ranks):
+            if side[other]:
+                members += 1
+                inside += need[other]
+        mean = inside // members
+        for other in range(ranks):
+            wanted = min(mean - need[other], need[rank] - mean)
+            if not side[other] or other == rank or wanted <= 0:
+                continue
+            # Sets with the one and without the other have this much to spare.
+            _lay_out(residual, capacity, below, need, rank)
+            residual[2 * (links + other)] = 2 * total
+            flow = dinic(start, arcs, head, residual, rank, size, total + wanted - need[rank])
+            moved = max(0, min(wanted, flow + need[rank] - total))
+            need[rank] -= moved
+            need[other] += moved
 
 
 @kernel

@@ -18,7 +18,7 @@ class GroupSchedule:
     Attributes:
         weight: its rate counts in proportion to it.
         rate: algbw in GB/s while all groups run, each at its rate.
-        alone: the best rate under the same rules with the fabric to itself.
+        alone: the best rate under the same rules with the fabric to itself; for comparison, not proved here.
         schedule: on the whole fabric; its own `rate` is what it reaches with the fabric to itself, its
             `bound` is proved for that.
     """

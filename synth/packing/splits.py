@@ -10,7 +10,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 from synth.bounds.capacity_lp import Split, split_bandwidth
-from synth.bounds.free_roots import free_roots, spread_roots
+from synth.bounds.free_roots import (
+    LARGEST_TWO_WAY,
+    free_roots,
+    is_connected,
+    spread_roots,
+    symmetric_part,
+)
 from synth.collective import Collective, Kind
 from synth.topology import Topology
 
@@ -43,6 +49,10 @@ def _splits(topology: Topology, collective: Collective, limit: Fraction) -> list
         if free.rate == limit:
             return [free]
         return [_spread(topology, split_bandwidth(topology, collective))]
+    if topology.ranks > LARGEST_TWO_WAY:
+        part = symmetric_part(topology)
+        if is_connected(part):
+            return [_halves_of_free_roots(part), *([equal] if equal else [])]
     free = split_bandwidth(topology, collective)
     return [free, equal] if equal else [free]
 

@@ -23,6 +23,8 @@ from synth.topology import Topology
 from synth.verifier import verify
 
 SOLVED, INFEASIBLE, LATE, UNSERVED = "solved", "infeasible", "out of time", "not served"
+FAILED = "failed"
+"""Of a question whose numbers have too many digits, or on which HiGHS gives up: the others are answered."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ def answered(
         schedules = [] if error.best is None else [(0, error.best)]
     except InputError as error:
         status, why = UNSERVED, str(error)
+    except ArithmeticError as error:
+        status, why = FAILED, str(error)
     files: dict[str, str] = {}
     choices = []
     for from_bytes, schedule in schedules:

@@ -86,12 +86,12 @@ class Table:
         topology = asked.topology(self.machine)
         exact = self.answers.get(asked)
         if exact is not None:
-            return self._schedule(exact, size_bytes)
+            return self._schedule(exact, size_bytes, topology)
         shape = _shape(topology, asked.root)
         for document, known in self._shapes(kind, len(chosen)):
             images = known.isomorphism(shape)
             if images is not None:
-                found = self._schedule(document, size_bytes)
+                found = self._schedule(document, size_bytes, topology)
                 if images == identity(len(images)) and found.topology == topology:
                     return found
                 whole = found.expand() if isinstance(found, ImplicitSchedule) else found
@@ -113,10 +113,14 @@ class Table:
         """Fragments prepared for comparisons, as they were needed."""
         return {}
 
-    def _schedule(self, document: dict[str, Any], size_bytes: int | None) -> AnySchedule:
+    def _schedule(self, document: dict[str, Any], size_bytes: int | None, topology: Topology) -> AnySchedule:
         choices = document["choices"]
         if document["status"] != SOLVED and not choices:
-            raise InputError(f"{self.folder}: {document['status']}: {document['why']}")
+            # The reason is told in the numbers of the fragment that was asked for: a like one, perhaps.
+            raise InputError(
+                f"{self.folder}: {document['collective']} on {topology.name} is {document['status']}, as on "
+                f"ranks {document['ranks']} of {self.machine.name}, numbered in this order: {document['why']}"
+            )
         fitting = [one for one in choices if size_bytes is None or one["from_bytes"] <= size_bytes]
         return read_any_schedule(self.folder / SCHEDULES / fitting[-1]["file"])
 

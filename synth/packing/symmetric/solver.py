@@ -105,7 +105,8 @@ def solve_symmetric(
         topology: the fabric; ranks that take no part come after those that do and forward.
         collective: what is to be done.
         translations: automorphisms of the topology; None for those that can be found.
-        max_trees: at most so many trees per root (of an allreduce: pairs per root), at the best rate.
+        max_trees: at most so many trees per root and direction, at the best rate. Where an allreduce
+            gathers along other trees than it spreads along, twice as many pairs less one may come of them.
         max_height: the most edges between a root and a rank; edges pass switches. The rate is then the best
             that was found.
         tolerance: the part of the best rate that may be given up for fewer trees.
