@@ -40,14 +40,13 @@ from synth.options import (
     whole,
     writable,
 )
-from synth.questions import check_found, collective_on, load_topology
+from synth.questions import Asked, check_found, collective_on, load_fabric
 
 if TYPE_CHECKING:
     from synth.collective import Collective
     from synth.implicit.schedule import AnySchedule, SomeSchedule
     from synth.methods import Request
     from synth.selection import Selection
-    from synth.topology import Topology
 
 FORMS = ("auto", "explicit", "implicit")
 
@@ -147,7 +146,7 @@ def solve(
         cache=not no_cache,
         max_height=max_height,
     )
-    topology, taking_part = load_topology(
+    fabric = load_fabric(
         spec,
         ranks,
         relays=relays,
@@ -157,11 +156,12 @@ def solve(
         without_links=without_link,
         without_ranks=without_rank,
     )
+    topology = fabric.topology
     stopwatch = Stopwatch()
     try:
         with progress(f"solving {collective} on {topology.name}", quiet=as_json):
-            chosen = collective_on(collective, topology, taking_part, root)
-            answer = _answer(topology, chosen, method, request, form)
+            chosen = collective_on(collective, topology, fabric.taking_part, root)
+            answer = _answer(fabric, chosen, method, request, form)
     except InfeasibleError as error:
         if as_json:
             print_json(infeasible_document(error, topology, collective))
@@ -189,10 +189,11 @@ class _Answer:
     choices_in_words: Sequence[str] = ()
 
 
-def _answer(topology: Topology, collective: Collective, method: str, request: Request, form: str) -> _Answer:
+def _answer(fabric: Asked, collective: Collective, method: str, request: Request, form: str) -> _Answer:
     from synth import methods
     from synth.implicit import methods as implicit
 
+    topology = fabric.topology
     translations = None
     if form == "implicit":
         _check_implicit(method, collective, request)
@@ -205,6 +206,15 @@ def _answer(topology: Topology, collective: Collective, method: str, request: Re
         return _chosen(
             implicit.select_implicitly(topology, collective, translations, request), request.size_bytes
         )
+    if fabric.faulty is not None and form == "auto" and method in {"auto", "trees"}:
+        from synth.packing.partly_symmetric import is_worthwhile, solve_partly_symmetric
+
+        if is_worthwhile(fabric.faulty, collective, request):
+            return _Answer(
+                solve_partly_symmetric(
+                    fabric.faulty, collective.kind, seed=request.seed, deadline_s=request.deadline_s
+                )
+            )
     if request.size_bytes is None or method != "auto":
         return _Answer(methods.answer(topology, collective, method, request))
     return _chosen(methods.select(topology, collective, request), request.size_bytes)

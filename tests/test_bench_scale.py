@@ -68,7 +68,12 @@ def test_every_case_is_of_the_catalog_and_asked_once() -> None:
     chosen = [*cases.targets(), *cases.others(), *cases.growth()]
     keys = [(case.spec, case.kind, case.method, case.faults, case.family) for case in chosen]
     assert len(set(keys)) == len(keys)
-    assert {case.method for case in chosen} == {cases.SYMMETRIC, cases.WRITTEN_OUT, cases.REPAIR}
+    assert {case.method for case in chosen} == {
+        cases.SYMMETRIC,
+        cases.WRITTEN_OUT,
+        cases.REPAIR,
+        cases.PARTLY,
+    }
     small = [case for case in chosen if case.spec in {"dgx-a100:boxes=2", "torus:4x4"}]
     assert all(topologies.load(case.spec).ranks == 16 for case in small)
 
@@ -84,12 +89,12 @@ def test_faults_are_drawn_by_their_seed() -> None:
     assert len(children.faulty(healthy, "link:0-fabric0").topology.links) == len(healthy.links) - 2
 
 
-@pytest.mark.parametrize("method", [cases.SYMMETRIC, cases.WRITTEN_OUT, cases.REPAIR])
+@pytest.mark.parametrize("method", [cases.SYMMETRIC, cases.WRITTEN_OUT, cases.REPAIR, cases.PARTLY])
 def test_a_child_answers_every_method(method: str) -> None:
-    faults = "link:0-1" if method == cases.REPAIR else ""
+    faults = "link:0-1" if method in {cases.REPAIR, cases.PARTLY} else ""
     answer = children._answer(Case("torus 4x4", "torus:4x4", "allgather", method, faults))
     assert (answer["ranks"], answer["correct"], answer["optimal"]) == (16, True, True)
-    if method != cases.REPAIR:  # 4 links in, 15 blocks to get
+    if not faults:  # 4 links in, 15 blocks to get
         assert answer["rate"] == "64/15"
     assert answer["seconds"] == pytest.approx(
         sum(value for name, value in answer.items() if name.endswith("_seconds"))

@@ -72,3 +72,12 @@ def test_faults_are_named_wherever_a_fabric_is(synth: Any) -> None:
     assert (ran.status, ran.document["groups"][0]["rate"]) == (0, "3/2")
     ran = synth("pareto", "ring:3", "allgather", "--without-link", "0-2", "--json")
     assert [(point["steps"], point["rounds"]) for point in ran.document["frontier"]] == [(2, 2)]
+
+
+def test_a_large_fabric_with_a_fault_is_solved_from_the_healthy_one(synth: Any) -> None:
+    words = ("solve", "torus:9x9", "allgather", "--without-link", "0-1", "--json")
+    found = synth(*words).document
+    assert found["optimal"] is True
+    assert "on old trees" in found["settings"]["repaired"]
+    anew = synth(*words, "--form", "explicit").document
+    assert (anew["rate"], "repaired" in anew["settings"]) == (found["rate"], False)

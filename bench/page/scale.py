@@ -31,7 +31,8 @@ def targets(document: Document | None) -> Section:
             "Load, solve and verify in one process on one core, kernels compiled before. Symmetric: solved "
             "by orbits, kept as representatives and translations; verified on the representatives, or "
             "translate by translate. Written out: no use of symmetry. Repair: from the symmetric schedule "
-            "of the fabric before the fault.",
+            "of the fabric before the fault, and promised without verification. Partly symmetric: the same "
+            "with the making of that schedule.",
             tone="quiet",
         ),
         *_kept(document),

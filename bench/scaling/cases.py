@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SYMMETRIC, WRITTEN_OUT, REPAIR = "symmetric", "written out", "repair"
+SYMMETRIC, WRITTEN_OUT, REPAIR, PARTLY = "symmetric", "written out", "repair", "partly symmetric"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,13 @@ class Case:
         spec: of the topology, healthy and whole.
         kind: of the collective.
         method: "symmetric" solves by orbits, "written out" makes no use of symmetry, "repair" starts from the
-            symmetric schedule of the fabric without faults, whose making does not count.
+            symmetric schedule of the fabric without faults, whose making does not count; in "partly
+            symmetric" it does.
         faults: what is gone, as `bench.scaling.children.faulty` reads it; empty for nothing.
         every_translate: whether a schedule in implicit form is verified chunk by chunk for all ranks, not on
             its representatives.
-        target_s: seconds promised for loading, solving and verifying together; None for no promise.
+        target_s: seconds promised for loading, solving and verifying together, of a repair for repairing
+            alone; None for no promise.
         target_MB: the same of memory.
         runs: of which the median counts.
         family: cases whose times belong to one curve over the ranks; empty for none.
@@ -90,6 +92,10 @@ def others() -> Iterator[Case]:
             target_s=60,
             runs=1,
         )
+        for title, spec in (("128x8 A100", "dgx-a100:boxes=128"), ("torus 32x32", "torus:32x32")):
+            faults = "both:2:2:0"
+            name = f"{title}, 2 GPUs and 2 links gone"
+            yield Case(name, spec, kind, PARTLY, faults=faults, target_s=60, runs=1)
     yield Case("64x8 A100", "dgx-a100:boxes=64", "alltoall", runs=1)
     yield Case("torus 16x16", "torus:16x16", "alltoall", runs=1)
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.scaling.cases import REPAIR, SYMMETRIC, WRITTEN_OUT, Case
+from bench.scaling.cases import PARTLY, REPAIR, SYMMETRIC, WRITTEN_OUT, Case
 
 if TYPE_CHECKING:
     from synth.faults import Faulty
@@ -61,6 +61,7 @@ def _answer(case: Case) -> dict[str, Any]:
         SYMMETRIC: _symmetric,
         WRITTEN_OUT: _written_out,
         REPAIR: _repaired,
+        PARTLY: _partly_symmetric,
     }
     laps = Laps()
     schedule = found[case.method](case, laps)
@@ -120,6 +121,16 @@ def _repaired(case: Case, laps: Laps) -> AnySchedule:
     link = parse_link(topology, case.faults.removeprefix("link:"))
     with laps.lap("solve"):
         return repair(before, without_links=[link])
+
+
+def _partly_symmetric(case: Case, laps: Laps) -> AnySchedule:
+    import topologies
+    from synth.packing.partly_symmetric import solve_partly_symmetric
+
+    with laps.lap("load"):
+        left = faulty(topologies.load(case.spec), case.faults)
+    with laps.lap("solve"):
+        return solve_partly_symmetric(left, case.kind)
 
 
 def faulty(topology: Topology, text: str) -> Faulty:
