@@ -27,7 +27,7 @@ from bench.scaling.cases import Case
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results"
-LIMIT_S = 900.0
+LIMIT_S = 300.0
 ONE_CORE = {
     "PYTHONPATH": str(HOME),
     "NUMBA_NUM_THREADS": "1",
