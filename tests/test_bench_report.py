@@ -34,6 +34,11 @@ HEADINGS = [
     "At which sizes, on larger clusters?",
     "How do the public synthesizers do?",
     "How long does synthesis take?",
+    "How large may a fabric be?",
+    "How do time and memory grow with the ranks?",
+    "Is the allgather of large tori found faster than by TACOS?",
+    "What do few and low trees give up?",
+    "What does a large schedule cost whoever uses it?",
     "How long do whole frontiers take?",
     "Which solver wins where?",
     "What does the process group cost on one machine?",
@@ -47,6 +52,7 @@ HEADINGS = [
 PIPELINE = [
     f"pipeline_{part}" for part in ("curves", "prediction", "testbed", "plans", "divisible", "planner")
 ]
+SCALE = [f"scale_{part}" for part in ("targets", "growth", "tacos", "uses")]  # the README's of them
 
 
 @pytest.fixture
@@ -384,7 +390,7 @@ def test_the_readme_is_replaced_between_its_markers(results: Path, tmp_path: Pat
     inside, after = rest.split(END)
     assert (before, after) == (README.split(BEGIN, maxsplit=1)[0], README.split(END)[1])
     assert "old figures" not in inside
-    for name in ("testbed", "sweeps", "synthesis", "frontier", "peers", "loopback", *PIPELINE):
+    for name in ("testbed", "sweeps", "synthesis", "frontier", "peers", "loopback", *SCALE, *PIPELINE):
         assert f"bench/results/{name}.json" in inside
     assert "| full:4 | allreduce | 16 MiB | trees | 342 ms | 98.1 % | 2.96× | 3.74× |" in inside
     assert "| 2x16 MI250 | 32 | 84 | 1.11 ms | 187 ms | 0.34 GB | 36.2 s, 142 trees, 200× as long |" in inside
@@ -392,7 +398,7 @@ def test_the_readme_is_replaced_between_its_markers(results: Path, tmp_path: Pat
 
 def test_every_line_of_a_markdown_table_has_its_columns(results: Path) -> None:
     blocks = [block for block in summary(read_results(results)).split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 6 + len(PIPELINE)
+    assert len(blocks) == 6 + len(SCALE) + len(PIPELINE)
     for block in blocks:
         columns = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(columns) == 1, block

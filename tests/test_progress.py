@@ -30,7 +30,7 @@ def test_nobody_listens_after_the_block() -> None:
     assert heard == [("inside", 1, 2)]
 
 
-WORDS = [sys.executable, "-m", "synth.cli", "solve", "torus:12x12", "allgather"]
+WORDS = [sys.executable, "-m", "synth.cli", "solve", "torus:12x12", "allgather", "--form", "explicit"]
 
 
 def test_a_terminal_sees_a_bar() -> None:

@@ -30,6 +30,14 @@ def soon() -> Deadline:
     return Deadline.after(200)
 
 
+def threads_of(pid: int) -> int:
+    """How many threads of a process are left."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def is_gone(pid: int) -> bool:
     """Whether the process has ended; what waits for a parent to ask for its status has ended too."""
     try:
@@ -42,7 +50,8 @@ def is_gone(pid: int) -> bool:
         except ProcessLookupError:
             return True
         return False
-    return status.rpartition(")")[2].split()[0] == "Z"
+    # The first thread may have ended before the others, which still keep the process from being waited for.
+    return status.rpartition(")")[2].split()[0] == "Z" and threads_of(pid) <= 1
 
 
 def eventually(happened: Callable[[], bool]) -> bool:
