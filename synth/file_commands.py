@@ -19,6 +19,9 @@ from synth.questions import NotCorrectError, read_correct, text_of
 MOST_EXPANDED = 8_000_000
 """Transfers that `expand` writes out: more would make a file too large to be read again."""
 
+MOST_PROCESSES = 128
+"""Local processes that `run` starts: each is a Python with torch, of some 200 MB."""
+
 
 def verify(
     file: File,
@@ -114,6 +117,11 @@ def run(
     from synth.sizes import size_range
 
     schedule = read_correct(file)
+    if schedule.topology.ranks > MOST_PROCESSES:
+        raise InputError(
+            f"{file}: at most {MOST_PROCESSES} ranks are run on one machine, got {schedule.topology.ranks}; "
+            "synth program shows what one of them does, synth simulate how long all take"
+        )
     with progress(f"running {file} on {schedule.topology.ranks} processes", quiet=as_json):
         try:
             rows = launch.run_schedule(

@@ -81,3 +81,18 @@ def test_a_large_fabric_with_a_fault_is_solved_from_the_healthy_one(synth: Any) 
     assert "on old trees" in found["settings"]["repaired"]
     anew = synth(*words, "--form", "explicit").document
     assert (anew["rate"], "repaired" in anew["settings"]) == (found["rate"], False)
+
+
+def test_a_large_file_is_not_run_here_and_not_written_out_beyond_reading(
+    synth: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(tmp_path / "large.json")
+    assert synth("solve", "torus:12x12", "allgather", "-o", file).status == 0
+    refused(synth("run", file), "at most 128 ranks are run on one machine, got 144")
+    monkeypatch.setattr("synth.file_commands.MOST_EXPANDED", 1000)
+    # Four trees of 143 edges for each of 144 ranks.
+    refused(
+        synth("expand", file, "-o", str(tmp_path / "full.json")),
+        "at most 1000 transfers are written out, got",
+    )
+    assert not (tmp_path / "full.json").exists()
