@@ -33,7 +33,7 @@ def soon() -> Deadline:
 def threads_of(pid: int) -> int:
     """How many threads of a process are left."""
     try:
-        return len(os.listdir(f"/proc/{pid}/task"))
+        return len(list(Path(f"/proc/{pid}/task").iterdir()))
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
