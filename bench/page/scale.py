@@ -279,7 +279,7 @@ def table_of_heights(document: Document) -> Table:
     for (spec, kind), rows in grouped(
         document.rows, lambda row: (word(row, "topology"), word(row, "collective"))
     ).items():
-        low = min(rows, key=lambda row: (figure(row, "height") or 0, -(figure(row, "share_of_bound") or 0)))
+        low = min(rows, key=lambda row: (figure(row, "height") or 0, figure(row, "trees") or 0))
         fast = max(rows, key=lambda row: (figure(row, "share_of_bound") or 0, -(figure(row, "height") or 0)))
         small = [figure(row, "time_us_64KiB") or 0.0 for row in (fast, low)]
         lines.append(
@@ -294,7 +294,7 @@ def table_of_heights(document: Document) -> Table:
                 ),
             )
         )
-    head = ("fabric", "collective", ">points", "lowest", "fastest", ">lowest at 64 KiB, as fast")
+    head = ("fabric", "collective", ">points", "lowest, then fewest", "fastest", ">lowest at 64 KiB, as fast")
     return Table(head, tuple(lines))
 
 
