@@ -373,11 +373,12 @@ def test_the_same_seed_gives_the_same_file(synth: Any, tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-# Everything is imported first: Python loses a Ctrl-C that meets an import.
+# A small question of the same sort imports everything first: Python loses a Ctrl-C that meets an import.
 INTERRUPTIBLE = """
 import sys
-import synth.cli, synth.packing.solver, synth.simulator, topologies
+import synth, synth.cli, synth.solve_command, synth.implicit.methods, topologies
 sys.argv[0] = "synth"
+synth.solve(topologies.load("torus:4x4"), "allgather", method="trees")
 print("ready", flush=True)
 synth.cli.main()
 """
