@@ -64,6 +64,17 @@ class Selection(Generic[SomeSchedule]):
 
         return min(self.schedules, key=lambda schedule: simulate(schedule, size_bytes).time_us)
 
+    def fastest_in_time(self, size_bytes: int) -> SomeSchedule:
+        """`fastest`, where the deadline left all candidates their time.
+
+        Raises:
+            TimedOutError: it did not; carries the fastest of those found until then.
+        """
+        best = self.fastest(size_bytes)
+        if self.out_of_time is not None:
+            raise TimedOutError(str(self.out_of_time), best) from self.out_of_time
+        return best
+
     def choices(self, sizes: Sequence[int] = SIZES) -> tuple[Choice[SomeSchedule], ...]:
         """Where the fastest changes, over ascending sizes.
 
@@ -120,11 +131,7 @@ def fastest(topology: Topology, collective: Collective, request: Request) -> Sch
         TimedOutError: the deadline, one for all methods together, passed; carries the fastest until then.
     """
     assert request.size_bytes is not None, "a caller of ours asked for the fastest without a size"
-    selection = select(topology, collective, request)
-    best = selection.fastest(request.size_bytes)
-    if selection.out_of_time is not None:
-        raise TimedOutError(str(selection.out_of_time), best) from selection.out_of_time
-    return best
+    return select(topology, collective, request).fastest_in_time(request.size_bytes)
 
 
 def candidates(topology: Topology, collective: Collective, request: Request) -> Iterator[Schedule]:

@@ -234,9 +234,7 @@ def _check_implicit(method: str, collective: Collective, request: Request) -> No
 
 
 def _chosen(selection: Selection[SomeSchedule], size_bytes: int) -> _Answer:
-    schedule = selection.fastest(size_bytes)
-    if selection.out_of_time is not None:
-        raise TimedOutError(str(selection.out_of_time), schedule)
+    schedule = selection.fastest_in_time(size_bytes)
     choices = selection.choices()
     return _Answer(schedule, choices_document(choices), describe_choices(choices))
 

@@ -73,11 +73,7 @@ def solve_implicit(
     translations = translations_for(topology, asked, request)
     if size_bytes is None:
         return answer_implicitly(topology, asked, translations, request)
-    chosen = select_implicitly(topology, asked, translations, request)
-    best = chosen.fastest(size_bytes)
-    if chosen.out_of_time is not None:
-        raise TimedOutError(str(chosen.out_of_time), best)
-    return best
+    return select_implicitly(topology, asked, translations, request).fastest_in_time(size_bytes)
 
 
 def translations_for(topology: Topology, collective: Collective, request: Request) -> Translations:

@@ -8,7 +8,6 @@ the graph leave room for a larger one. Effort is counted, never timed: every mac
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -17,7 +16,7 @@ import numpy as np
 from synth.errors import TopologyError
 from synth.implicit.abelian import joined, power
 from synth.implicit.commuting import Commuting, Taste
-from synth.implicit.translations import Translations
+from synth.implicit.translations import Translations, order_of
 from synth.refinement import SpentError
 from synth.topology import Permutation, Topology
 
@@ -97,24 +96,12 @@ def _powers(trivial: Translations, symmetries: Sequence[Permutation]) -> Iterato
     arrays = [np.array(images, dtype=np.int64) for images in symmetries]
     products = (first[second] for first in arrays for second in arrays if first is not second)
     for images in (*arrays, *products):
-        order = _order(images)
+        order = order_of(images.tolist(), len(images))
         for exponent in (divisor for divisor in range(1, order) if order % divisor == 0):
             element = power(images, exponent)
             if joined(trivial, element) is not None:
                 yield tuple(element.tolist())
                 break
-
-
-def _order(images: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    seen = np.zeros(len(images), dtype=np.bool_)
-    order = 1
-    for start in range(len(images)):
-        length, here = 0, start
-        while not seen[here]:
-            seen[here] = True
-            here, length = int(images[here]), length + 1
-        order = math.lcm(order, max(1, length))
-    return order
 
 
 class _Search:

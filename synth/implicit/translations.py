@@ -56,7 +56,7 @@ class Translations:
         """
         images = tuple(tuple(generator) for generator in generators)
         found = cls(
-            topology.ranks, images, tuple(_order_of(one, topology.size) for one in images), topology.size
+            topology.ranks, images, tuple(order_of(one, topology.size) for one in images), topology.size
         )
         found.check_automorphisms(topology)
         return found
@@ -79,7 +79,7 @@ class Translations:
                 )
             if any(image >= self.ranks for image in images[: self.ranks]):
                 raise TopologyError(f"translation {index}: must map ranks to ranks and switches to switches")
-            order = _order_of(images, self.size)
+            order = order_of(images, self.size)
             if order != self.orders[index] or order < 2:
                 raise TopologyError(
                     f"translation {index}: order must be at least 2 and that of its images, "
@@ -244,7 +244,7 @@ def _least_images(count: int, generators: Sequence[Integers], orders: Sequence[i
     return least
 
 
-def _order_of(images: Sequence[Vertex], size: int) -> int:
+def order_of(images: Sequence[Vertex], size: int) -> int:
     """The least number of applications that take every vertex back: the common multiple of all cycles."""
     seen = [False] * size
     order = 1
