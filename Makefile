@@ -40,11 +40,15 @@ bench: install
 	$(BIN)/python bench/frontier.py
 	$(BIN)/python bench/fragments.py
 	$(BIN)/python bench/sweeps.py
+	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/loopback.py
 	# Status 2: this machine cannot emulate links, and the line says why.
 	$(BIN)/python bench/testbed.py || [ $$? -eq 2 ]
 	# The last of its parts needs such links, too.
 	$(BIN)/python bench/pipeline.py || [ $$? -eq 2 ]
+	# Other synthesizers are asked where their checkouts are named: make bench PEERS="--forestcoll PATH --tacos PATH".
+	# Without, the results of the last time stay.
+	$(if $(PEERS),$(BIN)/python bench/peers.py $(PEERS))
 	$(BIN)/python bench/report.py -o out/bench.html --markdown README.md
 
 clean:

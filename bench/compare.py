@@ -299,6 +299,10 @@ def _circumstances(old: Document, new: Document) -> list[str]:
         said = ["unknown" if math.isnan(load) else f"{load:.1f}" for load in loads]
         lines.append(f"the load differs: {said[0]} and {said[1]}")
     first, second = old.get("versions") or {}, new.get("versions") or {}
+    for side, document in (("old", old), ("new", new)):
+        code = document.get("code") or {}
+        if code.get("dirty"):
+            lines.append(f"{side} file: measured with uncommitted changes on {str(code.get('commit'))[:9]}")
     versions = [
         f"{name} {first.get(name)} and {second.get(name)}"
         for name in sorted(first.keys() | second.keys())

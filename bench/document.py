@@ -6,6 +6,7 @@ neither the question nor its bench.
 
     {"question": "How close to the limit are schedules on real links?",
      "command": "python bench/testbed.py", "machine": {...}, "versions": {...}, "date": "2026-01-31",
+     "code": {"folders": ["synth", "topologies", "backends"], "commit": "1f5f065...", "dirty": false},
      "keys": ["topology", "collective", "method", "bytes"],
      "measures": {"time_us": {"better": "less", "spread": "spread"}, "algbw": {"better": "more"}},
      "units": {"time_us": "of the slowest rank; median over the runs"},
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.measured import circumstances
+from bench.provenance import SYNTHESIS, provenance
 from synth.collective import Kind, bandwidths
 from synth.errors import InputError
 from synth.formats.atomic import write_atomically
@@ -112,6 +114,7 @@ def document(
     measures: Mapping[str, Measure],
     units: Mapping[str, str] | None = None,
     packages: Sequence[str] = ("arborcast", "numpy"),
+    code: Sequence[str] = SYNTHESIS,
     **more: Any,
 ) -> dict[str, Any]:
     """A results file as a value, with the circumstances of this process.
@@ -123,6 +126,7 @@ def document(
         measures: the columns of figures.
         units: what figures mean, where their name does not say it.
         packages: whose versions matter.
+        code: the folders of code that the figures depend on, see `bench.provenance`.
         more: further entries, such as the rates that links delivered.
 
     Raises:
@@ -142,6 +146,7 @@ def document(
         "question": question,
         **circumstances(*packages),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "code": provenance(code),
         "keys": list(keys),
         "measures": {name: asdict(measure) for name, measure in measures.items()},
         "units": dict(units or {}),

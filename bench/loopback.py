@@ -34,6 +34,7 @@ from bench.contenders import (
     Sample,
 )
 from bench.document import TIME, Measure, document, write_document
+from bench.provenance import RUNTIME
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "loopback.json"
@@ -291,6 +292,7 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "share_of_optimum": "null: loopback has no links whose rates are known",
         },
         packages=("arborcast", "torch", "numpy"),
+        code=RUNTIME,
         contenders={
             name: "its settings, where it is the group synth" if told is None else told
             for name, told in CONTENDERS.items()

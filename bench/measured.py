@@ -20,6 +20,9 @@ from pathlib import Path
 from threading import Event, Timer
 from typing import Any
 
+LOAD_AT_THE_START = os.getloadavg()[0]
+"""Processes that wanted to run before this one measured; its own are in the load at the end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -112,6 +115,7 @@ def circumstances(*packages: str) -> dict[str, Any]:
             "processor": _processor(),
             "cores": os.cpu_count(),
             "system": platform.platform(),
+            "load_at_the_start": LOAD_AT_THE_START,
             "load_at_the_end": os.getloadavg()[0],
         },
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},

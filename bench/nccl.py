@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from bench.document import TIME, Measure, document, timed_row
+from bench.provenance import RUNTIME
 from synth.collective import Kind
 from synth.sizes import parse_size
 
@@ -86,6 +87,7 @@ def main() -> None:
             "speed_up": "time of the first method at that size over this one's",
         },
         packages=("arborcast", "torch"),
+        code=RUNTIME,
         has_gpu=question.device == "cuda",
         transport="what NCCL finds" if question.own_gpus else "sockets on loopback",
         **answer,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.document import Measure, document, write_document
+from bench.provenance import TRAINING
 
 HOME = Path(__file__).resolve().parent
 TORCH = ("arborcast", "numpy", "torch")
@@ -35,6 +36,7 @@ def curves(quick: bool) -> dict[str, Any]:
             "gradient_difference": "largest over all elements, relative to the largest of its tensor",
         },
         packages=TORCH,
+        code=TRAINING,
         limit=LIMIT,
     )
 
@@ -57,6 +59,7 @@ def prediction(quick: bool) -> dict[str, Any]:
             "equation_error": "the same of equation (3), its two free parameters fitted",
         },
         packages=TORCH,
+        code=TRAINING,
         target=0.05,
     )
 
@@ -77,6 +80,7 @@ def plans(quick: bool) -> dict[str, Any]:
             "speed_up": "time of this method over time of SPP's plan",
         },
         packages=TORCH,
+        code=TRAINING,
     )
 
 
@@ -95,6 +99,7 @@ def divisible(quick: bool) -> dict[str, Any]:
             "speed_up": "over one process that does not divide its batch; in the sweep over the "
             "width, over as many processes that do not",
         },
+        code=TRAINING,
         claims=paper.claims(rows),
         calibration={
             "processes": paper.CALIBRATED,
@@ -121,6 +126,7 @@ def planner(quick: bool) -> dict[str, Any]:
             "seconds": "from profile and topology to plan; the median over processes",
             "first_seconds": "of the first plan of a process, which loads compiled kernels",
         },
+        code=TRAINING,
     )
 
 
@@ -141,6 +147,7 @@ def testbed(quick: bool) -> dict[str, Any]:
         },
         units={"time_us": "of the slowest rank, a whole step with its update; median over the runs"},
         packages=TORCH,
+        code=TRAINING,
     )
 
 

@@ -29,6 +29,7 @@ from bench.page.markdown import replace_between_markers, sentence_markdown, tabl
 from bench.page.page import page
 from bench.page.parts import Cell, Section, Table
 from bench.page.results import Document, read_results
+from bench.provenance import doubts
 from synth.errors import InputError
 from synth.formats.atomic import write_atomically
 
@@ -96,6 +97,12 @@ def write_report(results: Path, page_path: Path, readme: Path | None = None) -> 
     write_atomically(page_path, drawn)
 
 
+def questionable(results: Path) -> list[str]:
+    """A line for each results file whose figures may not be those of today's code."""
+    found = ((name, doubts(document.content)) for name, document in read_results(results).items())
+    return [f"{name}.json: {doubt}" for name, doubt in found if doubt]
+
+
 def summary(documents: Mapping[str, Document]) -> str:
     """The headline and the compact tables, as Markdown."""
     blocks = [" ".join(_as_sentence(sentence_markdown(sentence)) for sentence in headline(documents))]
@@ -140,6 +147,8 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     print(f"written: {arguments.output}" + (f", {arguments.markdown}" if arguments.markdown else ""))
+    for line in questionable(arguments.results):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """How long does synthesis take? Bounds and exact trees for an allgather, in seconds and megabytes.
 
 Every computation runs in a child process of its own, after a warm-up, so that the kernels are compiled and
-the peak memory is its own. `--forestcoll PATH` runs the public ForestColl from a checkout in turns with
-ours; `bench/peers.py` asks it and others more, and checks what they answer. Results go to
+the peak memory is its own. `bench/peers.py` asks other synthesizers the same questions. Results go to
 `bench/results/synthesis.json`.
 """
 
@@ -16,9 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +52,6 @@ CASES = [
     Case("128x8 A100", "dgx-a100:boxes=128", "trees", runs=3, quick=False),
     Case("torus 32x32", "torus:32x32", "trees", runs=3, quick=False),
 ]
-FORESTCOLL = {"2x8 A100": ("a100_topology", 2), "2x16 MI250": ("mi250_topology", 2)}
-FORESTCOLL_ROUNDS = 3
 KEYS = ("topology", "title", "collective", "method")
 MEASURES = {"time_us": Measure("less", "spread"), "algbw": Measure("more"), "trees": Measure("less")}
 UNITS = {
@@ -89,12 +84,10 @@ def main() -> None:
     """Measure what the command line asks for, print the table, write the results."""
     arguments = _arguments()
     if arguments.child:
-        print(json.dumps(CHILDREN[arguments.child[0]](*arguments.child[1:])))
+        print(json.dumps(_ours(*arguments.child)))
         return
     rows = [_row(case) for case in CASES if case.quick or not arguments.quick]
     rows.append(_start_up_row())
-    if arguments.forestcoll:
-        rows += _beside_forestcoll(arguments.forestcoll)
     _print(rows)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     write_document(arguments.json, _document(rows))
@@ -104,7 +97,6 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="leave out what takes over 10 s")
-    parser.add_argument("--forestcoll", type=Path, metavar="PATH", help="a checkout of ForestColl")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="PATH", help="where the rows go")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -112,7 +104,7 @@ def _arguments() -> argparse.Namespace:
 
 def _row(case: Case) -> dict[str, Any]:
     print(f"{case.title}, {case.method} ...", file=sys.stderr)
-    found = _in_child("ours", case.spec, case.method, str(case.runs))
+    found = _in_child(case.spec, case.method, str(case.runs))
     return _summary(case.title, case.spec, case.method, found)
 
 
@@ -179,48 +171,6 @@ def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
     return found | {**asdict(watch), "rate": str(rate), "algbw": float(rate), "peak_MB": _peak_megabytes()}
 
 
-def _forestcoll(path: str, builder: str, boxes: str) -> dict[str, Any]:
-    """In the child: one run of the public ForestColl, which has nothing to warm up but its imports."""
-    sys.path.insert(0, path)
-    packer = import_module("pipeline_allgather")
-    graph, ranks = getattr(import_module("topologies"), builder)(int(boxes))
-    watch = Stopwatch()
-    watch.start()
-    (_, units), (trees, _) = packer.optimal_pipeline_spanning_trees(graph, compute_nodes=ranks)
-    watch.lap()
-    return {
-        **asdict(watch),
-        "ranks": len(ranks),
-        "trees": len(trees),
-        "height": None,
-        "units": units,
-        "peak_MB": _peak_megabytes(),
-    }
-
-
-CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {"ours": _ours, "forestcoll": _forestcoll}
-
-
-def _beside_forestcoll(path: Path) -> list[dict[str, Any]]:
-    """Rows of both, measured in turns so that a busy machine slows both down."""
-    if not (path / "pipeline_allgather.py").is_file():
-        raise SystemExit(f"--forestcoll {path}: must be a checkout of ForestColl with pipeline_allgather.py")
-    rows = []
-    specs = dict(SPECS)
-    for title, (builder, boxes) in FORESTCOLL.items():
-        theirs, ours = [], []
-        for turn in range(FORESTCOLL_ROUNDS):
-            print(f"{title}, ForestColl and ours, turn {turn + 1} ...", file=sys.stderr)
-            theirs.append(_in_child("forestcoll", str(path.resolve()), builder, str(boxes)))
-            ours.append(_in_child("ours", specs[title], "trees", "1"))
-        for method, found in (("ForestColl", theirs), ("trees, in turns", ours)):
-            times = {key: [run[key][0] for run in found] for key in ("seconds", "cpu_seconds")}
-            rows.append(_summary(title, specs[title], method, {**found[-1], **times}))
-        ratio, cpu_ratio = (rows[-2][key] / rows[-1][key] for key in ("seconds", "cpu_seconds"))
-        rows[-1] |= {"times_faster_than_forestcoll": ratio, "times_less_cpu_than_forestcoll": cpu_ratio}
-    return rows
-
-
 def _start_up_row() -> dict[str, Any]:
     """The whole process `synth bound dgx1 allreduce`, start-up included, once everything is cached."""
     command = [sys.executable, "-c", "from synth.cli import main; main()", *START_UP]
@@ -270,12 +220,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 *cells, *timing, row["peak_MB"]
             )
         )
-    for row in rows:
-        if "times_faster_than_forestcoll" in row:
-            print(
-                f"{row['title']}: {row['times_faster_than_forestcoll']:.0f} times faster than ForestColl, "
-                f"{row['times_less_cpu_than_forestcoll']:.0f} times less CPU"
-            )
 
 
 if __name__ == "__main__":

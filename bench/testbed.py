@@ -28,6 +28,7 @@ from bench.emulation.delivery import check_delivery, delivered
 from bench.emulation.machine import EmulationError, check_machine, real_time
 from bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from bench.emulation.processes import run_inside
+from bench.provenance import RUNTIME
 from synth.collective import Collective, Kind
 from synth.errors import InputError
 from synth.sizes import format_size, parse_size
@@ -223,6 +224,7 @@ def results_document(result: Result) -> dict[str, Any]:
         },
         units=UNITS,
         packages=("arborcast", "torch", "numpy"),
+        code=RUNTIME,
         emulation=_emulation(),
         links=result.links,
         targets=targets_of(result.rows),

@@ -24,7 +24,7 @@ MACHINE = {"processor": "one", "cores": 2, "system": "Linux", "load_at_the_end":
 def drawn(rows: list[dict[str, Any]], measures: dict[str, Measure], **more: Any) -> dict[str, Any]:
     """A document in circumstances that are the same in all of them."""
     found = document("How fast?", rows, keys=KEYS, measures=measures)
-    return found | {"machine": MACHINE, "versions": {"python": "3.11"}} | more
+    return found | {"machine": MACHINE, "versions": {"python": "3.11"}, "code": {}} | more
 
 
 def timed(time_us: float, spread: float = 0.0, method: str = "ring", **more: Any) -> dict[str, Any]:
@@ -152,6 +152,8 @@ def test_other_circumstances_are_said_in_one_line_each() -> None:
         "versions differ: python 3.11 and None; torch None and 2.13",
     )
     assert compare(old, old).warnings == ()
+    dirty = drawn([timed(100)], TIMED, code={"commit": "1f5f065" * 6, "dirty": True})
+    assert compare(old, dirty).warnings == ("new file: measured with uncommitted changes on 1f5f0651f",)
     slightly = drawn([timed(100)], TIMED, machine=MACHINE | {"load_at_the_end": 1.4})
     assert compare(old, slightly).warnings == ()
 

@@ -57,7 +57,7 @@ def test_the_line_up_has_every_method_and_says_which_have_no_schedule() -> None:
     for size in (MIB, 64 * MIB):
         assert by_size.at(size).schedule == by_size.table.at(size).schedule
     assert line.contenders[0].schedule is None
-    assert set(line.unavailable) == {"ring", "multiring", "binary-tree"}
+    assert set(line.unavailable) == {"ring", "multiring", "binary-tree", "halving-doubling"}
     assert "no ring exists through ranks 0, 1, 2, 3, 4" in line.unavailable["ring"]
     with pytest.raises(InputError, match=r"^method rings: must be one of gloo, ring, "):
         line_up(fabric, Collective.on(fabric, "allgather"), ["rings"])
@@ -317,8 +317,8 @@ def test_a_small_run(
     found = read_document(out)
     rows = {row["method"]: row for row in found["rows"]}
     assert list(rows) == [
-        *("gloo", "ring", "multiring", "binary-tree", "trees", "mwu", "chunks (4,2,2)", "selection"),
-        "torch messages",
+        *("gloo", "ring", "multiring", "binary-tree", "halving-doubling"),
+        *("trees", "mwu", "chunks (4,2,2)", "selection", "torch messages"),
     ]
     for row in rows.values():
         assert (row["topology"], row["collective"], row["bytes"], row["runs"]) == (

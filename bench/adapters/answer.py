@@ -6,7 +6,7 @@ that cannot be asked, runs out of time, fails or writes what is no schedule says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
@@ -60,7 +60,8 @@ class Answer:
         finished: the whole process, start-up included.
         verdict: "found", "impossible", "out of time", "failed" or "unreadable".
         why: in words where it is not "found".
-        call_seconds: of the synthesis alone, as the contender counts it; None where it does not.
+        call_seconds: of the synthesis alone, as the contender counts it, in a process that has answered the
+            question before (see `without_repeat`); None where it does not count.
         algorithms: what it found, also where the time ran out after that.
     """
 
@@ -113,6 +114,29 @@ def answer_of(
     if found.verdict == "found" and not found.algorithms:
         return Answer(finished, "impossible", "it ended without an algorithm")
     return found
+
+
+LONGEST_REPEATED_S = 10.0
+"""A first call that took longer is not repeated: what a process loads once hardly counts in it."""
+
+
+def without_repeat(answer: Answer, told: Mapping[str, float]) -> Answer:
+    """The answer with the time of a whole process that asks once.
+
+    A contender that can be called again answers twice in its process: the whole process until the first
+    answer is what asking costs at first, the second call what it costs from then on.
+
+    Args:
+        answer: of a process that may have called twice.
+        told: `repeat_seconds` and `repeat_cpu_seconds`, what the second call took; nothing without one.
+    """
+    spent, cpu_spent = told.get("repeat_seconds", 0.0), told.get("repeat_cpu_seconds", 0.0)
+    once = replace(
+        answer.finished,
+        seconds=answer.finished.seconds - spent,
+        cpu_seconds=answer.finished.cpu_seconds - cpu_spent,
+    )
+    return replace(answer, finished=once)
 
 
 def _with(answer: Answer, read: Callable[[], Reading]) -> Answer:

@@ -16,7 +16,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from bench.adapters.answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
+from bench.adapters.answer import (
+    LONGEST_REPEATED_S,
+    Algorithm,
+    Answer,
+    CannotAskError,
+    Question,
+    Reading,
+    answer_of,
+    without_repeat,
+)
 from bench.measured import Finished, run
 from synth.collective import Kind
 from synth.errors import InputError
@@ -54,10 +63,12 @@ class ForestColl:
             asked, answered = Path(scratch) / "question.json", Path(scratch) / "answer.json"
             asked.write_text(json.dumps(graph_of(question)))
             finished = self._run(asked, answered, limit_s)
-            return answer_of(finished, lambda: read(json.loads(answered.read_text()), question))
+            answer = answer_of(finished, lambda: read(json.loads(answered.read_text()), question))
+            return without_repeat(answer, json.loads(answered.read_text())) if answer.algorithms else answer
 
     def _run(self, asked: Path, answered: Path, limit_s: float) -> Finished:
         command = [self.python, str(CHILD), str(self.checkout.resolve()), str(asked), str(answered)]
+        command.append(str(LONGEST_REPEATED_S))
         environment = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         return run(command, limit_s, environment=environment)
 

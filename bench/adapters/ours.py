@@ -1,7 +1,8 @@
 """Ours as one of the contenders: a process of its own that answers as a user's would, from spec to files.
 
 The child is `python bench/adapters/ours.py METHOD SPEC COLLECTIVE ROOT FOLDER`: it writes its schedules to
-the folder and prints one line of JSON. Nothing is taken from a cache of answers.
+the folder, answers once more, and prints one line of JSON. Nothing is taken from a cache of answers; compiled
+kernels are, as after an installation.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bench.adapters.answer import Answer, Question, Reading
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 HOME = Path(__file__).resolve().parent.parent.parent
 FRONTIER = "frontier"
-WARM_UP = "ring:3"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Ours:
 
     def ask(self, question: Question, limit_s: float) -> Answer:
         """See `bench.adapters.answer.Contender`."""
-        from bench.adapters.answer import answer_of
+        from bench.adapters.answer import answer_of, without_repeat
         from bench.measured import run
 
         root = question.collective.root or 0
@@ -48,7 +48,8 @@ class Ours:
             asked = [self.method, question.spec, str(question.collective.kind), str(root), scratch]
             environment = {"PYTHONPATH": str(HOME), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             finished = run([sys.executable, __file__, *asked], limit_s, environment=environment)
-            return answer_of(finished, lambda: _read(finished.output, Path(scratch)))
+            answer = answer_of(finished, lambda: _read(finished.output, Path(scratch)))
+            return without_repeat(answer, json.loads(finished.output)) if answer.algorithms else answer
 
 
 def _read(output: str, folder: Path) -> Reading:
@@ -64,20 +65,31 @@ def _read(output: str, folder: Path) -> Reading:
 
 
 def main() -> None:
-    """In the child: find the schedules, write them down, say how long the call took."""
+    """In the child: find the schedules, write them down, find them again, say how long that took."""
     method, spec, kind, root, folder = sys.argv[1:]
     import topologies
+    from bench.adapters.answer import LONGEST_REPEATED_S
     from synth.formats.schedules import write_schedule
 
-    _found(method, topologies.load(WARM_UP), kind, 0)  # imports and kernels, which peers do not count either
-    topology = topologies.load(spec)
     start = time.perf_counter()
-    found = _found(method, topology, kind, int(root))
+    found = _found(method, topologies.load(spec), kind, int(root))
     seconds = time.perf_counter() - start
     for number, (_, schedule) in enumerate(found):
         write_schedule(schedule, Path(folder) / f"{number}.json")
-    told = [(label, _trees(schedule)) for label, schedule in found]
-    print(json.dumps({"call_seconds": seconds, "algorithms": told}))
+    algorithms = [(label, _trees(schedule)) for label, schedule in found]
+    told: dict[str, Any] = {"call_seconds": seconds, "algorithms": algorithms}
+    if seconds < LONGEST_REPEATED_S:
+        again, cpu_again = time.perf_counter(), time.process_time()
+        topology = topologies.load(spec)  # afresh, because it caches what it has derived
+        start = time.perf_counter()
+        _found(method, topology, kind, int(root))
+        end = time.perf_counter()
+        told |= {
+            "call_seconds": end - start,
+            "repeat_seconds": end - again,
+            "repeat_cpu_seconds": time.process_time() - cpu_again,
+        }
+    print(json.dumps(told))
 
 
 def _found(method: str, topology: Topology, kind: str, root: int) -> list[tuple[str, Schedule]]:

@@ -25,9 +25,6 @@ FEW_TREES_UP_TO = 32
 LARGEST_BROADCAST = 8
 """The same as `LARGEST_FRONTIER` for broadcasts, whose frontier is long: minutes on 16 ranks."""
 
-MULTIRING_UP_TO = 64
-"""Ranks up to which link-disjoint rings are simulated; NCCL's model of them stands for them everywhere."""
-
 MOST_TRANSFERS = 500_000
 """Of a baseline: what its simulation takes grows with them, and seconds are long over many sizes."""
 
@@ -150,8 +147,6 @@ def _frontier(topology: Topology, collective: Collective, deadline: Deadline) ->
 
 def _too_large(name: str, topology: Topology, collective: Collective) -> str | None:
     ranks = len(collective.ranks)
-    if name == "multiring" and ranks > MULTIRING_UP_TO:
-        return f"not simulated above {MULTIRING_UP_TO} ranks, got {ranks}"
     blocks = 1 if collective.root is not None or name == "binary-tree" else ranks
     transfers = blocks * (ranks - 1) * (2 if collective.kind is Kind.ALLREDUCE else 1)
     if transfers > MOST_TRANSFERS:

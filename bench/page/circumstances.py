@@ -7,6 +7,10 @@ from typing import Any
 
 from bench.page.results import Document, figure, figures, median, number
 from bench.page.words import digits, percent, plural
+from bench.provenance import doubts
+
+QUIET = 0.5
+"""Processes that want to run, up to which a machine has nothing else to do."""
 
 
 def circumstances_of(document: Document) -> tuple[str, list[tuple[str, str]]]:
@@ -18,12 +22,14 @@ def circumstances_of(document: Document) -> tuple[str, list[tuple[str, str]]]:
         ", ".join(filter(None, (str(machine.get("processor") or ""), _cores(machine)))),
         _runs(document),
         _busy(machine),
+        doubts(document.content),
     ]
     versions = ", ".join(f"{name} {value}" for name, value in _mapping(document.get("versions")).items())
     entries = [
         ("question", str(document.get("question") or "")),
         ("command", str(document.get("command") or "")),
         ("date", str(document.get("date") or "not noted")),
+        ("code", _code(_mapping(document.get("code")))),
         ("machine", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items())),
         ("versions", versions),
         ("runs", _runs(document)),
@@ -37,17 +43,32 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _code(code: Mapping[str, Any]) -> str:
+    """The commit, and what of it matters."""
+    if not code.get("commit"):
+        return "not noted"
+    changed = " with uncommitted changes" if code.get("dirty") else ""
+    return f"commit {code['commit']}{changed}; depends on {', '.join(map(str, code.get('folders') or []))}"
+
+
 def _cores(machine: Mapping[str, Any]) -> str:
     cores = number(machine.get("cores"))
     return "" if cores is None else plural(int(cores), "core")
 
 
 def _busy(machine: Mapping[str, Any]) -> str:
-    """The load where the machine had more to do than it has cores, which makes times longer."""
-    load, cores = number(machine.get("load_at_the_end")), number(machine.get("cores"))
-    if load is None or cores is None or load <= cores:
+    """The load, where other work than the bench's may have made times longer.
+
+    Before the bench began nothing should run. Files that do not say that load are judged by that at the end:
+    no more than the machine has cores.
+    """
+    before, after = number(machine.get("load_at_the_start")), number(machine.get("load_at_the_end"))
+    cores = number(machine.get("cores"))
+    if before is not None:
+        return f"the machine was busy: load {digits(before, 2)} at the start" if before > QUIET else ""
+    if after is None or cores is None or after <= cores:
         return ""
-    return f"the machine was busy: load {digits(load, 2)}"
+    return f"the machine was busy: load {digits(after, 2)}"
 
 
 def _runs(document: Document) -> str:

@@ -1,4 +1,8 @@
-"""The answer in three sentences: how much faster, how close to the limit, how long the synthesis took."""
+"""The answer in a few sentences: speed, share of the limit, time of synthesis, targets met.
+
+The baseline of a case is the fastest of all that were measured on it, and so it is known only afterwards: who
+picks one method beforehand does no better.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +10,47 @@ from collections.abc import Mapping, Sequence
 
 from bench.clusters.words import EVEN
 from bench.page.parts import Sentence, Strong
-from bench.page.results import Document, Row, figure, figures, median, number, word
+from bench.page.results import Document, figure, figures, median, number, word
 from bench.page.sweeps import compared
-from bench.page.testbed import CHOSEN, LARGE, targets_of, without_limited
-from bench.page.words import percent, plural, seconds, size, times
+from bench.page.targets import Tally, tallies
+from bench.page.testbed import CHOSEN, LARGE, Case, cases_about_links
+from bench.page.words import listed, percent, plural, seconds, size, times
 
 Results = Mapping[str, Document]
 
 
 def headline(results: Results) -> tuple[Sentence, ...]:
     """Sentences of what was measured; what was not is said."""
-    return (_faster(results), _close(results), _synthesis(results))
+    return (_faster(results), _close(results), _synthesis(results), _targets(results))
 
 
 def _faster(results: Results) -> Sentence:
-    found, left_out = without_limited(results.get("testbed"))
-    ratios = figures(found, "speed_up_over_ring")
+    found, left_out = cases_about_links(results.get("testbed"))
+    beside = [case for case in found if case.over_best is not None]
+    ratios = [case.over_best for case in beside if case.over_best is not None]
     if ratios:
+        over_gloo = figures([case.ours for case in beside], "speed_up_over_gloo")
         said: Sentence = (
-            f"On emulated links {_who(found)} ",
+            f"On emulated links {_who(beside)} ",
             Strong(f"{times(median(ratios))} as fast"),
-            f" as the best single ring in the median of {plural(len(ratios), 'case')} "
-            f"({times(min(ratios))} to {times(max(ratios))}, {_span(_sizes_with_ring(found))}; "
-            f"{_losses(ratios, 'case')}{_left_out(left_out)})",
+            f" as the best baseline of each case ({listed(_methods(beside))}) in the median of "
+            f"{plural(len(ratios), 'case')} "
+            f"({times(min(ratios))} to {times(max(ratios))}, {_span(_sizes(beside))}; "
+            f"{_losses(ratios, 'case')}{_baselines_chosen(beside)}{_left_out(left_out)})",
+            f", and {times(median(over_gloo))} as fast as gloo" if over_gloo else "",
         )
     else:
-        said = ("How much faster than the ring on real links is not measured yet",)
+        said = ("How much faster than baselines on real links is not measured yet",)
     return (*said, "; ", *_simulated(results))
+
+
+def _methods(cases: Sequence[Case]) -> list[str]:
+    return list(dict.fromkeys(word(row, "method") for case in cases for row in case.baselines))
+
+
+def _baselines_chosen(cases: Sequence[Case]) -> str:
+    chosen = sum(case.chose_baseline for case in cases)
+    return f"; in {chosen} of them what it chooses is a baseline" if chosen else ""
 
 
 def _simulated(results: Results) -> Sentence:
@@ -54,9 +72,9 @@ def _losses(ratios: Sequence[float], thing: str) -> str:
     return f"slower in {lost or 'none'} of {plural(len(ratios), thing)}"
 
 
-def _who(rows: Sequence[Row]) -> str:
+def _who(cases: Sequence[Case]) -> str:
     """What the figures are of: see `bench.page.testbed.row_of_ours`."""
-    only_chosen = all(row.get("method") == CHOSEN for row in rows)
+    only_chosen = all(case.ours.get("method") == CHOSEN for case in cases)
     return "what the process group chooses is" if only_chosen else "our schedules are"
 
 
@@ -64,8 +82,8 @@ def _left_out(cases: int) -> str:
     return f"; {plural(cases, 'more case')} left out, where the processors may be the limit" if cases else ""
 
 
-def _sizes_with_ring(rows: Sequence[Row]) -> list[float]:
-    return sorted(figures([row for row in rows if figure(row, "speed_up_over_ring") is not None], "bytes"))
+def _sizes(cases: Sequence[Case]) -> list[float]:
+    return sorted(figures([case.ours for case in cases], "bytes"))
 
 
 def _span(sizes: Sequence[float]) -> str:
@@ -73,20 +91,17 @@ def _span(sizes: Sequence[float]) -> str:
 
 
 def _close(results: Results) -> Sentence:
-    document = results.get("testbed")
-    found = [row for row in without_limited(document)[0] if (figure(row, "bytes") or 0) >= LARGE]
+    about_links, _ = cases_about_links(results.get("testbed"))
+    found = [case.ours for case in about_links if (figure(case.ours, "bytes") or 0) >= LARGE]
     shared = [(share, row) for row in found if (share := figure(row, "share_of_optimum")) is not None]
     if not shared:
         return ("How close to the limit on real links is not measured yet.",)
     least, worst = min(shared, key=lambda pair: pair[0])
-    targets = targets_of(document)
-    met = sum(target.get("met") is True for target in targets)
     return (
         f"From {size(LARGE)} on ",
         Strong(percent(median([share for share, _ in shared]))),
         f" of the proven limit is reached in the median, at the least {percent(least)} "
-        f"({word(worst, 'collective')}, {word(worst, 'topology')})",
-        f"; {met} of {plural(len(targets), 'target')} met." if targets else ".",
+        f"({word(worst, 'collective')}, {word(worst, 'topology')}).",
     )
 
 
@@ -103,5 +118,35 @@ def _synthesis(results: Results) -> Sentence:
         Strong(seconds(figure(small, "seconds"))),
         f" for {plural(int(figure(small, 'ranks') or 0), 'rank')} ({word(small, 'title', 'topology')}) and ",
         Strong(seconds(figure(large, "seconds"))),
-        f" for {plural(int(figure(large, 'ranks') or 0), 'rank')} ({word(large, 'title', 'topology')}).",
+        f" for {plural(int(figure(large, 'ranks') or 0), 'rank')} ({word(large, 'title', 'topology')})",
+        *_beside_forestcoll(results.get("peers")),
+        ".",
+    )
+
+
+def _beside_forestcoll(document: Document | None) -> Sentence:
+    """ForestColl asks for the same trees; both on the same graphs, in turns."""
+    rows = [row for row in (document.rows if document else []) if row.get("method") == "ForestColl"]
+    calls, processes = figures(rows, "call_times_ours"), figures(rows, "times_ours")
+    if not calls or not processes:
+        return ()
+    return (
+        f"; on the same {plural(len(calls), 'graph')} a call of ForestColl takes ",
+        Strong(times(median(calls))),
+        f" as long as ours in the median ({times(min(calls))} to {times(max(calls))}) and a whole process "
+        f"{times(median(processes))} ({times(min(processes))} to {times(max(processes))})",
+    )
+
+
+def _targets(results: Results) -> Sentence:
+    """All targets of all benches, the missed ones by bench."""
+    found = tallies(results)
+    if not found:
+        return ("No targets are measured yet.",)
+    together = sum(found.values(), Tally())
+    missed = [f"{title} {tally.missed} of {tally.all}" for title, tally in found.items() if tally.missed]
+    return (
+        "Of all benches together, ",
+        Strong(together.words),
+        f": {listed(missed)}." if missed else ".",
     )

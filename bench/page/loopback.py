@@ -8,7 +8,8 @@ from bench.page.cells import Column, all_rows, durations, sizes, speed_ups, word
 from bench.page.parts import Cell, Part, Picture, Section, Table, grid, missing, text
 from bench.page.results import Document, Row, figure, grouped, word
 from bench.page.svg import Line, line_chart
-from bench.page.words import DASH, count, digits, plural, size, times
+from bench.page.targets import tally
+from bench.page.words import DASH, count, digits, size, times
 
 NAME, TITLE = "one-machine", "What does the process group cost on one machine?"
 COMMAND = "python bench/loopback.py"
@@ -46,10 +47,10 @@ def case(row: Row) -> str:
 
 
 def _targets(document: Document) -> list[Part]:
-    met = [row["met"] for row in document.rows if isinstance(row.get("met"), bool)]
-    if not met:
+    counted = tally(document)
+    if not counted.all:
         return []
-    return [text(f"{sum(met)} of {plural(len(met), 'target')} met.", tone="good" if all(met) else "")]
+    return [text(f"{counted.words}.", tone="good" if counted.met == counted.all else "bad")]
 
 
 def _picture(name: str, rows: Sequence[Row]) -> Picture:
@@ -85,8 +86,12 @@ def table(document: Document) -> Table:
             cells.append(
                 Cell(" / ".join(DASH if ratio is None else digits(ratio) for ratio in ratios), ratios[0])
             )
-        lines.append((Cell(name), *cells))
-    return Table(("in memory / over sockets", *(f">{size(at)}" for at in sizes)), tuple(lines))
+        verdicts = [row["met"] for row in rows if isinstance(row.get("met"), bool)]
+        missed = verdicts.count(False)
+        said = f"{missed} of {len(verdicts)}" if verdicts else DASH
+        lines.append((Cell(name), *cells, Cell(said, missed, "bad" if missed else "")))
+    head = ("in memory / over sockets", *(f">{size(at)}" for at in sizes), ">targets missed")
+    return Table(head, tuple(lines))
 
 
 def _ratio(rows: Sequence[Row], method: str) -> float | None:

@@ -119,8 +119,9 @@ def page(headline: Sequence[Sentence], sections: Sequence[Section]) -> str:
             f"<header><h1>{escape(TITLE)}</h1>{lead}<nav>{links}</nav></header>",
             *map(section_html, sections),
             "<footer>Made from the files in bench/results by python bench/report.py; no figure on this page "
-            "is typed by hand. Blue is ours, grey is what it is compared with. Click a column's head to sort."
-            "</footer>",
+            "is typed by hand. Below each section stands at which commit its figures were measured, and "
+            "whether the code has changed since. Blue is ours, grey is what it is compared with. Click a "
+            "column's head to sort.</footer>",
             f"<script>{_SCRIPT}</script></body></html>\n",
         ]
     )

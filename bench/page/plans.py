@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from bench.page.cells import Column, all_rows, counts, durations, shares, words
 from bench.page.parts import Cell, Part, Section, Strong, Table, missing, text
-from bench.page.results import Document, Row, figure, grouped, word
+from bench.page.results import Document, Row, figure, figures, grouped, word
+from bench.page.targets import tally
 from bench.page.training import COMMAND, order_of, shape_of
 from bench.page.words import DASH, count, digits, duration, listed, percent, plural, seconds, times
 
@@ -186,20 +187,15 @@ def planner(document: Document | None) -> Section:
 
 
 def _targets(document: Document) -> list[Part]:
-    aimed = [
-        (took, target)
-        for row in document.rows
-        if (took := figure(row, "seconds")) is not None and (target := figure(row, "target_s")) is not None
-    ]
-    if not aimed:
+    counted = tally(document)
+    if not counted.all:
         return []
-    met = sum(took <= target for took, target in aimed)
-    targets = listed(sorted({seconds(target) for _, target in aimed}))
+    targets = listed([seconds(target) for target in sorted(set(figures(document.rows, "target_s")))])
     return [
         text(
-            Strong(f"{met} of {plural(len(aimed), 'case')}"),
-            f" with a target ({targets}, in the median) meet it.",
-            tone="good" if met == len(aimed) else "bad",
+            Strong(counted.words),
+            f" ({targets}, in the median).",
+            tone="good" if counted.met == counted.all else "bad",
         )
     ]
 
@@ -215,7 +211,7 @@ def table_of_planner(document: Document) -> Table:
                 Cell(word(row, "topology")),
                 Cell(count(figure(row, "devices")), figure(row, "devices")),
                 Cell(count(figure(row, "layers")), figure(row, "layers")),
-                Cell(seconds(took) + (" (over)" if is_over else ""), took, "bad" if is_over else "ours"),
+                Cell(seconds(took) + (" (missed)" if is_over else ""), took, "bad" if is_over else "ours"),
                 Cell(seconds(figure(row, "spread")), figure(row, "spread")),
                 Cell(seconds(figure(row, "first_seconds")), figure(row, "first_seconds")),
                 _gigabytes(figure(row, "limit_bytes")),

@@ -17,6 +17,7 @@ from synth.errors import InputError
 
 Row: TypeAlias = Mapping[str, Any]
 _K = TypeVar("_K", bound=Hashable)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ def word(row: Row, *names: str) -> str:
     return next((str(row[name]) for name in names if row.get(name) not in (None, "")), "–")
 
 
-def grouped(rows: Iterable[Row], key: Callable[[Row], _K]) -> dict[_K, list[Row]]:
+def grouped(rows: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
     """Rows by a key, both in the order in which they come."""
-    found: dict[_K, list[Row]] = {}
+    found: dict[_K, list[_T]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
     return found

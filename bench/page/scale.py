@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from bench.page.cells import Column, all_rows, counts, durations, numbers, seconds_of, shares, table_of, words
-from bench.page.parts import Cell, Part, Picture, Section, Strong, Table, Tone, grid, missing, text
+from bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
 from bench.page.results import Document, Row, figure, grouped, word
 from bench.page.svg import Line, line_chart, unit_time
+from bench.page.targets import tally
 from bench.page.words import DASH, count, digits, percent, plural, seconds, times
 
 COMMAND = "python bench/scale.py --only "
@@ -43,16 +44,15 @@ def targets(document: Document | None) -> Section:
 
 
 def _kept(document: Document) -> list[Part]:
-    promised = [row for row in document.rows if isinstance(row.get("kept"), bool)]
-    if not promised:
+    promised = tally(document)
+    if not promised.all:
         return []
-    kept = sum(row["kept"] is True for row in promised)
     optimal = sum(row.get("optimal") is True for row in document.rows)
     return [
         text(
-            Strong(f"{kept} of {plural(len(promised), 'promise')} kept"),
+            Strong(promised.words),
             f"; {optimal} of {plural(len(document.rows), 'schedule')} equal to the proven bound.",
-            tone="bad" if kept < len(promised) else "",
+            tone="bad" if promised.met < promised.all else "",
         )
     ]
 
@@ -76,10 +76,9 @@ def table_of_targets(document: Document) -> Table:
 
 
 def _time(row: Row) -> Cell:
-    if row.get("timed_out") is True:
-        return Cell(f"over {seconds(figure(row, 'seconds'))}", figure(row, "seconds"), "bad")
-    tone: Tone = "bad" if row.get("kept") is False else "ours"
-    return Cell(seconds(figure(row, "seconds")), figure(row, "seconds"), tone)
+    missed = row.get("kept") is False
+    said = ("over " if row.get("timed_out") is True else "") + seconds(figure(row, "seconds"))
+    return Cell(said + (" (missed)" if missed else ""), figure(row, "seconds"), "bad" if missed else "ours")
 
 
 def _memory(row: Row) -> Cell:
@@ -343,6 +342,7 @@ def table_of_tacos(document: Document) -> Table:
             ">synthesis": seconds_of("call_seconds"),
             ">of the bound": shares("share_of_bound"),
             ">whole process": seconds_of("seconds"),
+            ">runs": counts("runs"),
         },
         document.rows,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bench.page.cells import (
     Column,
@@ -21,10 +21,12 @@ from bench.page.cells import (
 from bench.page.graph import delivery, graph, links_of
 from bench.page.parts import Bar, Bars, Cell, Part, Picture, Section, Table, grid, missing, text
 from bench.page.results import Document, Row, figure, figures, grouped, is_ours, word
-from bench.page.words import duration, percent, plural, size, times
+from bench.page.targets import tally
+from bench.page.words import DASH, duration, percent, plural, size, times
 
 NAME, TITLE, COMMAND = "links", "How close to the limit, on links that are real?", "python bench/testbed.py"
-CHOSEN, RING = "selection", "ring"
+CHOSEN = "selection"
+PATTERNS = ("ring", "multiring", "binary-tree", "halving-doubling")
 LARGE = 8 << 20
 """Bytes from which on the targets count."""
 
@@ -40,8 +42,8 @@ def section(document: Document | None) -> Section:
             "The limit is what no schedule can pass at the rates that these links delivered in the same run, "
             "less what links carry at once after a pause. Each line is what "
             "the process group chooses by itself at the largest size, or the fastest of ours where that was "
-            "not measured, beside unmodified gloo, whose ring follows the numbers of the ranks, and the best "
-            "single ring.",
+            "not measured, beside the fastest baseline of the case (named in brackets; gloo's ring follows "
+            "the numbers of the ranks) and unmodified gloo.",
             tone="quiet",
         ),
         table(document),
@@ -83,9 +85,34 @@ def row_of_ours(rows: Sequence[Row]) -> Row | None:
     return min(chosen or ours, key=lambda row: figure(row, "time_us") or 0.0, default=None)
 
 
-def rows_of_ours(document: Document | None) -> list[Row]:
-    """That of each topology, collective and size."""
-    return [row for found in _by_size(document) if (row := row_of_ours(found)) is not None]
+@dataclass(frozen=True)
+class Case:
+    """A topology, collective and size on which ours ran.
+
+    Attributes:
+        ours: see `row_of_ours`.
+        baselines: the rows of all others.
+    """
+
+    ours: Row
+    baselines: tuple[Row, ...]
+
+    @property
+    def over_best(self) -> float | None:
+        """The speed-up of ours over the fastest baseline; None where none was measured."""
+        ours, times_us = figure(self.ours, "time_us"), figures(self.baselines, "time_us")
+        return min(times_us) / ours if ours and times_us else None
+
+    @property
+    def chose_baseline(self) -> bool:
+        """Whether what serves ours is itself one of the classical patterns."""
+        return str(self.ours.get("served_by") or "").startswith(PATTERNS)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the processors may have been the limit of ours or of the fastest baseline."""
+        fastest = min(self.baselines, key=lambda row: figure(row, "time_us") or 0.0, default={})
+        return is_limited(self.ours) or is_limited(fastest)
 
 
 def is_limited(row: Row) -> bool:
@@ -93,20 +120,25 @@ def is_limited(row: Row) -> bool:
     return row.get("cpu_limited") is True
 
 
-def without_limited(document: Document | None) -> tuple[list[Row], int]:
-    """Those of `rows_of_ours` that are about links, and how many are not.
+def cases(document: Document | None) -> list[Case]:
+    """Each topology, collective and size on which ours ran."""
+    found = []
+    for rows in _by_size(document):
+        ours = row_of_ours(rows)
+        if ours is not None:
+            timed = [row for row in rows if figure(row, "time_us") is not None]
+            found.append(Case(ours, tuple(row for row in timed if not is_ours(row.get("method")))))
+    return found
 
-    A ring that the processors slowed down would flatter us as much as a row of ours would do us wrong.
+
+def cases_about_links(document: Document | None) -> tuple[list[Case], int]:
+    """Those in which links, not processors, were the limit, and how many others there are.
+
+    A baseline that the processors slowed down would flatter us as much as a row of ours would do us wrong.
     """
-    found = [(row_of_ours(rows), rows) for rows in _by_size(document)]
-    about_links = [
-        row
-        for row, rows in found
-        if row is not None
-        and not is_limited(row)
-        and not any(is_limited(other) for other in rows if other.get("method") == RING)
-    ]
-    return about_links, sum(row is not None for row, _ in found) - len(about_links)
+    found = cases(document)
+    about_links = [case for case in found if not case.is_limited]
+    return about_links, len(found) - len(about_links)
 
 
 def _by_size(document: Document | None) -> list[list[Row]]:
@@ -116,21 +148,28 @@ def _by_size(document: Document | None) -> list[list[Row]]:
 
 def table(document: Document) -> Table:
     """A line per topology and collective at its largest size."""
-    cases = grouped(document.rows, _case).values()
-    best = [row for found in cases if (row := row_of_ours(at_largest(found))) is not None]
-    return table_of(
-        {
-            "topology": words("topology"),
-            "collective": words("collective"),
-            ">size": sizes,
-            "ours": words("method"),
-            ">time": durations("time_us"),
-            ">of the limit": _share,
-            ">over the best ring": speed_ups("speed_up_over_ring"),
-            ">over gloo": speed_ups("speed_up_over_gloo"),
-        },
-        best,
-    )
+    columns: dict[str, Callable[[Case], Cell]] = {
+        "topology": lambda case: Cell(word(case.ours, "topology")),
+        "collective": lambda case: Cell(word(case.ours, "collective")),
+        ">size": lambda case: sizes(case.ours),
+        "ours": lambda case: Cell(word(case.ours, "method")),
+        ">time": lambda case: durations("time_us")(case.ours),
+        ">of the limit": lambda case: _share(case.ours),
+        ">over the best baseline": _over_best,
+        ">over gloo": lambda case: speed_ups("speed_up_over_gloo")(case.ours),
+    }
+    largest = grouped(cases(document), lambda case: _case(case.ours)).values()
+    lines = [max(alike, key=lambda case: figure(case.ours, "bytes") or 0.0) for alike in largest]
+    return Table(tuple(columns), tuple(tuple(cell(case) for cell in columns.values()) for case in lines))
+
+
+def _over_best(case: Case) -> Cell:
+    """The speed-up, with the name of the baseline that is the fastest here."""
+    ratio = case.over_best
+    if ratio is None:
+        return Cell(DASH)
+    fastest = min(case.baselines, key=lambda row: figure(row, "time_us") or 0.0)
+    return Cell(f"{times(ratio)} ({word(fastest, 'method')})", ratio, "bad" if ratio < 1 else "")
 
 
 def _share(row: Row) -> Cell:
@@ -139,21 +178,10 @@ def _share(row: Row) -> Cell:
     return Cell(percent(share) + (" *" if is_limited(row) else ""), share, "ours")
 
 
-def targets_of(document: Document | None) -> list[dict[str, Any]]:
-    """What was aimed for, where it was measured."""
-    listed = document.get("targets") if document else None
-    return [target for target in listed or [] if isinstance(target, dict)]
-
-
 def _targets(document: Document) -> list[Part]:
-    targets = targets_of(document)
+    targets = [target for target in document.get("targets") or [] if isinstance(target, dict)]
     if not targets:
         return []
-    met = sum(target.get("met") is True for target in targets)
-    unknown = sum(not isinstance(target.get("met"), bool) for target in targets)
-    title = f"{met} of {plural(len(targets), 'target')} met" + (
-        f", {unknown} not measured" if unknown else ""
-    )
     columns: dict[str, Column] = {
         "topology": words("topology"),
         "collective": words("collective"),
@@ -163,7 +191,7 @@ def _targets(document: Document) -> list[Part]:
         ">measured": lambda target: _aim(figure(target, "measured")),
         "verdict": _verdict,
     }
-    return [table_of(columns, targets, title)]
+    return [table_of(columns, targets, tally(document).words)]
 
 
 def _busy(rows: Sequence[Row]) -> list[Part]:

@@ -109,7 +109,7 @@ def table_of_curves(document: Document) -> Table:
 
 def _difference(value: float | None, limit: float | None) -> Cell:
     is_over = value is not None and limit is not None and value > limit
-    return Cell(tiny(value) + (" (over)" if is_over else ""), value, "bad" if is_over else "ours")
+    return Cell(tiny(value) + (" (missed)" if is_over else ""), value, "bad" if is_over else "ours")
 
 
 def _by_shape(document: Document) -> Table:
@@ -228,7 +228,7 @@ def table_of_prediction(document: Document) -> Table:
                 Cell(name),
                 Cell(", ".join(numbers) or DASH),
                 Cell(percent(median(errors)), median(errors), "ours"),
-                Cell(percent(most) + (" (over)" if is_over else ""), most, "bad" if is_over else ""),
+                Cell(percent(most) + (" (missed)" if is_over else ""), most, "bad" if is_over else ""),
                 Cell(percent(max(equation, default=None)), max(equation, default=None)),
             )
         )

@@ -1,0 +1,88 @@
+"""Which code gave the figures of a results file, and whether that code has changed since.
+
+A results file names the commit that it was measured at, whether files differed from that commit, and the
+folders of code that its figures depend on (`bench.document.document`). Whether these folders have changed
+since then decides whether the figures are older than the code.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HOME = Path(__file__).resolve().parent.parent
+SYNTHESIS = ("synth", "topologies")
+"""What bounds, schedules and simulations depend on."""
+
+RUNTIME = (*SYNTHESIS, "backends")
+"""What the process group depends on."""
+
+TRAINING = (*RUNTIME, "pipeline")
+"""What the trainer and its planner depend on."""
+
+
+def provenance(folders: Sequence[str], home: Path = HOME) -> dict[str, Any]:
+    """The entry `code` of a results file.
+
+    Args:
+        folders: of code that the figures depend on, relative to `home`.
+        home: the root of the checkout.
+
+    Returns:
+        `folders`, `commit` when this process began (None outside a git checkout) and `dirty`: whether
+        tracked files below the folders differ from it, or another commit came meanwhile (None where there
+        is none).
+    """
+    now = _git(home, "rev-parse", "HEAD")
+    commit = AT_THE_START if home == HOME else now
+    changed = None if now is None else _git(home, "status", "--porcelain", "-uno", "--", *folders)
+    return {
+        "folders": list(folders),
+        "commit": commit,
+        "dirty": None if changed is None else bool(changed) or now != commit,
+    }
+
+
+def doubts(content: Mapping[str, Any], home: Path = HOME) -> str:
+    """Why the figures of a results file may not be those of today's code; empty where nothing speaks for it.
+
+    Args:
+        content: of the file.
+        home: the root of the checkout that is today's code. Outside a git checkout nothing is known of
+            today's code, and only what the file says against itself is told.
+    """
+    code = content.get("code")
+    if not isinstance(code, Mapping) or not code.get("commit"):
+        return "measured at a commit that was not recorded"
+    commit, folders = str(code["commit"]), [str(folder) for folder in code.get("folders") or []]
+    said = []
+    if code.get("dirty"):
+        said.append(f"measured with uncommitted changes on {commit[:9]}")
+    if _git(home, "rev-parse", "HEAD") is not None:
+        later = _git(home, "rev-list", f"{commit}..HEAD", "--", *folders)
+        if later is None:
+            said.append(f"measured at {commit[:9]}, which this history does not have")
+        elif later:
+            count = len(later.splitlines())
+            said.append(
+                f"older than the code: {count} commit{'' if count == 1 else 's'} to "
+                f"{', '.join(folders)} since {commit[:9]}"
+            )
+    return "; ".join(said)
+
+
+def _git(home: Path, *arguments: str) -> str | None:
+    """What git prints; None where there is no git, no checkout, or no such commit."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(home), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+AT_THE_START = _git(HOME, "rev-parse", "HEAD")
+"""What the modules of this process were loaded from."""
