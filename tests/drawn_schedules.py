@@ -239,3 +239,15 @@ def _exchange(ranks: Sequence[int], chunk: int, first: int) -> list[Transfer]:
         for level, bit in enumerate(bit for bit in (1, 2) if bit < len(ranks))
         for position, rank in enumerate(ranks)
     ]
+
+
+def reductions_before_sends() -> Schedule:
+    """An allreduce in which ranks still send what they hold in the step in which something reaches them."""
+    #          step  0                            1             2            3
+    words = "0>3+ 2>1+ 1>2+             | 3>1+      | 1>3 3>2+   | 3>0"
+    transfers = [
+        Transfer(0, int(word[0]), int(word[2]), step, word.endswith("+"))
+        for step, of_step in enumerate(words.split("|"))
+        for word in of_step.split()
+    ]
+    return make("allreduce", [Chunk(Fraction(1), 0)], transfers, total=4)

@@ -207,3 +207,12 @@ def test_the_check_catches_a_missing_receive_and_a_wrong_length() -> None:
     broken = dataclasses.replace(programs[0], operations=(cut, *programs[0].operations[1:]))
     with pytest.raises(DeadlockError, match="lengths must be equal, got 30 and 3"):
         check_deadlock([broken, *programs[1:]])
+
+
+def test_messages_meet_in_the_order_in_which_both_ends_name_them() -> None:
+    """NCCL matches by order alone: two messages of a pair in two orders would change places."""
+    first, second = Slice(Buffer.OUTPUT, 0, 1), Slice(Buffer.OUTPUT, 1, 2)
+    sends = (Send(0, 1, first, 0), Send(0, 1, second, 1))
+    receives = (Receive(0, 0, second, 1), Receive(0, 0, first, 0))
+    with pytest.raises(DeadlockError, match="2 ranks wait for ever"):
+        check_deadlock([Program(0, sends, 0, 2, 0, True, 1), Program(1, receives, 0, 2, 0, True, 1)])

@@ -59,6 +59,15 @@ def test_choices_ascend_and_each_is_the_fastest_where_it_begins(of_ring: Selecti
         assert simulate(choice.schedule, choice.from_bytes).time_us == min(times)
 
 
+def test_a_change_between_two_sizes_that_are_looked_at_is_found(of_ring: Selection) -> None:
+    """Every second size is looked at first; where their choices differ, the one between is looked at, too."""
+    fastest = {size: of_ring.fastest(size) for size in SIZES}
+    change = next(at for at, (a, b) in enumerate(pairwise(SIZES), 1) if fastest[a] is not fastest[b])
+    before, at, after = SIZES[change - 1 : change + 2]
+    found = of_ring.choices((before, at, after))
+    assert [choice.from_bytes for choice in found][:2] == [before, at]
+
+
 def test_without_a_cache_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARBORCAST_CACHE", str(tmp_path))
     fabric = load("ring:4")

@@ -128,6 +128,19 @@ def test_a_later_delivery_waits_for_what_is_still_to_be_sent() -> None:
     assert timeline(schedule, 4000, pieces=1)[1, 2] == (Occupation(4, 8, 0, 0),)
 
 
+def test_a_delivery_waits_for_the_first_link_of_what_is_still_to_be_sent() -> None:
+    """What was sent into a switch has left its rank, though the switch still forwards it."""
+    links = [(0, 3, 4, "0"), (1, 3, 4, "0"), (3, 0, 1, "0"), (3, 1, 4, "0"), (1, 2, 1, "0")]
+    exchange = [Transfer(0, 0, 1, 0, True, via=(3,)), Transfer(0, 1, 0, 0, True, via=(3,))]
+    schedule = draw(3, links, "allreduce", ["1"], [*exchange, Transfer(0, 1, 2, 1)], ["sw"])
+    # us     0   1   2   3   4   5   6     4000 bytes
+    # 1->sw  [ 1 ]                         rank 1's own value has left at 1 us
+    # sw->1      [ 1 ]                     rank 0's comes at 2 us and may be added at once
+    # sw->0      [       4       ]         which the slow way out of the switch does not hinder
+    # 1->2           [       4       ]
+    assert timeline(schedule, 4000, pieces=1)[1, 2] == (Occupation(2, 6, 0, 0),)
+
+
 def test_steps_of_a_step_synchronous_schedule_do_not_synchronise() -> None:
     links = [(0, 1, 1, "0"), (1, 2, 1, "0"), (0, 2, 1, "0")]
     transfers = [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1)]

@@ -414,6 +414,20 @@ def test_capacity_of_rounds_is_bandwidth_over_the_unit() -> None:
     assert verify(schedule).rate == Fraction(3, 2)
 
 
+def test_the_unit_of_rounds_divides_every_bandwidth() -> None:
+    """2 and 3 GB/s: the unit is 1 GB/s, so that a round carries 2 and 3 chunks, and not one more."""
+    wide = Topology.build("two and three", 2, [Link(0, 1, Fraction(3)), Link(1, 0, Fraction(2))])
+    exchange = parts("1/6", 0, 0, 0, 1, 1, 1)
+    full = ["0>1:0 0>1:1 0>1:2 1>0:3 1>0:4", "1>0:5"]
+    schedule = draw(wide, on(wide, "allgather"), exchange, full, rounds=[1, 1])
+    assert verify(schedule).correct
+    assert verify(schedule).rate == 3  # six chunks in two rounds of a unit
+    broken(
+        draw(wide, on(wide, "allgather"), exchange, [" ".join(full)], rounds=[1]),
+        "step 0: link 1->0 carries 3 chunks, 1 rounds of 2 allow 2",
+    )
+
+
 def test_a_bound_that_its_certificate_does_not_prove() -> None:
     schedule = VALID["broadcast"][0]
     better = Bound(Fraction(2), schedule.bound.certificate)
