@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-all lint format bench clean
+.PHONY: install demo test test-all mutants lint format bench clean
 
 install: $(STAMP)
 
@@ -25,6 +25,9 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m '' --hypothesis-profile=explore
+
+mutants: install
+	$(BIN)/python tests/mutants.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from drawn_schedules import recursive_doubling, ring_allreduce
+from drawn_schedules import allgather_over_relay, recursive_doubling, ring_allreduce
 from fake_channels import fake_networks, in_threads
 from test_engine import an_opening, engines_of
 
@@ -63,6 +63,47 @@ def test_whatever_arithmetic_is_chosen_gives_the_bits_of_torch(name: str, dtype:
     some_work(TorchArithmetic(flow, wanted, operator), flow, part)
     for buffer in wanted:
         assert torch.equal(chosen[buffer].view(torch.uint8), wanted[buffer].view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16], ids=str)  # by numpy, and by torch
+def test_slices_are_where_the_flow_says(dtype: torch.dtype) -> None:
+    """On a flow with slices that overlap and with gaps between them: copies, sums and stretches of sums."""
+    flow = compile_flow(lower(allgather_over_relay(), COUNT, pieces=2)[0])
+    assert sum(map(len, flow.cuts.values())) < len(flow.slices), "two slices must overlap"
+    operator = operator_of(dist.ReduceOp.SUM, dtype)
+    numbered = {
+        buffer: torch.arange(COUNT).to(dtype) + shift
+        for buffer, shift in ((Buffer.INPUT, 100), (Buffer.OUTPUT, 3))
+    }
+    pairs = [
+        (into, source)
+        for into, one in enumerate(flow.slices)
+        for source, other in enumerate(flow.slices)
+        if one.length == other.length
+    ]
+    assert len(pairs) > len(flow.slices)
+    for into, source in pairs:
+        one, other = flow.slices[into], flow.slices[source]
+        part = torch.arange(one.length).to(dtype) * 2
+        for start, length in ((0, one.length), (1, one.length // 2)):
+            memory = {buffer: tensor.clone() for buffer, tensor in numbered.items()}
+            wanted = {buffer: tensor.clone() for buffer, tensor in numbered.items()}
+            kind = arithmetic(flow, memory, operator)
+            added = slice(one.start + start, one.start + start + length), slice(other.start + start, None)
+            wanted[one.buffer][added[0]] = wanted[other.buffer][added[1]][:length] + part[:length]
+            stretch = memoryview(part[:length].view(torch.uint8).numpy())  # type: ignore[arg-type]
+            kind.combine(into, source, start, stretch)
+            _same(memory, wanted)
+            kind.reduce(into, source)
+            wanted[one.buffer][one.start : one.stop] += wanted[other.buffer][other.start : other.stop].clone()
+            _same(memory, wanted)
+            kind.copy(source, into)
+            wanted[other.buffer][other.start : other.stop] = wanted[one.buffer][one.start : one.stop].clone()
+            _same(memory, wanted)
+
+
+def _same(found: dict[Buffer, torch.Tensor], wanted: dict[Buffer, torch.Tensor]) -> None:
+    assert all(torch.equal(found[buffer], tensor) for buffer, tensor in wanted.items())
 
 
 def test_numpy_computes_what_it_can() -> None:
