@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.deadlock import DeadlockError, check_deadlock
+from backends.deadlock import DeadlockError, check_deadlock, describe
 from backends.layout import Buffer, Slice
 from backends.program import Copy, Operation, Program, Receive, Send
 
@@ -146,3 +146,10 @@ def test_who_waits_for_whom_is_followed_into_the_circle() -> None:
     said = str(caught.value)
     assert said.startswith("5 ranks wait for ever: rank 1 waits to ") and said.endswith(", a circle")
     assert [part.split()[1] for part in said.split(": ", 1)[1].split("; ")] == ["1", "2", "3"]
+
+
+def test_who_waits_for_itself_waits_for_nobody() -> None:
+    """The interpreter also names operations that no other rank takes part in."""
+    assert (
+        describe({2: Copy(0, HERE, HERE)}) == f"1 ranks wait for ever: rank 2 waits to {Copy(0, HERE, HERE)}"
+    )
