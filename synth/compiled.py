@@ -61,7 +61,12 @@ import numba  # noqa: E402  (reads NUMBA_CACHE_DIR when it is imported)
 
 
 def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Compile a function on first use, and keep the machine code on disk for the next process."""
+    """Compile a function on first use, and keep the machine code on disk for the next process.
+
+    With NUMBA_DISABLE_JIT=1 in the environment functions stay plain Python, for debuggers and mutation tests.
+    """
+    if numba.config.DISABLE_JIT:
+        return function
     compiled: Any = numba.njit(cache=_keeps)(function)
     if _keeps:
         _forgive_damage(compiled._cache, function.__qualname__)
