@@ -129,7 +129,9 @@ def _executor_call(case: Case, ranks: int, group: dist.ProcessGroup) -> Call:
     from synth.collective import Collective
 
     topology = topologies.load(f"full:{ranks}")
-    executor = Executor(synth.solve(topology, Collective.on(topology, case.collective)), group)
+    executor = Executor(
+        synth.solve(topology, Collective.on(topology, case.collective), form="explicit"), group
+    )
 
     def call(buffers: Buffers, i: int) -> None:
         match case.collective:

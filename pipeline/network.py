@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from pipeline.errors import PlanError
-from synth.methods import bound, solve
+from synth.api import bound, solve
 from synth.schedule import Schedule
 from synth.simulator import simulate
 from synth.topology import Hop, Topology
@@ -99,7 +99,7 @@ class Network:
     def _schedule(self, ranks: Sequence[int]) -> Schedule:
         fragment, key = self._fragment(ranks)
         if key not in self._schedules:
-            self._schedules[key] = solve(fragment, "allreduce")
+            self._schedules[key] = solve(fragment, "allreduce", form="explicit")
         return self._schedules[key]
 
     def _fragment(self, ranks: Sequence[int]) -> tuple[Topology, tuple[object, ...]]:

@@ -13,33 +13,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from synth.api import bound as bound
+    from synth.api import pareto as pareto
+    from synth.api import solve as solve
     from synth.certificate import Bound as Bound
+    from synth.chunks.frontier import Frontier as Frontier
     from synth.collective import Collective as Collective
     from synth.collective import Demand as Demand
     from synth.collective import Kind as Kind
     from synth.errors import InfeasibleError as InfeasibleError
     from synth.errors import InputError as InputError
     from synth.errors import TimedOutError as TimedOutError
+    from synth.faults import Faulty as Faulty
+    from synth.faults import without as without
     from synth.formats import read_collective as read_collective
     from synth.formats import read_schedule as read_schedule
     from synth.formats import write_schedule as write_schedule
     from synth.formats.any_schedule import read_any_schedule as read_any_schedule
     from synth.formats.any_schedule import write_any_schedule as write_any_schedule
-    from synth.implicit.methods import solve_implicit as solve_implicit
     from synth.implicit.schedule import ImplicitSchedule as ImplicitSchedule
-    from synth.methods import bound as bound
-    from synth.methods import pareto as pareto
-    from synth.methods import solve as solve
     from synth.schedule import Schedule as Schedule
+    from synth.simulator import Timing as Timing
     from synth.simulator import simulate as simulate
     from synth.topology import Link as Link
     from synth.topology import Topology as Topology
+    from synth.verifier import Verdict as Verdict
     from synth.verifier import verify as verify
 
 _HOME = {
     "Bound": "certificate",
     "Collective": "collective",
     "Demand": "collective",
+    "Faulty": "faults",
+    "Frontier": "chunks.frontier",
     "ImplicitSchedule": "implicit.schedule",
     "InfeasibleError": "errors",
     "InputError": "errors",
@@ -47,16 +53,18 @@ _HOME = {
     "Link": "topology",
     "Schedule": "schedule",
     "TimedOutError": "errors",
+    "Timing": "simulator",
     "Topology": "topology",
-    "bound": "methods",
-    "pareto": "methods",
+    "Verdict": "verifier",
+    "bound": "api",
+    "pareto": "api",
     "read_any_schedule": "formats.any_schedule",
     "read_collective": "formats",
     "read_schedule": "formats",
     "simulate": "simulator",
-    "solve": "methods",
-    "solve_implicit": "implicit.methods",
+    "solve": "api",
     "verify": "verifier",
+    "without": "faults",
     "write_any_schedule": "formats.any_schedule",
     "write_schedule": "formats",
 }

@@ -138,7 +138,7 @@ def bound(
     as_json: AsJson = False,
 ) -> None:
     """Print the fastest rate possible, with the certificate that proves it."""
-    from synth import methods
+    import synth
     from synth.formats import bound_to_document
 
     topology, taking_part = load_topology(
@@ -153,7 +153,7 @@ def bound(
     )
     with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
         asked = collective_on(collective, topology, taking_part, root)
-        found = methods.bound(topology, asked)
+        found = synth.bound(topology, asked)
     if as_json:
         document = {"topology": topology.name, "collective": collective, "ranks": len(asked.ranks)}
         print_json({**document, **bound_to_document(found, topology)})

@@ -18,7 +18,7 @@ from synth.topology import Topology, Vertex
 if TYPE_CHECKING:
     from synth.chunks.frontier import Frontier
     from synth.comparison import Comparison
-    from synth.implicit.schedule import AnySchedule, SomeSchedule
+    from synth.implicit.schedule import AnySchedule
     from synth.selection import Choice
 
 TOLD = (
@@ -90,7 +90,7 @@ def _describe_form(schedule: AnySchedule) -> list[str]:
     return [f"  form     implicit: {kept} translations"]
 
 
-def choices_document(choices: Sequence[Choice[SomeSchedule]]) -> list[Json]:
+def choices_document(choices: Sequence[Choice]) -> list[Json]:
     """Which schedule is fastest from which size on; empty unless a size was asked for."""
     return [
         {
@@ -104,7 +104,7 @@ def choices_document(choices: Sequence[Choice[SomeSchedule]]) -> list[Json]:
     ]
 
 
-def describe_choices(choices: Sequence[Choice[SomeSchedule]]) -> list[str]:
+def describe_choices(choices: Sequence[Choice]) -> list[str]:
     """The same in words, as a table."""
     if not choices:
         return []

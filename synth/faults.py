@@ -38,6 +38,11 @@ class Faulty:
         return {before: now for now, before in enumerate(self.kept)}
 
 
+def left_of(fabric: Topology | Faulty) -> Topology:
+    """The topology of a fabric that may have faults."""
+    return fabric.topology if isinstance(fabric, Faulty) else fabric
+
+
 def without(
     topology: Topology,
     *,

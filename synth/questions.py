@@ -101,9 +101,9 @@ def collective_on(
     Raises:
         InputError: a root where there is none, or a collective that does not fit.
     """
+    from synth.api import as_collective
     from synth.collective import Kind
     from synth.formats import read_collective
-    from synth.methods import as_collective
 
     in_file = name.lower().endswith((".yaml", ".yml", ".json"))
     if root is not None and (in_file or name in [kind.value for kind in Kind if not kind.has_root]):

@@ -140,9 +140,10 @@ def _from_trees(
 
 def _anew(faulty: Faulty, collective: Collective, why: str, seed: int, deadline_s: float | None) -> Schedule:
     """What solving from nothing gives, and that it did."""
-    from synth.methods import solve
+    from synth.methods import Request, solve_by_method
 
     log.info("repair of %s: solved anew, %s", faulty.healthy.name, why)
-    found = solve(faulty.topology, collective, seed=seed, deadline_s=deadline_s)
+    request = Request(seed=seed, deadline_s=deadline_s)
+    found = solve_by_method(faulty.topology, collective, "auto", request)
     settings = (*found.method.settings, ("repaired", f"solved anew: {why}"))
     return replace(found, method=replace(found.method, settings=settings))

@@ -6,20 +6,18 @@ bandwidth of every link) decides between trees, the frontier of chunk schedules 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, pairwise, takewhile
-from typing import TYPE_CHECKING, Generic
 
-from synth.collective import TREE_KINDS, Collective, Kind
+from synth.collective import Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from synth.implicit.schedule import SomeSchedule
+from synth.implicit.schedule import AnySchedule
+from synth.methods import METHODS, NEED_SIZE, Request, natural_method, solve_by_method
 from synth.schedule import Schedule
 from synth.topology import Topology
-
-if TYPE_CHECKING:
-    from synth.methods import Request
 
 FEW_TREES = (1, 2)
 """Tree counts that are tried besides the full packing: few trees are shallow and start fast."""
@@ -39,15 +37,15 @@ SIZES = tuple(takewhile(lambda size: size <= 1 << 30, (1 << power for power in c
 
 
 @dataclass(frozen=True)
-class Choice(Generic[SomeSchedule]):
+class Choice:
     """A schedule and from which size on it is the fastest (up to the next choice)."""
 
     from_bytes: int
-    schedule: SomeSchedule
+    schedule: AnySchedule
 
 
 @dataclass(frozen=True)
-class Selection(Generic[SomeSchedule]):
+class Selection:
     """All schedules worth comparing.
 
     Attributes:
@@ -55,16 +53,16 @@ class Selection(Generic[SomeSchedule]):
         out_of_time: why some may be missing; None where the deadline did not pass.
     """
 
-    schedules: tuple[SomeSchedule, ...]
+    schedules: tuple[AnySchedule, ...]
     out_of_time: TimedOutError | None = None
 
-    def fastest(self, size_bytes: int) -> SomeSchedule:
+    def fastest(self, size_bytes: int) -> AnySchedule:
         """The one with the least simulated time; the first of equals."""
         from synth.simulator import simulate
 
         return min(self.schedules, key=lambda schedule: simulate(schedule, size_bytes).time_us)
 
-    def fastest_in_time(self, size_bytes: int) -> SomeSchedule:
+    def fastest_in_time(self, size_bytes: int) -> AnySchedule:
         """`fastest`, where the deadline left all candidates their time.
 
         Raises:
@@ -75,7 +73,7 @@ class Selection(Generic[SomeSchedule]):
             raise TimedOutError(str(self.out_of_time), best) from self.out_of_time
         return best
 
-    def choices(self, sizes: Sequence[int] = SIZES) -> tuple[Choice[SomeSchedule], ...]:
+    def choices(self, sizes: Sequence[int] = SIZES) -> tuple[Choice, ...]:
         """Where the fastest changes, over ascending sizes.
 
         Every second size is looked at, and one between two only where their choices differ.
@@ -85,20 +83,19 @@ class Selection(Generic[SomeSchedule]):
         for before, after in pairwise(coarse):
             if fastest[before] is not fastest[after]:
                 fastest |= {size: self.fastest(size) for size in sizes if before < size < after}
-        choices: list[Choice[SomeSchedule]] = []
+        choices: list[Choice] = []
         for size in sorted(fastest):
             if not choices or choices[-1].schedule is not fastest[size]:
                 choices.append(Choice(size, fastest[size]))
         return tuple(choices)
 
 
-def select(topology: Topology, collective: Collective, request: Request) -> Selection[Schedule]:
-    """Every candidate that could be built.
+def compared(found: Iterator[AnySchedule], kind: Kind) -> Selection:
+    """All candidates of a collective of this kind that could be built.
 
     Args:
-        topology: the fabric.
-        collective: what to do on it.
-        request: its knobs are handed to every method.
+        found: the candidates as they are built, which may end with any of the errors below.
+        kind: named by the message where there is none.
 
     Raises:
         InfeasibleError: no method has a schedule (the first method's own error, with its proof).
@@ -106,51 +103,52 @@ def select(topology: Topology, collective: Collective, request: Request) -> Sele
             the effort that a comparison is worth was spent without finding one.
         TooManyRoutesError: only chunk schedules apply, and the topology is beyond them.
     """
-    found: list[Schedule] = []
+    schedules: list[AnySchedule] = []
     try:
-        for schedule in candidates(topology, collective, replace(request, size_bytes=None)):
-            found.append(schedule)
+        for schedule in found:
+            schedules.append(schedule)
     except TimedOutError as error:
-        found += [error.best] if isinstance(error.best, Schedule) else []
-        if not found:
+        schedules += [] if error.best is None else [error.best]
+        if not schedules:
             raise
-        return Selection(tuple(found), error)
-    if not found:
+        return Selection(tuple(schedules), error)
+    if not schedules:
         raise TimedOutError(
-            f"{collective.kind}: no schedule was found with the effort of a comparison; without a size more "
-            "is spent"
+            f"{kind}: no schedule was found with the effort of a comparison; without a size more is spent"
         )
-    return Selection(tuple(found))
+    return Selection(tuple(schedules))
 
 
-def fastest(topology: Topology, collective: Collective, request: Request) -> Schedule:
-    """The schedule with the least simulated time at `request.size_bytes`, which must be given.
-
-    Raises:
-        InfeasibleError: no method has a schedule.
-        TimedOutError: the deadline, one for all methods together, passed; carries the fastest until then.
-    """
-    assert request.size_bytes is not None, "a caller of ours asked for the fastest without a size"
-    return select(topology, collective, request).fastest_in_time(request.size_bytes)
-
-
-def candidates(topology: Topology, collective: Collective, request: Request) -> Iterator[Schedule]:
+def candidates(
+    topology: Topology,
+    collective: Collective,
+    request: Request,
+    *,
+    of_best_rate: Callable[[], AnySchedule] | None = None,
+) -> Iterator[AnySchedule]:
     """Every schedule worth comparing, the one of the highest rate first (a custom collective: last).
+
+    Args:
+        topology: the fabric.
+        collective: what to do on it.
+        request: its knobs are handed to every method.
+        of_best_rate: makes the first one; None for the natural method.
 
     Raises:
         InfeasibleError: the first one, which reaches the bound wherever anything can, does not exist.
         TimedOutError: the deadline, one for all of them, passed.
-        TooManyRoutesError: see `select`.
+        TooManyRoutesError: see `compared`.
     """
-    from synth.methods import METHODS, NEED_SIZE
-
     deadline = Deadline.after(request.deadline_s)
-    first = "trees" if collective.kind in TREE_KINDS else "routes"
+    first = natural_method(collective)
     height = 0
     if collective.kind is not Kind.CUSTOM:
-        fastest_rate = METHODS[first](topology, collective, request)
+        make = of_best_rate or partial(solve_by_method, topology, collective, first, request)
+        fastest_rate = make()
         height = fastest_rate.height
         yield fastest_rate
+    if request.max_height is not None:
+        return  # of the others nobody knows how high they become
     wanted = [(name, request) for name in METHODS if name not in {"trees", "mwu", "routes", *NEED_SIZE}]
     if first == "trees" and request.max_trees is None:
         wanted += [("trees", replace(request, max_trees=few)) for few in FEW_TREES]

@@ -6,7 +6,6 @@ Large symmetric fabrics get a schedule in implicit form, which is written, verif
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +19,7 @@ from synth.description import (
     infeasible_document,
     solution_document,
 )
-from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.errors import InfeasibleError, TimedOutError
 from synth.options import (
     AsJson,
     CollectiveName,
@@ -40,15 +39,11 @@ from synth.options import (
     whole,
     writable,
 )
-from synth.questions import Asked, check_found, collective_on, load_fabric
+from synth.questions import check_found, collective_on, load_fabric
 
 if TYPE_CHECKING:
-    from synth.collective import Collective
-    from synth.implicit.schedule import AnySchedule, SomeSchedule
-    from synth.methods import Request
-    from synth.selection import Selection
-
-FORMS = ("auto", "explicit", "implicit")
+    from synth.implicit.schedule import AnySchedule
+    from synth.selection import Choice
 
 
 def solve(
@@ -127,13 +122,12 @@ def solve(
     as_json: AsJson = False,
 ) -> None:
     """Find a schedule, prove how good it is, and verify it."""
-    from synth import methods
+    from synth.api import approach
+    from synth.methods import Request
     from synth.sizes import parse_size
 
     writable(output)
-    if form not in FORMS:
-        raise InputError(f"--form {form}: must be one of {', '.join(FORMS)}")
-    request = methods.Request(
+    request = Request(
         max_trees=max_trees,
         tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
         epsilon=None if epsilon is None else part_of_one("--epsilon", epsilon),
@@ -158,10 +152,17 @@ def solve(
     )
     topology = fabric.topology
     stopwatch = Stopwatch()
+    choices: Sequence[Choice] = ()
     try:
         with progress(f"solving {collective} on {topology.name}", quiet=as_json):
             chosen = collective_on(collective, topology, fabric.taking_part, root)
-            answer = _answer(fabric, chosen, method, request, form)
+            asked = approach(fabric.faulty or topology, chosen, method, request, form)
+            if request.size_bytes is None:
+                schedule = asked.best()
+            else:
+                selection = asked.selection()
+                schedule = selection.fastest_in_time(request.size_bytes)
+                choices = selection.choices()
     except InfeasibleError as error:
         if as_json:
             print_json(infeasible_document(error, topology, collective))
@@ -173,70 +174,11 @@ def solve(
         elif error.best is not None:
             print_lines(describe_solution(error.best, best))
         raise
-    solution = _verified(answer.schedule, stopwatch.seconds, output)
+    solution = _verified(schedule, stopwatch.seconds, output)
     if as_json:
-        print_json({**solution, "choices": answer.choices_document})
+        print_json({**solution, "choices": choices_document(choices)})
         return
-    print_lines([*describe_solution(answer.schedule, solution), *answer.choices_in_words])
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """The schedule, and which others are faster at other sizes, where a size was asked for."""
-
-    schedule: AnySchedule
-    choices_document: Sequence[Json] = ()
-    choices_in_words: Sequence[str] = ()
-
-
-def _answer(fabric: Asked, collective: Collective, method: str, request: Request, form: str) -> _Answer:
-    from synth import methods
-    from synth.implicit import methods as implicit
-
-    topology = fabric.topology
-    translations = None
-    if form == "implicit":
-        _check_implicit(method, collective, request)
-        translations = implicit.translations_for(topology, collective, request)
-    elif form == "auto":
-        translations = implicit.worthwhile_translations(topology, collective, method, request)
-    if translations is not None:
-        if request.size_bytes is None:
-            return _Answer(implicit.answer_implicitly(topology, collective, translations, request))
-        return _chosen(
-            implicit.select_implicitly(topology, collective, translations, request), request.size_bytes
-        )
-    if fabric.faulty is not None and form == "auto" and method in {"auto", "trees"}:
-        from synth.packing.partly_symmetric import is_worthwhile, solve_partly_symmetric
-
-        if is_worthwhile(fabric.faulty, collective, request):
-            return _Answer(
-                solve_partly_symmetric(
-                    fabric.faulty, collective.kind, seed=request.seed, deadline_s=request.deadline_s
-                )
-            )
-    if request.size_bytes is None or method != "auto":
-        return _Answer(methods.answer(topology, collective, method, request))
-    return _chosen(methods.select(topology, collective, request), request.size_bytes)
-
-
-def _check_implicit(method: str, collective: Collective, request: Request) -> None:
-    """Refuse what the implicit form would answer by another method than the one that was named."""
-    from synth.implicit.methods import natural_method
-
-    natural = natural_method(collective)
-    if method not in {"auto", natural}:
-        raise InputError(
-            f"method {method}: the implicit form of {collective.kind} is made by {natural} (or auto)"
-        )
-    if method != "auto" and request.size_bytes is not None:
-        raise InputError(f"method {method}: takes no size_bytes, which is for auto")
-
-
-def _chosen(selection: Selection[SomeSchedule], size_bytes: int) -> _Answer:
-    schedule = selection.fastest_in_time(size_bytes)
-    choices = selection.choices()
-    return _Answer(schedule, choices_document(choices), describe_choices(choices))
+    print_lines([*describe_solution(schedule, solution), *describe_choices(choices)])
 
 
 def _verified(schedule: AnySchedule, seconds: float, output: Path | None) -> Json:

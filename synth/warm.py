@@ -9,9 +9,9 @@ import contextlib
 import logging
 from fractions import Fraction
 
+from synth.api import pareto, solve
 from synth.collective import NAMED_KINDS
-from synth.implicit.methods import IMPLICIT_KINDS, solve_implicit
-from synth.methods import pareto, solve
+from synth.implicit.methods import IMPLICIT_KINDS
 from synth.simulator import simulate
 from synth.topology import Link, Topology
 from synth.verifier import verify
@@ -34,7 +34,7 @@ def warm() -> None:
     star = Topology.build("star", 3, _both_ways([(0, 3), (1, 3), (2, 3)]), ["hub"])
     for topology in (Topology.build("triangle", 3, triangle), star):  # both with a symmetry that moves all
         for moved in IMPLICIT_KINDS:
-            verify(solve_implicit(topology, moved), every_translate=True)
+            verify(solve(topology, moved, form="implicit"), every_translate=True)
 
 
 def warm_once() -> None:

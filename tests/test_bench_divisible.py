@@ -12,7 +12,7 @@ from bench.training.divisible_figure import draw_divisible
 from pipeline.costs import Layer, Profile
 from pipeline.network import Network
 from pipeline.planning.hosts import levels
-from synth.methods import bound
+from synth.api import bound
 
 
 @pytest.fixture(scope="module")

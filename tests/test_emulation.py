@@ -24,8 +24,8 @@ from bench.emulation.delivery import _batches, check_delivery, delivered
 from bench.emulation.machine import EmulationError, new_namespace, why_not
 from bench.emulation.plan import RETURN_SHARE, at_rates, plan_emulation
 from bench.emulation.processes import run_inside
+from synth.api import solve
 from synth.errors import InputError
-from synth.methods import solve
 from synth.topology import Link, Topology
 from tests import emulated_ranks
 from tests.strategies import topologies as drawn_topologies

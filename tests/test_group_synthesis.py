@@ -20,11 +20,12 @@ from backends.group import synthesis as module
 from backends.group.options import Options
 from backends.group.synthesis import synthesize_table, tables
 from backends.group.table import Table
+from synth.api import solve
 from synth.chunks.worker import Worker
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.methods import Request, solve
+from synth.methods import Request
 from synth.schedule import Schedule
 from synth.selection import Choice
 from synth.topology import Link, Topology
@@ -157,7 +158,7 @@ def test_kernels_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def found_until_late(best: Schedule | None, *found: Schedule) -> Any:
-    def candidates(*_: object) -> Iterator[Schedule]:
+    def candidates(*_: object, **__: object) -> Iterator[Schedule]:
         yield from found
         raise TimedOutError("too late", best)
 
@@ -167,15 +168,15 @@ def found_until_late(best: Schedule | None, *found: Schedule) -> Any:
 def test_what_was_found_by_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     ring, trees = (solve(RING, "allreduce", method=method) for method in ("ring", "trees"))
     asked = (RING, ring.collective, "auto", Request())
-    monkeypatch.setattr(module, "candidates", found_until_late(None, trees, ring))
+    monkeypatch.setattr("synth.selection.candidates", found_until_late(None, trees, ring))
     first, whole = tables(*asked)
     assert [entry.schedule for entry in first.entries] == [trees]
     assert {entry.schedule for entry in whole.entries} <= {ring, trees}
     assert first.is_cut_short and whole.is_cut_short
-    monkeypatch.setattr(module, "candidates", found_until_late(ring))
+    monkeypatch.setattr("synth.selection.candidates", found_until_late(ring))
     (only,) = tables(*asked)
     assert only.is_cut_short and only.entries[0].schedule == ring
-    monkeypatch.setattr(module, "candidates", found_until_late(None))
+    monkeypatch.setattr("synth.selection.candidates", found_until_late(None))
     with pytest.raises(TimedOutError, match="too late"):
         next(tables(*asked))
 
@@ -189,10 +190,10 @@ def test_one_method_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return answer
 
-    monkeypatch.setattr(module, "answer", late(ring))
+    monkeypatch.setattr("synth.api.solve_by_method", late(ring))
     (only,) = tables(RING, ring.collective, "trees", Request())
     assert only.is_cut_short and only.entries[0].schedule == ring
-    monkeypatch.setattr(module, "answer", late(None))
+    monkeypatch.setattr("synth.api.solve_by_method", late(None))
     with pytest.raises(TimedOutError, match="too late"):
         next(tables(RING, ring.collective, "trees", Request()))
 
@@ -200,7 +201,7 @@ def test_one_method_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nobody_gets_a_schedule_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = solve(RING, "allreduce", method="ring")
     wrong = replace(ring, transfers=ring.transfers[:-1])
-    monkeypatch.setattr(module, "candidates", lambda *_: iter([wrong]))
+    monkeypatch.setattr("synth.selection.candidates", lambda *_, **__: iter([wrong]))
     with pytest.raises(ExecutionError, match=r"method ring made a schedule that is not correct: .*rank"):
         next(tables(RING, ring.collective, "auto", Request()))
 

@@ -16,7 +16,7 @@ from synth.collective import NAMED_KINDS, TREE_KINDS
 from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.methods import METHODS, NEED_SIZE, Request
 from synth.schedule import Schedule
-from synth.selection import candidates, fastest
+from synth.selection import candidates
 from synth.simulator import simulate
 
 
@@ -79,9 +79,8 @@ def test_the_fastest_for_a_size_is_no_slower_than_any_candidate(kind: str) -> No
     topology = topologies.load("dgx1", ranks=(0, 1, 2, 3, 4, 5))
     collective = synth.Collective.on(topology, kind)
     for size in (1 << 10, 64 << 20):
-        request = synth.methods.Request(size_bytes=size)
-        best = fastest(topology, collective, request)
-        others: list[Schedule] = list(candidates(topology, collective, synth.methods.Request()))
+        best = synth.solve(topology, collective, size_bytes=size)
+        others: list[Schedule] = list(candidates(topology, collective, Request()))
         assert simulate(best, size).time_us == min(simulate(other, size).time_us for other in others)
 
 

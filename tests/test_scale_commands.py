@@ -63,7 +63,7 @@ def test_the_implicit_form_is_not_made_by_another_method(synth: Any) -> None:
     refused(synth("solve", "ring:4", "allgather", *implicit, "ring"), "method ring", "made by trees")
     for spec, *form in (("ring:4", "--form", "implicit"), ("ring:66",)):
         ran = synth("solve", spec, "allgather", *form, "--method", "trees", "--size", "1KiB")
-        refused(ran, "method trees: takes no size_bytes, which is for auto")
+        refused(ran, "method trees: takes no size, which is for auto")
 
 
 def test_faults_are_named_wherever_a_fabric_is(synth: Any) -> None:

@@ -11,20 +11,25 @@ from pathlib import Path
 import pytest
 
 import synth
-from synth import methods, selection
+from synth import selection
+from synth.api import approach
 from synth.chunks import frontier
 from synth.chunks.problem import TooManyRoutesError
 from synth.collective import Collective, Demand
 from synth.errors import InfeasibleError, TimedOutError
 from synth.methods import Request
 from synth.schedule import Schedule
-from synth.selection import Selection, candidates, fastest, select
+from synth.selection import Selection, candidates
 from synth.simulator import simulate
 from synth.topology import Link, Topology
 from topologies import load
 
 QUIET = Request(cache=False)
 SIZES = tuple(1 << power for power in range(10, 31))
+
+
+def select(fabric: Topology, collective: Collective, request: Request) -> Selection:
+    return approach(fabric, collective, request=request).selection()
 
 
 def shift(fabric: Topology) -> Collective:
@@ -89,7 +94,7 @@ def test_the_deadline_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> N
     collective = Collective.on(fabric, "allgather")
     ring, tree = (synth.solve(fabric, collective, method=method) for method in ("ring", "trees"))
 
-    def two_and_late(*_: object) -> Iterator[Schedule]:
+    def two_and_late(*_: object, **__: object) -> Iterator[Schedule]:
         yield tree
         raise TimedOutError("the comparison of methods did not end within 1 s", ring)
 
@@ -97,12 +102,12 @@ def test_the_deadline_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> N
     found = select(fabric, collective, QUIET)
     assert found.schedules == (tree, ring) and found.out_of_time is not None
     with pytest.raises(TimedOutError, match="within 1 s") as raised:
-        fastest(fabric, collective, Request(size_bytes=1024))
+        synth.solve(fabric, collective, size_bytes=1024, cache=False)
     assert raised.value.best in found.schedules
 
 
 def test_late_before_anything_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(*_: object) -> Iterator[Schedule]:
+    def late(*_: object, **__: object) -> Iterator[Schedule]:
         raise TimedOutError("late")
         yield
 
@@ -124,7 +129,7 @@ def test_nothing_found_without_a_deadline_says_so(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TimedOutError, match="custom: no schedule was found with the effort of a comparison"):
         select(fabric, shift(fabric), QUIET)
     with pytest.raises(TimedOutError, match="custom: no schedule was found with the effort of a frontier"):
-        methods.solve(fabric, shift(fabric), cache=False)
+        synth.solve(fabric, shift(fabric), cache=False)
 
 
 def test_too_many_routes_leave_trees_but_end_a_custom_collective(monkeypatch: pytest.MonkeyPatch) -> None:

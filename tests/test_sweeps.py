@@ -18,10 +18,11 @@ from test_cli import refused
 from test_cli import synth as synth  # noqa: PLC0414  (a fixture)
 
 import topologies
+from synth.api import bound, solve
 from synth.collective import Kind
 from synth.errors import InputError, TopologyError
 from synth.isomorphism import Shape
-from synth.methods import Request, bound, solve
+from synth.methods import Request
 from synth.sweeps.answering import INFEASIBLE, SOLVED
 from synth.sweeps.questions import Question, questions
 from synth.sweeps.renumbering import renumbered

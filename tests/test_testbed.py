@@ -28,9 +28,9 @@ from bench.document import read_document
 from bench.emulation.delivery import delivered
 from bench.emulation.machine import EmulationError, why_not
 from bench.emulation.plan import at_rates, plan_emulation
+from synth.api import solve
 from synth.collective import Collective, Kind
 from synth.errors import InputError
-from synth.methods import solve
 
 WHY_NOT = why_not()
 needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))

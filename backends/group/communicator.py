@@ -358,7 +358,7 @@ class Communicator:
     def _new_schedules(self) -> Schedules:
         """None yet, for the present fabric."""
         return Schedules(
-            self.fabric.topology,
+            self.fabric.asked,
             self.options,
             PrefixStore(f"schedules/{self._generation}", self._store),
             self._network,

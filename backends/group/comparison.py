@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from backends.own_part import most_messages
-from synth.implicit.schedule import SomeSchedule
+from synth.implicit.schedule import AnySchedule
 from synth.selection import Selection
 from synth.simulator import simulate
 from synth.topology import Topology
@@ -20,10 +20,10 @@ MESSAGE_US = Fraction(20)
 """What sending and receiving a message costs the threads at its ends together, whatever its length."""
 
 
-class Comparison(Selection[SomeSchedule]):
+class Comparison(Selection):
     """Schedules compared by what is slower: links to which messages are added, or the busiest rank."""
 
-    def fastest(self, size_bytes: int) -> SomeSchedule:
+    def fastest(self, size_bytes: int) -> AnySchedule:
         """The one with the least time; the first of equals."""
         times = [
             max(simulate(slowed, size_bytes).time_us, work_us)
@@ -32,7 +32,7 @@ class Comparison(Selection[SomeSchedule]):
         return self.schedules[times.index(min(times))]
 
     @cached_property
-    def _slowed(self) -> tuple[SomeSchedule, ...]:
+    def _slowed(self) -> tuple[AnySchedule, ...]:
         topology = with_messages(self.schedules[0].topology)
         return tuple(replace(schedule, topology=topology) for schedule in self.schedules)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import topologies
 from backends.group.options import Options
 from synth.errors import InputError
+from synth.faults import Faulty
 from synth.formats.numerals import shorten
 from synth.topology import Hop, Topology
 from topologies.files import load_file
@@ -33,11 +34,20 @@ class Fabric:
         topology: its rank i is rank i of the group.
         source: what it was made from, in words.
         is_assumed: whether nobody described it.
+        healthy: the same ranks before links failed; None where none did, or where the group is a fragment.
     """
 
     topology: Topology
     source: str
     is_assumed: bool
+    healthy: Topology | None = None
+
+    @property
+    def asked(self) -> Topology | Faulty:
+        """What schedules are asked for: with faults, where it is known what they were faults of."""
+        if self.healthy is None:
+            return self.topology
+        return Faulty(self.healthy, self.topology, tuple(range(self.topology.size)))
 
     def __str__(self) -> str:
         """One line for a log."""
@@ -67,9 +77,13 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     places = _places(options.ranks, whole, world_size)
     topology = without_links(whole, options.without)
     chosen = [places[rank] for rank in global_ranks]
-    if chosen != list(range(whole.ranks)):
-        topology = topology.subset(chosen)
-    return Fabric(topology, source + _words_of(options.without), is_assumed=False)
+    is_whole = chosen == list(range(whole.ranks))
+    return Fabric(
+        topology if is_whole else topology.subset(chosen),
+        source + _words_of(options.without),
+        is_assumed=False,
+        healthy=whole if is_whole and options.without else None,
+    )
 
 
 def without_links(topology: Topology, pairs: Iterable[Hop]) -> Topology:

@@ -28,6 +28,7 @@ from backends.lowering import lower_rank
 from backends.torch_names import Store
 from synth.collective import Kind
 from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.faults import Faulty, left_of
 from synth.formats.documents import topology_to_document
 from synth.topology import Topology
 
@@ -41,7 +42,7 @@ class Schedules:
     """What one rank knows of the group's schedules.
 
     Args:
-        topology: of the group: its rank i is rank i of the group.
+        fabric: of the group: its rank i is rank i of the group.
         options: for the synthesis.
         store: of the group, for these schedules alone.
         network: to be connected as they need it.
@@ -51,20 +52,21 @@ class Schedules:
 
     def __init__(
         self,
-        topology: Topology,
+        fabric: Topology | Faulty,
         options: Options,
         store: Store,
         network: Network,
         engine: Engine,
         cut: PieceRule,
     ) -> None:
-        self.topology = topology
+        self.topology = left_of(fabric)
+        self._fabric = fabric
         self._options = options
         self._store = store
         self._network = network
         self._engine = engine
         self._cut = cut
-        self._digest = hashlib.sha256(fabric_name(topology).encode()).digest()[:8]
+        self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], Table | str] = {}
         self._flows: OrderedDict[tuple[bytes, int, int], Flow] = OrderedDict()
 
@@ -123,7 +125,7 @@ class Schedules:
                 self._store,
                 key,
                 rank,
-                lambda: synthesize_table(self.topology, kind, root if root >= 0 else None, self._options),
+                lambda: synthesize_table(self._fabric, kind, root if root >= 0 else None, self._options),
                 timeout_s=wait_s,
             )
             self._network.connect(table.peers(rank))

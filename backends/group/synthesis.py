@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,19 +19,19 @@ from backends.errors import ExecutionError
 from backends.group.comparison import Comparison
 from backends.group.options import Options
 from backends.group.table import TABLE_FORMAT, Table
+from synth.api import Approach, approach
 from synth.cache_folder import cache_folder
 from synth.chunks.cache import ChunkCache
 from synth.chunks.worker import Worker, WorkerDiedError, wait
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.faults import Faulty, left_of
 from synth.formats import topology_to_document
 from synth.formats.numerals import shorten
-from synth.implicit.methods import answer_implicitly, implicit_candidates, worthwhile_translations
-from synth.implicit.schedule import ImplicitSchedule, SomeSchedule
-from synth.methods import Request, answer
-from synth.schedule import Schedule
-from synth.selection import SIZES, Choice, candidates
+from synth.implicit.schedule import AnySchedule
+from synth.methods import Request
+from synth.selection import SIZES, Choice
 from synth.topology import Topology
 from synth.verifier import verify
 from synth.warm import warm_once
@@ -51,45 +51,46 @@ KERNELS_S = 240.0
 """How long a machine may take to compile the kernels, which it does once; the deadline begins after that."""
 
 
-def synthesize_table(topology: Topology, kind: Kind, root: int | None, options: Options) -> Table:
-    """The table of one collective among all ranks of a topology.
+def synthesize_table(fabric: Topology | Faulty, kind: Kind, root: int | None, options: Options) -> Table:
+    """The table of one collective among all ranks of a fabric.
 
     Args:
-        topology: of the group: its rank i is rank i of the group.
+        fabric: of the group: its rank i is rank i of the group.
         kind: of the collective.
         root: a rank, for kinds that have one.
         options: `deadline_s`, `method` and `cache` count here.
 
     Raises:
-        InputError: the collective does not fit the topology, or the method the collective.
+        InputError: the collective does not fit the fabric, or the method the collective.
         InfeasibleError: some rank cannot be reached.
         TimedOutError: there was no schedule by the deadline, or no kernels within `KERNELS_S`.
         ExecutionError: the child died or failed in a way of its own.
     """
+    topology = left_of(fabric)
     collective = Collective.on(topology, kind, root=root or 0)
     if not options.cache:
-        return _made(topology, collective, options)
+        return _made(fabric, collective, options)
     kept = ChunkCache(cache_folder() / "tables")
-    whole = _key(kept, topology, collective, options.method)
+    whole = _key(kept, fabric, collective, options.method)
     # What a deadline cut short is kept for that deadline alone: more time may give more.
-    cut_short = _key(kept, topology, collective, options.method, options.deadline_s)
+    cut_short = _key(kept, fabric, collective, options.method, options.deadline_s)
     for key in (whole, cut_short):
         table = _kept(kept, key, topology, collective)
         if table is not None:
             return table
-    table = _made(topology, collective, options)
+    table = _made(fabric, collective, options)
     # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
     kept.put_json(cut_short if table.is_cut_short else whole, table.to_bytes().decode())
     return table
 
 
-def _made(topology: Topology, collective: Collective, options: Options) -> Table:
+def _made(fabric: Topology | Faulty, collective: Collective, options: Options) -> Table:
     """The table out of a child process."""
-    what = f"{collective.kind} on {topology.name}"
+    what = f"{collective.kind} on {left_of(fabric).name}"
     worker = Worker(memory_bytes=None, modules=(__name__,))
     try:
         _warm(worker, what)
-        return _by(worker, what, topology, collective, options)
+        return _by(worker, what, fabric, collective, options)
     except (InputError, InfeasibleError, TimedOutError):
         raise
     except WorkerDiedError as error:
@@ -109,13 +110,15 @@ def _warm(worker: Worker, what: str) -> None:
     worker.result()
 
 
-def _by(worker: Worker, what: str, topology: Topology, collective: Collective, options: Options) -> Table:
+def _by(
+    worker: Worker, what: str, fabric: Topology | Faulty, collective: Collective, options: Options
+) -> Table:
     """The table that a child makes; the first schedule's alone where no more was done by the deadline."""
     late = f"{what}: there was no schedule within {options.deadline_s:g} s"
     deadline = Deadline.after(options.deadline_s)
     request = Request(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
     with _notice(f"looking for schedules of {what}, for up to {options.deadline_s:g} s; they are kept"):
-        worker.start(what, first_table, topology, collective, options.method, request)
+        worker.start(what, first_table, fabric, collective, options.method, request)
         if not wait([worker], deadline):
             raise TimedOutError(late)
         return _result(worker, what, late, deadline)
@@ -150,7 +153,7 @@ _held: list[Iterator[Table]] = []
 """In the child: where its one question stands between the two tasks."""
 
 
-def first_table(topology: Topology, collective: Collective, method: str, request: Request) -> Table:
+def first_table(fabric: Topology | Faulty, collective: Collective, method: str, request: Request) -> Table:
     """In the child: the first table that there is; cut short unless there is nothing to compare it with.
 
     Raises:
@@ -158,7 +161,7 @@ def first_table(topology: Topology, collective: Collective, method: str, request
         InfeasibleError: some rank cannot be reached.
         TimedOutError: the deadline of the request passed first.
     """
-    _held[:] = [tables(topology, collective, method, request)]
+    _held[:] = [tables(fabric, collective, method, request)]
     return next(_held[0])
 
 
@@ -167,41 +170,31 @@ def whole_table() -> Table | None:
     return next(_held[0], None)
 
 
-def tables(topology: Topology, collective: Collective, method: str, request: Request) -> Iterator[Table]:
+def tables(
+    fabric: Topology | Faulty, collective: Collective, method: str, request: Request
+) -> Iterator[Table]:
     """The table of the first schedule, and then that of all candidates by the deadline of the request.
 
-    There is only one table for one method, and where the first schedule took until the deadline. A large
-    fabric whose symmetries move every rank gets schedules in implicit form. Errors are those of
-    `first_table`.
+    There is only one table for one method, and where the first schedule took until the deadline. Errors are
+    those of `first_table`.
     """
-    translations = worthwhile_translations(topology, collective, method, request)
-    if method != "auto":
-        if translations is None:
-            yield _only(lambda: answer(topology, collective, method, request), Schedule)
-        else:
-            yield _only(
-                lambda: answer_implicitly(topology, collective, translations, request), ImplicitSchedule
-            )
-    elif translations is None:
-        yield from _compared(candidates(topology, collective, request), Schedule)
-    else:
-        found = implicit_candidates(topology, collective, translations, request)
-        yield from _compared(found, ImplicitSchedule)
+    asked = approach(fabric, collective, method, request)
+    yield from _compared(asked.candidates()) if method == "auto" else _only(asked)
 
 
-def _only(make: Callable[[], SomeSchedule], form: type[SomeSchedule]) -> Table:
+def _only(asked: Approach) -> Iterator[Table]:
     """The table of one schedule, or of the best until the deadline."""
     try:
-        return _checked((Choice(0, make()),), is_cut_short=False)
+        yield _checked((Choice(0, asked.best()),), is_cut_short=False)
     except TimedOutError as error:
-        if not isinstance(error.best, form):
+        if error.best is None:
             raise
-        return _checked((Choice(0, error.best),), is_cut_short=True)
+        yield _checked((Choice(0, error.best),), is_cut_short=True)
 
 
-def _compared(schedules: Iterator[SomeSchedule], form: type[SomeSchedule]) -> Iterator[Table]:
+def _compared(schedules: Iterator[AnySchedule]) -> Iterator[Table]:
     """The table of the first schedule, and then that of all."""
-    found: list[SomeSchedule] = []
+    found: list[AnySchedule] = []
     is_late = False
     try:
         for schedule in schedules:
@@ -209,7 +202,7 @@ def _compared(schedules: Iterator[SomeSchedule], form: type[SomeSchedule]) -> It
             if len(found) == 1:
                 yield _checked((Choice(0, schedule),), is_cut_short=True)
     except TimedOutError as error:
-        found += [error.best] if isinstance(error.best, form) else []
+        found += [] if error.best is None else [error.best]
         if not found:
             raise
         is_late = True
@@ -217,7 +210,7 @@ def _compared(schedules: Iterator[SomeSchedule], form: type[SomeSchedule]) -> It
     yield _checked(comparison.choices(FEW_SIZES if is_late else SIZES), is_cut_short=is_late)
 
 
-def _checked(choices: tuple[Choice[SomeSchedule], ...], *, is_cut_short: bool) -> Table:
+def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:
     """The table of schedules that do what they should: nobody runs one that was not replayed."""
     for choice in choices:
         verdict = verify(choice.schedule)
@@ -247,14 +240,16 @@ def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective
 
 def _key(
     kept: ChunkCache,
-    topology: Topology,
+    fabric: Topology | Faulty,
     collective: Collective,
     method: str,
     deadline_s: float | None = None,
 ) -> str:
     """Of everything that a table depends on; the name of the topology is not."""
+    whole = {"healthy": topology_to_document(fabric.healthy)} if isinstance(fabric, Faulty) else {}
     content = {
-        "topology": {**topology_to_document(topology), "name": ""},
+        **whole,
+        "topology": {**topology_to_document(left_of(fabric)), "name": ""},
         "collective": [collective.kind.value, collective.root],
         "method": method,
         "deadline": deadline_s,

@@ -24,7 +24,7 @@ from synth.formats.any_schedule import any_schedule_from_document, any_schedule_
 from synth.formats.numerals import shorten
 from synth.formats.reading import parse_json
 from synth.formats.shapes import MAPPING, check_shape
-from synth.implicit.schedule import AnySchedule, ImplicitSchedule, SomeSchedule
+from synth.implicit.schedule import AnySchedule, ImplicitSchedule
 from synth.implicit.translations import Translations
 from synth.selection import Choice
 from synth.sizes import LARGEST_SIZE, format_size
@@ -86,7 +86,7 @@ class Table:
     is_cut_short: bool = False
 
     @classmethod
-    def of(cls, choices: Iterable[Choice[SomeSchedule]], *, is_cut_short: bool = False) -> Table:
+    def of(cls, choices: Iterable[Choice], *, is_cut_short: bool = False) -> Table:
         """The table of what a comparison chose; the first choice serves whatever is smaller, too."""
         choices = tuple(choices)
         if not choices:

@@ -94,12 +94,12 @@ def main() -> None:
 
 def _found(method: str, topology: Topology, kind: str, root: int) -> list[tuple[str, Schedule]]:
     """Schedules with what tells them apart."""
-    from synth.methods import pareto, solve
+    from synth.api import pareto, solve
 
     if method == FRONTIER:
         points = pareto(topology, kind, root=root, cache=False).points
         return [(f"({point.chunks},{point.steps},{point.rounds})", point.schedule) for point in points]
-    return [("", solve(topology, kind, root=root, method=method, cache=False))]
+    return [("", solve(topology, kind, form="explicit", root=root, method=method, cache=False))]
 
 
 def _trees(schedule: Schedule) -> int | None:

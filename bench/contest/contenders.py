@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import synth
 from backends.group.options import Options
 from backends.group.table import Table
-from synth import methods
 from synth.chunks.frontier import latency_of, pareto, parts_of
 from synth.collective import Collective
 from synth.errors import InfeasibleError, InputError, TimedOutError
@@ -122,13 +122,16 @@ def _contenders(
         return [Contender(name, table=synthesize_table(topology, collective.kind, collective.root, asked))]
     if name == CHUNKS:
         return _chunks(topology, collective, deadline_s)
-    request = methods.Request(
+    schedule = synth.solve(
+        topology,
+        collective,
+        form="explicit",
+        method=TREES if name in ("trees (2)", MESSAGES) else name,
         max_trees=2 if name == "trees (2)" else None,
         tolerance=FEW if name == MWU else None,
         deadline_s=deadline_s,
     )
-    method = TREES if name in ("trees (2)", MESSAGES) else name
-    return [Contender(name, methods.answer(topology, collective, method, request), name == MESSAGES)]
+    return [Contender(name, schedule, name == MESSAGES)]
 
 
 def _chunks(topology: Topology, collective: Collective, deadline_s: float) -> Sequence[Contender]:

@@ -94,7 +94,7 @@ def _symmetric(case: Case, laps: Laps) -> ImplicitSchedule:
     with laps.lap("load"):
         topology = topologies.load(case.spec)
     with laps.lap("solve"):
-        return synth.solve_implicit(topology, case.kind)
+        return synth.solve(topology, case.kind, form="implicit")
 
 
 def _written_out(case: Case, laps: Laps) -> AnySchedule:
@@ -107,7 +107,7 @@ def _written_out(case: Case, laps: Laps) -> AnySchedule:
             topology = faulty(topology, case.faults).topology
         topology = replace(topology, symmetries=())
     with laps.lap("solve"):
-        return synth.solve(topology, case.kind)
+        return synth.solve(topology, case.kind, form="explicit")
 
 
 def _repaired(case: Case, laps: Laps) -> AnySchedule:
@@ -117,7 +117,7 @@ def _repaired(case: Case, laps: Laps) -> AnySchedule:
     from synth.repair import repair
 
     topology = topologies.load(case.spec)
-    before = synth.solve_implicit(topology, case.kind)
+    before = synth.solve(topology, case.kind, form="implicit")
     link = parse_link(topology, case.faults.removeprefix("link:"))
     with laps.lap("solve"):
         return repair(before, without_links=[link])

@@ -34,7 +34,7 @@ def answer(spec: str, kind: str) -> dict[str, Any]:
     import topologies
     from backends.lowering import lower_rank
 
-    schedule = synth.solve_implicit(topologies.load(spec), kind)
+    schedule = synth.solve(topologies.load(spec), kind, form="implicit")
     ranks = schedule.topology.ranks
     elements = SIZE // ELEMENT_BYTES // ranks * ranks
     with tempfile.TemporaryDirectory() as folder:

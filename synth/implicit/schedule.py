@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 
@@ -220,5 +220,3 @@ class ImplicitSchedule:
 
 AnySchedule: TypeAlias = Schedule | ImplicitSchedule
 """A schedule in either form: what files hold, and what is verified and simulated."""
-
-SomeSchedule = TypeVar("SomeSchedule", Schedule, ImplicitSchedule)

@@ -6,19 +6,13 @@ faults leave of its trees is where the exact packing of the faulty one starts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InputError
 from synth.faults import Faulty
-from synth.implicit.methods import worthwhile_translations
 from synth.implicit.schedule import ImplicitSchedule
 from synth.repair import repaired
 from synth.schedule import Schedule
-
-if TYPE_CHECKING:
-    from synth.methods import Request
 
 SERVED = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 """The kinds that are solved by orbits and along trees."""
@@ -48,27 +42,6 @@ def solve_partly_symmetric(
     healthy = healthy_schedule(faulty, kind, seed=seed, deadline_s=deadline_s)
     deadline.check(f"the schedule of the healthy {faulty.healthy.name}")
     return repaired(healthy, faulty, seed=seed, deadline_s=deadline.left_s)
-
-
-def is_worthwhile(faulty: Faulty, collective: Collective, request: Request) -> bool:
-    """Whether a question about what is left is better answered from the healthy fabric than from nothing.
-
-    It is where the healthy one would be solved by orbits, all ranks that are left take part, and nothing but
-    the best rate is asked for.
-    """
-    asks_for_more = [
-        request.size_bytes,
-        request.max_trees,
-        request.max_height,
-        request.tolerance,
-        request.epsilon,
-    ]
-    if collective.kind not in SERVED or any(knob is not None for knob in asks_for_more):
-        return False
-    if len(collective.ranks) < faulty.topology.ranks:
-        return False
-    healthy = Collective.on(faulty.healthy, collective.kind)
-    return worthwhile_translations(faulty.healthy, healthy, "auto", request) is not None
 
 
 def healthy_schedule(

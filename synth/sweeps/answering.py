@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from synth.collective import TREE_KINDS
+from synth.api import approach
 from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.faults import Faulty
 from synth.formats.any_schedule import any_schedule_to_document
-from synth.implicit.methods import answer_implicitly, select_implicitly, worthwhile_translations
 from synth.implicit.schedule import AnySchedule
-from synth.methods import Request, answer, select
+from synth.methods import Request
 from synth.selection import Selection
 from synth.sweeps.questions import Question
 from synth.topology import Topology
@@ -52,11 +52,10 @@ def answered(
         sizes: message sizes in bytes over which schedules are compared; None for the best rate alone.
     """
     start = time.perf_counter()
-    topology = question.topology(machine)
     schedules: list[tuple[int, AnySchedule]] = []
     status, why = SOLVED, None
     try:
-        schedules = _choices(topology, question, request, sizes)
+        schedules = _choices(question.fabric(machine), question, request, sizes)
     except InfeasibleError as error:
         status, why = INFEASIBLE, str(error)
     except TimedOutError as error:
@@ -86,21 +85,13 @@ def answered(
 
 
 def _choices(
-    topology: Topology, question: Question, request: Request, sizes: Sequence[int] | None
+    fabric: Topology | Faulty, question: Question, request: Request, sizes: Sequence[int] | None
 ) -> list[tuple[int, AnySchedule]]:
-    collective = question.collective(topology)
-    translations = worthwhile_translations(topology, collective, "auto", request)
-    if sizes is None:
-        if translations is not None:
-            return [(0, answer_implicitly(topology, collective, translations, request))]
-        natural = "trees" if collective.kind in TREE_KINDS else "routes"
-        return [(0, answer(topology, collective, natural, request))]
-    if translations is not None:
-        return _compared(select_implicitly(topology, collective, translations, request), sizes)
-    return _compared(select(topology, collective, request), sizes)
+    asked = approach(fabric, question.collective(fabric), request=request)
+    return [(0, asked.best())] if sizes is None else _compared(asked.selection(), sizes)
 
 
-def _compared(selection: Selection[Any], sizes: Sequence[int]) -> list[tuple[int, AnySchedule]]:
+def _compared(selection: Selection, sizes: Sequence[int]) -> list[tuple[int, AnySchedule]]:
     """Where the fastest changes; the first choice serves everything below, too."""
     choices = list(selection.choices(sizes))
     choices[0] = replace(choices[0], from_bytes=0)

@@ -17,7 +17,7 @@ from typing import Any
 from synth.automorphisms import automorphisms_of
 from synth.collective import Collective, Kind
 from synth.errors import InputError
-from synth.faults import without
+from synth.faults import Faulty, left_of, without
 from synth.permutations import orbits
 from synth.sweeps.fragments import MOST_RANKS, representatives
 from synth.topology import Hop, Permutation, Topology
@@ -44,15 +44,19 @@ class Question:
     kind: Kind
     root: int | None = None
 
-    def topology(self, machine: Topology) -> Topology:
-        """What is left of the machine."""
+    def fabric(self, machine: Topology) -> Topology | Faulty:
+        """The fragment of the machine; with what failed there, where something did."""
         whole = self.ranks == tuple(range(machine.ranks))
         fragment = machine if whole else machine.subset(self.ranks)
-        return without(fragment, links=self.failed).topology if self.failed else fragment
+        return without(fragment, links=self.failed) if self.failed else fragment
 
-    def collective(self, topology: Topology) -> Collective:
+    def topology(self, machine: Topology) -> Topology:
+        """What is left of the machine."""
+        return left_of(self.fabric(machine))
+
+    def collective(self, fabric: Topology | Faulty) -> Collective:
         """The collective on what is left."""
-        return Collective.on(topology, self.kind, root=self.root or 0)
+        return Collective.on(left_of(fabric), self.kind, root=self.root or 0)
 
     @cached_property
     def key(self) -> str:

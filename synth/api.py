@@ -1,0 +1,326 @@
+"""The entry of every question: a fabric and a collective in, a bound, a schedule or a frontier out.
+
+`approach` is the one rule that decides in which form and by which method a question is answered, at every
+number of ranks. `solve`, the command, sweeps and the process group all ask it: all get the same schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args, overload
+
+from synth.certificate import Bound
+from synth.collective import Collective, Kind
+from synth.errors import InputError
+from synth.faults import Faulty, left_of
+from synth.methods import SERVES, Request, Wishes, check_knobs, natural_method, solve_by_method
+from synth.topology import Topology
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from synth.chunks.frontier import Frontier
+    from synth.implicit.schedule import AnySchedule, ImplicitSchedule
+    from synth.implicit.translations import Translations
+    from synth.schedule import Schedule
+    from synth.selection import Selection
+
+Form: TypeAlias = Literal["auto", "explicit", "implicit"]
+"""How a schedule is written: every chunk, or representatives and the translations that make the others."""
+
+LARGEST_EXPLICIT = 64
+"""Ranks up to which schedules are written out unless asked otherwise: they are small, and easier to read."""
+
+MOST_ORBITS = 64
+"""Orbits of ranks up to which solving by orbits is worth it: each has trees of its own."""
+
+
+@overload
+def solve(
+    topology: Topology | Faulty,
+    collective: Collective | Kind | str,
+    *,
+    form: Literal["explicit"],
+    method: str = "auto",
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
+    **wishes: Unpack[Wishes],
+) -> Schedule: ...
+
+
+@overload
+def solve(
+    topology: Topology | Faulty,
+    collective: Collective | Kind | str,
+    *,
+    form: Literal["implicit"],
+    method: str = "auto",
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
+    **wishes: Unpack[Wishes],
+) -> ImplicitSchedule: ...
+
+
+@overload
+def solve(
+    topology: Topology | Faulty,
+    collective: Collective | Kind | str,
+    *,
+    form: Form = "auto",
+    method: str = "auto",
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
+    **wishes: Unpack[Wishes],
+) -> AnySchedule: ...
+
+
+def solve(
+    topology: Topology | Faulty,
+    collective: Collective | Kind | str,
+    *,
+    form: Form = "auto",
+    method: str = "auto",
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
+    **wishes: Unpack[Wishes],
+) -> AnySchedule:
+    """A schedule of a collective on a fabric: the same that `synth solve` writes.
+
+    Args:
+        topology: the fabric; where something failed, what `synth.without` makes of the healthy one, from
+            whose schedule a large regular fabric is then repaired.
+        collective: a kind by name, or a whole `Collective` (then `root` and `ranks` are not used).
+        form: "explicit" for a `Schedule`, in which every chunk is written out; "implicit" for an
+            `ImplicitSchedule`, representatives and translations; "auto" decides as `approach` says, and is
+            explicit for up to `LARGEST_EXPLICIT` ranks.
+        method: "auto" or one of `synth.methods.METHODS`.
+        root: for kinds that have one.
+        ranks: those that take part; the others may forward, copy and reduce on the way. None for all.
+        **wishes: the fields of `synth.methods.Request`: `size_bytes`, `max_trees`, `deadline_s`, ...
+
+    Raises:
+        InputError: an unknown method, a wish that it does not have, a collective that does not fit, or a form
+            that the question has no answer in; says why.
+        InfeasibleError: there is no such schedule; carries the proof.
+        TimedOutError: the deadline passed; carries the best schedule so far.
+    """
+    asked = as_collective(left_of(topology), collective, root=root, ranks=ranks)
+    return approach(topology, asked, method, Request(**wishes), form).answer()
+
+
+@dataclass(frozen=True, slots=True)
+class Approach:
+    """How a question is answered; `approach` makes it.
+
+    Attributes:
+        topology: the fabric, or what is left of it.
+        collective: on it.
+        method: "auto" or one of `synth.methods.METHODS`.
+        request: what the method is told.
+        translations: those by which it is answered, in implicit form; None where chunks are written out.
+        faulty: given where the healthy fabric's schedule is repaired; else None.
+    """
+
+    topology: Topology
+    collective: Collective
+    method: str
+    request: Request
+    translations: Translations | None = None
+    faulty: Faulty | None = None
+
+    def answer(self) -> AnySchedule:
+        """The fastest at the size that was asked for, or else `best`; raises as `solve`."""
+        size_bytes = self.request.size_bytes
+        return self.best() if size_bytes is None else self.selection().fastest_in_time(size_bytes)
+
+    def best(self) -> AnySchedule:
+        """By the method that was named, or of the best rate; raises as `solve`."""
+        if self.translations is not None:
+            from synth.implicit.methods import answer_implicitly
+
+            return answer_implicitly(self.topology, self.collective, self.translations, self.request)
+        if self.faulty is not None:
+            from synth.packing.partly_symmetric import solve_partly_symmetric
+
+            return solve_partly_symmetric(
+                self.faulty,
+                self.collective.kind,
+                seed=self.request.seed,
+                deadline_s=self.request.deadline_s,
+            )
+        return solve_by_method(self.topology, self.collective, self.method, self.request)
+
+    def candidates(self) -> Iterator[AnySchedule]:
+        """Every schedule worth comparing over sizes, as they are found; raises as `solve`, in between."""
+        if self.translations is not None:
+            from synth.implicit.methods import implicit_candidates
+
+            return implicit_candidates(self.topology, self.collective, self.translations, self.request)
+        from synth.selection import candidates
+
+        request = replace(self.request, size_bytes=None)
+        return candidates(self.topology, self.collective, request, of_best_rate=self.best)
+
+    def selection(self) -> Selection:
+        """All candidates, of which the simulator knows the fastest at each size.
+
+        Raises:
+            InfeasibleError: no method has a schedule.
+            TimedOutError: the deadline passed before there was any schedule.
+        """
+        from synth.selection import compared
+
+        return compared(self.candidates(), self.collective.kind)
+
+
+def approach(
+    topology: Topology | Faulty,
+    collective: Collective,
+    method: str = "auto",
+    request: Request | None = None,
+    form: str = "auto",
+) -> Approach:
+    """In which form and by which method a question is answered.
+
+    1. The form "implicit" is answered by the translations of the fabric.
+    2. So is "auto" where the fabric has more than `LARGEST_EXPLICIT` ranks in at most `MOST_ORBITS` orbits,
+       all of them take part, the collective has no root, and the method is "auto" or its `natural_method`.
+    3. "auto" on what faults left of such a fabric is answered by repairing the healthy one's schedule, where
+       neither few trees nor low ones are asked for; the repaired one is written out.
+    4. Everything else is written out: by the method that is named; by "auto" with a size, by the fastest of
+       all that apply; by "auto" without one, by the `natural_method`, or by chunks where it is custom.
+
+    Raises:
+        InputError: an unknown method or form, a wish that the method does not have, or a form that the
+            question has no answer in.
+    """
+    request = request or Request()
+    if form not in get_args(Form):
+        raise InputError(f"form {form}: must be one of {', '.join(get_args(Form))}")
+    check_knobs(method, collective, request)
+    left = left_of(topology)
+    translations = _translations(left, collective, method, request, form)
+    faulty = None
+    if isinstance(topology, Faulty) and translations is None and form == "auto":
+        faulty = topology if _is_better_repaired(topology, collective, method, request) else None
+    return Approach(left, collective, method, request, translations, faulty)
+
+
+def _translations(
+    topology: Topology, collective: Collective, method: str, request: Request, form: str
+) -> Translations | None:
+    """Those by which a question is answered; None where chunks are written out."""
+    natural = natural_method(collective)
+    if form == "implicit" and method not in {"auto", natural}:
+        raise InputError(
+            f"method {method}: the implicit form of {collective.kind} is made by {natural} (or auto)"
+        )
+    if form == "explicit" or method not in {"auto", natural}:
+        return None
+    from synth.implicit.methods import translations_for
+
+    if form == "implicit":
+        return translations_for(topology, collective, seed=request.seed)
+    if topology.ranks <= LARGEST_EXPLICIT:
+        return None
+    try:
+        found = translations_for(topology, collective, seed=request.seed)
+    except InputError:
+        return None  # no implicit form was asked for
+    return found if len(found.representatives) <= MOST_ORBITS else None
+
+
+def _is_better_repaired(faulty: Faulty, collective: Collective, method: str, request: Request) -> bool:
+    """Whether what is left is solved from the schedule of the healthy fabric."""
+    from synth.packing.partly_symmetric import SERVED
+
+    if collective.kind not in SERVED or len(collective.ranks) < faulty.topology.ranks:
+        return False
+    if any(getattr(request, wish) is not None for wish in SERVES if wish != "size_bytes"):
+        return False
+    healthy = Collective.on(faulty.healthy, collective.kind)
+    return _translations(faulty.healthy, healthy, method, request, "auto") is not None
+
+
+def bound(
+    topology: Topology,
+    collective: Collective | Kind | str,
+    *,
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
+) -> Bound:
+    """The proven limit of a collective's rate on a topology, with its certificate.
+
+    Args:
+        topology: the fabric.
+        collective: a kind by name, or a whole `Collective` (then `root` and `ranks` are not used).
+        root: for kinds that have one.
+        ranks: those that take part; the others may forward, copy and reduce on the way. None for all.
+
+    Raises:
+        CollectiveError: the collective does not fit the topology.
+    """
+    from synth import bounds
+
+    return bounds.bound(topology, as_collective(topology, collective, root=root, ranks=ranks))
+
+
+def pareto(
+    topology: Topology,
+    collective: Collective | Kind | str,
+    *,
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
+    max_steps: int | None = None,
+    tolerance: Fraction | None = None,
+    deadline_s: float | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    cache: bool = True,
+) -> Frontier:
+    """The frontier of chunk schedules between steps (latency) and rounds per chunk (bandwidth).
+
+    Args:
+        topology: the fabric.
+        collective: a kind by name, or a whole `Collective` (then `root` and `ranks` are not used).
+        root: for kinds that have one.
+        ranks: those that take part; None for all.
+        max_steps: see `synth.chunks.frontier.pareto`, like all that follow.
+        tolerance: how near to the static limit is near enough.
+        deadline_s: limit in seconds; what was found by then is returned.
+        seed: of the solvers.
+        jobs: numbers of steps worked on at once.
+        cache: whether answers of solvers are kept and used on disk.
+
+    Raises:
+        InputError: a collective that does not fit, or a number out of its range.
+        InfeasibleError: some rank cannot be reached, or not in `max_steps`; carries the proof.
+    """
+    from synth.chunks import frontier
+
+    return frontier.pareto(
+        topology,
+        as_collective(topology, collective, root=root, ranks=ranks),
+        max_steps=max_steps,
+        tolerance=tolerance,
+        deadline_s=deadline_s,
+        seed=seed,
+        jobs=jobs,
+        cache=cache,
+    )
+
+
+def as_collective(
+    topology: Topology,
+    collective: Collective | Kind | str,
+    *,
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
+) -> Collective:
+    """The collective that a caller means, checked against the topology."""
+    if isinstance(collective, Collective):
+        collective.check(topology)
+        return collective
+    return Collective.on(topology, collective, root=root, ranks=ranks)
