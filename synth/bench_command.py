@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,20 +18,17 @@ from synth.console import fail, print_json, print_lines, progress
 from synth.errors import InputError
 from synth.options import (
     AsJson,
-    Gpu,
-    Pcie,
-    Ranks,
+    FabricOptions,
     Rates,
     Root,
     Spec,
-    rank_list,
+    about_a_fabric,
+    collective_name,
     seconds,
     whole,
     writable,
 )
-
-if TYPE_CHECKING:
-    from synth.topology import Topology
+from synth.questions import load_fabric
 
 bench = typer.Typer(
     name="bench",
@@ -42,7 +39,10 @@ bench = typer.Typer(
 bench.command("run")(bench_run)
 
 CollectiveName = Annotated[
-    str, typer.Argument(metavar="COLLECTIVE", help="by name: allreduce, broadcast, allgather, ...")
+    str,
+    typer.Argument(
+        parser=collective_name, metavar="COLLECTIVE", help="by name: allreduce, broadcast, allgather, ..."
+    ),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="write the results document here")]
 Picture = Annotated[Path | None, typer.Option("--picture", help="draw it: .svg or .png")]
@@ -87,7 +87,10 @@ def sweep(
 def fragments(
     spec: Spec,
     collective: Annotated[
-        str | None, typer.Argument(metavar="[COLLECTIVE]", help="broadcast or allreduce; both where none")
+        str | None,
+        typer.Argument(
+            parser=collective_name, metavar="[COLLECTIVE]", help="broadcast or allreduce; both where none"
+        ),
     ] = None,
     rates: Rates = "nccl",
     output: Output = None,
@@ -112,8 +115,9 @@ def fragments(
 
 
 @bench.command()
+@about_a_fabric("ranks", "gpu", "pcie", "rates")
 def testbed(
-    spec: Spec,
+    fabric: FabricOptions,
     collective: CollectiveName,
     sizes: Annotated[str, typer.Option("--sizes", help="one size or a range that doubles")] = "8MiB",
     mbit: Annotated[
@@ -124,10 +128,6 @@ def testbed(
     ] = None,
     runs: Runs = 5,
     root: Root = None,
-    ranks: Ranks = None,
-    gpu: Gpu = None,
-    pcie: Pcie = False,
-    rates: Rates = "datasheet",
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -139,7 +139,7 @@ def testbed(
 
     _check_outputs(output, None)
     _check_named(collective, root)
-    topology = _load(spec, ranks, gpu, pcie, rates)
+    topology = load_fabric(fabric).topology
     wanted = None if methods is None else [name.strip() for name in methods.split(",")]
     try:
         result = measure(
@@ -242,20 +242,13 @@ def _check_named(name: str, root: int | None) -> None:
     Raises:
         InputError: a file, an unknown name, or a root where there is none.
     """
-    from synth.collective import NAMED_KINDS
+    from synth.collective import NAMED_KINDS, did_you_mean
 
     if name not in [kind.value for kind in NAMED_KINDS]:
         known = ", ".join(kind.value for kind in NAMED_KINDS)
-        raise InputError(f"collective {name}: a benchmark needs one of {known}")
+        raise InputError(f"collective {name}: a benchmark needs one of {known}{did_you_mean(name)}")
     if root is not None and name in [kind.value for kind in NAMED_KINDS if not kind.has_root]:
         raise InputError(f"--root {root}: {name} has no root")
-
-
-def _load(spec: str, ranks: str | None, gpu: str | None, pcie: bool, rates: str) -> Topology:
-    import topologies
-
-    chosen = None if ranks is None else rank_list(ranks)
-    return topologies.load(spec, ranks=chosen, gpu=gpu, pcie=pcie, rates=rates)
 
 
 def _check_outputs(output: Path | None, picture: Path | None) -> None:

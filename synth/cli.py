@@ -22,21 +22,15 @@ from synth.groups_command import groups
 from synth.options import (
     AsJson,
     CollectiveName,
-    Gpu,
-    Pcie,
-    Ranks,
-    Rates,
-    Relays,
+    FabricOptions,
     Root,
-    Spec,
-    WithoutLink,
-    WithoutRank,
+    about_a_fabric,
     writable,
 )
 from synth.pareto_command import pareto
 from synth.plan_command import plan
 from synth.probe_command import end_after_rank_0, is_follower, probe
-from synth.questions import NotCorrectError, collective_on, load_topology, text_of
+from synth.questions import NotCorrectError, collective_on, load_fabric, text_of
 from synth.repair_command import repair
 from synth.solve_command import solve
 from synth.sweep_command import sweep
@@ -84,14 +78,9 @@ def topologies(as_json: AsJson = False) -> None:
 
 
 @app.command()
+@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "rates")
 def show(
-    spec: Spec,
-    ranks: Ranks = None,
-    gpu: Gpu = None,
-    pcie: Pcie = False,
-    rates: Rates = "datasheet",
-    without_link: WithoutLink = None,
-    without_rank: WithoutRank = None,
+    fabric: FabricOptions,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="draw it: picture.svg or .png")
     ] = None,
@@ -101,16 +90,7 @@ def show(
     from synth.formats import topology_to_document
 
     writable(output)
-    topology, _ = load_topology(
-        spec,
-        ranks,
-        relays=False,
-        gpu=gpu,
-        pcie=pcie,
-        rates=rates,
-        without_links=without_link,
-        without_ranks=without_rank,
-    )
+    topology = load_fabric(fabric).topology
     if output is not None:
         from synth.pictures import draw_topology
 
@@ -124,35 +104,21 @@ def show(
 
 
 @app.command()
+@about_a_fabric()
 def bound(
-    spec: Spec,
+    fabric: FabricOptions,
     collective: CollectiveName,
     root: Root = None,
-    ranks: Ranks = None,
-    relays: Relays = False,
-    gpu: Gpu = None,
-    pcie: Pcie = False,
-    rates: Rates = "datasheet",
-    without_link: WithoutLink = None,
-    without_rank: WithoutRank = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the fastest rate possible, with the certificate that proves it."""
     import synth
     from synth.formats import bound_to_document
 
-    topology, taking_part = load_topology(
-        spec,
-        ranks,
-        relays=relays,
-        gpu=gpu,
-        pcie=pcie,
-        rates=rates,
-        without_links=without_link,
-        without_ranks=without_rank,
-    )
+    found_fabric = load_fabric(fabric)
+    topology = found_fabric.topology
     with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
-        asked = collective_on(collective, topology, taking_part, root)
+        asked = collective_on(collective, found_fabric, root)
         found = synth.bound(topology, asked)
     if as_json:
         document = {"topology": topology.name, "collective": collective, "ranks": len(asked.ranks)}

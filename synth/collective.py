@@ -6,6 +6,8 @@ buffers out by them. Nothing here knows how a schedule is found.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -51,6 +53,13 @@ class Kind(StrEnum):
     ALLTOALL = "alltoall"
     CUSTOM = "custom"
 
+    @classmethod
+    def named(cls, text: str) -> Kind | None:
+        """The kind that a text means: `AllReduce` and `all_reduce` are `allreduce`; None if it means none."""
+        plain = re.sub(r"[-_\s]", "", text.lower())
+        by_name = {kind.value.replace("-", ""): kind for kind in cls} | {"bcast": cls.BROADCAST}
+        return by_name.get(plain)
+
     @property
     def has_root(self) -> bool:
         """Whether one rank plays a part of its own."""
@@ -67,6 +76,12 @@ TREE_KINDS = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, 
 
 NAMED_KINDS = tuple(kind for kind in Kind if kind is not Kind.CUSTOM)
 """The kinds that a name and the ranks say everything about; a custom collective has its blocks besides."""
+
+
+def did_you_mean(text: str) -> str:
+    """The end of a message about an unknown collective: the kind whose name is near, if there is one."""
+    near = difflib.get_close_matches(text.lower().replace("_", "-"), NAMED_KINDS, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +141,13 @@ class Collective:
             CollectiveError: unknown kind, a custom one (see `custom`), fewer than two ranks, ranks or a root
                 that do not fit, or a reduction over a switch that reduces in the network (reserved).
         """
-        if kind not in [known.value for known in Kind]:
+        named = Kind.named(kind)
+        if named is None:
             raise CollectiveError(
                 f"collective {kind}: must be one of {', '.join(known.value for known in NAMED_KINDS)}, "
-                "or a .yaml or .json file of blocks"
+                f"or a .yaml or .json file of blocks{did_you_mean(kind)}"
             )
-        kind = Kind(kind)
+        kind = named
         taking_part = tuple(range(topology.ranks)) if ranks is None else tuple(ranks)
         collective = cls(kind, taking_part, root if kind.has_root else None)
         collective.check(topology)

@@ -17,8 +17,15 @@ import typer
 
 from synth.console import Stopwatch, gigabytes, print_json, print_lines, progress, share, table
 from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.options import AsJson, Deadline, Gpu, Pcie, Rates, Seed, Spec, WithoutLink, WithoutRank, rank_list
-from synth.questions import load_topology
+from synth.options import (
+    AsJson,
+    Deadline,
+    FabricOptions,
+    Seed,
+    about_a_fabric,
+    rank_list,
+)
+from synth.questions import load_fabric
 
 if TYPE_CHECKING:
     from synth.collective import Collective
@@ -30,8 +37,9 @@ MOST_LINES = 64
 """Groups that are listed on the screen; --json lists all."""
 
 
+@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "rates")
 def groups(
-    spec: Spec,
+    fabric: FabricOptions,
     group: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,16 +67,11 @@ def groups(
     size: Annotated[
         str | None, typer.Option("--size", help="simulate all at once, with buffers of this size")
     ] = None,
-    without_link: WithoutLink = None,
-    without_rank: WithoutRank = None,
     deadline: Deadline = None,
     seed: Seed = 0,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="folder for groups.json and a schedule per group")
     ] = None,
-    gpu: Gpu = None,
-    pcie: Pcie = False,
-    rates: Rates = "datasheet",
     as_json: AsJson = False,
 ) -> None:
     """Run several collectives at once: the slowest as fast as possible, then the next slowest, with proof."""
@@ -81,16 +84,7 @@ def groups(
     if output is not None:
         check_folder(output)
     size_bytes = None if size is None else parse_size(size)
-    topology, _ = load_topology(
-        spec,
-        None,
-        relays=False,
-        gpu=gpu,
-        pcie=pcie,
-        rates=rates,
-        without_links=without_link,
-        without_ranks=without_rank,
-    )
+    topology = load_fabric(fabric).topology
     collectives, weights = _asked(topology, group or [], mesh, along or [], weight or [])
     watch = Stopwatch()
     try:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
 from fractions import Fraction
+from functools import wraps
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -36,9 +41,20 @@ def seconds(text: str) -> float:
 
 Spec = Annotated[str, typer.Argument(help="catalog name with arguments (see `synth topologies`) or a file")]
 File = Annotated[Path, typer.Argument(help="a schedule file, as `synth solve -o` writes it")]
+
+
+def collective_name(text: str) -> str:
+    """The kind of collective, under its own name, however it is spelled; everything else as it is."""
+    from synth.collective import Kind
+
+    kind = Kind.named(text)
+    return text if kind is None else kind.value
+
+
 CollectiveName = Annotated[
     str,
     typer.Argument(
+        parser=collective_name,
         metavar="COLLECTIVE",
         help="broadcast, reduce, allgather, reduce-scatter, allreduce, gather, scatter, alltoall, "
         "or a YAML file of who holds and who must get each block",
@@ -48,10 +64,13 @@ Ranks = Annotated[str | None, typer.Option("--ranks", help="the fragment, such a
 Relays = Annotated[bool, typer.Option("--relays", help="ranks outside --ranks may forward, copy and reduce")]
 Root = Annotated[
     int | None,
-    typer.Option("--root", parser=whole, metavar="RANK", help="the root, numbered within the fragment; 0"),
+    typer.Option(
+        "--root", parser=whole, metavar="RANK", help="root rank, numbered after --ranks (default 0)"
+    ),
 ]
 Gpu = Annotated[
-    str | None, typer.Option("--gpu", help="v100, a100, h100, ...: link rates of nvidia-smi text")
+    str | None,
+    typer.Option("--gpu", help="GPU generation of `nvidia-smi topo -m` text: v100, a100, h100, ..."),
 ]
 Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text or NCCL XML as links")]
 Rates = Annotated[str, typer.Option("--rates", help="datasheet, or nccl for NCCL's planning constants")]
@@ -78,8 +97,62 @@ Seed = Annotated[
 NoCache = Annotated[bool, typer.Option("--no-cache", help="neither use nor keep answers of solvers on disk")]
 Deadline = Annotated[
     float | None,
-    typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="seconds after which to stop"),
+    typer.Option(
+        "--deadline",
+        parser=seconds,
+        metavar="SECONDS",
+        help="stop after so many seconds; no limit by default",
+    ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class FabricOptions:
+    """The options of every command about a topology; `synth.questions.load_fabric` reads them."""
+
+    spec: Spec
+    ranks: Ranks = None
+    relays: Relays = False
+    without_link: WithoutLink = None
+    without_rank: WithoutRank = None
+    gpu: Gpu = None
+    pcie: Pcie = False
+    rates: Rates = "datasheet"
+
+
+def about_a_fabric(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the spec and the named `FabricOptions` (all, where none is named), as one value.
+
+    The command has a parameter `fabric`, in whose place the spec stands; the others stand before `--json`.
+    """
+    hints = get_type_hints(FabricOptions, include_extras=True)
+    spec, *options = (
+        Parameter(
+            field.name,
+            Parameter.POSITIONAL_OR_KEYWORD,
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(FabricOptions)
+        if field.name == "spec" or not names or field.name in names
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        parts = {"fabric": [spec], "as_json": [*options, own["as_json"]]}
+        parameters = [each for name, parameter in own.items() for each in parts.get(name, [parameter])]
+
+        @wraps(command)
+        def with_one_value(**given: Any) -> None:
+            fabric = FabricOptions(**{each.name: given.pop(each.name) for each in (spec, *options)})
+            command(fabric=fabric, **given)
+
+        # What typer reads: the signature, and the annotations by name.
+        with_one_value.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_one_value.__annotations__ = {each.name: each.annotation for each in parameters}
+        return with_one_value
+
+    return decorate
 
 
 def rank_list(text: str, option: str = "--ranks") -> tuple[int, ...]:

@@ -13,30 +13,23 @@ from synth.errors import InfeasibleError, TimedOutError
 from synth.options import (
     AsJson,
     CollectiveName,
-    Gpu,
+    Deadline,
+    FabricOptions,
     NoCache,
-    Pcie,
-    Ranks,
-    Rates,
-    Relays,
     Root,
     Seed,
-    Spec,
-    WithoutLink,
-    WithoutRank,
+    about_a_fabric,
     part_of_one,
-    seconds,
     whole,
 )
-from synth.questions import check_found, collective_on, load_topology, text_of
+from synth.questions import check_found, collective_on, load_fabric, text_of
 
 
+@about_a_fabric()
 def pareto(
-    spec: Spec,
+    fabric: FabricOptions,
     collective: CollectiveName,
     root: Root = None,
-    ranks: Ranks = None,
-    relays: Relays = False,
     max_steps: Annotated[
         int | None,
         typer.Option(
@@ -50,10 +43,7 @@ def pareto(
         str | None,
         typer.Option("--tolerance", help="stop within this part of the limit of any steps, such as 1/20"),
     ] = None,
-    deadline: Annotated[
-        float,
-        typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="seconds after which to stop"),
-    ] = 600,
+    deadline: Deadline = None,
     seed: Seed = 0,
     jobs: Annotated[
         int,
@@ -67,16 +57,11 @@ def pareto(
     dask: Annotated[
         str | None, typer.Option("--dask", metavar="ADDRESS", help="run the jobs on this Dask scheduler")
     ] = None,
-    without_link: WithoutLink = None,
-    without_rank: WithoutRank = None,
     no_cache: NoCache = False,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="folder for frontier.json, a schedule per point, a picture"),
     ] = None,
-    gpu: Gpu = None,
-    pcie: Pcie = False,
-    rates: Rates = "datasheet",
     as_json: AsJson = False,
 ) -> None:
     """Find every best trade of steps (latency) for rounds per chunk (bandwidth), with proof."""
@@ -87,21 +72,13 @@ def pareto(
 
     if output is not None:
         check_folder(output)
-    topology, taking_part = load_topology(
-        spec,
-        ranks,
-        relays=relays,
-        gpu=gpu,
-        pcie=pcie,
-        rates=rates,
-        without_links=without_link,
-        without_ranks=without_rank,
-    )
+    on = load_fabric(fabric)
+    topology = on.topology
     try:
         with progress(f"frontier of {collective} on {topology.name}", quiet=as_json), running_on(dask):
             found = synth.pareto(
                 topology,
-                collective_on(collective, topology, taking_part, root),
+                collective_on(collective, on, root),
                 max_steps=max_steps,
                 tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
                 deadline_s=deadline,

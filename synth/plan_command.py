@@ -13,8 +13,15 @@ import typer
 
 from synth.console import Stopwatch, print_json, print_lines, progress
 from synth.errors import InputError
-from synth.options import AsJson, Gpu, Pcie, Ranks, Rates, Spec, rank_list, whole, writable
+from synth.options import (
+    AsJson,
+    FabricOptions,
+    about_a_fabric,
+    whole,
+    writable,
+)
 from synth.plan_description import alternative_document, describe_plan, figures, plan_document
+from synth.questions import load_fabric
 
 if TYPE_CHECKING:
     from pipeline.costs import Profile
@@ -32,9 +39,10 @@ Model = Annotated[
 ]
 
 
+@about_a_fabric("ranks", "gpu", "pcie", "rates")
 def plan(
     model: Model,
-    spec: Spec,
+    fabric: FabricOptions,
     batch: Annotated[
         int | None,
         typer.Option(
@@ -71,10 +79,6 @@ def plan(
     device: Annotated[
         str | None, typer.Option("--device", help="v100, p100, 1080ti, a100, h100: cost the model for it")
     ] = None,
-    ranks: Ranks = None,
-    gpu: Gpu = None,
-    pcie: Pcie = False,
-    rates: Rates = "datasheet",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="draw the plan: .svg or .png")] = None,
     trace: Annotated[
@@ -89,7 +93,6 @@ def plan(
 
     Beside it stand data parallelism, GPipe, PipeDream and HetPipe on the same costs.
     """
-    import topologies
     from pipeline import networks
     from pipeline.formats import write_plan, write_profile
     from pipeline.network import Network
@@ -102,9 +105,7 @@ def plan(
 
     for path in (output, picture, trace, profile_output):
         writable(path)
-    topology = topologies.load(spec, gpu=gpu, pcie=pcie, rates=rates)
-    if ranks is not None:
-        topology = topology.subset(rank_list(ranks))
+    topology = load_fabric(fabric).topology
     if device is None and model in networks.NAMES:
         device = DEVICE
     limit = parse_size(memory) if memory is not None else _memory_of(device)

@@ -5,13 +5,12 @@ Shared by the commands; the packages that they load are imported inside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synth.errors import InputError
-from synth.options import rank_list
+from synth.options import FabricOptions, rank_list
 
 if TYPE_CHECKING:
     from synth.collective import Collective
@@ -39,63 +38,33 @@ class Asked:
     faulty: Faulty | None = None
 
 
-def load_fabric(
-    spec: str,
-    ranks: str | None,
-    *,
-    relays: bool,
-    gpu: str | None,
-    pcie: bool,
-    rates: str,
-    without_links: Sequence[str] | None = None,
-    without_ranks: Sequence[int] | None = None,
-) -> Asked:
+def load_fabric(options: FabricOptions) -> Asked:
     """The topology a command is about, and the ranks that take part in it.
 
     Failed links and ranks are named as in the fragment; those that are left are numbered 0, 1, 2... again.
     """
     from topologies import load
 
-    chosen = None if ranks is None else rank_list(ranks)
-    topology = load(spec, ranks=chosen, relays=relays, gpu=gpu, pcie=pcie, rates=rates)
+    chosen = None if options.ranks is None else rank_list(options.ranks)
+    topology = load(
+        options.spec,
+        ranks=chosen,
+        relays=options.relays,
+        gpu=options.gpu,
+        pcie=options.pcie,
+        rates=options.rates,
+    )
     members = topology.ranks if chosen is None else len(chosen)
-    if not without_links and not without_ranks:
+    if not options.without_link and not options.without_rank:
         return Asked(topology, tuple(range(members)))
     from synth.faults import without
 
-    faulty = without(topology, links=without_links or (), ranks=without_ranks or ())
+    faulty = without(topology, links=options.without_link or (), ranks=options.without_rank or ())
     left = sum(before < members for before in faulty.kept)
     return Asked(faulty.topology, tuple(range(left)), faulty)
 
 
-def load_topology(
-    spec: str,
-    ranks: str | None,
-    *,
-    relays: bool,
-    gpu: str | None,
-    pcie: bool,
-    rates: str,
-    without_links: Sequence[str] | None = None,
-    without_ranks: Sequence[int] | None = None,
-) -> tuple[Topology, tuple[int, ...]]:
-    """`load_fabric` for who does not ask how the fabric came to be."""
-    asked = load_fabric(
-        spec,
-        ranks,
-        relays=relays,
-        gpu=gpu,
-        pcie=pcie,
-        rates=rates,
-        without_links=without_links,
-        without_ranks=without_ranks,
-    )
-    return asked.topology, asked.taking_part
-
-
-def collective_on(
-    name: str, topology: Topology, taking_part: tuple[int, ...], root: int | None
-) -> Collective:
+def collective_on(name: str, on: Asked, root: int | None) -> Collective:
     """A kind of collective by name, with root 0 unless asked for; or the custom one in a file.
 
     Raises:
@@ -106,11 +75,12 @@ def collective_on(
     from synth.formats import read_collective
 
     in_file = name.lower().endswith((".yaml", ".yml", ".json"))
-    if root is not None and (in_file or name in [kind.value for kind in Kind if not kind.has_root]):
+    kind = Kind.named(name)
+    if root is not None and (in_file or (kind is not None and not kind.has_root)):
         raise InputError(f"--root {root}: {name} has no root")
     if in_file:
-        return read_collective(Path(name), topology, ranks=len(taking_part))
-    return as_collective(topology, name, root=root or 0, ranks=taking_part)
+        return read_collective(Path(name), on.topology, ranks=len(on.taking_part))
+    return as_collective(on.topology, name, root=root or 0, ranks=on.taking_part)
 
 
 def read_correct(file: Path) -> AnySchedule:

@@ -24,17 +24,11 @@ from synth.options import (
     AsJson,
     CollectiveName,
     Deadline,
-    Gpu,
+    FabricOptions,
     NoCache,
-    Pcie,
-    Ranks,
-    Rates,
-    Relays,
     Root,
     Seed,
-    Spec,
-    WithoutLink,
-    WithoutRank,
+    about_a_fabric,
     part_of_one,
     whole,
     writable,
@@ -46,8 +40,9 @@ if TYPE_CHECKING:
     from synth.selection import Choice
 
 
+@about_a_fabric()
 def solve(
-    spec: Spec,
+    fabric: FabricOptions,
     collective: CollectiveName,
     method: Annotated[
         str,
@@ -56,8 +51,6 @@ def solve(
         ),
     ] = "auto",
     root: Root = None,
-    ranks: Ranks = None,
-    relays: Relays = False,
     size: Annotated[
         str | None, typer.Option("--size", help="with auto: fastest at this size, such as 64KiB")
     ] = None,
@@ -110,15 +103,10 @@ def solve(
             "64 ranks where the fabric is symmetric",
         ),
     ] = "auto",
-    without_link: WithoutLink = None,
-    without_rank: WithoutRank = None,
     deadline: Deadline = None,
     seed: Seed = 0,
     no_cache: NoCache = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write the schedule here")] = None,
-    gpu: Gpu = None,
-    pcie: Pcie = False,
-    rates: Rates = "datasheet",
     as_json: AsJson = False,
 ) -> None:
     """Find a schedule, prove how good it is, and verify it."""
@@ -140,23 +128,14 @@ def solve(
         cache=not no_cache,
         max_height=max_height,
     )
-    fabric = load_fabric(
-        spec,
-        ranks,
-        relays=relays,
-        gpu=gpu,
-        pcie=pcie,
-        rates=rates,
-        without_links=without_link,
-        without_ranks=without_rank,
-    )
-    topology = fabric.topology
+    on = load_fabric(fabric)
+    topology = on.topology
     stopwatch = Stopwatch()
     choices: Sequence[Choice] = ()
     try:
         with progress(f"solving {collective} on {topology.name}", quiet=as_json):
-            chosen = collective_on(collective, topology, fabric.taking_part, root)
-            asked = approach(fabric.faulty or topology, chosen, method, request, form)
+            chosen = collective_on(collective, on, root)
+            asked = approach(on.faulty or topology, chosen, method, request, form)
             if request.size_bytes is None:
                 schedule = asked.best()
             else:

@@ -9,16 +9,25 @@ import typer
 
 from synth.console import print_json, print_lines, progress, table
 from synth.errors import InputError
-from synth.options import AsJson, Gpu, Pcie, Rates, Seed, Spec, rank_list, seconds, whole
-from synth.questions import load_topology
+from synth.options import (
+    AsJson,
+    FabricOptions,
+    Seed,
+    about_a_fabric,
+    rank_list,
+    seconds,
+    whole,
+)
+from synth.questions import load_fabric
 
 if TYPE_CHECKING:
     from synth.collective import Kind
     from synth.sweeps.questions import Question
 
 
+@about_a_fabric("ranks", "gpu", "pcie", "rates")
 def sweep(
-    spec: Spec,
+    fabric: FabricOptions,
     output: Annotated[Path, typer.Option("-o", "--output", help="folder of the table; taken up again")],
     collectives: Annotated[
         str, typer.Option("--collectives", help="kinds of collective")
@@ -46,9 +55,6 @@ def sweep(
         str | None, typer.Option("--dask", metavar="ADDRESS", help="run the jobs on this Dask scheduler")
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="ask again what ran out of time")] = False,
-    gpu: Gpu = None,
-    pcie: Pcie = False,
-    rates: Rates = "datasheet",
     as_json: AsJson = False,
 ) -> None:
     """Fill a folder with schedules for every fragment and failure of a machine; go on where it was left."""
@@ -61,7 +67,7 @@ def sweep(
 
     if jobs == 0 or jobs < -1:
         raise InputError(f"--jobs {jobs}: must be at least 1, or -1 for all cores")
-    topology, _ = load_topology(spec, None, relays=False, gpu=gpu, pcie=pcie, rates=rates)
+    topology = load_fabric(fabric).topology
     numbers = None if fragments is None else rank_list(fragments, "--fragments")
     chosen_sizes = None if sizes == "rate" else size_range(sizes)
     with progress(f"sweeping {topology.name}", quiet=as_json), running_on(dask):
@@ -80,13 +86,18 @@ def sweep(
 
 
 def _kinds(text: str) -> tuple[Kind, ...]:
-    from synth.collective import NAMED_KINDS, Kind
+    from synth.collective import NAMED_KINDS, Kind, did_you_mean
 
-    known = {kind.value for kind in NAMED_KINDS}
+    kinds: list[Kind] = []
     for name in text.split(","):
-        if name.strip() not in known:
-            raise InputError(f"--collectives {text}: must be of {', '.join(sorted(known))}, got {name!r}")
-    return tuple(dict.fromkeys(Kind(name.strip()) for name in text.split(",")))
+        kind = Kind.named(name)
+        if kind not in NAMED_KINDS:
+            raise InputError(
+                f"--collectives {text}: must be of {', '.join(sorted(NAMED_KINDS))}, got {name!r}"
+                f"{did_you_mean(name)}"
+            )
+        kinds.append(kind)
+    return tuple(dict.fromkeys(kinds))
 
 
 def _tell(asked: list[Question], worked: int, folder: Path, as_json: bool) -> None:

@@ -236,5 +236,6 @@ def catalog() -> tuple[Entry, ...]:
 
 
 def entry_named(name: str) -> Entry | None:
-    """The entry of this name, None where there is none."""
-    return next((entry for entry in _ENTRIES if entry.name == name), None)
+    """The entry of this name, in whatever case and with `_` for `-`; None where there is none."""
+    plain = name.lower().replace("_", "-")
+    return next((entry for entry in _ENTRIES if entry.name == plain), None)
