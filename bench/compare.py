@@ -383,20 +383,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     try:
-        pairs, lonely = _pairs(given.old, given.new)
-        found = {new.name: _compared(old, new, given.tolerance) for old, new in pairs}
-        if given.json:
-            print(json.dumps(comparison_document(found, lonely)))
-        else:
-            print("\n".join(_all_lines(found, lonely)))
-        sys.stdout.flush()
+        return int(compared(given.old, given.new, tolerance=given.tolerance, as_json=given.json))
     except InputError as error:
         print(f"compare: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader has gone: | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
-    return int(any(each.worse for each in found.values()))
+
+
+def compared(before: Path, after: Path, *, tolerance: float = TOLERANCE, as_json: bool = False) -> bool:
+    """Print how two results files, or folders of them, differ; whether anything became worse.
+
+    Raises:
+        InputError: they are not two files or two folders with results of the same questions.
+    """
+    pairs, lonely = _pairs(before, after)
+    found = {new.name: _compared(old, new, tolerance) for old, new in pairs}
+    if as_json:
+        print(json.dumps(comparison_document(found, lonely)))
+    else:
+        print("\n".join(_all_lines(found, lonely)))
+    sys.stdout.flush()
+    return any(each.worse for each in found.values())
 
 
 def _all_lines(found: Mapping[str, Comparison], lonely: Mapping[str, Path]) -> list[str]:

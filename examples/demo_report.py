@@ -218,8 +218,8 @@ def _commands() -> str:
             "synth bound dgx1 allreduce --ranks 0,1,2,3,4,5",
             "synth solve dgx1 allreduce --ranks 0,1,2,3,4,5 -o allreduce.json",
             "synth verify allreduce.json",
-            "synth simulate allreduce.json --sizes 64KiB:256MiB -o times.svg",
-            "synth run allreduce.json --size 4MiB",
+            "synth simulate allreduce.json --sizes 64KiB:256MiB --picture times.svg",
+            "synth run allreduce.json --sizes 4MiB",
         ]
     )
     return f"<pre><code>{commands}</code></pre>"

@@ -19,6 +19,7 @@ from synth.errors import InputError
 from synth.options import (
     AsJson,
     FabricOptions,
+    Picture,
     Rates,
     Root,
     Spec,
@@ -26,17 +27,17 @@ from synth.options import (
     collective_name,
     seconds,
     whole,
+    with_voice,
     writable,
 )
 from synth.questions import load_fabric
 
 bench = typer.Typer(
     name="bench",
-    help="Measure: a schedule, a machine, all its allocations, real links, other synthesizers; report it.",
-    no_args_is_help=True,
+    help="Measure a schedule, a machine, its allocations, its peers.",
     rich_markup_mode=None,
 )
-bench.command("run")(bench_run)
+bench.command("run")(with_voice(bench_run))
 
 CollectiveName = Annotated[
     str,
@@ -45,24 +46,25 @@ CollectiveName = Annotated[
     ),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="write the results document here")]
-Picture = Annotated[Path | None, typer.Option("--picture", help="draw it: .svg or .png")]
 Runs = Annotated[int, typer.Option("--runs", parser=whole, metavar="N", help="of each, in turns")]
 
 
 @bench.command()
+@with_voice
 def sweep(
     spec: Spec,
     collective: CollectiveName,
     sizes: Annotated[str, typer.Option("--sizes", help="a range, from which every power of 4")] = "1KiB:1GiB",
     root: Root = None,
     deadline: Annotated[
-        float, typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="after which to stop")
+        float,
+        typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="stop after so long"),
     ] = 90,
     output: Output = None,
     picture: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate our choice by size beside rings, trees and NCCL's planning models."""
+    """Simulate our choice by size beside rings, trees, NCCL's models."""
     from bench.clusters.machines import load
     from bench.clusters.words import format_table, results_document
     from bench.sweeps import sweep as swept
@@ -84,6 +86,7 @@ def sweep(
 
 
 @bench.command()
+@with_voice
 def fragments(
     spec: Spec,
     collective: Annotated[
@@ -97,7 +100,10 @@ def fragments(
     picture: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Survey every allocation of a box: what its links allow, what rings reach, what trees reach."""
+    """Survey every allocation of a box.
+
+    What its links allow, what rings reach, what trees reach.
+    """
     import topologies
     from bench.allocations.nccl import MODELLED
     from bench.fragments import format_summary, format_table, results_document, summarize, survey
@@ -115,6 +121,7 @@ def fragments(
 
 
 @bench.command()
+@with_voice
 @about_a_fabric("ranks", "gpu", "pcie", "rates")
 def testbed(
     fabric: FabricOptions,
@@ -131,7 +138,10 @@ def testbed(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run schedules beside gloo on emulated links of this machine: real processes, real TCP; needs root."""
+    """Run schedules beside gloo on emulated links; needs root.
+
+    Real processes and real TCP on this machine.
+    """
     from bench.contest.rows import format_table
     from bench.emulation.machine import EmulationError
     from bench.testbed import measure, results_document
@@ -159,6 +169,7 @@ def testbed(
 
 
 @bench.command()
+@with_voice
 def peers(
     spec: Spec,
     collective: CollectiveName,
@@ -170,13 +181,17 @@ def peers(
     tacos: Annotated[Path | None, typer.Option("--tacos", help="a checkout of TACOS")] = None,
     root: Root = None,
     runs: Runs = 3,
-    limit: Annotated[
-        float, typer.Option("--limit", parser=seconds, metavar="SECONDS", help="for one run of one of them")
+    deadline: Annotated[
+        float,
+        typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="of each run"),
     ] = 120,
+    limit: Annotated[
+        float | None, typer.Option("--limit", parser=seconds, metavar="SECONDS", hidden=True)
+    ] = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask other synthesizers the same question in turns with ours, and judge all answers alike."""
+    """Ask other synthesizers the same; verify all answers alike."""
     from bench.adapters.rows import format_table
     from bench.peers import compare as asked
     from bench.peers import results_document
@@ -194,13 +209,14 @@ def peers(
             checkouts,
             root=root or 0,
             runs=runs,
-            limit_s=limit,
+            limit_s=limit or deadline,  # --limit was its name before
             sccl_python=sccl_python,
         )
     _tell(results_document(rows, checkouts), format_table(rows), output, None, as_json)
 
 
 @bench.command()
+@with_voice
 def report(
     results: Annotated[Path, typer.Argument(help="the folder of results documents")],
     output: Annotated[Path, typer.Option("-o", "--output", help="the page")] = Path("bench.html"),
@@ -221,6 +237,7 @@ def report(
 
 
 @bench.command()
+@with_voice
 def compare(
     old: Annotated[Path, typer.Argument(help="a results document, or a folder of them")],
     new: Annotated[Path, typer.Argument(help="the same, later")],
@@ -229,11 +246,14 @@ def compare(
     ] = 0.05,
     as_json: AsJson = False,
 ) -> None:
-    """Show what became worse beyond the spread; exit status 1 where anything did."""
-    from bench.compare import main
+    """Show what became worse beyond the spread.
 
-    if status := main([str(old), str(new), f"--tolerance={tolerance}", *(["--json"] if as_json else [])]):
-        raise typer.Exit(status)
+    Exit status 1 where anything did.
+    """
+    from bench.compare import compared
+
+    if compared(old, new, tolerance=tolerance, as_json=as_json):
+        raise typer.Exit(1)
 
 
 def _check_named(name: str, root: int | None) -> None:

@@ -41,15 +41,20 @@ def bench_run(
         typer.Option("-f", "--stepfactor", parser=whole, metavar="N", help="from one size to the next; 2"),
     ] = None,
     iters: Annotated[
-        int, typer.Option("-n", "--iters", parser=whole, metavar="N", help="calls that count, back to back")
+        int, typer.Option("-n", "--iters", parser=whole, metavar="N", help="timed iterations, back to back")
     ] = 20,
     warmup_iters: Annotated[
         int,
         typer.Option(
-            "-w", "--warmup-iters", "--warmup_iters", parser=whole, metavar="N", help="calls before"
+            "-w",
+            "--warmup-iters",
+            "--warmup_iters",
+            parser=whole,
+            metavar="N",
+            help="warm-up iterations",
         ),
     ] = 5,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="compare every element of a call")] = True,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="compare every element once")] = True,
     check_iters: Annotated[
         int, typer.Option("-c", parser=whole, metavar="0|1", help="the same as nccl-tests says it")
     ] = 1,
@@ -65,11 +70,15 @@ def bench_run(
         str, typer.Option("--via", help="group (the engine of the process group) or messages (torch's own)")
     ] = "group",
     timeout: Annotated[
-        float, typer.Option("-T", "--timeout", parser=seconds, metavar="SECONDS", help="to give up after")
+        float,
+        typer.Option("-T", "--timeout", parser=seconds, metavar="SECONDS", help="abort after so long"),
     ] = 1800,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a schedule as nccl-tests measures a collective: local processes, or the ranks of torchrun."""
+    """Measure a schedule as nccl-tests measures a collective.
+
+    Between local processes, or the ranks of torchrun.
+    """
     from backends.job import AVERAGES
     from backends.nccl_tests import sweep_of
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,8 +22,11 @@ from synth.options import (
     AsJson,
     CollectiveName,
     FabricOptions,
+    OldPicture,
+    Picture,
     Root,
     about_a_fabric,
+    with_voice,
     writable,
 )
 from synth.pareto_command import pareto
@@ -40,6 +42,7 @@ app = typer.Typer(
     help="Synthesize collective-communication algorithms for a topology, with proof.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -64,6 +67,7 @@ def synth_(
 
 
 @app.command()
+@with_voice
 def topologies(as_json: AsJson = False) -> None:
     """List the catalog of topologies."""
     from topologies import catalog
@@ -78,32 +82,34 @@ def topologies(as_json: AsJson = False) -> None:
 
 
 @app.command()
+@with_voice
 @about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "rates")
 def show(
     fabric: FabricOptions,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="draw it: picture.svg or .png")
-    ] = None,
+    picture: Picture = None,
+    output: OldPicture = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a topology: its ranks, switches and links."""
     from synth.formats import topology_to_document
 
-    writable(output)
+    picture = picture or output
+    writable(picture)
     topology = load_fabric(fabric).topology
-    if output is not None:
+    if picture is not None:
         from synth.pictures import draw_topology
 
-        draw_topology(topology, output)
+        draw_topology(topology, picture)
     if as_json:
-        print_json({**topology_to_document(topology), "picture": text_of(output)})
+        print_json({**topology_to_document(topology), "picture": text_of(picture)})
         return
     print_lines(describe_topology(topology))
-    if output is not None:
-        print_lines([f"drawn     {output}"])
+    if picture is not None:
+        print_lines([f"drawn     {picture}"])
 
 
 @app.command()
+@with_voice
 @about_a_fabric()
 def bound(
     fabric: FabricOptions,
@@ -111,7 +117,7 @@ def bound(
     root: Root = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the fastest rate possible, with the certificate that proves it."""
+    """Print the fastest rate possible, with its proof."""
     import synth
     from synth.formats import bound_to_document
 
@@ -130,7 +136,37 @@ def bound(
 
 
 for command in (solve, groups, pareto, verify, simulate, run, expand, program, repair, sweep, probe, plan):
-    app.command()(command)
+    app.command()(with_voice(command))
+
+
+@app.command()
+@with_voice
+def cache(
+    action: Annotated[
+        Literal["where", "clear"], typer.Argument(help="where: what is kept; clear: delete it")
+    ] = "where",
+    as_json: AsJson = False,
+) -> None:
+    """Show where answers and compiled kernels are kept.
+
+    ARBORCAST_CACHE names another folder. Everything in it can be computed again.
+    """
+    from synth import cache_folder
+
+    before = cache_folder.sizes()
+    if action == "clear":
+        cache_folder.clear()
+    folder = cache_folder.cache_folder()
+    if as_json:
+        parts = {part: {"files": files, "bytes": size} for part, (files, size) in before.items()}
+        print_json({"folder": str(folder), "cleared": action == "clear", "parts": parts})
+        return
+    rows = [
+        (part, cache_folder.PARTS[part], files, f"{size / 1e6:.1f} MB")
+        for part, (files, size) in before.items()
+    ]
+    print_lines([f"{folder}{': cleared' if action == 'clear' else ''}", ""])
+    print_lines(table(("folder", "what it holds", "files", "size"), rows, left=2))
 
 
 def main() -> None:
@@ -144,8 +180,9 @@ def main() -> None:
 
 def _status() -> int:
     try:
-        # Commands return nothing; typer, what an Exit carries. Without words, `synth` says what it can do.
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0
+        # Commands return nothing; typer, what an Exit carries. A group without a command says what it can do.
+        words = sys.argv[1:]
+        status = app([*words, "--help"] if words in ([], ["bench"]) else words, standalone_mode=False) or 0
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone (synth ... | head); keep Python from complaining when it flushes at exit.

@@ -16,6 +16,12 @@ from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
 
+log = logging.getLogger(__name__)
+
+_PACKAGES = ("synth", "topologies", "backends", "pipeline", "bench")
+_TOLD_EVERY_S = 5.0
+"""Seconds between two lines about the same part of the work."""
+
 
 def print_json(document: Json) -> None:
     """One JSON object on standard output."""
@@ -60,8 +66,18 @@ def share(part: Fraction, whole: Fraction) -> str:
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[None]:
-    """A bar with the seconds passed while something long runs; nothing unless on a terminal."""
-    if quiet or not sys.stderr.isatty():
+    """A bar with the seconds passed while something long runs; nothing unless on a terminal.
+
+    With `--verbose` lines instead, wherever they go; with `--quiet` nothing.
+    """
+    if log.isEnabledFor(logging.INFO):
+        from synth.progress import listening
+
+        log.info("%s", what)
+        with listening(_Teller(what)):
+            yield
+        return
+    if quiet or not log.isEnabledFor(logging.WARNING) or not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
@@ -80,6 +96,22 @@ def progress(what: str, *, quiet: bool) -> Iterator[None]:
             yield
 
 
+class _Teller:
+    """Logs how far work has come: what is new at once, how much of it is done from time to time."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._part = ""
+        self._last = time.monotonic()
+
+    def __call__(self, part: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if part == self._part and now - self._last < _TOLD_EVERY_S:
+            return
+        self._part, self._last = part, now
+        log.info("%s: %s%s", self._what, part, f", {done} of {total}" if total else "")
+
+
 class Stopwatch:
     """Seconds since it was made."""
 
@@ -93,5 +125,24 @@ class Stopwatch:
 
 
 def show_warnings() -> None:
-    """Let the library's warnings reach standard error, one line each."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="synth: warning: %(message)s")
+    """Let what the library logs reach standard error, one line each: warnings, with `--verbose` more."""
+    logging.addLevelName(logging.WARNING, "warning: ")
+    logging.addLevelName(logging.INFO, "")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="synth: %(levelname)s%(message)s")
+
+
+@contextmanager
+def speaking(*, verbose: bool, quiet: bool) -> Iterator[None]:
+    """Let our packages log more, or errors alone, while a command runs."""
+    if not verbose and not quiet:
+        yield
+        return
+    loggers = [logging.getLogger(name) for name in _PACKAGES]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.INFO if verbose else logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -10,7 +10,7 @@ from synth.errors import TimedOutError
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment after which nobody waits for an answer any more.
+    """A point in time at which the computation stops.
 
     Attributes:
         allowed_s: the seconds that were given at the start; None for no limit.

@@ -13,7 +13,7 @@ import typer
 from synth.console import gigabytes, print_json, print_lines, progress, share
 from synth.description import describe_comparison
 from synth.errors import InputError
-from synth.options import AsJson, File, seconds, whole, writable
+from synth.options import AsJson, File, OldPicture, seconds, whole, writable
 from synth.questions import NotCorrectError, read_correct, text_of
 
 MOST_EXPANDED = 8_000_000
@@ -64,58 +64,66 @@ def verify(
 def simulate(
     file: File,
     sizes: Annotated[str, typer.Option("--sizes", help="one size or a range that doubles")] = "64KiB:256MiB",
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="draw time and busbw over size: .svg or .png")
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="draw time and busbw over size: .svg or .png")
     ] = None,
+    output: OldPicture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a schedule over message sizes, beside the baselines on the same topology."""
+    """Simulate a schedule over sizes, beside the baselines."""
     from synth.comparison import compare
     from synth.sizes import size_range
 
-    writable(output)
+    picture = picture or output
+    writable(picture)
     schedule = read_correct(file)
     with progress(f"simulating {file}", quiet=as_json):
         comparison = compare(schedule, size_range(sizes))
-    if output is not None:
+    if picture is not None:
         from synth.pictures import draw_sweep
 
         title = f"{schedule.topology.name} {schedule.collective.kind}: simulated time and bus bandwidth"
-        draw_sweep(comparison.by_method, output, bound=schedule.bound, title=title)
+        draw_sweep(comparison.by_method, picture, bound=schedule.bound, title=title)
     if as_json:
-        print_json({**comparison.to_document(), "picture": text_of(output)})
+        print_json({**comparison.to_document(), "picture": text_of(picture)})
         return
     print_lines(describe_comparison(comparison))
     print_lines(f"{method}: {why}" for method, why in comparison.unavailable.items())
-    if output is not None:
-        print_lines([f"drawn {output}"])
+    if picture is not None:
+        print_lines([f"drawn {picture}"])
 
 
 def run(
     file: File,
-    size: Annotated[
-        str, typer.Option("--size", help="one size (0 for an empty tensor) or a range")
+    sizes: Annotated[
+        str, typer.Option("--sizes", help="one size (0 for an empty tensor) or a range that doubles")
     ] = "16MiB",
+    size: Annotated[str | None, typer.Option("--size", hidden=True)] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
     op: Annotated[str, typer.Option(help="sum, avg, min, max or product")] = "sum",
     iterations: Annotated[
         int, typer.Option("-n", "--iterations", parser=whole, metavar="N", help="timed runs of each size")
     ] = 5,
     warmup: Annotated[
-        int, typer.Option("-w", "--warmup", parser=whole, metavar="N", help="runs before those")
+        int,
+        typer.Option("-w", "--warmup", parser=whole, metavar="N", help="untimed warm-up runs"),
     ] = 1,
     deadline: Annotated[
         float,
         typer.Option(
-            "--deadline", parser=seconds, metavar="SECONDS", help="seconds after which ranks are stopped"
+            "--deadline", parser=seconds, metavar="SECONDS", help="stop all ranks after so many seconds"
         ),
     ] = 300,
     as_json: AsJson = False,
 ) -> None:
-    """Run a schedule on local processes through torch.distributed and check every element."""
+    """Run a schedule on local processes and check every element.
+
+    The processes talk through torch.distributed.
+    """
     from backends import launch
     from synth.sizes import size_range
 
+    sizes = size or sizes  # --size was its name before
     schedule = read_correct(file)
     if schedule.topology.ranks > MOST_PROCESSES:
         raise InputError(
@@ -126,7 +134,7 @@ def run(
         try:
             rows = launch.run_schedule(
                 schedule,
-                size_bytes=(0,) if size == "0" else size_range(size),
+                size_bytes=(0,) if sizes == "0" else size_range(sizes),
                 dtype=dtype,
                 op=op,
                 iterations=iterations,
@@ -150,7 +158,7 @@ def expand(
     output: Annotated[Path, typer.Option("-o", "--output", help="write every chunk and transfer here")],
     as_json: AsJson = False,
 ) -> None:
-    """Write out a schedule in implicit form: every chunk and every transfer of every rank."""
+    """Write out every chunk and transfer of an implicit schedule."""
     import synth
 
     writable(output)
@@ -181,7 +189,10 @@ def program(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what one rank sends, receives and reduces, worked out from its own part of the schedule."""
+    """Show what one rank sends, receives and reduces.
+
+    It is worked out from the rank's own part of the schedule.
+    """
     from backends.program_description import describe_program, program_document, program_of
     from synth.sizes import parse_size
 

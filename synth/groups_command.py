@@ -58,7 +58,9 @@ def groups(
     weight: Annotated[
         list[str] | None,
         typer.Option(
-            "--weight", metavar="W", help="one for each --group, then each --along: rates are fair by weight"
+            "--weight",
+            metavar="W",
+            help="of each --group, then each --along: weighted max-min fair rates",
         ),
     ] = None,
     relays: Annotated[
@@ -74,7 +76,10 @@ def groups(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run several collectives at once: the slowest as fast as possible, then the next slowest, with proof."""
+    """Share a fabric fairly among several collectives at once.
+
+    The slowest is as fast as possible, then the next slowest, with proof.
+    """
     from synth.description import infeasible_document
     from synth.groups.folder import check_folder, write_groups
     from synth.groups.simulator import simulate_groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from fractions import Fraction
 from functools import wraps
@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from synth.console import speaking
 from synth.errors import InputError
 
 MOST_RANKS = 1 << 16
@@ -88,6 +89,11 @@ WithoutRank = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="say on standard error how far work has come")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="no progress and no warnings, errors only")]
+Picture = Annotated[Path | None, typer.Option("--picture", help="draw it: .svg or .png")]
+OldPicture = Annotated[Path | None, typer.Option("-o", "--output", hidden=True)]
+"""How `--picture` was called before; scripts may say so."""
 Seed = Annotated[
     int,
     typer.Option(
@@ -147,12 +153,34 @@ def about_a_fabric(*names: str) -> Callable[[Callable[..., None]], Callable[...,
             fabric = FabricOptions(**{each.name: given.pop(each.name) for each in (spec, *options)})
             command(fabric=fabric, **given)
 
-        # What typer reads: the signature, and the annotations by name.
-        with_one_value.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        with_one_value.__annotations__ = {each.name: each.annotation for each in parameters}
-        return with_one_value
+        return _as_typer_reads(with_one_value, parameters)
 
     return decorate
+
+
+def with_voice(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `-v` and `-q`, in which it takes no part."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    voice = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=False, annotation=kind)
+        for name, kind in (("verbose", Verbose), ("quiet", Quiet))
+    ]
+
+    @wraps(command)
+    def with_its_voice(*, verbose: bool, quiet: bool, **given: Any) -> None:
+        if verbose and quiet:
+            raise InputError("-v and -q: only one of them can be meant")
+        with speaking(verbose=verbose, quiet=quiet):
+            command(**given)
+
+    return _as_typer_reads(with_its_voice, [*own, *voice])
+
+
+def _as_typer_reads(command: Callable[..., None], parameters: Sequence[Parameter]) -> Callable[..., None]:
+    """A command with other parameters: typer reads the signature, and annotations by name."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 def rank_list(text: str, option: str = "--ranks") -> tuple[int, ...]:

@@ -64,7 +64,10 @@ def pareto(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find every best trade of steps (latency) for rounds per chunk (bandwidth), with proof."""
+    """Find every best trade of latency for bandwidth, with proof.
+
+    Of steps, which small messages wait for, for rounds per chunk, which large ones take.
+    """
     import synth
     from synth.chunks.documents import frontier_to_document
     from synth.chunks.folder import check_folder, write_frontier

@@ -89,7 +89,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a pipeline: which layers in which stage on which ranks, in how many microbatches, in which order.
+    """Plan a pipeline: stages, ranks, microbatches, order.
 
     Beside it stand data parallelism, GPipe, PipeDream and HetPipe on the same costs.
     """

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 START = "torchrun --nproc-per-node 4 --no-python synth probe -o fabric.yaml"
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_TRANSPORTS = ("auto", "sockets", "shared memory")
 _FOLLOWERS_WAIT_S = 2.0
 _WARNINGS = 10
 
@@ -67,36 +66,43 @@ def probe(
         typer.Option("--tolerance", help="with --check: how far outside the measured spread a rate may lie"),
     ] = "1/4",
     transport: Annotated[
-        str,
-        typer.Option("--transport", help="auto (shared memory inside a host), sockets or 'shared memory'"),
+        Literal["auto", "sockets", "shared memory"],
+        typer.Option("--transport", help="auto: shared memory inside a host"),
     ] = "auto",
     parallel_rounds: Annotated[
         bool, typer.Option("--parallel-rounds", help="measure disjoint pairs at once: fast, but not exact")
     ] = False,
     repeats: Annotated[
-        int, typer.Option("--repeats", parser=whole, metavar="N", help="of each rate of a pair alone")
+        int, typer.Option("--repeats", parser=whole, metavar="N", help="measurements of each pair alone")
     ] = 5,
     load_repeats: Annotated[
-        int, typer.Option("--load-repeats", parser=whole, metavar="N", help="of each rate under load")
+        int,
+        typer.Option("--load-repeats", parser=whole, metavar="N", help="measurements under load"),
     ] = 3,
     pings: Annotated[
-        int, typer.Option("--pings", parser=whole, metavar="N", help="round trips of each pair")
+        int, typer.Option("--pings", parser=whole, metavar="N", help="round trips measured of each pair")
     ] = 200,
     window: Annotated[
-        float, typer.Option("--window", parser=seconds, metavar="SECONDS", help="of one measurement")
+        float, typer.Option("--window", parser=seconds, metavar="SECONDS", help="length of one measurement")
     ] = 0.04,
     timeout: Annotated[
         float,
-        typer.Option("--timeout", parser=seconds, metavar="SECONDS", help="to give up a silent rank after"),
+        typer.Option(
+            "--timeout",
+            parser=seconds,
+            metavar="SECONDS",
+            help="give up a silent rank after so long",
+        ),
     ] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the fabric between processes that torchrun started, and write it as a topology."""
+    """Measure the fabric between processes; write it as a topology.
+
+    torchrun starts the processes.
+    """
     for option, value in (("--repeats", repeats), ("--load-repeats", load_repeats), ("--pings", pings)):
         if value < 1:
             raise InputError(f"{option} {value}: must be at least 1")
-    if transport not in _TRANSPORTS:
-        raise InputError(f"--transport {transport}: must be one of {', '.join(_TRANSPORTS)}")
     if check is None and (ranks is not None or absolute):
         raise InputError(f"{'--absolute' if absolute else '--ranks'}: goes with --check SPEC only")
     allowed = _part("--tolerance", tolerance)

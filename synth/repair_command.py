@@ -26,7 +26,10 @@ def repair(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write the new schedule here")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Repair a schedule around failed links and ranks: what stands of its trees is kept, nothing is lost."""
+    """Repair a schedule around failed links and ranks.
+
+    Intact trees are reused, the rest is computed anew; the result is as exact as a new schedule.
+    """
     from synth.faults import without
     from synth.repair import repaired
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from synth.api import Form, approach
 from synth.console import Json, Stopwatch, print_json, print_lines, progress
 from synth.description import (
     choices_document,
@@ -60,7 +61,7 @@ def solve(
             "--max-trees",
             parser=whole,
             metavar="N",
-            help="at most so many trees (per root where all are roots)",
+            help="maximum number of trees (per root for allgather and reduce-scatter)",
         ),
     ] = None,
     max_height: Annotated[
@@ -69,7 +70,7 @@ def solve(
             "--max-height",
             parser=whole,
             metavar="H",
-            help="trees: at most so many steps from a root to a rank, at the best rate",
+            help="trees: maximum number of steps from a root to a rank",
         ),
     ] = None,
     tolerance: Annotated[
@@ -96,11 +97,11 @@ def solve(
         typer.Option("--rounds", parser=whole, metavar="R", help="smt, ilp, sat: rounds of all steps"),
     ] = None,
     form: Annotated[
-        str,
+        Form,
         typer.Option(
             "--form",
-            help="explicit, implicit (representatives and translations), or auto: implicit for more than "
-            "64 ranks where the fabric is symmetric",
+            help="implicit: representatives and translations; auto: implicit for more than 64 ranks "
+            "where the fabric is symmetric",
         ),
     ] = "auto",
     deadline: Deadline = None,
@@ -110,7 +111,6 @@ def solve(
     as_json: AsJson = False,
 ) -> None:
     """Find a schedule, prove how good it is, and verify it."""
-    from synth.api import approach
     from synth.methods import Request
     from synth.sizes import parse_size
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @about_a_fabric("ranks", "gpu", "pcie", "rates")
 def sweep(
     fabric: FabricOptions,
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder of the table; taken up again")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="output folder; a sweep resumes there")],
     collectives: Annotated[
         str, typer.Option("--collectives", help="kinds of collective")
     ] = "allreduce,allgather,reduce-scatter,broadcast",
@@ -45,7 +45,9 @@ def sweep(
     ] = "rate",
     deadline: Annotated[
         float | None,
-        typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="seconds for each question"),
+        typer.Option(
+            "--deadline", parser=seconds, metavar="SECONDS", help="stop each question after so long"
+        ),
     ] = None,
     seed: Seed = 0,
     jobs: Annotated[
@@ -57,7 +59,10 @@ def sweep(
     retry: Annotated[bool, typer.Option("--retry", help="ask again what ran out of time")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fill a folder with schedules for every fragment and failure of a machine; go on where it was left."""
+    """Fill a folder with schedules for all fragments and failures.
+
+    A sweep that was interrupted goes on where it was left.
+    """
     from synth.chunks.jobs import running_on
     from synth.methods import Request
     from synth.progress import report

@@ -226,7 +226,7 @@ def test_grids_are_networkx_grids(extents: list[int]) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("torus", "torus: extents is missing, must be given as torus:4x4"),
+        ("torus", "torus: an argument is missing, must be given as torus:4x4"),
         ("torus:4x", "extents: must be a whole number in 1..65536, got ''"),
         ("torus:0x4", "must be a whole number in 1..65536, got '0'"),
         ("torus:99999999999999999999", "must be a whole number in 1..65536"),

@@ -253,10 +253,13 @@ def test_out_of_time_says_and_saves_the_best_so_far(synth: Any, tmp_path: Path) 
         (("solve", "dgx1", "broadcast", "--deadline", "0"), ("deadline", "0")),
         (("solve", "dgx1", "broadcast", "--size", "12Q"), ("12Q",)),
         (("solve", "dgx1", "allreduce", "--root", "3"), ("--root 3", "allreduce has no root")),
-        (("solve", "dgx1", "broadcast", "--method", "ring", "--max-trees", "1"), ("ring", "max_trees")),
+        (
+            ("solve", "dgx1", "broadcast", "--method", "ring", "--max-trees", "1"),
+            ("ring", "number of trees"),
+        ),
         (
             ("solve", "dgx1", "broadcast", "--method", "ring", "--size", "1MiB"),
-            ("ring", "size_bytes", "auto"),
+            ("ring", "takes no size", "auto"),
         ),
         (("solve", "dgx1", "broadcast", "--epsilon", "1/9"), ("auto", "epsilon", "mwu")),
         (("simulate", "no.json", "-o", "/no/such/folder/x.svg"), ("/no/such/folder",)),

@@ -35,7 +35,7 @@ def test_names_are_specs() -> None:
     ("spec", "near"),
     [
         ("dgx_1", "dgx1"),
-        ("DGX-A100", "dgx-a100"),
+        ("DGX-A10", "dgx-a100"),
         ("tours:4x4", "torus"),
         ("fattree:2x2", "fat-tree"),
         ("hypercubes:3", "hypercube"),

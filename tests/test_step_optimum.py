@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 import synth
 from synth.certificate import Bound
+from synth.chunks import step_optimum as module
 from synth.chunks.frontier import Frontier, pareto
 from synth.chunks.lift import Plan
 from synth.chunks.outcome import Impossible, Unfinished
@@ -186,3 +188,18 @@ def test_blocks_that_are_alike_over_links_of_unlike_capacities() -> None:
     thrice = [Demand(frozenset({0}), frozenset({1}))] * 3
     found = pareto(unlike, Collective.custom(unlike, thrice), max_steps=3, cache=False)
     assert proved(found) == [(2, 1, 1), (26, 2, 8), (178, 3, 49)]
+
+
+def test_a_plan_that_the_deadline_cut_short_is_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more time the packing might have become a plan with fewer chunks: this one is not kept."""
+    real = module.plan_of
+
+    def until_late(*asked: Any, **knobs: Any) -> Any:
+        found = real(*asked, **knobs)
+        monkeypatch.setattr(Deadline, "has_passed", property(lambda deadline: True))
+        return found
+
+    monkeypatch.setattr(module, "plan_of", until_late)
+    found = step_optimum(Scripted(problem("ring:4", "allgather"), lambda *_: Unfinished()), 2, loose(2), None)
+    assert found.out_of_time
+    assert found.plan is not None and found.ratio == Fraction(3, 2)

@@ -114,7 +114,7 @@ class Entry:
         for parameter in self.parameters:
             if parameter.required and parameter.key not in given:
                 raise TopologyError(
-                    f"{self.name}: {parameter.key} is missing, must be given as {self.name}{self.arguments}"
+                    f"{self.name}: an argument is missing, must be given as {self.name}{self.arguments}"
                 )
             values[parameter.keyword or parameter.key] = self._value(parameter, given)
         return values

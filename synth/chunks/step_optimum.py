@@ -206,10 +206,12 @@ class _State:
                 self._problem, self._steps, self._trees, group=self._group, deadline=deadline
             )
         except NoPlanError:
+            deadline.check("the plan of trees")
             return  # too many chunks, or a step left empty: then the search decides
         # Where the packing has a gap to the limit, it may not even beat what was asked.
         if self._is_of_interest(Fraction(sum(plan.rounds), chunks)):
             self.result = replace(self.result, chunks=chunks, plan=plan)
+        deadline.check("the plan of trees")  # more time might have found fewer chunks: this is not final
 
     def _shrink(self) -> None:
         """Search every smaller C at the limit, in ascending order, until one is found or stays unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from synth.errors import ScheduleError
@@ -24,6 +25,15 @@ from synth.formats.schedules import (
 from synth.implicit.schedule import ImplicitSchedule
 from synth.schedule import Schedule
 
+_HEAD = 1000
+"""Characters within which a schedule file names its format."""
+
+_OTHER_FILES = {
+    "topology": re.compile(r'(^|[{,])\s*"?(links|ranks|switches)"?\s*:|^\s*(<system|GPU0\s)', re.MULTILINE),
+    "collective": re.compile(r'(^|[{,])\s*"?blocks"?\s*:', re.MULTILINE),
+}
+"""What people name instead of a schedule, and how it begins."""
+
 
 def read_any_schedule(
     path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES
@@ -35,6 +45,9 @@ def read_any_schedule(
     """
     place = shorten_path(path)
     text = read_text(path, max_bytes=max_bytes)
+    for what, pattern in _OTHER_FILES.items():
+        if '"format"' not in text[:_HEAD] and pattern.search(text):
+            raise ScheduleError(f"{place}: must be a schedule, as `synth solve -o` writes it, got a {what}")
     with without_collecting():
         return any_schedule_from_document(parse_json(text, place), place)
 
