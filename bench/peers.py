@@ -78,6 +78,7 @@ def compare(
     kind: Kind | str,
     peers: Mapping[str, Path],
     *,
+    ranks: tuple[int, ...] | None = None,
     root: int = 0,
     runs: int = 3,
     limit_s: float = 120.0,
@@ -87,6 +88,7 @@ def compare(
 
     Args:
         spec: of the topology.
+        ranks: the fragment of it; None for all.
         kind: of the collective, among all its ranks.
         peers: checkouts by "sccl", "forestcoll", "tacos".
         root: for kinds that have one.
@@ -104,9 +106,9 @@ def compare(
     contenders = contenders_of(peers, sccl_python)
     if runs < 1:
         raise InputError(f"runs: must be at least 1, got {runs}")
-    topology = topologies.load(spec)
+    topology = topologies.load(spec, ranks=ranks)
     collective = Collective.on(topology, kind, root=root)
-    question = Question(spec, topology, collective, bound(topology, collective))
+    question = Question(spec, topology, collective, bound(topology, collective), ranks)
     return rows_of(question, contenders, runs=runs, limit_s=limit_s)
 
 
@@ -140,7 +142,7 @@ def rows_of(
             given = answers[contender.name]
             if contender.name in refused or (given and given[-1].verdict != "found"):
                 continue
-            print(f"{question.spec}: {contender.name}, run {turn + 1} ...", file=sys.stderr)
+            print(f"{question.fabric}: {contender.name}, run {turn + 1} ...", file=sys.stderr)
             try:
                 given.append(contender.ask(question, limit_s))
             except CannotAskError as why:

@@ -204,7 +204,9 @@ def _status() -> int:
 
 
 def _line(error: BaseException) -> str:
-    return error.format_message() if isinstance(error, typer.TyperException) else str(error)
+    if isinstance(error, typer.TyperException):
+        return error.format_message().replace("Value error, ", "")  # what stands before a wrong choice
+    return str(error)
 
 
 STATUS: dict[type[BaseException], int] = {

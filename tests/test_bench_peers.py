@@ -19,6 +19,7 @@ from strategies import topologies as drawn_topologies
 import topologies
 from bench import peers
 from bench.adapters import forestcoll as peers_forestcoll
+from bench.adapters import ours
 from bench.adapters import rows as peers_rows
 from bench.adapters import sccl as peers_sccl
 from bench.adapters import tacos as peers_tacos
@@ -37,6 +38,15 @@ def asked(spec: str | Topology, kind: str = "allgather", root: int = 0) -> Quest
     topology = topologies.load(spec) if isinstance(spec, str) else spec
     collective = Collective.on(topology, kind, root=root)
     return Question(topology.name, topology, collective, bound(topology, collective))
+
+
+def test_ours_is_asked_about_a_fragment() -> None:
+    fragment = topologies.load("dgx1", ranks=(1, 4, 5))
+    collective = Collective.on(fragment, "allgather")
+    question = Question("dgx1", fragment, collective, bound(fragment, collective), (1, 4, 5))
+    (algorithm,) = ours.Ours("trees").ask(question, 120).algorithms
+    assert algorithm.schedule.topology == fragment
+    assert question.fabric == fragment.name
 
 
 def only(reading: Reading) -> Algorithm:

@@ -239,7 +239,7 @@ def test_out_of_time_says_and_saves_the_best_so_far(synth: Any, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "facts"),
     [
-        (("solve", "dgx1", "alltoall", "--max-trees", "1"), ("alltoall", "max_trees")),
+        (("solve", "dgx1", "alltoall", "--max-trees", "1"), ("alltoall", "maximum number of trees")),
         (("bound", "dgx7", "broadcast"), ("dgx7", "dgx1")),
         (("bound", "dgx1", "brodcast"), ("brodcast", "broadcast, reduce")),
         (("bound", "dgx1", "broadcast", "--root", "8"), ("root", "0..7", "8")),

@@ -110,7 +110,10 @@ def test_a_link_that_is_far_too_fast_is_contradicted(tmp_path: Path) -> None:
         ),
         (("--ranks", "0,1"), "--ranks: goes with --check SPEC only"),
         (("--repeats", "0"), "--repeats 0: must be at least 1"),
-        (("--transport", "pigeon"), "--transport pigeon: must be one of auto, sockets, shared memory"),
+        (
+            ("--transport", "pigeon"),
+            "Invalid value for '--transport': 'pigeon' is not one of 'auto', 'sockets', 'shared memory'.",
+        ),
         (("--tolerance", "-1"), "--tolerance: must not be negative, got '-1'"),
         (("--nonsense",), "No such option: --nonsense"),
     ],

@@ -27,12 +27,19 @@ class Question:
         topology: itself.
         collective: on it.
         bound: the proven limit of its rate.
+        ranks: of the spec, which the topology has; None for all.
     """
 
     spec: str
     topology: Topology
     collective: Collective
     bound: Bound
+    ranks: tuple[int, ...] | None = None
+
+    @property
+    def fabric(self) -> str:
+        """What the topology is called in results."""
+        return self.spec if self.ranks is None else self.topology.name
 
 
 @dataclass(frozen=True, slots=True)

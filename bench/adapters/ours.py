@@ -45,7 +45,8 @@ class Ours:
 
         root = question.collective.root or 0
         with TemporaryDirectory() as scratch:
-            asked = [self.method, question.spec, str(question.collective.kind), str(root), scratch]
+            ranks = "all" if question.ranks is None else ",".join(map(str, question.ranks))
+            asked = [self.method, question.spec, ranks, str(question.collective.kind), str(root), scratch]
             environment = {"PYTHONPATH": str(HOME), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             finished = run([sys.executable, __file__, *asked], limit_s, environment=environment)
             answer = answer_of(finished, lambda: _read(finished.output, Path(scratch)))
@@ -66,13 +67,14 @@ def _read(output: str, folder: Path) -> Reading:
 
 def main() -> None:
     """In the child: find the schedules, write them down, find them again, say how long that took."""
-    method, spec, kind, root, folder = sys.argv[1:]
+    method, spec, listed, kind, root, folder = sys.argv[1:]
+    ranks = None if listed == "all" else tuple(map(int, listed.split(",")))
     import topologies
     from bench.adapters.answer import LONGEST_REPEATED_S
     from synth.formats.schedules import write_schedule
 
     start = time.perf_counter()
-    found = _found(method, topologies.load(spec), kind, int(root))
+    found = _found(method, topologies.load(spec, ranks=ranks), kind, int(root))
     seconds = time.perf_counter() - start
     for number, (_, schedule) in enumerate(found):
         write_schedule(schedule, Path(folder) / f"{number}.json")
@@ -80,7 +82,7 @@ def main() -> None:
     told: dict[str, Any] = {"call_seconds": seconds, "algorithms": algorithms}
     if seconds < LONGEST_REPEATED_S:
         again, cpu_again = time.perf_counter(), time.process_time()
-        topology = topologies.load(spec)  # afresh, because it caches what it has derived
+        topology = topologies.load(spec, ranks=ranks)  # afresh, because it caches what it has derived
         start = time.perf_counter()
         _found(method, topology, kind, int(root))
         end = time.perf_counter()

@@ -29,7 +29,7 @@ def refusal(question: Question, name: str, why: str) -> dict[str, Any]:
 def _row(question: Question, method: str) -> dict[str, Any]:
     """A row with all columns and no figures yet."""
     return {
-        "topology": question.spec,
+        "topology": question.fabric,
         "ranks": len(question.collective.ranks),
         "collective": str(question.collective.kind),
         "root": question.collective.root,
