@@ -44,3 +44,7 @@ class TimedOutError(Exception):
     def __init__(self, message: str, best: AnySchedule | None = None) -> None:
         super().__init__(message)
         self.best = best
+
+
+class SolverDiedError(TimedOutError):
+    """A solver crashed or needed more memory than it may have: not an answer, and no deadline's fault."""

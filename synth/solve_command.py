@@ -20,7 +20,7 @@ from synth.description import (
     infeasible_document,
     solution_document,
 )
-from synth.errors import InfeasibleError, TimedOutError
+from synth.errors import InfeasibleError, SolverDiedError, TimedOutError
 from synth.options import (
     AsJson,
     CollectiveName,
@@ -149,7 +149,8 @@ def solve(
     except TimedOutError as error:
         best = {} if error.best is None else _verified(error.best, stopwatch.seconds, output)
         if as_json:
-            print_json({**best, "timed_out": True, "why": str(error)})
+            died = isinstance(error, SolverDiedError)
+            print_json({**best, "timed_out": not died, "solver_died": died, "why": str(error)})
         elif error.best is not None:
             print_lines(describe_solution(error.best, best))
         raise

@@ -10,7 +10,7 @@ import pytest
 import synth
 from synth.chunks.step_bound import StepBound
 from synth.chunks.worker import WorkerDiedError
-from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.errors import InfeasibleError, InputError, SolverDiedError, TimedOutError
 from synth.schedule import Schedule
 from synth.topology import Link, Topology
 from topologies import load
@@ -90,7 +90,7 @@ def test_a_solver_out_of_memory_is_no_answer(monkeypatch: pytest.MonkeyPatch) ->
         raise WorkerDiedError("CaDiCaL: needed more memory than it was allowed")
 
     monkeypatch.setattr("synth.chunks.search.race", die)
-    with pytest.raises(TimedOutError, match=r"allgather \(2, 2, 3\): CaDiCaL: needed more memory"):
+    with pytest.raises(SolverDiedError, match=r"allgather \(2, 2, 3\): CaDiCaL: needed more memory"):
         solve("dgx1", "allgather", "sat", (2, 2, 3))
 
 

@@ -281,7 +281,7 @@ def test_knobs_out_of_range_are_refused() -> None:
     fabric = load("ring:4")
     collective = Collective.on(fabric, "broadcast")
     for knobs, message in (
-        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"max_steps": 0}, "max-steps: must be at least 1, got 0"),
         ({"jobs": 0}, "jobs must be a number of processes, or -1 for all cores, got 0"),
         ({"tolerance": Fraction(-1)}, "tolerance must not be negative, got -1"),
         ({"deadline_s": 0.0}, "deadline must be positive, got 0.0 s"),

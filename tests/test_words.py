@@ -12,6 +12,7 @@ from test_cli import synth as command  # noqa: F401  (a fixture)
 
 import synth
 from synth import cli
+from synth.chunks.worker import WorkerDiedError
 from synth.formats import topology_to_document
 from topologies import load
 
@@ -164,3 +165,18 @@ def test_every_command_says_json_verbose_and_help() -> None:
             continue
         options = {option for parameter in one.params for option in parameter.opts}
         assert {"--json", "-v", "-q"} <= options, name
+
+
+def test_a_solver_without_memory_is_not_called_late(
+    command: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise WorkerDiedError("CaDiCaL: needed more memory than it was allowed")
+
+    monkeypatch.setattr("synth.chunks.search.race", die)
+    size = ("--chunks", "2", "--steps", "2", "--rounds", "3")
+    ran = command("solve", "dgx1", "allgather", "--method", "sat", *size, "--no-cache", "--json")
+    assert ran.status == 3
+    assert (ran.document["timed_out"], ran.document["solver_died"]) == (False, True)
+    assert "needed more memory" in ran.document["why"]

@@ -355,6 +355,6 @@ def _check(tolerance: Fraction | None, jobs: int, max_steps: int | None, deadlin
     if jobs == 0:
         raise InputError("jobs must be a number of processes, or -1 for all cores, got 0")
     if max_steps is not None and max_steps < 1:
-        raise InputError(f"max_steps must be at least 1, got {max_steps}")
+        raise InputError(f"max-steps: must be at least 1, got {max_steps}")
     if deadline_s is not None and deadline_s <= 0:
         raise InputError(f"deadline must be positive, got {deadline_s} s")

@@ -27,7 +27,7 @@ from synth.chunks.worker import WorkerDiedError
 from synth.chunks.workers import Workers
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
-from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.errors import InfeasibleError, InputError, SolverDiedError
 from synth.reachability import who_is_cut_off
 from synth.schedule import Method, Schedule
 from synth.topology import Topology
@@ -78,7 +78,8 @@ def solve_by_chunks(
         InputError: a number below 1, or chunks of an allreduce that its ranks do not divide.
         InfeasibleError: there is none; the message says how that was proved, `proof` is the exact limit
             where one proves it.
-        TimedOutError: the deadline passed, or the solver ran out of memory.
+        TimedOutError: the deadline passed.
+        SolverDiedError: the solver crashed or ran out of memory.
     """
     for name in ("chunks", "steps", "rounds"):
         if getattr(size, name) < 1:
@@ -100,7 +101,7 @@ def solve_by_chunks(
                 return _Composition(topology, collective, limit, size, how).solve(searcher)
             return _Question.of(topology, collective, limit, searcher).solve(size, how)
         except WorkerDiedError as error:
-            raise TimedOutError(f"{collective.kind} {size}: {error}") from error
+            raise SolverDiedError(f"{collective.kind} {size}: {error}") from error
 
 
 @dataclass(frozen=True)
