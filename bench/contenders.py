@@ -129,9 +129,7 @@ def _executor_call(case: Case, ranks: int, group: dist.ProcessGroup) -> Call:
     from synth.collective import Collective
 
     topology = topologies.load(f"full:{ranks}")
-    executor = Executor(
-        synth.solve(topology, Collective.on(topology, case.collective), form="explicit"), group
-    )
+    executor = Executor(synth.solve(topology, Collective.on(topology, case.collective)), group)
 
     def call(buffers: Buffers, i: int) -> None:
         match case.collective:

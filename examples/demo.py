@@ -72,7 +72,7 @@ def examine(fabric: synth.Topology, kind: str, out: Path) -> Result:
     say("", certificate_in_words(bound, fabric))
 
     started = time.perf_counter()
-    schedule = synth.solve(fabric, kind, root=0)
+    schedule = synth.solve(fabric, kind, form="explicit", root=0)
     seconds = time.perf_counter() - started
     synth.write_schedule(schedule, out / f"{kind}.json")
     part = "exactly" if schedule.is_optimal else f"{float(schedule.rate / bound.rate):.1%} of"

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from pipeline.errors import PlanError
 from synth.api import bound, solve
-from synth.schedule import Schedule
+from synth.implicit.schedule import AnySchedule
 from synth.simulator import simulate
 from synth.topology import Hop, Topology
 
@@ -45,7 +45,7 @@ class Network:
     collective_us: float = 0.0
     by_schedule: bool = False
     _rates: dict[tuple[object, ...], Fraction] = field(default_factory=dict, repr=False, compare=False)
-    _schedules: dict[tuple[object, ...], Schedule] = field(default_factory=dict, repr=False, compare=False)
+    _schedules: dict[tuple[object, ...], AnySchedule] = field(default_factory=dict, repr=False, compare=False)
 
     def path(self, src: int, dst: int) -> tuple[Hop, ...]:
         """The links of a message, in order.
@@ -96,10 +96,10 @@ class Network:
             self._rates[key] = bound(fragment, "allreduce").rate
         return self._rates[key]
 
-    def _schedule(self, ranks: Sequence[int]) -> Schedule:
+    def _schedule(self, ranks: Sequence[int]) -> AnySchedule:
         fragment, key = self._fragment(ranks)
         if key not in self._schedules:
-            self._schedules[key] = solve(fragment, "allreduce", form="explicit")
+            self._schedules[key] = solve(fragment, "allreduce")
         return self._schedules[key]
 
     def _fragment(self, ranks: Sequence[int]) -> tuple[Topology, tuple[object, ...]]:
