@@ -25,7 +25,7 @@ from topologies import load
 
 OPTIONS = {"size_bytes": "--size", "max_trees": "--max-trees", "max_height": "--max-height"}
 
-QUESTIONS: list[tuple[str, tuple[str, ...], str, str, dict[str, Any], str]] = [
+QUESTIONS = [
     # fabric, cables that are down, collective, method, wishes, form of the answer
     ("dgx1", (), "allreduce", "auto", {}, "explicit"),
     ("dgx1", (), "broadcast", "auto", {"size_bytes": 1 << 16}, "explicit"),
@@ -42,7 +42,10 @@ QUESTIONS: list[tuple[str, tuple[str, ...], str, str, dict[str, Any], str]] = [
     ("torus:8x9", (), "alltoall", "auto", {}, "implicit"),
     ("torus:8x9", (), "broadcast", "auto", {}, "explicit"),
     ("torus:8x9", ("0-1",), "allgather", "auto", {}, "explicit"),
-    ("torus:8x9", ("0-1",), "allgather", "auto", {"size_bytes": 1 << 24}, "explicit"),
+    pytest.param(
+        *("torus:8x9", ("0-1",), "allgather", "auto", {"size_bytes": 1 << 24}, "explicit"),
+        marks=pytest.mark.long,
+    ),
     ("mesh:9x9", (), "allgather", "auto", {}, "explicit"),
     ("dgx-a100:boxes=16", (), "allreduce", "auto", {}, "implicit"),
 ]
