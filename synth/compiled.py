@@ -65,7 +65,7 @@ def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Resul
 
     With NUMBA_DISABLE_JIT=1 in the environment functions stay plain Python, for debuggers and mutation tests.
     """
-    if numba.config.DISABLE_JIT:
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return function
     compiled: Any = numba.njit(cache=_keeps)(function)
     if _keeps:

@@ -13,12 +13,13 @@ import pytest
 import synth
 from synth import selection
 from synth.api import approach
+from synth.bounds import bound
 from synth.chunks import frontier
 from synth.chunks.problem import TooManyRoutesError
 from synth.collective import Collective, Demand
 from synth.errors import InfeasibleError, TimedOutError
 from synth.methods import Request
-from synth.schedule import Schedule
+from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.selection import Selection, candidates
 from synth.simulator import simulate
 from synth.topology import Link, Topology
@@ -64,13 +65,30 @@ def test_choices_ascend_and_each_is_the_fastest_where_it_begins(of_ring: Selecti
         assert simulate(choice.schedule, choice.from_bytes).time_us == min(times)
 
 
-def test_a_change_between_two_sizes_that_are_looked_at_is_found(of_ring: Selection) -> None:
+def test_a_change_between_two_sizes_that_are_looked_at_is_found() -> None:
     """Every second size is looked at first; where their choices differ, the one between is looked at, too."""
-    fastest = {size: of_ring.fastest(size) for size in SIZES}
-    change = next(at for at, (a, b) in enumerate(pairwise(SIZES), 1) if fastest[a] is not fastest[b])
-    before, at, after = SIZES[change - 1 : change + 2]
-    found = of_ring.choices((before, at, after))
-    assert [choice.from_bytes for choice in found][:2] == [before, at]
+    #        step   0        1        2          one long step or three short ones: 10 us of latency each
+    few, many = ["0>1 0>2 0>3"], ["0>1", "1>2", "2>3"]
+    schedules = [_broadcast(Fraction(1), few), _broadcast(Fraction(2), many)]
+    found = Selection(tuple(schedules), None)
+    fastest = {size: found.schedules.index(found.fastest(size)) for size in (10_000, 400_000, 4_000_000)}
+    assert fastest == {10_000: 0, 400_000: 1, 4_000_000: 1}
+    assert [choice.from_bytes for choice in found.choices(tuple(fastest))] == [10_000, 400_000]
+
+
+def _broadcast(bandwidth: Fraction, steps: list[str]) -> Schedule:
+    """Of one chunk on a full mesh of four with a latency of 10 us."""
+    links = [Link(a, b, bandwidth, Fraction(10)) for a in range(4) for b in range(4) if a != b]
+    fabric = Topology.build("mesh", 4, links)
+    collective = Collective.on(fabric, "broadcast")
+    transfers = [
+        Transfer(0, int(word[0]), int(word[2]), step)
+        for step, words in enumerate(steps)
+        for word in words.split()
+    ]
+    return Schedule.build(
+        fabric, collective, Method("drawn"), bound(fabric, collective), [Chunk(Fraction(1), 0)], transfers
+    )
 
 
 def test_without_a_cache_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
