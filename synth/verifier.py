@@ -178,7 +178,7 @@ def _unit(schedule: Schedule) -> Fraction:
 
 def check_bound(schedule: AnySchedule, rate: Fraction, errors: Errors) -> None:
     """Recompute the bound from its certificate, and see that the rate does not exceed it."""
-    from synth.bounds import certified_rate, certified_scope  # compiled kernels come with them
+    from synth.certification import certified_rate, certified_scope  # compiled kernels come with them
 
     bound = schedule.bound
     try:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
 import networkx as nx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import topologies
 
-from synth.bounds.certification import certified_rate, certified_scope, dual_of
+from synth.bounds import bound
 from synth.certificate import Cut, Dual, Partition, Scope
+from synth.certification import certified_rate, certified_scope, dual_of
+from synth.certification.metric import Metric, Others
+from synth.certification.trees import cheapest_cost, cheapest_costs, priced_sets, proved_costs
+from synth.certification.ways import FAR
 from synth.collective import NAMED_KINDS, Collective, Kind
 from synth.errors import InputError
+from synth.groups.view import view_of
 from synth.topology import Link, Topology
 
 SQUARE = Topology.build(
@@ -82,6 +89,16 @@ def test_lengths_with_too_many_digits_are_refused():
     lengths = (Fraction(1), *[Fraction(1, 10**19)] * 7)
     with pytest.raises(InputError, match="too many digits"):
         dual_of(SQUARE, Collective.on(SQUARE, "broadcast"), lengths)
+
+
+def test_lengths_add_up_below_what_stands_for_no_way():
+    # A tree of 4 ranks costs at most 3 times all lengths: 4 times as much must stay below 2^60.
+    collective = Collective.on(SQUARE, "broadcast")
+    largest = 2**58 - 8
+    lengths = (Fraction(largest), *[Fraction(1)] * 7)  # one unit below
+    assert dual_of(SQUARE, collective, lengths).distance == 3
+    with pytest.raises(InputError, match="too many digits"):
+        dual_of(SQUARE, collective, (Fraction(largest + 1), *lengths[1:]))
 
 
 def test_unreachable_ranks_prove_nothing_by_lengths():
@@ -189,3 +206,141 @@ def test_a_changed_dual_is_refused():
         InputError, match="capacity 16 and distance 4 by its lengths, the certificate says 15"
     ):
         certified_rate(SQUARE, collective, replace(found, capacity=Fraction(15)))
+
+
+def drawn_lengths(data, topology: Topology, least: int = 1) -> tuple[Fraction, ...]:
+    count = len(topology.links)
+    drawn = data.draw(st.lists(st.integers(least, 5), min_size=count, max_size=count))
+    return tuple(map(Fraction, drawn))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_dual_of_a_link_length_changed_is_refused(data):
+    topology = data.draw(topologies(symmetric=False))
+    kind = data.draw(st.sampled_from(NAMED_KINDS))
+    collective = Collective.on(topology, kind, root=0)
+    found = dual_of(topology, collective, drawn_lengths(data, topology))
+    assert certified_rate(topology, collective, found) == found.capacity / found.distance
+    link = data.draw(st.integers(0, len(topology.links) - 1))
+    change = data.draw(st.sampled_from([Fraction(1), Fraction(-1, 3), Fraction(1, 10**6)]))
+    lengths = [*found.lengths[:link], found.lengths[link] + change, *found.lengths[link + 1 :]]
+    for changed in (
+        replace(found, lengths=tuple(lengths)),
+        replace(found, capacity=found.capacity - change),
+        replace(found, distance=found.distance + change),
+    ):
+        with pytest.raises(InputError, match="by its lengths, the certificate says"):
+            certified_rate(topology, collective, changed)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_set_of_another_capacity_is_refused(data):
+    topology = data.draw(topologies())
+    certificates = [bound(topology, Collective.on(topology, "broadcast")).certificate]
+    if not topology.switches:
+        certificates.append(bound(topology, Collective.on(topology, "allreduce")).certificate)
+    for certificate in certificates:
+        kind = "broadcast" if isinstance(certificate, Cut) else "allreduce"
+        collective = Collective.on(topology, kind)
+        with pytest.raises(InputError, match="the certificate says"):
+            certified_rate(topology, collective, replace(certificate, capacity=certificate.capacity - 1))
+        if isinstance(certificate, Cut):
+            vertex = data.draw(st.integers(1, topology.size - 1))
+            other = Cut(certificate.side ^ {vertex}, certificate.capacity)
+        else:
+            first, second, *others = certificate.blocks
+            other = Partition((first | second, *others), certificate.capacity)
+        proved = None
+        with contextlib.suppress(InputError):
+            proved = certified_rate(topology, collective, other)
+        # A set that by chance has the same capacity proves what it says, and never more than the best.
+        assert proved is None or proved >= bound(topology, collective).rate
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_ranks_outside_a_group_by_its_view(data):
+    """Those that only forward are like switches, those that are absent like none."""
+    topology = data.draw(topologies(max_ranks=6, symmetric=data.draw(st.booleans())))
+    count = data.draw(st.integers(2, topology.ranks))
+    ranks = tuple(sorted(data.draw(st.permutations(range(topology.ranks)))[:count]))
+    collective = Collective.on(topology, data.draw(st.sampled_from(NAMED_KINDS)), root=ranks[0], ranks=ranks)
+    lengths = drawn_lengths(data, topology, least=0)
+    for others in (Others.FORWARD, Others.ABSENT):
+        view = view_of(topology, collective, relays=others is Others.FORWARD)
+        seen = tuple(lengths[link] for link in view.links)
+        try:
+            expected = Metric.of(view.topology, seen).distance(view.collective)
+        except InputError:
+            with pytest.raises(InputError, match="cut shows that"):
+                Metric.of(topology, lengths).distance(collective, others)
+        else:
+            assert Metric.of(topology, lengths).distance(collective, others) == expected
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_many_ends_without_all_distances(data):
+    topology = data.draw(topologies(max_ranks=7, switches=3))
+    drawn = {(link.src, link.dst): data.draw(st.integers(0, 5)) for link in topology.links}
+    metric = Metric.of(topology, tuple(Fraction(drawn[min(pair), max(pair)]) for pair in topology.bandwidth))
+    for kind in (Kind.BROADCAST, Kind.REDUCE_SCATTER, Kind.ALLREDUCE):
+        collective = Collective.on(topology, kind)
+        few = metric.distance(collective), metric.undirected_tree(collective.ranks)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("synth.certification.metric.MANY", 0)
+            assert (metric.distance(collective), metric.undirected_tree(collective.ranks)) == few
+
+
+matrices = st.integers(1, 7).flatmap(
+    lambda n: st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=n, max_size=n)
+)
+
+
+@settings(max_examples=150)
+@given(matrices, st.data())
+def test_sets_prove_what_every_tree_costs(rows, data):
+    """All roots at once, and each by itself; edges of more than 7 are none."""
+    ways = np.array([[FAR if cost > 7 else cost for cost in row] for row in rows], dtype=np.int64)
+    expected = [arborescence_cost(ways, root) for root in range(len(ways))]
+    for root, cost in enumerate(expected):
+        if cost is None:
+            with pytest.raises(InputError, match="cannot be reached"):
+                cheapest_cost(ways, root)
+        else:
+            assert cheapest_cost(ways, root) == cost
+    if None in expected:
+        with pytest.raises(InputError, match="cannot be reached"):
+            cheapest_costs(ways)
+        return
+    sets = priced_sets(ways)
+    assert proved_costs(ways, sets).tolist() == expected
+    if not len(sets.prices):
+        return
+    # Every set is entered by an edge that it makes as dear as it may be.
+    one = data.draw(st.integers(0, len(sets.prices) - 1))
+    dearer, without = sets.prices.copy(), sets.prices.copy()
+    dearer[one] += 1
+    without[one] = 0
+    with pytest.raises(InputError, match="sets that hold"):
+        proved_costs(ways, replace(sets, prices=dearer))
+    inside = sets.order[sets.starts[one] : sets.stops[one]]
+    lost = [0 if root in inside else int(sets.prices[one]) for root in range(len(ways))]
+    less = proved_costs(ways, replace(sets, prices=without))
+    assert (less + lost).tolist() == expected
+    with pytest.raises(InputError, match="must not be negative, got -1"):
+        proved_costs(ways, replace(sets, prices=without - np.eye(len(without), dtype=np.int64)[one]))
+
+
+def arborescence_cost(ways: np.ndarray, root: int) -> int | None:
+    """The cost of the cheapest spanning out-tree by networkx; None where there is none."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(ways)))
+    graph.add_weighted_edges_from(
+        (u, v, int(ways[u, v])) for u, v in product(graph, graph) if u != v != root and ways[u, v] < FAR
+    )
+    if len(nx.descendants(graph, root)) + 1 < len(ways):
+        return None
+    return int(nx.minimum_spanning_arborescence(graph).size(weight="weight"))

@@ -16,9 +16,9 @@ from strategies import topologies as drawn_topologies
 import synth
 import topologies
 from synth.bounds import bound, certified_rate
-from synth.bounds.certification import dual_of
 from synth.bounds.demand_cuts import demand_cuts
 from synth.certificate import Cut, Dual
+from synth.certification import dual_of
 from synth.collective import Collective, Demand
 from synth.errors import InfeasibleError, InputError
 from synth.topology import Link, Topology

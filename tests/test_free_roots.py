@@ -10,10 +10,10 @@ from strategies import topologies as graphs
 import topologies as catalog
 from synth.bounds import bound
 from synth.bounds.capacity_lp import split_bandwidth
-from synth.bounds.certification import dual_of
 from synth.bounds.cuts import tightest_cut
 from synth.bounds.free_roots import free_roots, side_lengths, spread_roots
 from synth.bounds.strength import strength
+from synth.certification import dual_of
 from synth.collective import Collective
 from synth.packing.exact import pack_exactly
 from synth.topology import Link, Topology

@@ -79,7 +79,7 @@ def test_a_wrong_certificate(found):
     assert "is above its bound" in objections(with_level(found, 0, bound=level.rate / 2))
     zero = (Fraction(0),) * len(level.lengths)
     assert "no group without a rate travels" in objections(with_level(found, 0, lengths=zero))
-    assert "needs one per link" in objections(with_level(found, 0, lengths=zero[1:]))
+    assert "needs one length per link" in objections(with_level(found, 0, lengths=zero[1:]))
     longer = tuple(length + 1 for length in level.lengths)
     assert "lengths" in objections(with_level(found, 0, lengths=longer))
     assert "must name each of the 2 groups once" in objections(with_level(found, 0, groups=()))

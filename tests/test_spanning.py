@@ -6,12 +6,14 @@ from fractions import Fraction
 
 import networkx as nx
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import topologies
 
 from synth.arborescence import LogicalGraph, cheapest_arborescence
-from synth.bounds.spanning import joining_cost
+from synth.certification.spanning import joining_cost
+from synth.errors import InputError
 from synth.topology import Link, Topology
 
 
@@ -27,7 +29,8 @@ def test_the_cheapest_tree_is_that_of_all_distances(data: st.DataObject) -> None
     root = data.draw(st.integers(0, topology.ranks - 1))
     parents = cheapest_arborescence(matrix, root).tolist()
     expected = sum(int(matrix[parent, rank]) for rank, parent in enumerate(parents) if parent >= 0)
-    assert joining_cost(topology, lengths) == expected
+    switches = range(topology.ranks, topology.size)
+    assert joining_cost(topology, lengths, range(topology.ranks), switches) == expected
 
     graph = nx.Graph()
     graph.add_nodes_from(range(topology.size))
@@ -39,16 +42,14 @@ def test_the_cheapest_tree_is_that_of_all_distances(data: st.DataObject) -> None
     assert nx.minimum_spanning_tree(complete).size(weight="weight") == expected
 
 
-def line(*lengths: int) -> tuple[Topology, list[int]]:
-    """Links 0->1, 1->0, 1->2, 2->1 of these lengths, those of length -1 left out."""
-    ends = [(0, 1), (1, 0), (1, 2), (2, 1)]
-    kept = [(pair, length) for pair, length in zip(ends, lengths, strict=True) if length >= 0]
-    topology = Topology.build("line", 3, [Link(*pair, Fraction(1)) for pair, _ in kept])
-    return topology, [length for _, length in sorted(kept)]
-
-
-def test_lengths_that_differ_by_direction_and_parts_are_left_to_others() -> None:
-    assert joining_cost(*line(2, 2, 3, 3)) == 5
-    assert joining_cost(*line(2, 1, 3, 3)) is None
-    assert joining_cost(*line(2, 2, 3, -1)) is None
-    assert joining_cost(*line(2, 2, -1, -1)) is None  # rank 2 is cut off
+def test_what_may_be_passed() -> None:
+    #  0 --1-- 3 --1-- 1,  0 --5-- 2 --5-- 1
+    ends = {(0, 3): 1, (1, 3): 1, (0, 2): 5, (1, 2): 5}
+    both = {**ends, **{(v, u): length for (u, v), length in ends.items()}}
+    topology = Topology.build("chain", 4, [Link(*pair, Fraction(1)) for pair in both])
+    lengths = [both[link.src, link.dst] for link in topology.links]
+    assert joining_cost(topology, lengths, [0, 1], [2, 3]) == 2
+    assert joining_cost(topology, lengths, [0, 1], [2]) == 10
+    assert joining_cost(topology, lengths, range(4), []) == 7
+    with pytest.raises(InputError, match="some rank cannot be reached, a cut shows that"):
+        joining_cost(topology, lengths, [0, 1], [])

@@ -436,7 +436,7 @@ def test_a_bound_that_its_certificate_does_not_prove() -> None:
 
 def test_a_rate_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """No true certificate gets here: a rate beyond one would show a bug in the bound."""
-    monkeypatch.setattr("synth.bounds.certified_rate", lambda *_: Fraction(1))
+    monkeypatch.setattr("synth.certification.certified_rate", lambda *_: Fraction(1))
     low = Bound(Fraction(1), Cut(frozenset({0}), Fraction(1)))
     broken(
         replace(VALID["broadcast both ways round"][0], bound=low),
@@ -445,7 +445,7 @@ def test_a_rate_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bound_of_trees_that_claims_every_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("synth.bounds.certified_scope", lambda *_: Scope.TREES)
+    monkeypatch.setattr("synth.certification.certified_scope", lambda *_: Scope.TREES)
     broken(
         VALID["broadcast"][0],
         "bound: declared for every schedule, its certificate speaks of "

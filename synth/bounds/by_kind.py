@@ -15,13 +15,6 @@ from fractions import Fraction
 
 from synth.bounds.balance import sufficient_part
 from synth.bounds.capacity_lp import solved_program
-from synth.bounds.certification import (
-    RANKS_BESIDE_RELAYS,
-    certified_rate,
-    certified_scope,
-    dual_of,
-    share_leaving,
-)
 from synth.bounds.cuts import cut_out_of, tightest_cut
 from synth.bounds.demand_cuts import demand_cuts
 from synth.bounds.free_roots import (
@@ -35,6 +28,9 @@ from synth.bounds.orbits import orbit_lengths
 from synth.bounds.routing_lp import routing_duals
 from synth.bounds.strength import strength
 from synth.certificate import Bound, Certificate, Cut, Dual
+from synth.certification import certified_rate, certified_scope, dual_of
+from synth.certification.metric import RANKS_BESIDE_RELAYS
+from synth.certification.rates import share_leaving
 from synth.collective import Collective, Kind
 from synth.topology import Topology
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
-from synth.bounds.certification import share_leaving
 from synth.bounds.cuts import cut_out_of, tightest_cut
 from synth.certificate import Cut
+from synth.certification.rates import share_leaving
 from synth.collective import Collective, Demand
 from synth.topology import Link, Topology, Vertex
 

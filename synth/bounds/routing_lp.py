@@ -20,11 +20,11 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.bounds.certification import dual_of
 from synth.bounds.linear_program import LinearProgram
 from synth.bounds.near_fractions import near_fractions
 from synth.bounds.routing_trees import Alike, RoutingProgram
 from synth.certificate import Dual
+from synth.certification import dual_of
 from synth.collective import Collective, Kind
 from synth.compiled import Ints
 from synth.deadline import Deadline

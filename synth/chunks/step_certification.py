@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.bounds.certification import certified_rate
 from synth.certificate import Bound
+from synth.certification import certified_rate
+from synth.certification.ways import FAR, Matrix, ways_between
 from synth.chunks.problem import Problem
 from synth.chunks.step_bound import PathLengths, StaticLimit, StepCertificate, StepLengths, TreeLengths
 from synth.collective import Collective, Kind
@@ -33,8 +33,7 @@ MOST_SETS = 1 << 15
 _LARGEST = 1 << 61
 _MOST_TOGETHER = 1 << 20  # numbers in memory at once
 
-Whole: TypeAlias = NDArray[Any]
-"""int64 where every sum fits, Python integers (an array of objects) where one might not."""
+Whole = Matrix  # int64 where every sum fits, Python integers (an array of objects) where one might not
 
 
 def certified_ratio(problem: Problem, steps: int, certificate: StepCertificate) -> Fraction:
@@ -98,13 +97,13 @@ def _ratio_of_paths(problem: Problem, steps: int, certificate: PathLengths) -> F
     assignments = dict.fromkeys(certificate.assigned)
     totals = [sum(lengths[share] for share in assigned) for assigned in assignments]
     _check_capacity(problem, np.maximum.reduce(totals), scale)
-    graph = _RouteGraph.of(problem)
+    sends = [_Sends.under(problem.topology, of_share) for of_share in lengths]
     ways: dict[tuple[int, int], tuple[Whole, int]] = {}
     total = 0
     for index, (demand, assigned) in enumerate(zip(problem.demands, certificate.assigned, strict=True)):
         for target, share in zip(sorted(demand.targets), assigned, strict=True):
             if (share, target) not in ways:
-                ways[share, target] = graph.distances_to(target, lengths[share])
+                ways[share, target] = sends[share].distances_to(target)
             distances, never = ways[share, target]
             nearest = min(int(distances[source]) for source in demand.sources)
             if nearest >= never:
@@ -118,9 +117,9 @@ def _ratio_of_trees(problem: Problem, steps: int, certificate: TreeLengths) -> F
     fan_out = max(len(demand.targets) for demand in problem.demands)
     lengths, scale = _whole(problem, steps, [certificate.lengths], "lengths", fan_out)
     _check_capacity(problem, lengths[0], scale)
-    graph = _RouteGraph.of(problem)
-    never = graph.never(lengths[0], fan_out)
-    table = sets.costs(graph, lengths[0], never)
+    sends = _Sends.under(problem.topology, lengths[0])
+    never = sends.never(fan_out)
+    table = sets.costs(sends, never)
     total = 0
     for index, demand in enumerate(problem.demands):
         sources = sorted(demand.sources)
@@ -162,9 +161,9 @@ def _whole(
         _check_table(problem, steps, table, name if len(tables) == 1 else f"{name} {index}")
     scale = math.lcm(*{length.denominator for length in _entries(tables)})
     largest = max((length * scale for length in _entries(tables)), default=Fraction(0))
-    longest = max((len(route.links) for route in problem.routes), default=0)
-    # The largest numbers that come up: a step's capacities times lengths, and twice what no tree costs.
-    sums = fan_out * max(sum(problem.capacities), 4 * longest * steps)
+    # The largest numbers that come up: a step's capacities times lengths, and twice what no tree costs,
+    # where no send passes a link twice.
+    sums = fan_out * max(sum(problem.capacities), 4 * len(problem.topology.links) * steps)
     exact = np.array(
         [[[int(length * scale) for length in row] for row in table] for table in tables], dtype=object
     )
@@ -210,60 +209,50 @@ def _check_capacity(problem: Problem, lengths: Whole, scale: int) -> None:
 
 
 @dataclass(frozen=True)
-class _RouteGraph:
-    """The routes of a problem as arrays, in the order of their senders.
+class _Sends:
+    """What may be sent within a step, from rank to rank, in the order of the senders.
+
+    Whatever its way through switches, a send costs at least the shortest one.
 
     Attributes:
         ranks: number of ranks.
+        costs: of each send (column) in each step (row).
         dst: the rank that it reaches.
-        links: the links of all routes, one route after the other.
-        starts: where the links of each route begin.
-        senders: the ranks that some route leaves.
-        firsts: the first route of each sender.
+        senders: the ranks that can send at all.
+        firsts: the first send of each sender.
     """
 
     ranks: int
+    costs: Whole
     dst: NDArray[np.int64]
-    links: NDArray[np.int64]
-    starts: NDArray[np.int64]
     senders: NDArray[np.int64]
     firsts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, problem: Problem) -> _RouteGraph:
-        routes = sorted(problem.routes, key=lambda route: route.src)
-        counts = np.array([len(route.links) for route in routes], dtype=np.int64)
-        src = np.array([route.src for route in routes], dtype=np.int64)
+    def under(cls, topology: Topology, lengths: Whole) -> _Sends:
+        """Those of a topology, with lengths for each step and link."""
+        ranks, switches = range(topology.ranks), range(topology.ranks, topology.size)
+        far = FAR if lengths.dtype == np.int64 else 1 + sum(int(length) for length in lengths.ravel())
+        ways = [ways_between(topology, of_step, ranks, switches, far) for of_step in lengths]
+        src, dst = np.nonzero((ways[0] < far) & ~np.eye(topology.ranks, dtype=np.bool_))
         senders, firsts = np.unique(src, return_index=True)
-        return cls(
-            problem.ranks,
-            np.array([route.dst for route in routes], dtype=np.int64),
-            np.array([link for route in routes for link in route.links], dtype=np.int64),
-            np.cumsum(counts) - counts,
-            senders,
-            firsts,
-        )
+        return cls(topology.ranks, np.array([way[src, dst] for way in ways]), dst, senders, firsts)
 
-    def costs(self, lengths: Whole) -> Whole:
-        """The length of each route in each step."""
-        costs: Whole = np.add.reduceat(lengths[:, self.links], self.starts, axis=1)
-        return costs
-
-    def never(self, lengths: Whole, fan_out: int = 1) -> int:
+    def never(self, fan_out: int = 1) -> int:
         """More than any tree with so many targets costs, where a tree is no more than a way to each."""
-        return 1 + fan_out * sum(int(row.max(initial=0)) for row in self.costs(lengths))
+        return 1 + fan_out * sum(int(row.max(initial=0)) for row in self.costs)
 
-    def distances_to(self, target: int, lengths: Whole) -> tuple[Whole, int]:
+    def distances_to(self, target: int) -> tuple[Whole, int]:
         """The shortest ways from each rank at the start to one at the end; and what none is as long as."""
-        never = self.never(lengths)
-        distances = np.full((1, self.ranks), never, dtype=lengths.dtype)
+        never = self.never()
+        distances = np.full((1, self.ranks), never, dtype=self.costs.dtype)
         distances[0, target] = 0
-        for costs in self.costs(lengths)[::-1]:
+        for costs in self.costs[::-1]:
             distances = self.one_step_earlier(distances, costs)
         return distances[0], never
 
     def one_step_earlier(self, later: Whole, costs: Whole) -> Whole:
-        """What each rank (column) pays, who may wait for nothing or send over any one route."""
+        """What each rank (column) pays, who may wait for nothing or send once."""
         earlier = later.copy()
         together = max(1, _MOST_TOGETHER // max(1, len(self.dst)))
         for first in range(0, len(later), together):
@@ -314,16 +303,16 @@ class _TargetSets:
         """The number of a set of targets."""
         return _mask(self.terminals, targets)
 
-    def costs(self, graph: _RouteGraph, lengths: Whole, never: int) -> Whole:
+    def costs(self, sends: _Sends, never: int) -> Whole:
         """The cheapest tree to each set (row) from each rank (column) at the start.
 
         Dreyfus and Wagner 1971, backwards in time: a tree waits or sends, unless it forks into two.
         """
-        table = np.full((len(self.position), graph.ranks), never, dtype=lengths.dtype)
+        table = np.full((len(self.position), sends.ranks), never, dtype=sends.costs.dtype)
         table[0] = 0
         self._serve_own(table)
-        for costs in graph.costs(lengths)[::-1]:
-            table = graph.one_step_earlier(table, costs)
+        for costs in sends.costs[::-1]:
+            table = sends.one_step_earlier(table, costs)
             self.divide(table)
             self._serve_own(table)
         return table

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from synth.bounds.certification import distance_of
+from synth.certification.metric import Metric, Others
 from synth.collective import Collective
 from synth.errors import InputError
-from synth.groups.view import View, view_of
 from synth.topology import Topology
 
 
@@ -73,11 +72,12 @@ def certified_levels(
     named = sorted(group for level in certificate.levels for group in level.groups)
     if named != list(range(len(collectives))):
         raise InputError(f"levels: must name each of the {len(collectives)} groups once, got {named[:16]}")
-    views = [view_of(topology, collective, relays=certificate.relays) for collective in collectives]
     given: dict[int, Fraction] = {}
     proved = []
     for number, level in enumerate(certificate.levels):
-        bound, travelling = level_bound(topology, views, weights, given, level.lengths)
+        bound, travelling = level_bound(
+            topology, collectives, weights, given, level.lengths, relays=certificate.relays
+        )
         if travelling != level.groups:
             raise InputError(
                 f"level {number}: lengths must be of groups {list(level.groups)}, got {list(travelling)}"
@@ -89,29 +89,32 @@ def certified_levels(
 
 def level_bound(
     topology: Topology,
-    views: Sequence[View],
+    collectives: Sequence[Collective],
     weights: Sequence[Fraction],
     given: dict[int, Fraction],
     lengths: tuple[Fraction, ...],
+    *,
+    relays: bool,
 ) -> tuple[Fraction, tuple[int, ...]]:
     """The limit of the least rate / weight of groups that have no rate yet, and which of them it concerns.
 
     Args:
         topology: the whole fabric.
-        views: of all groups.
+        collectives: of all groups.
         weights: of all groups.
         given: the rates of the groups that have one.
         lengths: one per link of the fabric.
+        relays: whether ranks outside a group may forward for it.
 
     Raises:
         InputError: lengths that do not fit the links, or under which no group without a rate travels.
     """
-    if len(lengths) != len(topology.links):
-        raise InputError(f"lengths: needs one per link ({len(topology.links)}), got {len(lengths)}")
+    metric = Metric.of(topology, lengths)
+    others = Others.FORWARD if relays else Others.ABSENT
     offered = sum(
         (link.bandwidth * length for link, length in zip(topology.links, lengths, strict=True)), Fraction(0)
     )
-    distances = [distance_of(view.topology, view.collective, view.lengths(lengths)) for view in views]
+    distances = [metric.distance(collective, others) for collective in collectives]
     taken = sum((rate * distances[group] for group, rate in given.items()), Fraction(0))
     travelling = tuple(group for group, distance in enumerate(distances) if distance and group not in given)
     needed = sum((weights[group] * distances[group] for group in travelling), Fraction(0))

@@ -46,6 +46,7 @@ class Problem:
         topology: the whole fabric.
         collectives: of the groups.
         weights: of the groups, positive.
+        relays: whether ranks outside a group may forward for it.
         views: of the groups.
         layers: of all groups.
     """
@@ -61,6 +62,7 @@ class Problem:
         self.topology = topology
         self.collectives = tuple(collectives)
         self.weights = tuple(weights)
+        self.relays = relays
         self.views: tuple[View, ...] = tuple(
             view_of(topology, collective, relays=relays) for collective in collectives
         )

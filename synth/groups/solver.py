@@ -139,7 +139,9 @@ def _fill(problem: Problem, slowest: Fraction, deadline: Deadline) -> tuple[list
         first = {group: rate for group, rate in given.items() if problem.origin[group][0] == group}
         shares = program.solve(first, slowest)
         lengths = _countable(problem.topology, shares.lengths)
-        bound, groups = level_bound(problem.topology, problem.views, problem.weights, given, lengths)
+        bound, groups = level_bound(
+            problem.topology, problem.collectives, problem.weights, given, lengths, relays=problem.relays
+        )
         levels.append(Level(shares.rate, bound, groups, lengths))
         given |= {group: shares.rate * problem.weights[group] for group in groups}
         log.info("level %d: %s GB/s per unit of weight for %d groups", len(levels), shares.rate, len(groups))

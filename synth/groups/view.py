@@ -7,7 +7,6 @@ scatter, an allreduce or an alltoall on ranks 0..k-1.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from synth.collective import Collective, Kind
 from synth.topology import Link, Topology, Vertex
@@ -42,10 +41,6 @@ class View:
     def is_routed(self) -> bool:
         """Whether its data is never copied or combined on the way, so that it moves along paths."""
         return self.collective.kind in {Kind.SCATTER, Kind.ALLTOALL}
-
-    def lengths(self, whole: tuple[Fraction, ...]) -> tuple[Fraction, ...]:
-        """Lengths of the links of the whole fabric, as lengths of those seen here."""
-        return tuple(whole[link] for link in self.links)
 
 
 def view_of(topology: Topology, collective: Collective, *, relays: bool) -> View:

@@ -14,10 +14,10 @@ from itertools import pairwise
 import numpy as np
 
 from synth.bounds import bound
-from synth.bounds.certification import dual_of
 from synth.bounds.routing_lp import lengths_of_links
 from synth.bounds.routing_trees import Alike, BestRouting, RoutingProgram
 from synth.certificate import Bound
+from synth.certification import dual_of
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
 from synth.errors import CollectiveError, InfeasibleError, TimedOutError
