@@ -32,6 +32,7 @@ mutants: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 format: install
