@@ -444,6 +444,18 @@ def test_a_rate_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_a_rate_beyond_a_bound_of_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It limits what follows trees, and an exchange does not."""
+    monkeypatch.setattr("synth.certification.certified_rate", lambda *_: Fraction(1, 2))
+    monkeypatch.setattr("synth.certification.certified_scope", lambda *_: Scope.TREES)
+    low = Bound(Fraction(1, 2), Cut(frozenset({0}), Fraction(1)), Scope.TREES)
+    broken(
+        replace(VALID["allreduce by a chain"][0], bound=low),
+        "bound: 1/2 GB/s declared for schedules that reduce and broadcast along trees, this one reaches 1 GB/s",
+    )
+    assert verify(replace(VALID["allreduce by an exchange"][0], bound=low)).correct
+
+
 def test_a_bound_of_trees_that_claims_every_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("synth.certification.certified_scope", lambda *_: Scope.TREES)
     broken(
