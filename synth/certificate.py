@@ -15,7 +15,10 @@ from synth.topology import Vertex
 
 
 class Scope(StrEnum):
-    """Over which schedules a bound holds."""
+    """Over which schedules a bound holds: of those in which switches only forward.
+
+    Cuts limit switches that add up or copy what they forward, too; the link lengths of trees do not.
+    """
 
     EVERY_SCHEDULE = "every schedule"
     TREES = "schedules that reduce and broadcast along trees"

@@ -14,8 +14,8 @@ import typer
 
 from synth.bench_command import bench
 from synth.console import fail, gigabytes, print_json, print_lines, progress, show_warnings, table
-from synth.description import describe_bound, describe_topology
-from synth.errors import InfeasibleError, InputError, TimedOutError
+from synth.description import beyond_document, describe_beyond, describe_bound, describe_topology, model_of
+from synth.errors import InfeasibleError, InputError, NumericalError, TimedOutError
 from synth.file_commands import expand, program, run, simulate, verify
 from synth.groups_command import groups
 from synth.options import (
@@ -32,7 +32,7 @@ from synth.options import (
 from synth.pareto_command import pareto
 from synth.plan_command import plan
 from synth.probe_command import end_after_rank_0, is_follower, probe
-from synth.questions import NotCorrectError, collective_on, load_fabric, text_of
+from synth.questions import NotCorrectError, collective_on, hardware_beyond, load_fabric, text_of
 from synth.repair_command import repair
 from synth.solve_command import solve
 from synth.sweep_command import sweep
@@ -101,9 +101,10 @@ def show(
 
         draw_topology(topology, picture)
     if as_json:
-        print_json({**topology_to_document(topology), "picture": text_of(picture)})
+        beyond = beyond_document(hardware_beyond(fabric.spec, topology))
+        print_json({**topology_to_document(topology), "picture": text_of(picture), "beyond": beyond})
         return
-    print_lines(describe_topology(topology))
+    print_lines([*describe_topology(topology), *describe_beyond(hardware_beyond(fabric.spec, topology))])
     if picture is not None:
         print_lines([f"drawn     {picture}"])
 
@@ -126,13 +127,14 @@ def bound(
     with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
         asked = collective_on(collective, found_fabric, root)
         found = synth.bound(topology, asked)
+    beyond = hardware_beyond(fabric.spec, topology, asked)
     if as_json:
         document = {"topology": topology.name, "collective": collective, "ranks": len(asked.ranks)}
-        print_json({**document, **bound_to_document(found, topology)})
+        more = {"model": model_of(topology), "beyond": beyond_document(beyond)}
+        print_json({**document, **bound_to_document(found, topology), **more})
         return
-    print_lines(
-        [f"{topology.name} {collective}: at most {gigabytes(found.rate)}", *describe_bound(found, topology)]
-    )
+    head = f"{topology.name} {collective}: at most {gigabytes(found.rate)}"
+    print_lines([head, *describe_bound(found, topology), *describe_beyond(beyond)])
 
 
 for command in (solve, groups, pareto, verify, simulate, run, expand, program, repair, sweep, probe, plan):
@@ -211,6 +213,7 @@ def _line(error: BaseException) -> str:
 
 STATUS: dict[type[BaseException], int] = {
     InputError: 2,
+    NumericalError: 2,
     typer.TyperException: 2,
     InfeasibleError: 1,
     NotCorrectError: 1,

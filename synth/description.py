@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from synth.comparison import Comparison
     from synth.implicit.schedule import AnySchedule
     from synth.selection import Choice
+    from topologies.beyond import Beyond
 
 TOLD = (
     "chunks",
@@ -51,6 +52,7 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
         "bound": str(schedule.bound.rate),
         "optimal": schedule.is_optimal,
         "scope": schedule.bound.scope.value,
+        "model": model_of(schedule.topology),
         "form": "explicit" if isinstance(schedule, Schedule) else "implicit",
         "trees": schedule.chunk_count if is_of_trees else None,
         "height": schedule.height,
@@ -66,7 +68,7 @@ def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
     """What `solve` says of a schedule and its `solution_document`."""
     rate, limit = schedule.rate, schedule.bound.rate
     if schedule.is_optimal:
-        quality = f"optimal: equal to the bound over {schedule.bound.scope.value}"
+        quality = f"optimal: equal to the bound over {_scope(schedule.bound, schedule.topology)}"
     else:
         quality = f"{share(rate, limit)} of the bound, {gigabytes(limit)}"
     what = f"{solution['trees']} trees" if solution["trees"] is not None else f"{solution['chunks']} chunks"
@@ -140,7 +142,31 @@ def describe_bound(found: Bound, topology: Topology) -> list[str]:
             proof = (
                 f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
             )
-    return [f"  proof    {proof}", f"  scope    {found.scope.value}"]
+    return [f"  proof    {proof}", f"  scope    {_scope(found, topology)}"]
+
+
+def model_of(topology: Topology) -> str | None:
+    """What every bound takes for granted; None without switches."""
+    return "switches only forward" if topology.switches else None
+
+
+def _scope(found: Bound, topology: Topology) -> str:
+    """Over which schedules a bound holds."""
+    model = model_of(topology)
+    return found.scope.value if model is None else f"{found.scope.value} where {model}"
+
+
+def beyond_document(found: Beyond | None) -> Json | None:
+    """What hardware can do beyond a bound, as `show`, `bound` and `solve` report it; None for nothing."""
+    if found is None:
+        return None
+    allreduce = None if found.allreduce is None else str(found.allreduce)
+    return {"hardware": found.hardware, "what": found.what, "allreduce": allreduce}
+
+
+def describe_beyond(found: Beyond | None) -> list[str]:
+    """The same in words."""
+    return [] if found is None else [f"  beyond   {found.hardware}: {found.what}"]
 
 
 def _set(vertices: frozenset[Vertex], topology: Topology) -> str:

@@ -1,7 +1,7 @@
 """The errors a caller may meet, one class for each kind of answer.
 
-Wrong input is an `InputError` and becomes exit status 2 at the command line; "there is none" and "out
-of time" carry what was proved or found so far and become exit status 1 and 3.
+Wrong input is an `InputError` and becomes exit status 2 at the command line, as does a `NumericalError`;
+"there is none" and "out of time" carry what was proved or found so far and become exit status 1 and 3.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class CollectiveError(InputError):
 
 class ScheduleError(InputError):
     """A schedule or a schedule file breaks a rule of the format."""
+
+
+class NumericalError(ArithmeticError):
+    """Numbers that neither int64 nor a floating solver can hold; bandwidths of fewer digits may do."""
 
 
 class InfeasibleError(Exception):

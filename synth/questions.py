@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from synth.faults import Faulty
     from synth.implicit.schedule import AnySchedule
     from synth.topology import Topology
+    from topologies.beyond import Beyond
 
 
 class NotCorrectError(Exception):
@@ -81,6 +82,15 @@ def collective_on(name: str, on: Asked, root: int | None) -> Collective:
     if in_file:
         return read_collective(Path(name), on.topology, ranks=len(on.taking_part))
     return as_collective(on.topology, name, root=root or 0, ranks=on.taking_part)
+
+
+def hardware_beyond(spec: str, topology: Topology, asked: Collective | None = None) -> Beyond | None:
+    """What a machine of the catalog can do beyond the bound: of an allreduce, others reach their cuts."""
+    from topologies.catalog import beyond
+
+    if asked is None:
+        return beyond(spec, topology, topology.ranks)
+    return beyond(spec, topology, len(asked.ranks)) if asked.kind == "allreduce" else None
 
 
 def read_correct(file: Path) -> AnySchedule:

@@ -14,7 +14,9 @@ import typer
 from synth.api import Form, approach
 from synth.console import Json, Stopwatch, print_json, print_lines, progress
 from synth.description import (
+    beyond_document,
     choices_document,
+    describe_beyond,
     describe_choices,
     describe_solution,
     infeasible_document,
@@ -34,7 +36,7 @@ from synth.options import (
     whole,
     writable,
 )
-from synth.questions import check_found, collective_on, load_fabric
+from synth.questions import check_found, collective_on, hardware_beyond, load_fabric
 
 if TYPE_CHECKING:
     from synth.implicit.schedule import AnySchedule
@@ -155,10 +157,12 @@ def solve(
             print_lines(describe_solution(error.best, best))
         raise
     solution = _verified(schedule, stopwatch.seconds, output)
+    beyond = hardware_beyond(fabric.spec, schedule.topology, schedule.collective)
     if as_json:
-        print_json({**solution, "choices": choices_document(choices)})
+        print_json({**solution, "choices": choices_document(choices), "beyond": beyond_document(beyond)})
         return
-    print_lines([*describe_solution(schedule, solution), *describe_choices(choices)])
+    told = describe_solution(schedule, solution)
+    print_lines([*told, *describe_beyond(beyond), *describe_choices(choices)])
 
 
 def _verified(schedule: AnySchedule, seconds: float, output: Path | None) -> Json:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, reduce
 from itertools import pairwise
+from numbers import Rational
 from typing import TypeAlias
 
 from synth.errors import TopologyError
@@ -24,12 +25,28 @@ Permutation: TypeAlias = tuple[Vertex, ...]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A directed link; a full-duplex cable is two of them."""
+    """A directed link; a full-duplex cable is two of them. Whole numbers become fractions.
+
+    Raises:
+        TopologyError: a bandwidth or latency that is not exact, such as a float.
+    """
 
     src: Vertex
     dst: Vertex
     bandwidth: Fraction  # GB/s, 1 GB = 1e9 bytes
     latency_us: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        """See that numbers are exact: all that follows takes their numerators."""
+        for name in ("bandwidth", "latency_us"):
+            value: object = getattr(self, name)
+            if isinstance(value, Fraction):
+                continue
+            if not isinstance(value, Rational):
+                raise TopologyError(
+                    f"link {self.src}->{self.dst}: {name} must be a whole number or a Fraction, got {value!r}"
+                )
+            object.__setattr__(self, name, Fraction(int(value.numerator), int(value.denominator)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from strategies import collectives
 from strategies import topologies as drawn_topologies
 
+import synth
 import topologies
 from synth.bounds import bound, certified_rate
 from synth.certificate import Bound, Cut, Dual, Partition, Scope
@@ -270,3 +272,14 @@ def test_partition_of_a_fragment():
     assert found.certificate == Partition(
         (frozenset({0}), frozenset({1}), frozenset({2})), Fraction(5 * UNIT)
     )
+
+
+def test_alltoall_of_nine_decimals():
+    """Sums of link rates of 10 digits are the costs of its linear program, which made HiGHS fail."""
+    drawn = random.Random(10)
+    links = [
+        Link(u, v, Fraction(drawn.randint(10**8, 10**9), 10**9)) for u in range(6) for v in range(6) if u != v
+    ]
+    topology = Topology.build("fine", 5, links, ["s"])
+    collective = Collective.on(topology, "alltoall")
+    assert synth.solve(topology, "alltoall").rate == bound(topology, collective).rate

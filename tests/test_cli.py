@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -104,6 +105,63 @@ def test_bound_in_words(synth: Any) -> None:
     out = synth("bound", "dgx1", "broadcast").out
     assert "at most 150 GB/s" in out
     assert "cut: 150 GB/s leave {" in out
+
+
+def test_bounds_name_the_model(synth: Any) -> None:
+    """Where a fabric has a switch, it only forwards; a DGX H100 could do more."""
+    for command in ("bound", "solve"):
+        out = synth(command, "star:3", "allreduce").out
+        assert "scope    every schedule where switches only forward" in out
+        assert "beyond" not in out
+        assert "forward" not in synth(command, "ring:3", "allreduce").out
+        document = synth(command, "star:3", "allgather", "--json").document
+        assert (document["model"], document["beyond"]) == ("switches only forward", None)
+        assert synth(command, "ring:3", "allgather", "--json").document["model"] is None
+    # A star of 8 ports of 450 GB/s: all of a port where the switch adds and turns, 8 / 9 of it by NVLS.
+    beyond = "beyond   NVLink SHARP: NVSwitches that also reduce and copy; here they only forward"
+    in_a_box = f"{beyond}. An allreduce could reach 450 GB/s, 400 in the way of NCCL's NVLS"
+    for words in (("show", "dgx-h100"), ("bound", "dgx-h100", "allreduce")):
+        assert f"{in_a_box}; nccl-tests#212 tells of about 275" in synth(*words).out
+        assert synth(*words, "--json").document["beyond"]["allreduce"] == "450"
+    solved = synth("solve", "dgx-h100", "allreduce", "--ranks", "0-3", "--json").document
+    assert "450 GB/s, 360 in the way" in solved["beyond"]["what"]
+    assert "beyond" not in synth("bound", "dgx-h100", "allgather").out
+    assert f"{beyond}\n" in synth("show", "dgx-h100:boxes=2").out
+    assert "NVLink SHARP not used" in synth("topologies").out
+
+
+def test_switches_that_reduce_are_refused(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "sharp.yaml"
+    cables = "".join(f"  - {{between: [{rank}, s], bandwidth: 1}}\n" for rank in range(3))
+    file.write_text(f"name: sharp\nranks: 3\nswitches: [{{name: s, reduces: true}}]\nlinks:\n{cables}")
+    for command in ("bound", "solve", "pareto"):
+        for collective in ("allreduce", "reduce", "reduce-scatter"):
+            line = f"{collective}: switch s reduces in the network, which is reserved and not yet supported"
+            refused(synth(command, str(file), collective), line)
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "allgather", "allreduce", "alltoall", "gather"])
+def test_without_any_link_all_are_cut_off(synth: Any, tmp_path: Path, collective: str) -> None:
+    file = tmp_path / "apart.yaml"
+    file.write_text("name: apart\nranks: 3\nlinks: []\n")
+    refused(synth("solve", str(file), collective), f"{collective}: ranks 1, 2 cut off", status=1)
+    assert synth("bound", str(file), collective, "--json").document["rate"] == "0"
+    joint = f"group 0: {collective}: ranks 1, 2 cut off"
+    refused(synth("groups", str(file), "--group", f"{collective}:0,1,2"), joint, status=1)
+
+
+def test_bandwidths_of_too_many_digits_are_one_line(synth: Any, tmp_path: Path) -> None:
+    """17 of them, on links that differ by direction: the best shares have twice as many."""
+    drawn = random.Random(10)
+    rate = {(src, dst): drawn.randint(10**16, 10**17) for src in range(5) for dst in range(5) if src != dst}
+    name = [0, 1, 2, "r", "s"]
+    links = "".join(
+        f"  - {{from: {name[src]}, to: {name[dst]}, bandwidth: {units}/{10**17}}}\n"
+        for (src, dst), units in rate.items()
+    )
+    file = tmp_path / "fine.yaml"
+    file.write_text(f"name: fine\nranks: 3\nswitches: [r, s]\nlinks:\n{links}")
+    refused(synth("solve", str(file), "allreduce"), "allreduce: the best bandwidths are not exact in int64")
 
 
 def test_solve_verify_simulate(synth: Any, tmp_path: Path) -> None:

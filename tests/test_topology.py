@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import synth
 from synth.errors import TopologyError
 from synth.topology import Link, Switch, Topology, gcd_of_fractions
 from tests.strategies import topologies
@@ -41,6 +44,22 @@ def test_rules_are_checked(change: dict[str, object], message: str) -> None:
     good: dict[str, object] = {"ranks": 2, "links": [Link(0, 1, Fraction(1))]}
     with pytest.raises(TopologyError, match=message):
         Topology.build("t", **{**good, **change})  # type: ignore[arg-type]
+
+
+def test_whole_numbers_become_fractions() -> None:
+    """Halves of them are taken on the way to an allreduce."""
+    links = [Link(0, 1, 3, 1), Link(1, 0, np.int64(3))]  # type: ignore[arg-type]
+    assert [type(link.bandwidth) for link in links] == [Fraction, Fraction]
+    assert links[0] == Link(0, 1, Fraction(3), Fraction(1))
+    assert synth.solve(Topology.build("pair", 2, links), "allreduce").rate == 3
+
+
+@pytest.mark.parametrize("number", [2.5, float("nan"), "3", None])
+def test_links_are_exact(number: object) -> None:
+    for values, name in (((number,), "bandwidth"), ((Fraction(1), number), "latency_us")):
+        rule = f"link 0->1: {name} must be a whole number or a Fraction, got {number!r}"
+        with pytest.raises(TopologyError, match=f"^{re.escape(rule)}$"):
+            Link(0, 1, *values)  # type: ignore[arg-type]
 
 
 def test_links_out_of_order_are_refused() -> None:

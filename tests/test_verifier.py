@@ -451,7 +451,8 @@ def test_a_rate_beyond_a_bound_of_trees(monkeypatch: pytest.MonkeyPatch) -> None
     low = Bound(Fraction(1, 2), Cut(frozenset({0}), Fraction(1)), Scope.TREES)
     broken(
         replace(VALID["allreduce by a chain"][0], bound=low),
-        "bound: 1/2 GB/s declared for schedules that reduce and broadcast along trees, this one reaches 1 GB/s",
+        "bound: 1/2 GB/s declared for schedules that reduce and broadcast along trees, "
+        "this one reaches 1 GB/s",
     )
     assert verify(replace(VALID["allreduce by an exchange"][0], bound=low)).correct
 

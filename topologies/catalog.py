@@ -15,6 +15,7 @@ from synth.errors import TopologyError
 from synth.formats.numerals import parse_number, shorten
 from synth.topology import Topology
 from topologies import boxes, graphs, grids
+from topologies.beyond import Beyond, nvlink_sharp
 from topologies.builders import MAX_VERTICES
 from topologies.rates import Rates
 
@@ -50,6 +51,7 @@ class Entry:
         builder: takes `name` and the parameters by keyword, and `rates` where there are rates to choose from.
         parameters: the first of them may be given without its key.
         sources: the rates to choose from, none for shapes that stand for no product.
+        beyond: what its hardware can do that the model leaves out.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Entry:
     builder: Callable[..., Topology] = field(repr=False)
     parameters: tuple[Parameter, ...] = ()
     sources: tuple[Rates, ...] = ()
+    beyond: Callable[[Topology, int], Beyond] | None = field(default=None, repr=False)
 
     @property
     def arguments(self) -> str:
@@ -191,7 +194,12 @@ _ENTRIES = (
         "dgx-a100", "boxes of 8 A100 on NVSwitch, NICs to a fabric", boxes.dgx_a100, (_BOXES, _RAILS), _BOTH
     ),
     Entry(
-        "dgx-h100", "boxes of 8 H100 on NVSwitch, NICs to a fabric", boxes.dgx_h100, (_BOXES, _RAILS), _BOTH
+        "dgx-h100",
+        "boxes of 8 H100 on NVSwitch (NVLink SHARP not used), NICs to a fabric",
+        boxes.dgx_h100,
+        (_BOXES, _RAILS),
+        _BOTH,
+        nvlink_sharp,
     ),
     Entry("mi250", "boxes of 16 MI250 dies, NICs to a fabric", boxes.mi250, (_BOXES,), (Rates.DATASHEET,)),
     Entry("torus", "a grid that wraps round", grids.torus, (_shape("4x4"), *_LINKS)),
@@ -239,3 +247,12 @@ def entry_named(name: str) -> Entry | None:
     """The entry of this name, in whatever case and with `_` for `-`; None where there is none."""
     plain = name.lower().replace("_", "-")
     return next((entry for entry in _ENTRIES if entry.name == plain), None)
+
+
+def beyond(spec: str, topology: Topology, ranks: int) -> Beyond | None:
+    """What the hardware of a spec can do beyond the topology made of it, for so many ranks that take part.
+
+    None where nothing is known.
+    """
+    entry = entry_named(spec.partition(":")[0])
+    return None if entry is None or entry.beyond is None else entry.beyond(topology, ranks)

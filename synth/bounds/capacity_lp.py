@@ -18,7 +18,7 @@ from synth.bounds.balance import sufficient_part
 from synth.bounds.capacity_program import CapacityProgram, CapacitySolution, Growth
 from synth.bounds.cuts import tightest_cut
 from synth.collective import Collective, Kind
-from synth.errors import CollectiveError, InfeasibleError
+from synth.errors import CollectiveError, InfeasibleError, NumericalError
 from synth.flow import distances_to, link_arrays, residual_capacity, residual_graph
 from synth.topology import Topology
 
@@ -54,7 +54,7 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
     Raises:
         CollectiveError: another kind of collective, or relays.
         InfeasibleError: some rank cannot be reached.
-        ArithmeticError: HiGHS fails, or the best bandwidths have too many digits for exact int64 flows.
+        NumericalError: HiGHS fails, or the best bandwidths have too many digits for exact int64 flows.
     """
     if collective.relays(topology):
         raise CollectiveError(f"{collective.kind}: bandwidth is split among ranks and switches, not relays")
@@ -68,7 +68,10 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
     if solution.rate == 0:
         raise InfeasibleError(f"{collective.kind}: some rank cannot be reached, the rate is 0")
     if not solution.is_feasible():
-        raise ArithmeticError(f"{collective.kind}: the best bandwidths are not exact in int64 arithmetic")
+        raise NumericalError(
+            f"{collective.kind}: the best bandwidths are not exact in int64 arithmetic; "
+            "give the links' bandwidths with fewer digits"
+        )
     out, *into = (solution.topology(growth) for growth in solution.program.growths)
     rate = solution.rate * (len(collective.ranks) if collective.kind is Kind.ALLGATHER else 1)
     return Split(rate, solution.roots, out, into[0] if into else None)

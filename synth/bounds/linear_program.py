@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synth.bounds.exact_system import ExactSystem
-from synth.errors import TimedOutError
+from synth.errors import NumericalError, TimedOutError
 from synth.highs import limit_time, new_model
+
+_COST_BITS = 20
+"""The largest cost that HiGHS sees has no more; its tolerances are absolute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,11 @@ class LinearProgram:
         )
         count = len(self.objective)
         solver.addVars(count, np.zeros(count), np.full(count, highspy.kHighsInf))
-        solver.changeColsCost(
-            count, np.arange(count, dtype=np.int32), np.array(self.objective, dtype=np.float64)
-        )
+        # Costs of many digits make HiGHS fail; powers of two change no other.
+        largest = max(map(abs, self.objective), default=0)
+        self._cost_unit = 2.0 ** max(0, largest.bit_length() - _COST_BITS)
+        costs = np.array(self.objective, dtype=np.float64) / self._cost_unit
+        solver.changeColsCost(count, np.arange(count, dtype=np.int32), costs)
         solver.changeObjectiveSense(highspy.ObjSense.kMaximize)
         self._infinity = highspy.kHighsInf
         self._basic = highspy.HighsBasisStatus.kBasic
@@ -99,7 +104,7 @@ class LinearProgram:
 
         Raises:
             TimedOutError: HiGHS did not end within so many seconds.
-            ArithmeticError: HiGHS ended without an optimum.
+            NumericalError: HiGHS ended without an optimum.
         """
         limit_time(self._solver, deadline_s)
         self._solver.run()
@@ -107,12 +112,12 @@ class LinearProgram:
         if status == self._late:
             raise TimedOutError(f"a linear program was not solved within {deadline_s:.3g} s")
         if status != self._optimal:
-            raise ArithmeticError(f"HiGHS ended with {self._solver.modelStatusToString(status)}")
+            raise NumericalError(f"HiGHS ended with {self._solver.modelStatusToString(status)}")
         return np.array(self._solver.getSolution().col_value, dtype=np.float64) * self.scale
 
     def prices(self) -> NDArray[np.float64]:
         """What one unit more on each row's right side is worth, in floating point."""
-        return np.array(self._solver.getSolution().row_dual, dtype=np.float64)
+        return np.array(self._solver.getSolution().row_dual, dtype=np.float64) * self._cost_unit
 
     def exact(self) -> ExactVertex:
         """The vertex of the last `solve`, exactly.

@@ -124,7 +124,7 @@ class RoutingProgram:
     def __init__(self, topology: Topology, collective: Collective, alike: Alike) -> None:
         self._ways = Ways(topology)
         self._alike = alike
-        self._orbits = 1 + int(alike.link_orbits.max())
+        self._orbits = 1 + int(alike.link_orbits.max(initial=-1))  # none without any link
         self._targets = np.zeros(topology.size, dtype=np.int64)
         self._targets[list(collective.ranks)] = 1
         self._hops = topology.size + 1  # more than any way has: what a length counts beside its hop

@@ -18,6 +18,7 @@ import numpy as np
 from synth.bounds.linear_program import ExactVertex, LinearProgram
 from synth.compiled import Flags, Ints
 from synth.deadline import Deadline
+from synth.errors import NumericalError
 from synth.flow import LARGEST_TOTAL, dinic, link_arrays, reachable, reaching, residual_graph
 from synth.groups.problem import Problem
 
@@ -254,12 +255,15 @@ class JointProgram:
         """The values in parts of their common denominator.
 
         Raises:
-            ArithmeticError: those do not fit int64.
+            NumericalError: those do not fit int64.
         """
         common = math.lcm(*(value.denominator for value in values))
         whole = [int(value * common) for value in values]
         if 2 * sum(map(abs, whole)) > LARGEST_TOTAL:
-            raise ArithmeticError("groups: the best shares of the links are not exact in int64 arithmetic")
+            raise NumericalError(
+                "groups: the best shares of the links are not exact in int64 arithmetic; "
+                "give the links' bandwidths with fewer digits"
+            )
         return np.maximum(0, np.array(whole, dtype=np.int64))
 
     def _check(self, vertex: ExactVertex, unit: Fraction) -> None:
@@ -274,7 +278,7 @@ class JointProgram:
             for row in self._balance_rows
         )
         if min(vertex.values) < 0 or not fits or not balanced:
-            raise ArithmeticError("groups: the best shares of the links do not hold exactly")
+            raise NumericalError("groups: the best shares of the links do not hold exactly")
 
     def _shares(self, vertex: ExactVertex, unit: Fraction) -> Shares:
         problem = self._problem
@@ -286,7 +290,7 @@ class JointProgram:
             index = {(link.src, link.dst): number for number, link in enumerate(problem.topology.links)}
             back = [index[link.dst, link.src] for link in problem.topology.links]
             lengths = [(length + lengths[other]) / 2 for length, other in zip(lengths, back, strict=True)]
-        largest = max(lengths) or Fraction(1)
+        largest = max(lengths, default=Fraction(0)) or Fraction(1)
         parts = math.lcm(*(weight.denominator for weight in problem.weights))
         return Shares(
             vertex.values[0] * unit * parts,
