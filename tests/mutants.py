@@ -37,7 +37,10 @@ SLOWER = 5
 TARGETS: dict[str, tuple[str, ...]] = {
     "synth.verifier": ("test_verifier.py",),
     "synth.replay": ("test_verifier.py",),
-    "synth.bounds.certification": ("test_certification.py",),
+    "synth.certification.rates": ("test_certification.py",),
+    "synth.certification.metric": ("test_certification.py",),
+    "synth.certification.trees": ("test_certification.py",),
+    "synth.certification.ways": ("test_certification.py",),
     "synth.events": ("test_simulator.py",),
     "backends.lowering": ("test_program.py", "test_interpreter.py"),
     "backends.deadlock": ("test_deadlock.py", "test_program.py"),
