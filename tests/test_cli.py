@@ -153,7 +153,8 @@ def test_without_any_link_all_are_cut_off(synth: Any, tmp_path: Path, collective
 def test_bandwidths_of_too_many_digits_are_one_line(synth: Any, tmp_path: Path) -> None:
     """17 of them, on links that differ by direction: the best shares have twice as many."""
     drawn = random.Random(10)
-    rate = {(src, dst): drawn.randint(10**16, 10**17) for src in range(5) for dst in range(5) if src != dst}
+    ends = [(src, dst) for src in range(5) for dst in range(5) if src != dst]
+    rate = {pair: drawn.randint(10**16, 10**17) for pair in ends if drawn.random() < 0.7}
     name = [0, 1, 2, "r", "s"]
     links = "".join(
         f"  - {{from: {name[src]}, to: {name[dst]}, bandwidth: {units}/{10**17}}}\n"
