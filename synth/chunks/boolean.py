@@ -14,7 +14,7 @@ from typing import Any
 
 from pysat.solvers import Cadical195
 
-from synth.chunks.cardinality import Clauses, not_before
+from synth.chunks.cardinality import Clauses, Rounds, not_before
 from synth.chunks.orbits import Send
 from synth.chunks.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from synth.chunks.window import Window, is_ordered, longest_step
@@ -59,7 +59,6 @@ class Formula:
     Attributes:
         clauses: all of them.
         sends: the variable of every send in the window.
-        longer: for each step, literals of which the k-th says that it has more than k + 1 rounds.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -67,7 +66,8 @@ class Formula:
         self.sends: dict[Send, int] = {}
         self._instance = instance
         self._window = Window.of(instance.orbits, instance.steps)
-        self.longer = self._add_rounds()
+        spare = instance.rounds - instance.steps
+        self._rounds = Rounds(self.clauses, instance.steps, spare, longest_step(instance))  # C6
         for number, chunk_class in enumerate(instance.orbits.classes):
             held = [self._add_chunk(number, member) for member in range(chunk_class.count)]
             if is_ordered(instance.orbits):
@@ -78,20 +78,8 @@ class Formula:
 
     def read(self, true: set[int]) -> Found:
         """The schedule that a model says."""
-        rounds = [1 + sum(literal in true for literal in longer) for longer in self.longer]
-        rounds[0] += self._instance.rounds - sum(rounds)  # nobody minds a longer step
-        return Found(tuple(rounds), tuple(send for send, literal in self.sends.items() if literal in true))
-
-    def _add_rounds(self) -> list[list[int]]:
-        """C6, the rounds of each step in unary: at least one each, no more than R in all."""
-        spare = self._instance.rounds - self._instance.steps
-        most = longest_step(self._instance)
-        longer = [[self.clauses.new() for _ in range(most - 1)] for _ in range(self._instance.steps)]
-        for step in longer:
-            for less, more in pairwise(step):
-                self.clauses.add(-more, less)
-        self.clauses.at_most([literal for step in longer for literal in step], spare)
-        return longer
+        sends = (send for send, literal in self.sends.items() if literal in true)
+        return Found(self._rounds.read(true), tuple(sends))
 
     def _add_chunk(self, chunk_class: int, member: int) -> list[int]:
         """C1 to C4 for one chunk; the variables that say when which rank holds it."""
@@ -132,7 +120,7 @@ class Formula:
         orbits = self._instance.orbits
         for limit in orbits.limits:
             times = Counter(limit.users)
-            for step, longer in enumerate(self.longer):
+            for step in range(self._instance.steps):
                 literals = [
                     literal
                     for (chunk_class, route), count in times.items()
@@ -140,12 +128,4 @@ class Formula:
                     if (literal := self.sends.get(Send(chunk_class, member, route, step))) is not None
                     for _ in range(count)
                 ]
-                self._fit(literals, limit.capacity, longer)
-
-    def _fit(self, literals: list[int], capacity: int, longer: list[int]) -> None:
-        """More literals than `capacity` times so many rounds make the step longer than that."""
-        if len(literals) <= capacity:
-            return
-        counted = self.clauses.count(literals, capacity * (len(longer) + 1) + 1)
-        for rounds, overfull in enumerate(counted[capacity::capacity]):
-            self.clauses.add(-overfull, *longer[rounds : rounds + 1])
+                self._rounds.fit(step, literals, limit.capacity)

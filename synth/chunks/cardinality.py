@@ -5,8 +5,8 @@ A literal is a nonzero integer, its negation the negative, a clause a list of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import combinations, pairwise
 from typing import TypeVar
 
 FEW = 6
@@ -64,6 +64,39 @@ class Clauses:
             return
         for first, second in combinations(literals, 2):
             self.add(-first, -second)
+
+
+class Rounds:
+    """The rounds of each step: at least one each, and a step carries no more than they allow.
+
+    Attributes:
+        longer: for each step, literals of which the k-th says that it has more than k + 1 rounds.
+    """
+
+    def __init__(self, clauses: Clauses, steps: int, spare: int, most: int) -> None:
+        """Say that there are no more than `steps` + `spare` rounds in all, and no more than `most` in a step."""
+        self._clauses = clauses
+        self._spare = spare
+        self.longer = [[clauses.new() for _ in range(most - 1)] for _ in range(steps)]
+        for step in self.longer:
+            for less, more in pairwise(step):
+                clauses.add(-more, less)
+        clauses.at_most([literal for step in self.longer for literal in step], spare)
+
+    def fit(self, step: int, literals: Sequence[int], capacity: int) -> None:
+        """More literals than `capacity` times so many rounds make the step longer than that."""
+        longer = self.longer[step]
+        if len(literals) <= capacity:
+            return
+        counted = self._clauses.count(literals, capacity * (len(longer) + 1) + 1)
+        for rounds, overfull in enumerate(counted[capacity::capacity]):
+            self._clauses.add(-overfull, *longer[rounds : rounds + 1])
+
+    def read(self, true: Collection[int]) -> tuple[int, ...]:
+        """The rounds of each step in a model, all of those allowed."""
+        rounds = [1 + sum(literal in true for literal in longer) for longer in self.longer]
+        rounds[0] += len(rounds) + self._spare - sum(rounds)  # nobody minds a longer step
+        return tuple(rounds)
 
 
 def not_before(
