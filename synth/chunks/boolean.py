@@ -22,7 +22,8 @@ from synth.chunks.window import Window, is_ordered, longest_step
 CONFLICTS_PER_EFFORT = 15
 """Conflicts per unit of effort: measured 5 to 35 a millisecond."""
 
-_SEEDS = 2_000_000_000  # of CaDiCaL's option
+SEEDS = 2_000_000_000
+"""Seeds that CaDiCaL takes."""
 
 
 class BooleanSearch:
@@ -32,7 +33,7 @@ class BooleanSearch:
         """Build the formula; `seed` is the solver's own."""
         self._formula = Formula(instance)
         self._solver: Any = Cadical195()
-        self._solver.configure({"seed": seed % _SEEDS})
+        self._solver.configure({"seed": seed % SEEDS})
         for clause in self._formula.clauses.clauses:
             self._solver.add_clause(clause)
 

@@ -108,7 +108,7 @@ def _check_steps(problem: Problem, steps: int) -> None:
 def _path_lengths(problem: Problem, prices: FlowPrices) -> PathLengths:
     """The prices as fractions that keep the rule of `PathLengths` exactly."""
     tables = [prices.links] if problem.is_routing else list(_by_target(problem, prices))
-    denominator = _common_denominator(np.unique(tables).tolist()) or _FINE
+    denominator = common_denominator(np.unique(tables).tolist()) or _FINE
     whole = [np.rint(table * denominator).astype(np.int64) for table in tables]
     assigned: list[tuple[int, ...]] = []
     if problem.is_routing:
@@ -135,7 +135,7 @@ def _fractions(table: Ints, scale: int) -> StepLengths:
     return tuple(tuple(Fraction(length, scale) for length in row) for row in table.tolist())
 
 
-def _common_denominator(values: Iterable[float]) -> int | None:
+def common_denominator(values: Iterable[float]) -> int | None:
     """The least number that makes all values whole, nearly; None if there is none small enough."""
     common = 1
     for value in values:

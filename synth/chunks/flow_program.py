@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,7 @@ def groups_of(problem: Problem) -> list[Coupled]:
 
 
 @dataclass
-class _Rows:
+class ProgramRows:
     """Rows of a linear program, gathered to be handed over at once."""
 
     count: int = 0
@@ -111,6 +111,45 @@ class _Rows:
         self.column.append(column[there])
         self.value.append(np.broadcast_to(value, row.shape)[there].astype(np.float64))
 
+    def prices(self, columns: int, costly: int, deadline: Deadline) -> Prices:
+        """The prices of the rows at the least sum of the first `costly` of so many columns, none negative.
+
+        They are those of a vertex, the same on every machine.
+
+        Raises:
+            TimedOutError: the deadline passed.
+            ArithmeticError: HiGHS failed.
+        """
+        import highspy
+
+        # The interior point method, which ends at a vertex too: many flows are alike, which the simplex
+        # method takes ten times as long to sort out.
+        model = new_model(solver="ipm", primal_feasibility_tolerance=1e-9, dual_feasibility_tolerance=1e-9)
+        none = np.zeros(0, dtype=np.int32)
+        costs = np.zeros(columns)
+        costs[:costly] = 1
+        ranges = (np.zeros(columns), np.full(columns, highspy.kHighsInf))
+        model.addCols(columns, costs, *ranges, 0, none, none, np.zeros(0))
+        order = np.argsort(np.concatenate(self.row), kind="stable")
+        row = np.concatenate(self.row)[order]
+        model.addRows(
+            self.count,
+            np.concatenate(self.lower),
+            np.concatenate(self.upper),
+            len(row),
+            np.searchsorted(row, np.arange(self.count)).astype(np.int32),
+            np.concatenate(self.column)[order].astype(np.int32),
+            np.concatenate(self.value)[order],
+        )
+        limit_time(model, deadline.left_s)
+        model.run()
+        status = model.getModelStatus()
+        if status == highspy.HighsModelStatus.kTimeLimit:
+            raise TimedOutError(f"the limit by flows was not found within {deadline.allowed_s} s")
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise ArithmeticError(f"HiGHS ended with {model.modelStatusToString(status)}")
+        return np.array(model.getSolution().row_dual, dtype=np.float64)
+
 
 class FlowProgram:
     """The least sum of the lengths of the steps with which all flows fit."""
@@ -124,7 +163,7 @@ class FlowProgram:
             TimedOutError: the deadline passed.
         """
         self._graph = TimeExpanded.of(problem.topology, steps)
-        self._rows = _Rows()
+        self._rows = ProgramRows()
         self._columns = steps  # the first ones are the lengths of the steps
         # Capacities count from the largest, so that the tolerances of HiGHS mean the same for every unit.
         self._unit = int(self._graph.capacity.max())
@@ -144,46 +183,13 @@ class FlowProgram:
             TimedOutError: the deadline passed.
             ArithmeticError: HiGHS failed.
         """
-        import highspy
-
-        model = self._model(highspy.kHighsInf)
-        limit_time(model, deadline.left_s)
-        model.run()
-        status = model.getModelStatus()
-        if status == highspy.HighsModelStatus.kTimeLimit:
-            raise TimedOutError(f"the limit by flows was not found within {deadline.allowed_s} s")
-        if status != highspy.HighsModelStatus.kOptimal:
-            raise ArithmeticError(f"HiGHS ended with {model.modelStatusToString(status)}")
-        prices = np.maximum(-np.array(model.getSolution().row_dual, dtype=np.float64), 0)
+        prices = np.maximum(-self._rows.prices(self._columns, self._graph.steps, deadline), 0)
         (arcs,) = np.nonzero(self._of_arc >= 0)
         return FlowPrices(
             self._unit,
             self._table(prices, arcs, self._of_arc[arcs]),
             tuple(tuple(self._table(prices, arcs, own) for arcs, own in group) for group in self._own),
         )
-
-    def _model(self, infinity: float) -> Any:
-        rows = self._rows
-        # The interior point method, which ends at a vertex too: many flows are alike, which the simplex
-        # method takes ten times as long to sort out.
-        model = new_model(solver="ipm", primal_feasibility_tolerance=1e-9, dual_feasibility_tolerance=1e-9)
-        none = np.zeros(0, dtype=np.int32)
-        costs = np.zeros(self._columns)
-        costs[: self._graph.steps] = 1
-        ranges = (np.zeros(self._columns), np.full(self._columns, infinity))
-        model.addCols(self._columns, costs, *ranges, 0, none, none, np.zeros(0))
-        order = np.argsort(np.concatenate(rows.row), kind="stable")
-        row = np.concatenate(rows.row)[order]
-        model.addRows(
-            rows.count,
-            np.concatenate(rows.lower),
-            np.concatenate(rows.upper),
-            len(row),
-            np.searchsorted(row, np.arange(rows.count)).astype(np.int32),
-            np.concatenate(rows.column)[order].astype(np.int32),
-            np.concatenate(rows.value)[order],
-        )
-        return model
 
     def _table(self, prices: Prices, arcs: Ints, rows: Ints) -> Prices:
         """The prices of rows that each belong to an arc, as lengths of links in steps."""

@@ -6,13 +6,24 @@ have one, step by step, because most have none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 from synth.chunks.lift import Plan
 from synth.chunks.orbits import ChunkSend
-from synth.chunks.step_bound import PathLengths, StaticLimit, StepBound, StepLengths, TreeLengths
+from synth.chunks.problem import routes_of
+from synth.chunks.step_bound import (
+    MessageLengths,
+    PairLengths,
+    PathLengths,
+    RouteLengths,
+    StaticLimit,
+    StepBound,
+    StepCertificate,
+    StepLengths,
+    TreeLengths,
+)
 from synth.chunks.step_optimum import StepOptimum
 from synth.formats import bound_from_document, bound_to_document
 from synth.topology import Topology
@@ -41,6 +52,18 @@ def limit_to_document(limit: StepBound, topology: Topology, *, mirrored: bool = 
             }
         case TreeLengths(lengths):
             certificate = {"kind": "trees", "lengths": _lengths_to_document(lengths, topology, mirrored)}
+        case PairLengths(links, pairs):
+            certificate = {
+                "kind": "pairs",
+                "links": _lengths_to_document(links, topology, mirrored),
+                "pairs": _pairs_to_document(pairs, topology),
+            }
+        case MessageLengths(lengths, cost):
+            certificate = {
+                "kind": "messages",
+                "lengths": _lengths_to_document(lengths, topology, mirrored),
+                "cost": str(cost),
+            }
     return {"steps": limit.steps, "ratio": str(limit.ratio), "certificate": certificate}
 
 
@@ -51,7 +74,7 @@ def limit_from_document(document: Mapping[str, Any], topology: Topology) -> Step
         KeyError, TypeError, ValueError: the document is not one of ours.
     """
     shape = document["certificate"]
-    certificate: StaticLimit | PathLengths | TreeLengths
+    certificate: StepCertificate
     match shape["kind"]:
         case "static":
             certificate = StaticLimit(bound_from_document(shape["bound"], topology, "limit"))
@@ -62,8 +85,16 @@ def limit_from_document(document: Mapping[str, Any], topology: Topology) -> Step
             )
         case "trees":
             certificate = TreeLengths(_lengths_from_document(shape["lengths"], topology))
+        case "pairs":
+            certificate = PairLengths(
+                _lengths_from_document(shape["links"], topology), _pairs_from_document(shape["pairs"], topology)
+            )
+        case "messages":
+            certificate = MessageLengths(
+                _lengths_from_document(shape["lengths"], topology), Fraction(shape["cost"])
+            )
         case kind:
-            raise ValueError(f"certificate: must be static, paths or trees, got {kind}")
+            raise ValueError(f"certificate: must be static, paths, trees, pairs or messages, got {kind}")
     return StepBound(int(document["steps"]), Fraction(document["ratio"]), certificate)
 
 
@@ -127,6 +158,40 @@ def _lengths_to_document(lengths: StepLengths, topology: Topology, mirrored: boo
         for row in lengths
     ]
     return table[::-1] if mirrored else table
+
+
+def _pairs_to_document(
+    pairs: Iterable[tuple[int, int, RouteLengths]], topology: Topology
+) -> list[dict[str, Any]]:
+    ways = _ways(topology)
+    return [
+        {
+            "from": contributor,
+            "to": receiver,
+            "lengths": [[step, ways[route], str(length)] for step, route, length in lengths],
+        }
+        for contributor, receiver, lengths in pairs
+    ]
+
+
+def _pairs_from_document(rows: Any, topology: Topology) -> tuple[tuple[int, int, RouteLengths], ...]:
+    index = {tuple(way): route for route, way in enumerate(_ways(topology))}
+    return tuple(
+        (
+            int(row["from"]),
+            int(row["to"]),
+            tuple((int(step), index[tuple(way)], Fraction(length)) for step, way, length in row["lengths"]),
+        )
+        for row in rows
+    )
+
+
+def _ways(topology: Topology) -> list[list[int | str]]:
+    """The routes of a problem as their vertices are called."""
+    return [
+        [topology.label(vertex) for vertex in (route.src, *route.via, route.dst)]
+        for route in routes_of(topology)
+    ]
 
 
 def _lengths_from_document(rows: Any, topology: Topology) -> StepLengths:

@@ -8,9 +8,12 @@ the same search goes the same way on every machine.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from synth.chunks.orbits import Orbits, Send
+
+if TYPE_CHECKING:
+    from synth.chunks.sums import SumOrbits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class Unfinished:
     """The effort allowed was spent without an answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class NoneHere(Unfinished):
+    """The search is over, and what it looked through is not all there is: more effort would not tell."""
+
+
 Outcome: TypeAlias = Found | Impossible | Unfinished
 
 
@@ -49,7 +57,7 @@ class Instance:
         rounds: R, at least S.
     """
 
-    orbits: Orbits
+    orbits: Orbits | SumOrbits
     steps: int
     rounds: int
 

@@ -28,7 +28,8 @@ from typing import TypeAlias
 
 from synth.chunks.held_search import search_slice
 from synth.chunks.orbits import Orbits
-from synth.chunks.outcome import Found, Impossible, Instance, Outcome, Unfinished
+from synth.chunks.outcome import Found, Impossible, Instance, NoneHere, Outcome, Unfinished
+from synth.chunks.sums import SumOrbits
 from synth.chunks.worker import Worker, WorkerDiedError, wait
 from synth.chunks.workers import Workers
 from synth.deadline import Deadline
@@ -67,7 +68,7 @@ class Entrant:
     """
 
     encoding: str
-    orbits: Orbits
+    orbits: Orbits | SumOrbits
 
     @property
     def is_whole(self) -> bool:
@@ -264,6 +265,8 @@ class _Race:
                 group = runner.entrant.orbits.group
                 for other in self.runners:
                     other.is_out |= other.entrant.orbits.group == group
+            case NoneHere():
+                runner.is_out = True
             case Unfinished():
                 runner.index += 1
 

@@ -62,7 +62,45 @@ class TreeLengths:
     lengths: StepLengths
 
 
-StepCertificate: TypeAlias = StaticLimit | PathLengths | TreeLengths
+RouteLengths: TypeAlias = tuple[tuple[int, int, Fraction], ...]
+"""Step, route and length, of those routes that have one in that step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairLengths:
+    """Of an allreduce: lengths of routes for each contribution and rank that it must reach.
+
+    A message may carry any number of contributions, so all pairs share it: in each step the lengths of a
+    route, of all pairs together, are at most those of its links, and the sum over links of capacity times
+    length is at most 1. The ratio proved is the sum over the pairs of the shortest way in S steps.
+
+    Attributes:
+        links: a length for each step and link.
+        pairs: contributor, receiver and the lengths of their routes.
+    """
+
+    links: StepLengths
+    pairs: tuple[tuple[int, int, RouteLengths], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLengths:
+    """Of an allreduce: one set of lengths; the ratio proved is that of the cheapest messages of one chunk.
+
+    In each step the sum over links of capacity times length is at most 1. The messages bring every
+    contribution to every rank within S steps; a message brings all that its sender has met, and costs what
+    the links of its route do in its step. Checking it takes a search by CaDiCaL.
+
+    Attributes:
+        lengths: see above.
+        cost: no messages cost less.
+    """
+
+    lengths: StepLengths
+    cost: Fraction
+
+
+StepCertificate: TypeAlias = StaticLimit | PathLengths | TreeLengths | PairLengths | MessageLengths
 
 
 @dataclass(frozen=True, slots=True)

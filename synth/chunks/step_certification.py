@@ -18,8 +18,17 @@ from numpy.typing import NDArray
 from synth.certificate import Bound
 from synth.certification import certified_rate
 from synth.certification.ways import FAR, Matrix, ways_between
+from synth.chunks.allreduce_certification import ratio_of_messages, ratio_of_pairs
 from synth.chunks.problem import Problem
-from synth.chunks.step_bound import PathLengths, StaticLimit, StepCertificate, StepLengths, TreeLengths
+from synth.chunks.step_bound import (
+    MessageLengths,
+    PairLengths,
+    PathLengths,
+    StaticLimit,
+    StepCertificate,
+    StepLengths,
+    TreeLengths,
+)
 from synth.collective import Collective, Kind
 from synth.errors import InputError
 from synth.topology import Topology
@@ -40,9 +49,10 @@ def certified_ratio(problem: Problem, steps: int, certificate: StepCertificate) 
     """The R/C that a certificate proves to be the least, for every number of chunks C.
 
     Args:
-        problem: what is limited: the collective itself, or the mirror image of a reduction.
+        problem: what is limited: the collective itself, the mirror image of a reduction, or that of an
+            allreduce (`synth.chunks.sums.sum_problem`).
         steps: S.
-        certificate: lengths of paths or of trees. Those of paths take a shortest-way search per target;
+        certificate: lengths of paths or of trees; of an allreduce, of pairs or messages. Those of paths take a shortest-way search per target;
             those of trees time exponential in the targets of a demand.
 
     Raises:
@@ -57,6 +67,10 @@ def certified_ratio(problem: Problem, steps: int, certificate: StepCertificate) 
             return _ratio_of_paths(problem, steps, certificate)
         case TreeLengths():
             return _ratio_of_trees(problem, steps, certificate)
+        case PairLengths():
+            return ratio_of_pairs(problem, steps, certificate)
+        case MessageLengths():
+            return ratio_of_messages(problem, steps, certificate)
         case StaticLimit():
             raise InputError("static limit: limits a collective, not a problem of copies; use static_ratio")
 

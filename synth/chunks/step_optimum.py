@@ -20,7 +20,14 @@ from synth.chunks.lift import Plan
 from synth.chunks.orbits import Group
 from synth.chunks.outcome import Impossible, Unfinished
 from synth.chunks.search import SOLVERS, Answer, Searcher
-from synth.chunks.step_bound import PathLengths, StaticLimit, StepBound, TreeLengths
+from synth.chunks.step_bound import (
+    MessageLengths,
+    PairLengths,
+    PathLengths,
+    StaticLimit,
+    StepBound,
+    TreeLengths,
+)
 from synth.chunks.step_certification import MOST_TREE_TARGETS
 from synth.chunks.symmetry import problem_group
 from synth.chunks.tree_bounds import TreeBound, tree_bound
@@ -301,3 +308,7 @@ def explain(limit: StepBound) -> str:
             return f"flows in {steps} (dual, exact)"
         case TreeLengths():
             return f"trees in {steps} (dual, exact)"
+        case PairLengths():
+            return f"flows of every contribution in {steps} (dual, exact)"
+        case MessageLengths():
+            return f"the fewest messages in {steps} (CaDiCaL)"

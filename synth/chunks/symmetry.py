@@ -89,6 +89,18 @@ def problem_group(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0
     return min([trivial, *groups], key=lambda group: (links.orbits(np.array(group)), len(group)))
 
 
+def subgroups(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0) -> tuple[Group, ...]:
+    """Groups of automorphisms that map the problem to itself, free on its chunks or not, without the trivial one.
+
+    Args:
+        problem: what they keep.
+        limit: how many elements each may have.
+        seed: of the elements drawn where there are too many to try all.
+    """
+    whole = _automorphisms(problem, DemandAction(problem.topology, problem.demands))
+    return tuple(grown_groups(whole, lambda group: True, limit=limit, chance=random.Random(seed)))
+
+
 def orbits_of_roots(topology: Topology) -> tuple[tuple[int, ...], ...]:
     """The ranks divided into those that are alike as roots, each orbit in ascending order."""
     return orbits(range(topology.ranks), automorphisms_of(topology, latencies=False).generators)

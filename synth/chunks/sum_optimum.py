@@ -1,0 +1,315 @@
+"""The least rounds per chunk of an allreduce in a given number of steps, over every schedule and every C.
+
+Limits hold for whatever copies and adds partial sums; what is found keeps one partial sum per rank and
+chunk. Where they meet, the point is proved over every schedule.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import islice, takewhile
+from typing import Any
+
+from synth.chunks.cache import ChunkCache
+from synth.chunks.optimum_documents import limit_from_document, limit_to_document
+from synth.chunks.outcome import Impossible, NoneHere
+from synth.chunks.pair_bound import pair_bound
+from synth.chunks.problem import Problem
+from synth.chunks.step_bound import MessageLengths, StaticLimit, StepBound
+from synth.chunks.step_certification import certified_ratio
+from synth.chunks.sum_searcher import SumSearcher, plan_from_document, plan_to_document
+from synth.chunks.sums import SumPlan
+from synth.chunks.symmetry import problem_group
+from synth.chunks.whole_trees import eligible
+from synth.chunks.worker import WorkerDiedError
+from synth.errors import TimedOutError
+from synth.progress import report
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much is done for a number of steps; counted, so that it is the same on every machine.
+
+    Attributes:
+        slices: effort of a search at the limit.
+        guess_slices: effort of a search above it.
+        most_sends: possible transfers (chunks, routes and steps multiplied) up to which a solver is asked.
+        sizes: how many C are tried at the limit.
+        largest_guess: chunks up to which a ratio is looked for where the limit is not attained.
+        most_messages: possible messages (routes and steps multiplied) up to which their fewest are counted.
+    """
+
+    slices: int
+    guess_slices: int
+    most_sends: int
+    sizes: int
+    largest_guess: int
+    most_messages: int
+
+
+THOROUGH = Budget(5, 3, 20_000, 3, 12, 400)
+"""To prove: up to half a minute for a search."""
+
+QUICK = Budget(2, 1, 4_000, 1, 4, 0)
+"""To have a candidate: a second."""
+
+
+@dataclass(frozen=True)
+class SumOptimum:
+    """What is known of one number of steps.
+
+    Attributes:
+        limit: the best proven limit of R/C over every schedule; None where nothing is known.
+        chunks: C of the plan; 0 where there is none.
+        plan: the best one found that has a smaller R/C than was asked to beat; None where there is none.
+        smallest: why no smaller C has the same R/C; None where that is not proved.
+        out_of_time: whether the deadline cut this short.
+        lost_solvers: whether solvers died, of too little memory mostly.
+    """
+
+    limit: StepBound | None
+    chunks: int = 0
+    plan: SumPlan | None = None
+    smallest: str | None = None
+    out_of_time: bool = False
+    lost_solvers: bool = False
+
+    @property
+    def ratio(self) -> Fraction | None:
+        """R/C of the plan."""
+        return None if self.plan is None else Fraction(sum(self.plan.rounds), self.chunks)
+
+    @property
+    def least(self) -> Fraction:
+        """The R/C that the limit proves to be the least."""
+        return Fraction(0) if self.limit is None else self.limit.ratio
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to prove: the plan attains the limit, and no smaller C does."""
+        return self.ratio == self.least and self.smallest is not None
+
+
+def sum_optimum(
+    searcher: SumSearcher, steps: int, static: StepBound | None, below: Fraction | None, budget: Budget
+) -> SumOptimum:
+    """The least R/C in so many steps.
+
+    Args:
+        searcher: of the problem.
+        steps: S, at least the latency of the problem.
+        static: the limit for any number of steps where it holds for every schedule; otherwise None.
+        below: only a smaller R/C is of interest; None for any.
+        budget: how much to do.
+
+    Returns:
+        The best found; `out_of_time` says whether the deadline of the searcher came first.
+    """
+    state = _State(searcher, steps, None if static is None else replace(static, steps=steps), below, budget)
+    try:
+        state.settle()
+    except TimedOutError:
+        return replace(state.result, out_of_time=True)
+    return state.result
+
+
+class _State:
+    """The best limit and the best plan so far."""
+
+    def __init__(
+        self,
+        searcher: SumSearcher,
+        steps: int,
+        static: StepBound | None,
+        below: Fraction | None,
+        budget: Budget,
+    ) -> None:
+        self._searcher = searcher
+        self._problem = searcher.problem
+        self._steps = steps
+        self._below = below
+        self._budget = budget
+        self._refuted: set[tuple[Fraction, int]] = set()
+        self.result = SumOptimum(static)
+
+    def settle(self) -> None:
+        """Raise the limit and search at it; above it where that attains nothing."""
+        report(f"{self._steps} steps: limit by flows", 0, 0)
+        deadline = self._searcher.deadline
+        self._raise_to(
+            pair_bound(self._problem, self._steps, group=problem_group(self._problem), deadline=deadline)
+        )
+        while self._is_of_interest(self.result.least):
+            if self._attempt():
+                return
+            if not self._count_messages():
+                self._look_around()
+                return
+
+    def _is_of_interest(self, ratio: Fraction) -> bool:
+        return self._below is None or ratio < self._below
+
+    def _raise_to(self, limit: StepBound | None) -> bool:
+        if limit is None or limit.ratio <= self.result.least:
+            return False
+        self.result = replace(self.result, limit=limit)
+        return True
+
+    def _attempt(self) -> bool:
+        """Search at the smallest C that could attain the limit, and at larger ones; whether one does."""
+        ratio = self.result.least
+        if not ratio:
+            return False
+        sizes = islice(eligible(ratio, self._steps), self._budget.sizes)
+        return any(self._take(ratio, chunks, self._budget.slices) for chunks in sizes)
+
+    def _count_messages(self) -> bool:
+        """Raise the limit to that of the fewest messages of one chunk; whether that raised it."""
+        links = sum(self._problem.capacities)
+        if len(self._problem.routes) * self._steps > self._budget.most_messages:
+            return False
+        report(f"{self._steps} steps: the fewest messages", 0, 0)
+        cost = start = math.ceil(self.result.least * links)
+        while self._searcher.may_be_cheaper(self._steps, cost, slices=self._budget.slices) is False:
+            cost += 1
+        ratio = Fraction(cost, links)
+        if cost == start and ratio == self.result.least:
+            return False
+        lengths = ((Fraction(1, links),) * len(self._problem.topology.links),) * self._steps
+        return self._raise_to(StepBound(self._steps, ratio, MessageLengths(lengths, ratio)))
+
+    def _look_around(self) -> None:
+        """The least R/C from the limit on that is found with few chunks, halving what is open each time."""
+        most = self._most_rounds()
+        probe = self._search(1, most, self._budget.guess_slices)
+        if isinstance(probe, (NoneHere, Impossible)):
+            return  # one partial sum per rank and chunk is not enough in so few steps
+        ratios = sorted(
+            {
+                Fraction(rounds, chunks)
+                for chunks in range(1, self._budget.largest_guess + 1)
+                for rounds in range(self._steps, most * chunks + 1)
+            }
+        )
+        open_ratios = [r for r in ratios if r >= self.result.least and self._is_of_interest(r)]
+        low, high = 0, len(open_ratios)
+        while low < high:
+            middle = (low + high) // 2
+            ratio = open_ratios[middle]
+            chunks = next(eligible(ratio, self._steps))
+            if self._take(ratio, chunks, self._budget.guess_slices):
+                high = middle
+            else:
+                low = middle + 1
+
+    def _most_rounds(self) -> int:
+        """Rounds with which one chunk may go over every route in every step."""
+        fullest = max(
+            -(-len(passing) // capacity)
+            for passing, capacity in zip(self._problem.passing, self._problem.capacities, strict=True)
+        )
+        return fullest * self._steps
+
+    def _take(self, ratio: Fraction, chunks: int, slices: int) -> bool:
+        """Search at one C and note what comes of it; whether a plan was found."""
+        if (ratio, chunks) in self._refuted:
+            return False
+        answer = self._search(chunks, int(ratio * chunks), slices)
+        if isinstance(answer, Impossible):
+            self._refuted.add((ratio, chunks))
+        if not isinstance(answer, SumPlan):
+            return False
+        smallest = self._why_smallest(ratio, chunks)
+        self.result = replace(self.result, chunks=chunks, plan=answer, smallest=smallest)
+        return True
+
+    def _why_smallest(self, ratio: Fraction, chunks: int) -> str | None:
+        """Why no smaller C attains a ratio; None where one of them is neither impossible nor refuted."""
+        smaller = list(takewhile(lambda other: other < chunks, eligible(ratio, self._steps)))
+        if not smaller:
+            if chunks == ratio.denominator:
+                return f"{ratio} is in lowest terms"
+            return f"fewer chunks at {ratio} leave a step without a round"
+        if any((ratio, other) not in self._refuted for other in smaller):
+            return None
+        return f"C = {', '.join(map(str, smaller))} refuted by CaDiCaL"
+
+    def _search(self, chunks: int, rounds: int, slices: int) -> object:
+        """Ask the solvers; None where the instance is larger than they should be asked, or they died."""
+        if chunks * len(self._problem.routes) * self._steps > self._budget.most_sends:
+            return None
+        report(f"{self._steps} steps: searching ({chunks}, {self._steps}, {rounds})", 0, 0)
+        try:
+            return self._searcher.search(chunks, self._steps, rounds, slices=slices)
+        except WorkerDiedError as error:
+            log.warning("(%d, %d, %d) is left open: %s", chunks, self._steps, rounds, error)
+            self.result = replace(self.result, lost_solvers=True)
+            return None
+
+
+def cached_optimum(
+    searcher: SumSearcher, steps: int, static: StepBound | None, below: Fraction | None, *, proofs: bool
+) -> SumOptimum:
+    """`sum_optimum`, from the searcher's cache where it was worked out to its end before."""
+    cache, key = searcher.cache, ""
+    if cache is not None:
+        key = cache.key_of(
+            "allreduce optimum",
+            searcher.problem,
+            steps=steps,
+            static=None if static is None else str(static.ratio),
+            below=None if below is None else str(below),
+            seed=searcher.seed,
+            proofs=int(proofs),
+        )
+        kept = _kept(cache, key, searcher.problem, static)
+        if kept is not None:
+            return kept
+    optimum = sum_optimum(searcher, steps, static, below, THOROUGH if proofs else QUICK)
+    if cache is not None and not optimum.out_of_time and not optimum.lost_solvers:
+        limit = optimum.limit
+        document = {
+            "limit": None if limit is None else limit_to_document(limit, searcher.problem.topology),
+            "chunks": optimum.chunks,
+            "plan": None if optimum.plan is None else plan_to_document(optimum.plan),
+            "smallest": optimum.smallest,
+        }
+        cache.put_json(key, document)
+    return optimum
+
+
+def _kept(cache: ChunkCache, key: str, problem: Problem, static: StepBound | None) -> SumOptimum | None:
+    """What the cache has; its certificate is checked again, its plan by whoever verifies the schedule."""
+    document = cache.get_json(key)
+    if document is None:
+        return None
+    try:
+        return _read(document, problem, static)
+    except (KeyError, TypeError, ValueError) as error:  # InputError is a ValueError
+        log.warning("kept optimum %s is computed anew: %r", key, error)
+        return None
+
+
+def _read(document: Mapping[str, Any], problem: Problem, static: StepBound | None) -> SumOptimum:
+    plan, smallest, kept = document["plan"], document["smallest"], document["limit"]
+    limit = None if kept is None else limit_from_document(kept, problem.topology)
+    if limit is not None and isinstance(limit.certificate, StaticLimit):
+        if static is None:
+            raise ValueError("no limit of any number of steps holds for every schedule")
+        limit = replace(static, steps=limit.steps)
+    elif limit is not None:
+        proved = certified_ratio(problem, limit.steps, limit.certificate)
+        if proved != limit.ratio:
+            raise ValueError(f"its certificate proves {proved}, it says {limit.ratio}")
+    return SumOptimum(
+        limit,
+        int(document["chunks"]),
+        None if plan is None else plan_from_document(plan),
+        None if smallest is None else str(smallest),
+    )

@@ -1,0 +1,183 @@
+"""One (C, S, R) of an allreduce, answered: partial sums raced under several groups, beside the proof of none.
+
+What comes out was pruned; that it is correct is still for `synth.verifier` to say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias, cast
+
+from synth.chunks.cache import ChunkCache
+from synth.chunks.orbits import Group
+from synth.chunks.outcome import Found, Impossible, NoneHere, Unfinished
+from synth.chunks.portfolio import Entrant, Verdict, race
+from synth.chunks.problem import Problem
+from synth.chunks.sums import ChunkSum, SumOrbits, SumPlan, SumSend, pruned
+from synth.chunks.symmetry import subgroups
+from synth.chunks.workers import Workers
+from synth.deadline import Deadline
+from synth.permutations import identity
+
+SumAnswer: TypeAlias = SumPlan | Impossible | Unfinished
+
+SEARCHES: Mapping[str, str] = {
+    "sums": "synth.chunks.sum_search:SumSearch",
+    "spread": "synth.chunks.sum_search:SpreadSearch",
+    "fewest": "synth.chunks.sum_search:FewestSearch",
+}
+"""Where the searches are found, as `module:class`."""
+
+MOST_FREE = 5
+"""Groups tried that move every chunk."""
+
+MOST_KEEPING = 4
+"""Groups tried of which some elements keep every chunk's transfers."""
+
+_ALIKE = 2  # groups of one size
+_LARGEST_KEPT = 4
+
+
+@dataclass
+class SumSearcher:
+    """Answers instances of one allreduce.
+
+    Attributes:
+        problem: see `synth.chunks.sums.sum_problem`.
+        seed: of the solvers; the same seed gives the same plan on any machine.
+        deadline: of all searches together.
+        workers: the processes in which solvers run.
+        cache: where answers are kept; None to keep none.
+    """
+
+    problem: Problem
+    seed: int
+    deadline: Deadline
+    workers: Workers
+    cache: ChunkCache | None
+
+    def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> SumAnswer:
+        """A plan, the proof that no schedule copies and adds so, `NoneHere`, or `Unfinished` after the slices.
+
+        Args:
+            chunks: C.
+            steps: S, at least the latency of the problem.
+            rounds: R, at least S.
+            slices: how much effort to spend (see `synth.chunks.portfolio`); None until there is an answer.
+
+        Returns:
+            `NoneHere` where no schedule keeps one partial sum per rank and chunk, and whether several would
+            do is not known.
+
+        Raises:
+            TimedOutError: the deadline passed.
+        """
+        key = ""
+        if self.cache is not None:
+            key = self.cache.key_of(
+                "allreduce", self.problem, size=[chunks, steps, rounds], seed=self.seed, slices=slices
+            )
+            kept = _kept(self.cache, key)
+            if kept is not None:
+                return kept
+        whole = SumOrbits.trivial(self.problem, chunks)
+        symmetric = self._symmetric(chunks)
+        first, *others = [*symmetric, whole]
+        entrants = [Entrant("sums", first), Entrant("spread", whole)]
+        entrants += [Entrant("sums", orbits) for orbits in others]
+        verdict = self._race(entrants, steps, rounds, slices)
+        answer: SumAnswer
+        match verdict.outcome:
+            case Found(found_rounds, sends):
+                assert verdict.entrant is not None, "somebody found it"
+                orbits = cast(SumOrbits, verdict.entrant.orbits)
+                unfolded = orbits.unfold(cast("tuple[SumSend, ...]", sends))
+                answer = pruned(self.problem, chunks, found_rounds, unfolded)
+            case outcome:
+                answer = outcome
+        if self.cache is not None and not isinstance(answer, Unfinished):
+            self.cache.put_json(key, _document(answer))
+        return answer
+
+    def may_be_cheaper(self, steps: int, cost: int, *, slices: int) -> bool | None:
+        """Whether messages over `cost` links or fewer bring everything to everybody; None: not known.
+
+        Each message counts once for each link of its route. Where they do not, `False` is a proof.
+        """
+        entrant = Entrant("fewest", SumOrbits.trivial(self.problem, 1))
+        outcome = self._race([entrant], steps, cost, slices).outcome
+        if isinstance(outcome, Impossible):
+            return False
+        return True if isinstance(outcome, NoneHere) else None
+
+    def _race(self, entrants: list[Entrant], steps: int, rounds: int, slices: int | None) -> Verdict:
+        return race(
+            entrants,
+            steps=steps,
+            rounds=rounds,
+            seed=self.seed,
+            deadline=self.deadline,
+            workers=self.workers,
+            slices=slices,
+            encodings=SEARCHES,
+        )
+
+    def _symmetric(self, chunks: int) -> list[SumOrbits]:
+        """Groups that move every chunk, the largest first; then some that keep the transfers of each."""
+        alone: Group = (identity(self.problem.topology.size),)
+        pairs = [
+            (group, kept)
+            for group in self._groups
+            for kept in [alone, *self._groups]
+            if len(kept) <= _LARGEST_KEPT
+            and set(kept) <= set(group)
+            and chunks % (len(group) // len(kept)) == 0
+        ]
+        pairs.sort(key=lambda pair: (-len(pair[0]), len(pair[1])))
+        chosen: list[list[SumOrbits]] = [[], []]
+        sizes: Counter[tuple[int, int]] = Counter()
+        for group, kept in pairs:
+            place, most = (0, MOST_FREE) if len(kept) == 1 else (1, MOST_KEEPING)
+            size = len(group), len(kept)
+            if len(chosen[place]) < most and sizes[size] < _ALIKE:
+                sizes[size] += 1
+                chosen[place].append(SumOrbits(self.problem, chunks, group, kept))
+        return chosen[0] + chosen[1]
+
+    @cached_property
+    def _groups(self) -> tuple[Group, ...]:
+        return subgroups(self.problem)
+
+
+def plan_to_document(plan: SumPlan) -> dict[str, Any]:
+    """Rounds and transfers as rows of numbers."""
+    sends = [[send.chunk, send.route, send.step, int(send.copies)] for send in plan.sends]
+    return {"rounds": list(plan.rounds), "sends": sends}
+
+
+def plan_from_document(document: Mapping[str, Any]) -> SumPlan:
+    """The inverse.
+
+    Raises:
+        KeyError, TypeError, ValueError: the document is not one of ours.
+    """
+    rows = [tuple(map(int, row)) for row in document["sends"]]
+    return SumPlan(
+        tuple(map(int, document["rounds"])),
+        tuple(ChunkSum(chunk, route, step, bool(copies)) for chunk, route, step, copies in rows),
+    )
+
+
+def _document(answer: SumPlan | Impossible) -> dict[str, Any]:
+    return {"plan": None if isinstance(answer, Impossible) else plan_to_document(answer)}
+
+
+def _kept(cache: ChunkCache, key: str) -> SumPlan | Impossible | None:
+    document = cache.get_json(key)
+    if document is None:
+        return None
+    plan = document["plan"]
+    return Impossible() if plan is None else plan_from_document(plan)
