@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from synth.chunks.frontier import Frontier, Point
+from synth.chunks.frontier import Frontier
+from synth.chunks.points import Point
 
 Document: TypeAlias = dict[str, Any]
 
@@ -35,6 +36,8 @@ def point_to_document(point: Point) -> Document:
         "ratio": str(point.ratio),
         "proved": point.is_proved,
         "least": str(point.least),
+        "scope": point.scope,
+        "limit": None if point.is_proved else str(point.least),
         "proof": point.proof,
         "rate": str(point.schedule.rate),
         "file": None,

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from synth.chunks.documents import frontier_to_document
-from synth.chunks.frontier import Frontier, parts_of
+from synth.chunks.compositions import parts_of
+from synth.chunks.frontier import Frontier
 from synth.chunks.mirror import IMAGES
 from synth.chunks.optimum_documents import limit_to_document
 from synth.errors import InputError
@@ -63,11 +64,13 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
         if len(point.schedule.transfers) <= MOST_DRAWN:
             draw_steps(point.schedule, path.with_suffix(".svg"))
         entry["file"] = str(path)
-        certificates = [
-            limit_to_document(bound, frontier.topology, mirrored=part.kind in IMAGES)
-            for part, bound in zip(parts_of(frontier.collective), point.bounds, strict=True)
+        mirrored = frontier.collective.kind in IMAGES
+        limits = [limit_to_document(limit, frontier.topology, mirrored=mirrored) for limit in point.bounds]
+        halves = [
+            limit_to_document(limit, frontier.topology, mirrored=part.kind in IMAGES)
+            for part, limit in zip(parts_of(frontier.collective), point.halves, strict=False)
         ]
-        certified.append({**entry, "file": path.name, "certificates": certificates})
+        certified.append({**entry, "file": path.name, "certificates": limits, "halves": halves})
     title = f"{frontier.topology.name} {frontier.collective.kind}"
     draw_frontier(frontier, folder / PICTURE, title=title)
     full = {"format": FRONTIER_FORMAT, **document, "frontier": certified}

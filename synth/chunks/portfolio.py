@@ -81,7 +81,7 @@ class Entrant:
 
 
 @dataclass(frozen=True, slots=True)
-class NoneSymmetric(Unfinished):
+class NoneSymmetric(NoneHere):
     """No group of the race maps any schedule to itself, and nobody searched the problem as it is.
 
     Whether there is a schedule is not known, and more effort would not tell.

@@ -1,28 +1,33 @@
 """One (C, S, R) by one encoding: a schedule, the proof that there is none, or out of time.
 
 Before a solver is asked, exact limits answer what they can: the latency, the static limit, and the limit of
-S steps. An allreduce is composed of a reduce-scatter and an allgather, and what is proved of it is proved
-of such compositions.
+S steps. An allreduce is searched as it is by CaDiCaL, and says "none" only with a proof over every schedule;
+the other encodings compose it of a reduce-scatter and an allgather, and what they say is said of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from synth import bounds
-from synth.certificate import Bound
+from synth.certificate import Bound, Scope
 from synth.chunks.cache import ChunkCache
 from synth.chunks.flow_bounds import cut_bound
-from synth.chunks.frontier import parts_of, static_ratio
+from synth.chunks.compositions import parts_of, static_ratio
 from synth.chunks.lift import Plan
 from synth.chunks.mirror import allreduce_of, mirrored, schedule_of
-from synth.chunks.outcome import Impossible
+from synth.chunks.outcome import Impossible, Unfinished
+from synth.chunks.pair_bound import pair_bound
 from synth.chunks.problem import Problem
 from synth.chunks.search import SOLVERS, Searcher
 from synth.chunks.step_bound import StaticLimit, StepBound
 from synth.chunks.step_optimum import explain
+from synth.chunks.sum_searcher import SumAnswer, SumSearcher
+from synth.chunks.sums import SumPlan, sum_problem, sum_schedule
+from synth.chunks.symmetry import problem_group
 from synth.chunks.worker import WorkerDiedError
 from synth.chunks.workers import Workers
 from synth.collective import Collective, Kind
@@ -75,7 +80,7 @@ def solve_by_chunks(
         cache: whether to keep and use answers on disk.
 
     Raises:
-        InputError: a number below 1, or chunks of an allreduce that its ranks do not divide.
+        InputError: a number below 1; for an allreduce not by "sat", chunks that its ranks do not divide.
         InfeasibleError: there is none; the message says how that was proved, `proof` is the exact limit
             where one proves it.
         TimedOutError: the deadline passed.
@@ -98,7 +103,12 @@ def solve_by_chunks(
 
         try:
             if collective.kind is Kind.ALLREDUCE:
-                return _Composition(topology, collective, limit, size, how).solve(searcher)
+                composition = _Composition(topology, collective, limit, size, how)
+                if method != "sat":
+                    return composition.solve(searcher)
+                kept = ChunkCache() if cache else None
+                sums = SumSearcher(sum_problem(topology, collective), seed, deadline, workers, kept)
+                return _solve_sums(composition, sums, searcher)
             return _Question.of(topology, collective, limit, searcher).solve(size, how)
         except WorkerDiedError as error:
             raise SolverDiedError(f"{collective.kind} {size}: {error}") from error
@@ -146,18 +156,78 @@ class _Question:
         """Raise InfeasibleError where a limit answers without any search."""
         name = self.collective.kind
         _check_steps(name, self.latency, size)
-        ratio = Fraction(size.rounds, size.chunks)
         static = static_ratio(self.topology, self.collective, self.limit)
-        for bound in (
-            StepBound(size.steps, static, StaticLimit(self.limit)),
-            cut_bound(self.searcher.problem, size.steps, deadline=self.searcher.deadline),
-        ):
-            if ratio < bound.ratio:
-                raise InfeasibleError(
-                    f"{name} {size}: {size.steps} steps need at least {bound.ratio} rounds per chunk, "
-                    f"whatever the number of chunks, got {ratio}; proved by {explain(bound)}",
-                    bound,
-                )
+        _check_ratio(name, size, [StepBound(size.steps, static, StaticLimit(self.limit))])
+        _check_ratio(
+            name, size, [cut_bound(self.searcher.problem, size.steps, deadline=self.searcher.deadline)]
+        )
+
+
+FIRST_SLICES = 2
+"""Effort of a direct search for an allreduce before its compositions have a turn."""
+
+MOST_SENDS = 20_000
+"""Possible transfers (chunks, routes and steps multiplied) beyond which they have it at once."""
+
+
+def _solve_sums(
+    asked: _Composition, sums: SumSearcher, searcher: Callable[[Problem], Searcher]
+) -> Schedule:
+    """An allreduce searched as it is; its compositions, which are some, where that takes long."""
+    size = asked.size
+    _check_sum_limits(asked, sums)
+    answer: SumAnswer = Unfinished()
+    if asked.may_be:
+        if size.chunks * size.steps * len(sums.problem.routes) <= MOST_SENDS:
+            answer = sums.search(size.chunks, size.steps, size.rounds, slices=FIRST_SLICES)
+        if type(answer) is Unfinished:
+            with contextlib.suppress(InfeasibleError):
+                return asked.solve(searcher)
+    if type(answer) is Unfinished:
+        answer = sums.search(size.chunks, size.steps, size.rounds)
+    if isinstance(answer, Impossible):
+        raise InfeasibleError(f"allreduce {size}: there is none, proved by CaDiCaL over every schedule")
+    if not isinstance(answer, SumPlan):
+        raise InfeasibleError(
+            f"allreduce {size}: there is none with one partial sum per rank and chunk, proved by CaDiCaL; "
+            "schedules that keep several apart are not excluded"
+        )
+    return sum_schedule(
+        asked.topology,
+        asked.collective,
+        sums.problem,
+        size.chunks,
+        answer,
+        method=asked.method,
+        bound=asked.limit,
+    )
+
+
+def _check_sum_limits(asked: _Composition, sums: SumSearcher) -> None:
+    """Raise InfeasibleError where a limit over every schedule answers without any search."""
+    latency, size = sums.problem.latency, asked.size
+    assert latency is not None, "a collective with a rate above zero reaches everybody"
+    _check_steps("allreduce", latency, size)
+    flows = pair_bound(
+        sums.problem, size.steps, group=problem_group(sums.problem), deadline=sums.deadline
+    )
+    limits = [] if flows is None else [flows]
+    if asked.limit.scope is Scope.EVERY_SCHEDULE:
+        ratio = static_ratio(asked.topology, asked.collective, asked.limit)
+        limits.append(StepBound(size.steps, ratio, StaticLimit(asked.limit)))
+    _check_ratio("allreduce", size, limits)
+
+
+def _check_ratio(name: str, size: Size, limits: Iterable[StepBound]) -> None:
+    """Raise InfeasibleError with the first limit that says that so few rounds are not enough."""
+    ratio = Fraction(size.rounds, size.chunks)
+    for bound in limits:
+        if ratio < bound.ratio:
+            raise InfeasibleError(
+                f"{name} {size}: {size.steps} steps need at least {bound.ratio} rounds per chunk, "
+                f"whatever the number of chunks, got {ratio}; proved by {explain(bound)}",
+                bound,
+            )
 
 
 def _check_steps(name: str, latency: int, size: Size) -> None:
@@ -199,7 +269,16 @@ class _Composition:
                 return allreduce_of(self.collective, *pair, method=self.method, bound=self.limit)
         raise InfeasibleError(
             f"allreduce {self.size}: no reduce-scatter and allgather compose it, proved for every division "
-            "of its steps and rounds"
+            "of its steps and rounds; other schedules are not excluded, method sat looks at all"
+        )
+
+    @property
+    def may_be(self) -> bool:
+        """Whether its numbers are such that there may be one."""
+        parts = [Problem.of(*mirrored(self.topology, part)) for part in parts_of(self.collective)]
+        return (
+            self.size.chunks % len(self.collective.ranks) == 0
+            and sum(part.latency or 0 for part in parts) <= self.size.steps <= self.size.rounds
         )
 
     def _splits(self, halves: Sequence[_Question]) -> list[tuple[int, int]]:

@@ -37,7 +37,7 @@ class Budget:
     """How much is done for a number of steps; counted, so that it is the same on every machine.
 
     Attributes:
-        slices: effort of a search at the limit.
+        slices: effort of a search at the limit, and of counting messages.
         guess_slices: effort of a search above it.
         most_sends: possible transfers (chunks, routes and steps multiplied) up to which a solver is asked.
         sizes: how many C are tried at the limit.
@@ -53,10 +53,10 @@ class Budget:
     most_messages: int
 
 
-THOROUGH = Budget(5, 3, 20_000, 3, 12, 400)
-"""To prove: up to half a minute for a search."""
+THOROUGH = Budget(3, 2, 20_000, 3, 12, 400)
+"""To prove: some ten seconds for a search."""
 
-QUICK = Budget(2, 1, 4_000, 1, 4, 0)
+QUICK = Budget(1, 1, 4_000, 1, 4, 0)
 """To have a candidate: a second."""
 
 
@@ -135,7 +135,8 @@ class _State:
         self._steps = steps
         self._below = below
         self._budget = budget
-        self._refuted: set[tuple[Fraction, int]] = set()
+        self._refuted: set[tuple[Fraction, int]] = set()  # R/C and C of which there is no schedule
+        self._without: set[tuple[Fraction, int]] = set()  # or none with one partial sum
         self.result = SumOptimum(static)
 
     def settle(self) -> None:
@@ -145,12 +146,13 @@ class _State:
         self._raise_to(
             pair_bound(self._problem, self._steps, group=problem_group(self._problem), deadline=deadline)
         )
-        while self._is_of_interest(self.result.least):
-            if self._attempt():
-                return
-            if not self._count_messages():
-                self._look_around()
-                return
+        if not self._is_of_interest(self.result.least) or self._attempt(self.result.least):
+            return
+        before = self.result.least
+        floor = self._count_messages()
+        if not self._is_of_interest(floor) or (floor > before and self._attempt(floor)):
+            return
+        self._look_around(floor)
 
     def _is_of_interest(self, ratio: Fraction) -> bool:
         return self._below is None or ratio < self._below
@@ -161,34 +163,41 @@ class _State:
         self.result = replace(self.result, limit=limit)
         return True
 
-    def _attempt(self) -> bool:
-        """Search at the smallest C that could attain the limit, and at larger ones; whether one does."""
-        ratio = self.result.least
+    def _attempt(self, ratio: Fraction) -> bool:
+        """Search at the smallest C that could attain a ratio, and at larger ones where that is none."""
         if not ratio:
             return False
-        sizes = islice(eligible(ratio, self._steps), self._budget.sizes)
-        return any(self._take(ratio, chunks, self._budget.slices) for chunks in sizes)
+        for chunks in islice(eligible(ratio, self._steps), self._budget.sizes):
+            if self._take(ratio, chunks, self._budget.slices):
+                return True
+            if (ratio, chunks) not in self._without:
+                return False
+        return False
 
-    def _count_messages(self) -> bool:
-        """Raise the limit to that of the fewest messages of one chunk; whether that raised it."""
+    def _count_messages(self) -> Fraction:
+        """Raise the limit to that of the fewest messages of one chunk.
+
+        Returns:
+            The R/C that a search for partial sums, one per rank and chunk, cannot fall below; the limit
+            holds for several, too.
+        """
         links = sum(self._problem.capacities)
         if len(self._problem.routes) * self._steps > self._budget.most_messages:
-            return False
+            return self.result.least
         report(f"{self._steps} steps: the fewest messages", 0, 0)
-        cost = start = math.ceil(self.result.least * links)
-        while self._searcher.may_be_cheaper(self._steps, cost, slices=self._budget.slices) is False:
-            cost += 1
+        slices = self._budget.slices
+        cost = self._searcher.fewest(self._steps, math.ceil(self.result.least * links), slices=slices)
         ratio = Fraction(cost, links)
-        if cost == start and ratio == self.result.least:
-            return False
         lengths = ((Fraction(1, links),) * len(self._problem.topology.links),) * self._steps
-        return self._raise_to(StepBound(self._steps, ratio, MessageLengths(lengths, ratio)))
+        self._raise_to(StepBound(self._steps, ratio, MessageLengths(lengths, ratio)))
+        cost = math.ceil(self.result.least * links)
+        sums = self._searcher.fewest(self._steps, cost, slices=slices, sums=True)
+        return max(self.result.least, Fraction(sums, links))
 
-    def _look_around(self) -> None:
-        """The least R/C from the limit on that is found with few chunks, halving what is open each time."""
+    def _look_around(self, floor: Fraction) -> None:
+        """The least R/C from there on that is found with few chunks, halving what is open each time."""
         most = self._most_rounds()
-        probe = self._search(1, most, self._budget.guess_slices)
-        if isinstance(probe, (NoneHere, Impossible)):
+        if isinstance(self._search(1, most, self._budget.guess_slices), NoneHere | Impossible):
             return  # one partial sum per rank and chunk is not enough in so few steps
         ratios = sorted(
             {
@@ -197,13 +206,12 @@ class _State:
                 for rounds in range(self._steps, most * chunks + 1)
             }
         )
-        open_ratios = [r for r in ratios if r >= self.result.least and self._is_of_interest(r)]
-        low, high = 0, len(open_ratios)
+        guesses = [ratio for ratio in ratios if ratio >= floor and self._is_of_interest(ratio)]
+        low, high = 0, len(guesses)
         while low < high:
             middle = (low + high) // 2
-            ratio = open_ratios[middle]
-            chunks = next(eligible(ratio, self._steps))
-            if self._take(ratio, chunks, self._budget.guess_slices):
+            chunks = next(eligible(guesses[middle], self._steps))
+            if self._take(guesses[middle], chunks, self._budget.guess_slices):
                 high = middle
             else:
                 low = middle + 1
@@ -218,11 +226,13 @@ class _State:
 
     def _take(self, ratio: Fraction, chunks: int, slices: int) -> bool:
         """Search at one C and note what comes of it; whether a plan was found."""
-        if (ratio, chunks) in self._refuted:
+        if (ratio, chunks) in self._without:
             return False
         answer = self._search(chunks, int(ratio * chunks), slices)
         if isinstance(answer, Impossible):
             self._refuted.add((ratio, chunks))
+        if isinstance(answer, Impossible | NoneHere):
+            self._without.add((ratio, chunks))
         if not isinstance(answer, SumPlan):
             return False
         smallest = self._why_smallest(ratio, chunks)

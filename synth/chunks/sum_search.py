@@ -12,6 +12,7 @@ there is no such set of messages there is no schedule at all.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -89,14 +90,26 @@ class FewestSearch:
         clauses = Clauses()
         sent = [[clauses.new() for _ in problem.routes] for _ in range(instance.steps)]
         add_spread(clauses, problem, sent)
-        passed = [
-            literal
-            for step in sent
-            for literal, route in zip(step, problem.routes, strict=True)
-            for _ in route.links
-        ]
-        clauses.at_most(passed, instance.rounds)
+        _pass_at_most(clauses, problem, sent, instance.rounds)
         self._solver = _solver(clauses, seed)
+
+    def run(self, effort: int | None) -> Outcome:
+        """See `synth.chunks.outcome.Search`; a second call goes on with everything learned so far."""
+        return _refuted(_solve(self._solver, effort))
+
+
+class FewestSumSearch:
+    """The same of transfers of partial sums, as `SumSearch` looks for them: what it may find at all."""
+
+    def __init__(self, instance: Instance, *, seed: int = 0) -> None:
+        """Build the formula; `seed` is the solver's own."""
+        assert isinstance(instance.orbits, SumOrbits), "asked of an allreduce"
+        problem, steps = instance.orbits.problem, instance.steps
+        anything = steps + instance.orbits.chunks * len(problem.routes) * steps
+        formula = SumFormula(replace(instance, rounds=anything), instance.orbits)
+        sent = [[formula.sent[0, route, step] for route in range(len(problem.routes))] for step in range(steps)]
+        _pass_at_most(formula.clauses, problem, sent, instance.rounds)
+        self._solver = _solver(formula.clauses, seed)
 
     def run(self, effort: int | None) -> Outcome:
         """See `synth.chunks.outcome.Search`; a second call goes on with everything learned so far."""
@@ -111,6 +124,17 @@ def longest_step(instance: Instance) -> int:
         for passing, capacity in zip(problem.passing, problem.capacities, strict=True)
     )
     return max(1, min(instance.rounds - instance.steps + 1, fullest))
+
+
+def _pass_at_most(clauses: Clauses, problem: Problem, sent: list[list[int]], most: int) -> None:
+    """Messages, a literal for each step and route, pass no more than so many links, each each time."""
+    passed = [
+        literal
+        for step in sent
+        for literal, route in zip(step, problem.routes, strict=True)
+        for _ in route.links
+    ]
+    clauses.at_most(passed, most)
 
 
 def add_spread(clauses: Clauses, problem: Problem, sent: list[list[int]]) -> None:

@@ -28,6 +28,7 @@ SEARCHES: Mapping[str, str] = {
     "sums": "synth.chunks.sum_search:SumSearch",
     "spread": "synth.chunks.sum_search:SpreadSearch",
     "fewest": "synth.chunks.sum_search:FewestSearch",
+    "fewest sums": "synth.chunks.sum_search:FewestSumSearch",
 }
 """Where the searches are found, as `module:class`."""
 
@@ -102,16 +103,20 @@ class SumSearcher:
             self.cache.put_json(key, _document(answer))
         return answer
 
-    def may_be_cheaper(self, steps: int, cost: int, *, slices: int) -> bool | None:
-        """Whether messages over `cost` links or fewer bring everything to everybody; None: not known.
+    def fewest(self, steps: int, cost: int, *, slices: int, sums: bool = False) -> int:
+        """A number of links that messages of one chunk pass in all at least, from `cost` on.
 
-        Each message counts once for each link of its route. Where they do not, `False` is a proof.
+        Args:
+            steps: S, at least the latency of the problem.
+            cost: what is known to be needed.
+            slices: effort of each search.
+            sums: whether messages are transfers of partial sums, one per rank; otherwise of anything.
         """
-        entrant = Entrant("fewest", SumOrbits.trivial(self.problem, 1))
-        outcome = self._race([entrant], steps, cost, slices).outcome
-        if isinstance(outcome, Impossible):
-            return False
-        return True if isinstance(outcome, NoneHere) else None
+        entrant = Entrant("fewest sums" if sums else "fewest", SumOrbits.trivial(self.problem, 1))
+        most = steps * sum(len(route.links) for route in self.problem.routes)
+        while cost <= most and isinstance(self._race([entrant], steps, cost, slices).outcome, Impossible):
+            cost += 1
+        return cost
 
     def _race(self, entrants: list[Entrant], steps: int, rounds: int, slices: int | None) -> Verdict:
         return race(
