@@ -180,12 +180,13 @@ def _frontier(
     topology: Topology, collective: Collective, request: Request, deadline: Deadline
 ) -> Iterator[Schedule]:
     """Chunk schedules of few steps, found with little effort and therefore unproved."""
-    from synth.chunks.frontier import latency_of, pareto
+    from synth.chunks.compositions import latency_of_parts
+    from synth.chunks.frontier import pareto
     from synth.chunks.problem import TooManyRoutesError
 
     deadline.check("the comparison of methods")
     try:
-        most = latency_of(topology, collective) + EXTRA_STEPS
+        most = (latency_of_parts(topology, collective) or 0) + EXTRA_STEPS
         frontier = pareto(
             topology,
             collective,

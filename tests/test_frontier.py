@@ -16,9 +16,10 @@ from strategies import topologies
 import synth
 from synth.certificate import Bound
 from synth.chunks.boolean import BooleanSearch
+from synth.chunks.compositions import limits_together
 from synth.chunks.curve import Curve
 from synth.chunks.folder import write_frontier
-from synth.chunks.frontier import Frontier, _limits_together, latency_of, pareto, parts_of
+from synth.chunks.frontier import Frontier, latency_of, pareto
 from synth.chunks.ilp import IlpSearch
 from synth.chunks.lift import Plan
 from synth.chunks.mirror import mirrored
@@ -72,28 +73,6 @@ def test_the_complete_frontiers_of_dgx1(kind: str, expected: list[tuple[int, int
     check(found)
 
 
-def test_the_allreduce_of_dgx1_has_the_compositions_between() -> None:
-    # (2, 2, 3) before (6, 3, 7): C = 6 per rank, R = 9 + 7, which lies between the two of SCCL's paper.
-    assert triples(frontier("dgx1", "allreduce")) == [(16, 4, 6), (48, 5, 16), (48, 6, 14)]
-
-
-def test_an_allreduce_cut_short_of_its_last_composition_is_not_complete() -> None:
-    # Both halves attain their limits in 3 steps, but their composition of 6 is beyond what was asked for.
-    found = frontier("dgx1", "allreduce", max_steps=5)
-    assert triples(found) == [(16, 4, 6), (48, 5, 16)]
-    assert not found.complete and found.open_steps == ()
-    assert found.why_stopped == "no more than 5 steps were looked at"
-    whole = frontier("dgx1", "allreduce")
-    assert whole.complete and all(point.is_proved for point in whole.points)
-
-
-def test_each_half_of_an_allreduce_has_certificates_of_its_own() -> None:
-    found = frontier("dgx1", "allreduce", max_steps=6)
-    for part, limit in zip(parts_of(found.collective), found.points[-1].bounds, strict=True):
-        assert isinstance(limit.certificate, StaticLimit)
-        assert static_ratio(found.topology, part, limit.certificate.bound) == limit.ratio
-
-
 def curve(ratio: Fraction, points: dict[int, int], limits: dict[int, Fraction]) -> Curve:
     """Settled points with so many chunks in so many steps, at the limits."""
     static = StepBound(1, ratio, StaticLimit(Bound.__new__(Bound)))
@@ -113,12 +92,12 @@ def test_a_composition_is_proved_by_every_division_of_its_steps() -> None:
     one = Fraction(1)
     known = curve(one, {2: 2, 3: 3}, {2: 2 * one, 3: one})
     # 2 + 3 or 3 + 2 steps: R/C 2 + 1, with 6 chunks by joining, though 3 might do for both.
-    assert _limits_together([known, known], 5) == (3 * one, 3)
+    assert limits_together([known, known], 5) == (3 * one, 3)
     # What is open in 3 steps of one half might make 2 + 3 better than 3 + 2, and with any C.
     half_open = replace(known, points=known.points[:1], limits={2: 2 * one, 3: one / 2})
-    assert _limits_together([known, half_open], 5) == (one * 5 / 2, 2)
+    assert limits_together([known, half_open], 5) == (one * 5 / 2, 2)
     # Beyond what was looked at only the static limit is known.
-    assert _limits_together([known, known], 7)[0] == 2 * one
+    assert limits_together([known, known], 7)[0] == 2 * one
 
 
 BROADCAST = [(2, 2, 2), (22, 3, 9), (13, 4, 4), (19, 5, 5), (25, 6, 6), (31, 7, 7), (37, 8, 8)]

@@ -17,14 +17,21 @@ from synth import bounds
 from synth.certificate import Bound
 from synth.chunks.curve import Curve, Effort, trace
 from synth.chunks.lift import Plan
-from synth.chunks.mirror import allreduce_of, mirrored, repeated, schedule_of, share_of_demand
+from synth.chunks.mirror import (
+    allreduce_of,
+    mirrored,
+    repeated,
+    reversed_in_time,
+    schedule_of,
+    share_of_demand,
+)
 from synth.chunks.points import point_method
 from synth.chunks.problem import Problem
 from synth.chunks.step_bound import StaticLimit, StepBound
 from synth.chunks.step_optimum import StepOptimum, explain
-from synth.collective import Collective, Kind
+from synth.collective import Collective, Demand, Kind
 from synth.deadline import Deadline
-from synth.schedule import Method, Schedule
+from synth.schedule import Method, Schedule, Transfer
 from synth.topology import Topology
 
 
@@ -74,6 +81,12 @@ def parts_of(collective: Collective) -> list[Collective]:
     return [replace(collective, kind=kind) for kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER)]
 
 
+def latency_of_parts(topology: Topology, collective: Collective) -> int | None:
+    """The fewest steps of the parts one after the other; None where some rank cannot be reached."""
+    steps = [Problem.of(*mirrored(topology, part)).latency for part in parts_of(collective)]
+    return None if None in steps else sum(step for step in steps if step is not None)
+
+
 def static_ratio(topology: Topology, collective: Collective, limit: Bound) -> Fraction:
     """The R/C below which the rate of a schedule would exceed its limit."""
     share = Fraction(1) if collective.kind is Kind.ALLREDUCE else share_of_demand(collective)
@@ -90,7 +103,7 @@ class Composition:
         is_least: whether that is the least of all compositions in so many steps, with the smallest C of any
             composition that attains it.
         proof: how that was proved, or what is missing.
-        halves: the limits of both halves, each with its exact certificate.
+        halves: the limits of both halves, each with its exact certificate; none of what `meetings` gives.
     """
 
     schedule: Schedule
@@ -132,6 +145,55 @@ def compositions(
     found = _joined(topology, collective, limit, halves, curves, effort.seed)
     in_time = (each for each in found if each.schedule.steps <= last)
     return tuple(sorted(in_time, key=lambda each: (each.schedule.steps, each.ratio, each.schedule.chunk_count)))
+
+
+def meetings(
+    topology: Topology, collective: Collective, limit: Bound, last: int, effort: Effort, deadline: Deadline
+) -> tuple[Composition, ...]:
+    """Allreduces that meet on links: every chunk is reduced to both ends of one, who exchange what they have.
+
+        step   0 1     2       3 4       in 2 h + 1 steps, where a spread from both ends takes h; the first h
+               a -> u  u <-> v  u -> a    steps are the last ones backwards, so that links must be alike both
+               b -> v           v -> b    ways. Every link has as many chunks as it carries in a round.
+
+    Such schedules have the least possible loads, and one or two steps fewer than trees that meet in a rank.
+    Nothing is proved of them here. Arguments: see `compositions`. None where there are switches, links that
+    differ both ways, or only two ranks.
+    """
+    members = collective.members
+    capacity = {(a.src, a.dst): units for a, units in zip(topology.links, topology.capacities, strict=True)}
+    alike = all(capacity.get((dst, src)) == units for (src, dst), units in capacity.items())
+    if topology.switches or not alike or len(members) < 3:
+        return ()
+    ends = [pair for pair in capacity if pair[0] < pair[1] and members.issuperset(pair)]
+    places = [pair for pair in ends for _ in range(capacity[pair])]
+    spread = Collective.custom(topology, (Demand(frozenset(p), members - frozenset(p)) for p in places))
+    half = Half.of(topology, spread, bounds.bound(topology, spread, deadline_s=deadline.left_s))
+    most = (last - 1) // 2
+    if half.latency > most:
+        return ()
+    curve = half.trace(most - half.latency, replace(effort, proofs=False, jobs=1), deadline)
+    found = []
+    for optimum in curve.points:
+        assert optimum.plan is not None, "a point of a curve has a plan"
+        rounds = (*optimum.plan.rounds[::-1], optimum.chunks, *optimum.plan.rounds)
+        method = point_method(optimum.chunks * len(places), rounds, effort.seed)
+        after = half.schedule(optimum.chunks, optimum.plan, method)
+        steps = len(optimum.plan.rounds)
+        before = (reversed_in_time(transfer, steps) for transfer in after.transfers)
+        middle = (
+            Transfer(index * optimum.chunks + chunk, src, dst, steps, reduce=True)
+            for index, (one, other) in enumerate(places)
+            for chunk in range(optimum.chunks)
+            for src, dst in ((one, other), (other, one))
+        )
+        later = (replace(transfer, step=transfer.step + steps + 1) for transfer in after.transfers)
+        chunks = [replace(chunk, demand=None) for chunk in after.chunks]
+        schedule = Schedule.build(
+            topology, collective, method, limit, chunks, (*before, *middle, *later), rounds
+        )
+        found.append(Composition(schedule, Fraction(sum(rounds), len(chunks)), False, "meets on links", ()))
+    return tuple(found)
 
 
 def _joined(

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from synth import bounds
-from synth.chunks.compositions import Half, parts_of, proof_of, static_ratio
+from synth.chunks.compositions import Half, latency_of_parts, proof_of, static_ratio
 from synth.chunks.curve import Curve, Effort
-from synth.chunks.mirror import mirrored
 from synth.chunks.points import Point, Traced, point_method
-from synth.chunks.problem import Problem
 from synth.chunks.sum_frontier import trace_allreduce
 from synth.chunks.sums import sum_problem
 from synth.collective import Collective, Kind
@@ -101,8 +99,7 @@ def pareto(
     last = max_steps
     if last is None:
         # Compositions end later than what is searched as it is, and are among what is looked at.
-        parts = [Problem.of(*mirrored(topology, part)).latency or 0 for part in parts_of(collective)]
-        last = sum(parts) + STEPS_BEYOND_LATENCY
+        last = (latency_of_parts(topology, collective) or latency) + STEPS_BEYOND_LATENCY
     if last < latency:
         raise InfeasibleError(f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}")
     if collective.kind is Kind.ALLREDUCE:
@@ -134,7 +131,7 @@ def latency_of(topology: Topology, collective: Collective) -> int:
     if collective.kind is Kind.ALLREDUCE:
         steps = sum_problem(topology, collective).latency
     else:
-        steps = Problem.of(*mirrored(topology, collective)).latency
+        steps = latency_of_parts(topology, collective)
     if steps is None:
         raise InfeasibleError(who_is_cut_off(topology, collective), bounds.bound(topology, collective))
     return steps

@@ -63,7 +63,7 @@ def schedule_of(
     transfers = list(_transfers(problem, chunks, plan))
     if collective.kind in IMAGES:
         rounds = rounds[::-1]
-        transfers = [_turned(transfer, len(rounds)) for transfer in transfers]
+        transfers = [reversed_in_time(transfer, len(rounds)) for transfer in transfers]
     rounds, transfers = _ending_late(rounds, transfers)
     return Schedule.build(
         topology, collective, method, bound, _chunks(collective, problem, chunks), transfers, rounds
@@ -148,7 +148,8 @@ def _ending_late(
     return rounds[-idle:] + rounds[:-idle], [replace(t, step=t.step + idle) for t in transfers]
 
 
-def _turned(transfer: Transfer, steps: int) -> Transfer:
+def reversed_in_time(transfer: Transfer, steps: int) -> Transfer:
+    """A copy of one of so many steps as the reduction that it is backwards."""
     return replace(
         transfer,
         src=transfer.dst,

@@ -11,9 +11,9 @@ from fractions import Fraction
 
 from synth.certificate import Bound, Scope
 from synth.chunks.cache import ChunkCache
-from synth.chunks.compositions import Composition, compositions, static_ratio
+from synth.chunks.compositions import Composition, compositions, meetings, static_ratio
 from synth.chunks.curve import Effort
-from synth.chunks.points import COMPOSITIONS, Point, Traced, point_method
+from synth.chunks.points import COMPOSITIONS, EVERY_SCHEDULE, Point, Traced, point_method
 from synth.chunks.step_bound import StaticLimit, StepBound
 from synth.chunks.step_optimum import explain
 from synth.chunks.sum_optimum import SumOptimum, cached_optimum
@@ -22,7 +22,12 @@ from synth.chunks.sums import sum_problem, sum_schedule
 from synth.chunks.workers import Workers
 from synth.collective import Collective
 from synth.deadline import Deadline
+from synth.errors import TimedOutError
 from synth.topology import Topology
+
+
+STEPS_WITHOUT_PROOFS = 2
+"""Steps beyond the latency up to which an allreduce is searched as it is where little effort was asked for."""
 
 
 def trace_allreduce(
@@ -72,6 +77,7 @@ class _Tracing:
         self._problem = sum_problem(topology, collective)
         self._ratio = static_ratio(topology, collective, limit)
         self._composed: Sequence[Composition] | None = None
+        self._cut_short = False
 
     def run(self, workers: Workers) -> Traced:
         """Number of steps by number of steps, until there is nothing to gain."""
@@ -113,36 +119,42 @@ class _Tracing:
         static = None
         if self._limit.scope is Scope.EVERY_SCHEDULE:
             static = StepBound(steps, self._ratio, StaticLimit(self._limit))
-        return cached_optimum(searcher, steps, static, self._best, proofs=self._effort.proofs)
+        latency = self._problem.latency
+        assert latency is not None, "see `run`"
+        if not self._effort.proofs and steps > latency + STEPS_WITHOUT_PROOFS:
+            return SumOptimum(static)
+
+        def known() -> Fraction | None:
+            composed = self._composition(steps)
+            if self._cut_short:  # what is found then depends on the machine, and must not be kept
+                raise TimedOutError("compositions were cut short")
+            return None if composed is None else composed.ratio
+
+        return cached_optimum(searcher, steps, static, self._best, known, proofs=self._effort.proofs)
 
     def _better(self, steps: int, optimum: SumOptimum) -> Point | None:
         """The best schedule of so many steps, if it has a smaller R/C than those of fewer."""
         if not optimum.is_settled and (self._best is None or optimum.least < self._best):
-            composed = self._composition(steps, optimum.ratio or self._best)
-            if composed is not None:
+            composed, below = self._composition(steps), optimum.ratio or self._best
+            if composed is not None and (below is None or composed.ratio < below):
                 return self._composed_point(composed, optimum)
         if optimum.plan is None:
             return None
         return self._found_point(optimum)
 
-    def _composition(self, steps: int, below: Fraction | None) -> Composition | None:
-        """The best composition of no more steps that is better than what was found."""
+    def _composition(self, steps: int) -> Composition | None:
+        """The best composition of no more steps."""
         if self._composed is None:
-            self._composed = compositions(
-                self._topology,
-                self._collective,
-                self._limit,
-                self._last,
-                self._effort,
-                self._deadline.share(2),
-            )
+            asked = self._topology, self._collective, self._limit, self._last, self._effort
+            first, second = self._deadline.share(4), self._deadline.share(2)
+            self._composed = [*meetings(*asked, first), *compositions(*asked, second)]
+            self._cut_short = first.has_passed or second.has_passed
         in_time = [each for each in self._composed if each.schedule.steps <= steps]
-        best = min(in_time, key=lambda each: each.ratio, default=None)
-        return best if best is not None and (below is None or best.ratio < below) else None
+        return min(in_time, key=lambda each: each.ratio, default=None)
 
     def _add_later_compositions(self) -> None:
         """Compositions of more steps than there was time to look at."""
-        for each in self._composed or ():
+        for each in sorted(self._composed or (), key=lambda each: (each.schedule.steps, each.ratio)):
             if self._best is None or each.ratio < self._best:
                 least = self._ratio if self._limit.scope is Scope.EVERY_SCHEDULE else Fraction(0)
                 steps = each.schedule.steps
@@ -180,18 +192,21 @@ class _Tracing:
     def _composed_point(self, composed: Composition, optimum: SumOptimum) -> Point:
         schedule = composed.schedule
         assert schedule.rounds is not None, "step-synchronous"
-        words = _limit_in_words(optimum)
-        missing = "the smallest C is not proved" if composed.ratio == optimum.least else f"not proved: {words}"
+        proof = "the smallest C is not proved"
+        if optimum.limit is None or composed.ratio > optimum.least:
+            proof = f"not proved: {_limit_in_words(optimum)}"
+        else:
+            proof = f"{explain(optimum.limit)}; {proof}"
         return Point(
             schedule.chunk_count,
             len(schedule.rounds),
             sum(schedule.rounds),
             optimum.least,
             False,
-            f"over every schedule {missing}; {composed.proof}",
+            f"over every schedule {proof}; {composed.proof}" if composed.halves else f"found; {proof}",
             () if optimum.limit is None else (optimum.limit,),
             schedule,
-            COMPOSITIONS,
+            COMPOSITIONS if composed.is_least else EVERY_SCHEDULE,
             composed.halves,
         )
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice, takewhile
-from typing import Any
+from typing import Any, TypeAlias
 
 from synth.chunks.cache import ChunkCache
 from synth.chunks.optimum_documents import limit_from_document, limit_to_document
@@ -32,13 +32,18 @@ from synth.progress import report
 log = logging.getLogger(__name__)
 
 
+Known: TypeAlias = Callable[[], Fraction | None]
+"""Gives the least R/C of so many steps known from elsewhere: asked where a search at the limit finds nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How much is done for a number of steps; counted, so that it is the same on every machine.
 
     Attributes:
-        slices: effort of a search at the limit, and of counting messages.
-        guess_slices: effort of a search above it.
+        slices: effort of a search at the limit where nothing known attains it, and of counting messages.
+        guess_slices: effort of any other search.
+        groups: how many groups are tried that move every chunk, and that keep the transfers of each.
         most_sends: possible transfers (chunks, routes and steps multiplied) up to which a solver is asked.
         sizes: how many C are tried at the limit.
         largest_guess: chunks up to which a ratio is looked for where the limit is not attained.
@@ -47,16 +52,17 @@ class Budget:
 
     slices: int
     guess_slices: int
+    groups: tuple[int, int]
     most_sends: int
     sizes: int
     largest_guess: int
     most_messages: int
 
 
-THOROUGH = Budget(3, 2, 20_000, 3, 12, 400)
+THOROUGH = Budget(4, 2, (5, 4), 20_000, 3, 12, 400)
 """To prove: some ten seconds for a search."""
 
-QUICK = Budget(1, 1, 4_000, 1, 4, 0)
+QUICK = Budget(1, 1, (2, 1), 4_000, 1, 4, 0)
 """To have a candidate: a second."""
 
 
@@ -97,7 +103,12 @@ class SumOptimum:
 
 
 def sum_optimum(
-    searcher: SumSearcher, steps: int, static: StepBound | None, below: Fraction | None, budget: Budget
+    searcher: SumSearcher,
+    steps: int,
+    static: StepBound | None,
+    below: Fraction | None,
+    known: Known,
+    budget: Budget,
 ) -> SumOptimum:
     """The least R/C in so many steps.
 
@@ -106,12 +117,14 @@ def sum_optimum(
         steps: S, at least the latency of the problem.
         static: the limit for any number of steps where it holds for every schedule; otherwise None.
         below: only a smaller R/C is of interest; None for any.
+        known: see `Known`.
         budget: how much to do.
 
     Returns:
         The best found; `out_of_time` says whether the deadline of the searcher came first.
     """
-    state = _State(searcher, steps, None if static is None else replace(static, steps=steps), below, budget)
+    limit = None if static is None else replace(static, steps=steps)
+    state = _State(searcher, steps, limit, below, known, budget)
     try:
         state.settle()
     except TimedOutError:
@@ -128,12 +141,14 @@ class _State:
         steps: int,
         static: StepBound | None,
         below: Fraction | None,
+        known: Known,
         budget: Budget,
     ) -> None:
         self._searcher = searcher
         self._problem = searcher.problem
         self._steps = steps
         self._below = below
+        self._known = known
         self._budget = budget
         self._refuted: set[tuple[Fraction, int]] = set()  # R/C and C of which there is no schedule
         self._without: set[tuple[Fraction, int]] = set()  # or none with one partial sum
@@ -146,13 +161,17 @@ class _State:
         self._raise_to(
             pair_bound(self._problem, self._steps, group=problem_group(self._problem), deadline=deadline)
         )
-        if not self._is_of_interest(self.result.least) or self._attempt(self.result.least):
+        before, soon, long = self.result.least, self._budget.guess_slices, self._budget.slices
+        if not self._is_of_interest(before) or self._attempt(before, soon):
             return
-        before = self.result.least
         floor = self._count_messages()
-        if not self._is_of_interest(floor) or (floor > before and self._attempt(floor)):
+        if not self._is_of_interest(floor) or (floor > before and self._attempt(floor, soon)):
             return
-        self._look_around(floor)
+        known = self._known()
+        if known is not None:
+            self._below = known if self._below is None else min(known, self._below)
+        if self._is_of_interest(floor) and not (long > soon and self._attempt(floor, long)):
+            self._look_around(floor)
 
     def _is_of_interest(self, ratio: Fraction) -> bool:
         return self._below is None or ratio < self._below
@@ -163,12 +182,12 @@ class _State:
         self.result = replace(self.result, limit=limit)
         return True
 
-    def _attempt(self, ratio: Fraction) -> bool:
+    def _attempt(self, ratio: Fraction, slices: int) -> bool:
         """Search at the smallest C that could attain a ratio, and at larger ones where that is none."""
         if not ratio:
             return False
         for chunks in islice(eligible(ratio, self._steps), self._budget.sizes):
-            if self._take(ratio, chunks, self._budget.slices):
+            if self._take(ratio, chunks, slices):
                 return True
             if (ratio, chunks) not in self._without:
                 return False
@@ -256,7 +275,9 @@ class _State:
             return None
         report(f"{self._steps} steps: searching ({chunks}, {self._steps}, {rounds})", 0, 0)
         try:
-            return self._searcher.search(chunks, self._steps, rounds, slices=slices)
+            return self._searcher.search(
+                chunks, self._steps, rounds, slices=slices, groups=self._budget.groups
+            )
         except WorkerDiedError as error:
             log.warning("(%d, %d, %d) is left open: %s", chunks, self._steps, rounds, error)
             self.result = replace(self.result, lost_solvers=True)
@@ -264,7 +285,13 @@ class _State:
 
 
 def cached_optimum(
-    searcher: SumSearcher, steps: int, static: StepBound | None, below: Fraction | None, *, proofs: bool
+    searcher: SumSearcher,
+    steps: int,
+    static: StepBound | None,
+    below: Fraction | None,
+    known: Known,
+    *,
+    proofs: bool,
 ) -> SumOptimum:
     """`sum_optimum`, from the searcher's cache where it was worked out to its end before."""
     cache, key = searcher.cache, ""
@@ -281,7 +308,7 @@ def cached_optimum(
         kept = _kept(cache, key, searcher.problem, static)
         if kept is not None:
             return kept
-    optimum = sum_optimum(searcher, steps, static, below, THOROUGH if proofs else QUICK)
+    optimum = sum_optimum(searcher, steps, static, below, known, THOROUGH if proofs else QUICK)
     if cache is not None and not optimum.out_of_time and not optimum.lost_solvers:
         limit = optimum.limit
         document = {

@@ -32,11 +32,8 @@ SEARCHES: Mapping[str, str] = {
 }
 """Where the searches are found, as `module:class`."""
 
-MOST_FREE = 5
-"""Groups tried that move every chunk."""
-
-MOST_KEEPING = 4
-"""Groups tried of which some elements keep every chunk's transfers."""
+GROUPS = 5, 4
+"""How many groups are tried that move every chunk, and how many of which some elements keep its transfers."""
 
 _ALIKE = 2  # groups of one size
 _LARGEST_KEPT = 4
@@ -60,7 +57,15 @@ class SumSearcher:
     workers: Workers
     cache: ChunkCache | None
 
-    def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> SumAnswer:
+    def search(
+        self,
+        chunks: int,
+        steps: int,
+        rounds: int,
+        *,
+        slices: int | None = None,
+        groups: tuple[int, int] = GROUPS,
+    ) -> SumAnswer:
         """A plan, the proof that no schedule copies and adds so, `NoneHere`, or `Unfinished` after the slices.
 
         Args:
@@ -68,6 +73,7 @@ class SumSearcher:
             steps: S, at least the latency of the problem.
             rounds: R, at least S.
             slices: how much effort to spend (see `synth.chunks.portfolio`); None until there is an answer.
+            groups: see `GROUPS`.
 
         Returns:
             `NoneHere` where no schedule keeps one partial sum per rank and chunk, and whether several would
@@ -79,13 +85,18 @@ class SumSearcher:
         key = ""
         if self.cache is not None:
             key = self.cache.key_of(
-                "allreduce", self.problem, size=[chunks, steps, rounds], seed=self.seed, slices=slices
+                "allreduce",
+                self.problem,
+                size=[chunks, steps, rounds],
+                seed=self.seed,
+                slices=slices,
+                groups=groups,
             )
             kept = _kept(self.cache, key)
             if kept is not None:
                 return kept
         whole = SumOrbits.trivial(self.problem, chunks)
-        symmetric = self._symmetric(chunks)
+        symmetric = self._symmetric(chunks, groups)
         first, *others = [*symmetric, whole]
         entrants = [Entrant("sums", first), Entrant("spread", whole)]
         entrants += [Entrant("sums", orbits) for orbits in others]
@@ -130,7 +141,7 @@ class SumSearcher:
             encodings=SEARCHES,
         )
 
-    def _symmetric(self, chunks: int) -> list[SumOrbits]:
+    def _symmetric(self, chunks: int, most: tuple[int, int]) -> list[SumOrbits]:
         """Groups that move every chunk, the largest first; then some that keep the transfers of each."""
         alone: Group = (identity(self.problem.topology.size),)
         pairs = [
@@ -145,9 +156,8 @@ class SumSearcher:
         chosen: list[list[SumOrbits]] = [[], []]
         sizes: Counter[tuple[int, int]] = Counter()
         for group, kept in pairs:
-            place, most = (0, MOST_FREE) if len(kept) == 1 else (1, MOST_KEEPING)
-            size = len(group), len(kept)
-            if len(chosen[place]) < most and sizes[size] < _ALIKE:
+            place, size = int(len(kept) > 1), (len(group), len(kept))
+            if len(chosen[place]) < most[place] and sizes[size] < _ALIKE:
                 sizes[size] += 1
                 chosen[place].append(SumOrbits(self.problem, chunks, group, kept))
         return chosen[0] + chosen[1]
