@@ -62,7 +62,7 @@ CASES = [
         ((2, 2, 2), (22, 3, 9), (13, 4, 4), (19, 5, 5), (25, 6, 6), (31, 7, 7), (37, 8, 8)),
         max_steps=8,
     ),
-    Case("DGX-1 allreduce", "dgx1", "allreduce", ((16, 4, 6), (48, 6, 14))),
+    Case("DGX-1 allreduce", "dgx1", "allreduce", ((2, 2, 2), (6, 3, 3), (12, 4, 4), (48, 5, 14))),
     Case("torus 4x4 allgather", "torus:4x4", "allgather", ((4, 4, 15),)),
     Case("torus 4x8 allgather", "torus:4x8", "allgather", ((4, 6, 31),)),
     Case("5-cube allgather", "hypercube:5", "allgather", ((5, 5, 31),)),

@@ -1,4 +1,4 @@
-"""Brute force over allreduces of few ranks: sets of contributions, step by step. Shares nothing with the encodings.
+"""Brute force over allreduces of few ranks, step by step; it shares nothing with the encodings.
 
 Three meanings of what a chunk's messages may do, from the strictest to the loosest: `sums` (a rank keeps one
 partial sum, which a message adds to or replaces), `several` (a rank keeps every partial sum it ever had, and

@@ -56,7 +56,9 @@ def triples(found: Frontier) -> Triples:
 def exchange_in_quads() -> Schedule:
     """(1, 2, 2) on DGX-1: everybody with everybody in each quad, then 0-4, 1-5, 2-6, 3-7."""
     fabric = load("dgx1")
-    quads = [(src + quad, dst + quad, 0) for quad in (0, 4) for src in range(4) for dst in range(4) if src != dst]
+    quads = [
+        (src + quad, dst + quad, 0) for quad in (0, 4) for src in range(4) for dst in range(4) if src != dst
+    ]
     across = [(rank, (rank + 4) % 8, 1) for rank in range(8)]
     collective = Collective.on(fabric, "allreduce")
     return Schedule.build(
@@ -75,8 +77,8 @@ def test_the_drawn_exchange_is_an_allreduce_of_two_steps() -> None:
 
 
 # full:2, full:4: everybody sends to everybody. ring:4 in 2 steps: exchanges 0-1, 2-3 and then 0-3, 1-2, and
-# the other way round for the other chunk; in 3: to the middle of a path, exchange there, and back, for each of
-# 4 paths. star:4: each port takes in 3 chunks of 1, or of 1/4 twice. hypercube:3: the three dimensions in
+# the other way round for the other chunk; in 3: to the middle of a path, exchange there, and back, for each
+# of 4 paths. star:4: each port takes in 3 chunks of 1, or of 1/4 twice. hypercube:3: the three dimensions in
 # each order; in 4 steps 16 of 24 links a chunk, in 5 the 14 that any allreduce of 8 ranks needs.
 WHOLE: dict[str, Triples] = {
     "full:2": [(1, 1, 1)],
@@ -196,7 +198,9 @@ def test_what_is_proved_holds_for_several_partial_sums(fabric: Topology, size: t
 
 @pytest.mark.long
 @settings(max_examples=60)
-@given(topologies(max_ranks=4, switches=0, max_bandwidth=1, min_ranks=4), st.integers(1, 3), st.integers(0, 1))
+@given(
+    topologies(max_ranks=4, switches=0, max_bandwidth=1, min_ranks=4), st.integers(1, 3), st.integers(0, 1)
+)
 def test_searches_agree_with_brute_force_on_four_ranks(fabric: Topology, steps: int, spare: int) -> None:
     problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
     found, excluded = searched(fabric, 1, steps, steps + spare)
@@ -221,7 +225,9 @@ def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, mo
             assert not isinstance(SumSearch(instance).run(300), Found)
 
 
-@pytest.mark.parametrize(("spec", "steps", "any_kind", "sums"), [("ring:5", 3, 11, 12), ("hypercube:3", 4, 16, 16)])
+@pytest.mark.parametrize(
+    ("spec", "steps", "any_kind", "sums"), [("ring:5", 3, 11, 12), ("hypercube:3", 4, 16, 16)]
+)
 def test_the_fewest_messages(spec: str, steps: int, any_kind: int, sums: int) -> None:
     fabric = load(spec)
     orbits = SumOrbits.trivial(sum_problem(fabric, Collective.on(fabric, "allreduce")), 1)
@@ -269,7 +275,10 @@ def test_certificates_that_promise_too_much_are_refused() -> None:
         (replace(whole, pairs=whole.pairs + whole.pairs[:1]), "a pair of ranks must be named once"),
         (replace(whole, pairs=((0, 0, ()),)), "0 to 0 is no pair"),
         (replace(whole, links=whole.links[1:]), "needs a length for each of 32 links in 3 steps"),
-        (replace(whole, pairs=((0, 1, ((3, 0, Fraction(1)),)),)), "there is no length 1 of route 0 in step 3"),
+        (
+            replace(whole, pairs=((0, 1, ((3, 0, Fraction(1)),)),)),
+            "there is no length 1 of route 0 in step 3",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             certified_ratio(problem, 3, wrong)
@@ -289,7 +298,8 @@ def solve(spec: str, size: tuple[int, int, int], method: str = "sat") -> Schedul
 
 
 @pytest.mark.parametrize(
-    ("spec", "size"), [("full:2", (1, 1, 1)), ("dgx1", (1, 2, 2)), ("ring:4", (6, 4, 6)), ("star:4", (2, 2, 4))]
+    ("spec", "size"),
+    [("full:2", (1, 1, 1)), ("dgx1", (1, 2, 2)), ("ring:4", (6, 4, 6)), ("star:4", (2, 2, 4))],
 )
 def test_one_size_searched_as_it_is(spec: str, size: tuple[int, int, int]) -> None:
     schedule = solve(spec, size)
@@ -301,15 +311,32 @@ def test_one_size_searched_as_it_is(spec: str, size: tuple[int, int, int]) -> No
 @pytest.mark.parametrize(
     ("spec", "size", "method", "message"),
     [
-        ("dgx1", (3, 2, 2), "sat", r"2 steps need at least 1 rounds per chunk, whatever .*got 2/3; proved by flows"),
+        (
+            "dgx1",
+            (3, 2, 2),
+            "sat",
+            r"2 steps need at least 1 rounds per chunk, whatever .*got 2/3; proved by flows",
+        ),
         ("star:4", (2, 2, 3), "sat", r"\(2, 2, 3\): there is none, proved by CaDiCaL over every schedule"),
-        ("ring:5", (1, 2, 5), "sat", "none with one partial sum per rank and chunk.*several apart are not excluded"),
+        (
+            "ring:5",
+            (1, 2, 5),
+            "sat",
+            "none with one partial sum per rank and chunk.*several apart are not excluded",
+        ),
         ("full:2", (2, 2, 1), "sat", "every step takes a round, so 2 steps need as many, got 1"),
         ("dgx1", (1, 1, 9), "sat", "allreduce: needs at least 2 steps, got 1"),
-        ("ring:4", (4, 4, 4), "ilp", "no reduce-scatter and allgather compose it.*other schedules are not excluded"),
+        (
+            "ring:4",
+            (4, 4, 4),
+            "ilp",
+            "no reduce-scatter and allgather compose it.*other schedules are not excluded",
+        ),
     ],
 )
-def test_none_says_over_which_schedules(spec: str, size: tuple[int, int, int], method: str, message: str) -> None:
+def test_none_says_over_which_schedules(
+    spec: str, size: tuple[int, int, int], method: str, message: str
+) -> None:
     with pytest.raises(InfeasibleError, match=message):
         solve(spec, size, method)
 
@@ -327,7 +354,9 @@ def test_the_compositions_of_dgx1() -> None:
     found = compositions(
         fabric, collective, bounds.bound(fabric, collective), 6, Effort(cache=False), Deadline()
     )
-    best = {(len(c.schedule.chunks), c.schedule.steps, sum(c.schedule.rounds or ())) for c in found if c.is_least}
+    best = {
+        (len(c.schedule.chunks), c.schedule.steps, sum(c.schedule.rounds or ())) for c in found if c.is_least
+    }
     assert best == {(16, 4, 6), (48, 5, 16), (48, 6, 14)}
     assert all("among their compositions" in each.proof for each in found)
     for part, limit in zip(parts_of(collective), found[-1].halves, strict=True):

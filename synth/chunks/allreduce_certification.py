@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -112,9 +113,7 @@ def _is_reachable(problem: Problem, steps: int, lengths: StepLengths, scale: int
     message = {(step, route): next(numbers) for step in range(steps) for route in range(len(problem.routes))}
     members = sorted(rank for demand in problem.demands for rank in demand.sources)
     for contributor in members:
-        known = {
-            (time, rank): next(numbers) for time in range(steps + 1) for rank in range(problem.ranks)
-        }
+        known = {(time, rank): next(numbers) for time in range(steps + 1) for rank in range(problem.ranks)}
         for rank in range(problem.ranks):
             solver.add_clause([known[0, rank] if rank == contributor else -known[0, rank]])
             if rank in members:
@@ -128,12 +127,18 @@ def _is_reachable(problem: Problem, steps: int, lengths: StepLengths, scale: int
                 ways[route.dst].append(way)
             for rank, possible in ways.items():
                 solver.add_clause([-known[step + 1, rank], *possible])
-    # Sums of costs, two and two: each literal is true where the messages below it cost at least so much.
-    sums: list[dict[int, int]] = []
-    for (step, index), literal in message.items():
-        cost = int(sum(lengths[step][link] for link in problem.routes[index].links) * scale)
-        if cost:
-            sums.append({min(cost, most + 1): literal})
+    costs = {
+        literal: int(sum(lengths[step][link] for link in problem.routes[index].links) * scale)
+        for (step, index), literal in message.items()
+    }
+    _limit(solver, numbers, costs, most)
+    return bool(solver.solve())
+
+
+def _limit(solver: Any, numbers: Iterator[int], costs: Mapping[int, int], most: int) -> None:
+    """Say that the literals that are true cost no more than `most`, by sums of two and two of them."""
+    # Each literal of a sum is true where what is below it costs at least so much.
+    sums = [{min(cost, most + 1): literal} for literal, cost in costs.items() if cost]
     while len(sums) > 1:
         merged = []
         for left, right in zip(sums[::2], sums[1::2], strict=False):
@@ -141,11 +146,10 @@ def _is_reachable(problem: Problem, steps: int, lengths: StepLengths, scale: int
             for one, first in [(0, 0), *left.items()]:
                 for other, second in [(0, 0), *right.items()]:
                     if together := min(one + other, most + 1):
-                        output = both.setdefault(together, 0) or next(numbers)
-                        both[together] = output
-                        solver.add_clause([output, *(-literal for literal in (first, second) if literal)])
+                        both[together] = both.get(together) or next(numbers)
+                        inputs = (-literal for literal in (first, second) if literal)
+                        solver.add_clause([both[together], *inputs])
             merged.append(both)
         sums = merged + sums[len(merged) * 2 :]
     if sums and most + 1 in sums[0]:
         solver.add_clause([-sums[0][most + 1]])
-    return bool(solver.solve())

@@ -74,7 +74,7 @@ class Rounds:
     """
 
     def __init__(self, clauses: Clauses, steps: int, spare: int, most: int) -> None:
-        """Say that there are no more than `steps` + `spare` rounds in all, and no more than `most` in a step."""
+        """Allow no more than `steps` + `spare` rounds in all, and no more than `most` in a step."""
         self._clauses = clauses
         self._spare = spare
         self.longer = [[clauses.new() for _ in range(most - 1)] for _ in range(steps)]

@@ -144,7 +144,9 @@ def compositions(
         )
     found = _joined(topology, collective, limit, halves, curves, effort.seed)
     in_time = (each for each in found if each.schedule.steps <= last)
-    return tuple(sorted(in_time, key=lambda each: (each.schedule.steps, each.ratio, each.schedule.chunk_count)))
+    return tuple(
+        sorted(in_time, key=lambda each: (each.schedule.steps, each.ratio, each.schedule.chunk_count))
+    )
 
 
 def meetings(

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from synth.chunks.documents import frontier_to_document
 from synth.chunks.compositions import parts_of
+from synth.chunks.documents import frontier_to_document
 from synth.chunks.frontier import Frontier
 from synth.chunks.mirror import IMAGES
 from synth.chunks.optimum_documents import limit_to_document

@@ -87,7 +87,8 @@ def limit_from_document(document: Mapping[str, Any], topology: Topology) -> Step
             certificate = TreeLengths(_lengths_from_document(shape["lengths"], topology))
         case "pairs":
             certificate = PairLengths(
-                _lengths_from_document(shape["links"], topology), _pairs_from_document(shape["pairs"], topology)
+                _lengths_from_document(shape["links"], topology),
+                _pairs_from_document(shape["pairs"], topology),
             )
         case "messages":
             certificate = MessageLengths(

@@ -83,7 +83,9 @@ class _Orbits:
         ranks = [demand.owner for demand in problem.demands]
         self.pairs = sorted({min((g[i], g[r]) for g in group) for i in ranks for r in ranks if i != r})
 
-    def certificate(self, steps: int, links: Prices, pairs: Sequence[dict[tuple[int, int], float]]) -> PairLengths:
+    def certificate(
+        self, steps: int, links: Prices, pairs: Sequence[dict[tuple[int, int], float]]
+    ) -> PairLengths:
         """Prices of one of each orbit as lengths of all, each the mean over the group.
 
         Args:
@@ -156,9 +158,7 @@ class _Program:
                 row = np.full(len(messages) + 1, link_rows[step, at])
                 values = np.array([*times, -problem.capacities[link] / self._unit])
                 rows.put(row, np.array([*messages, step]), values)
-        self._pairs = [
-            self._add_pair(pair, orbits) for pair in orbits.pairs if self.columns <= MOST_COLUMNS
-        ]
+        self._pairs = [self._add_pair(pair, orbits) for pair in orbits.pairs if self.columns <= MOST_COLUMNS]
 
     def prices(self, deadline: Deadline) -> tuple[Prices, list[dict[tuple[int, int], float]]]:
         """Those of the links' rows, and of each pair those of the messages that its flow is within."""
@@ -199,4 +199,3 @@ class _Program:
                     message = steps + step * orbits.routes + int(orbits.route[route])
                     rows.put(np.array([row, row]), np.array([column, message]), np.array([1.0, -1.0]))
         return within
-

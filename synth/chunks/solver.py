@@ -15,8 +15,8 @@ from fractions import Fraction
 from synth import bounds
 from synth.certificate import Bound, Scope
 from synth.chunks.cache import ChunkCache
-from synth.chunks.flow_bounds import cut_bound
 from synth.chunks.compositions import parts_of, static_ratio
+from synth.chunks.flow_bounds import cut_bound
 from synth.chunks.lift import Plan
 from synth.chunks.mirror import allreduce_of, mirrored, schedule_of
 from synth.chunks.outcome import Impossible, Unfinished
@@ -170,9 +170,7 @@ MOST_SENDS = 20_000
 """Possible transfers (chunks, routes and steps multiplied) beyond which they have it at once."""
 
 
-def _solve_sums(
-    asked: _Composition, sums: SumSearcher, searcher: Callable[[Problem], Searcher]
-) -> Schedule:
+def _solve_sums(asked: _Composition, sums: SumSearcher, searcher: Callable[[Problem], Searcher]) -> Schedule:
     """An allreduce searched as it is; its compositions, which are some, where that takes long."""
     size = asked.size
     _check_sum_limits(asked, sums)
@@ -208,9 +206,7 @@ def _check_sum_limits(asked: _Composition, sums: SumSearcher) -> None:
     latency, size = sums.problem.latency, asked.size
     assert latency is not None, "a collective with a rate above zero reaches everybody"
     _check_steps("allreduce", latency, size)
-    flows = pair_bound(
-        sums.problem, size.steps, group=problem_group(sums.problem), deadline=sums.deadline
-    )
+    flows = pair_bound(sums.problem, size.steps, group=problem_group(sums.problem), deadline=sums.deadline)
     limits = [] if flows is None else [flows]
     if asked.limit.scope is Scope.EVERY_SCHEDULE:
         ratio = static_ratio(asked.topology, asked.collective, asked.limit)

@@ -52,8 +52,9 @@ def certified_ratio(problem: Problem, steps: int, certificate: StepCertificate) 
         problem: what is limited: the collective itself, the mirror image of a reduction, or that of an
             allreduce (`synth.chunks.sums.sum_problem`).
         steps: S.
-        certificate: lengths of paths or of trees; of an allreduce, of pairs or messages. Those of paths take a shortest-way search per target;
-            those of trees time exponential in the targets of a demand.
+        certificate: lengths of paths or of trees; of an allreduce, of pairs or messages. Those of paths and
+            pairs take a shortest-way search per target; those of trees time exponential in the targets of a
+            demand, those of messages a search by CaDiCaL.
 
     Raises:
         InputError: the certificate does not fit the problem, breaks its rule, or belongs to a demand that

@@ -25,9 +25,8 @@ from synth.deadline import Deadline
 from synth.errors import TimedOutError
 from synth.topology import Topology
 
-
 STEPS_WITHOUT_PROOFS = 2
-"""Steps beyond the latency up to which an allreduce is searched as it is where little effort was asked for."""
+"""Steps beyond the latency up to which an allreduce is searched as it is with little effort."""
 
 
 def trace_allreduce(
@@ -94,7 +93,10 @@ class _Tracing:
             if not point.is_proved if point else best is None or optimum.least < best:
                 self.open_steps.append(steps)
             if self._deadline.has_passed:
-                why, timed_out = f"the deadline of {self._deadline.allowed_s:g} s passed at {steps} steps", True
+                why, timed_out = (
+                    f"the deadline of {self._deadline.allowed_s:g} s passed at {steps} steps",
+                    True,
+                )
                 break
             if best == self._ratio:
                 why = "the limit of any number of steps is attained"
@@ -217,4 +219,3 @@ def _limit_in_words(optimum: SumOptimum) -> str:
     if optimum.ratio == optimum.least:
         return explain(optimum.limit)
     return f"at least {optimum.least} by {explain(optimum.limit)}"
-

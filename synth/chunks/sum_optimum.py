@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 Known: TypeAlias = Callable[[], Fraction | None]
-"""Gives the least R/C of so many steps known from elsewhere: asked where a search at the limit finds nothing."""
+"""The least R/C of so many steps known from elsewhere; asked where a search at the limit finds nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,9 @@ class FewestSumSearch:
         problem, steps = instance.orbits.problem, instance.steps
         anything = steps + instance.orbits.chunks * len(problem.routes) * steps
         formula = SumFormula(replace(instance, rounds=anything), instance.orbits)
-        sent = [[formula.sent[0, route, step] for route in range(len(problem.routes))] for step in range(steps)]
+        sent = [
+            [formula.sent[0, route, step] for route in range(len(problem.routes))] for step in range(steps)
+        ]
         _pass_at_most(formula.clauses, problem, sent, instance.rounds)
         self._solver = _solver(formula.clauses, seed)
 
@@ -117,7 +119,7 @@ class FewestSumSearch:
 
 
 def longest_step(instance: Instance) -> int:
-    """Rounds of which a step never needs more: as many as R leaves it, or as one message of each chunk fill."""
+    """Rounds of which a step never needs more: what R leaves it, or what a message of each chunk fills."""
     problem = instance.orbits.problem
     fullest = max(
         -(-instance.orbits.chunks * len(passing) // capacity)
@@ -159,8 +161,10 @@ def add_spread(clauses: Clauses, problem: Problem, sent: list[list[int]]) -> Non
                     after.append(True)
                 else:
                     after.append(clauses.new())
-                brought = [_both(clauses, sent[step][route], known[problem.routes[route].src])
-                           for route in problem.arriving[rank]]
+                brought = [
+                    _both(clauses, sent[step][route], known[problem.routes[route].src])
+                    for route in problem.arriving[rank]
+                ]
                 _say(clauses, _not(after[-1]), known[rank], *brought)
             known = after
         for target in demand.targets:
@@ -193,8 +197,11 @@ class SumFormula:
             self._add_chunk(member)
         for limit in orbits.limits:
             for step in range(instance.steps):
-                sent = [self.sent[member, route, step]
-                        for _, route in limit.users for member in range(members.count)]
+                sent = [
+                    self.sent[member, route, step]
+                    for _, route in limit.users
+                    for member in range(members.count)
+                ]
                 self._rounds.fit(step, sent, limit.capacity)
 
     def read(self, true: set[int]) -> Found:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 from synth.chunks.cache import ChunkCache
 from synth.chunks.orbits import Group
-from synth.chunks.outcome import Found, Impossible, NoneHere, Unfinished
+from synth.chunks.outcome import Found, Impossible, Unfinished
 from synth.chunks.portfolio import Entrant, Verdict, race
 from synth.chunks.problem import Problem
 from synth.chunks.sums import ChunkSum, SumOrbits, SumPlan, SumSend, pruned
@@ -66,7 +66,7 @@ class SumSearcher:
         slices: int | None = None,
         groups: tuple[int, int] = GROUPS,
     ) -> SumAnswer:
-        """A plan, the proof that no schedule copies and adds so, `NoneHere`, or `Unfinished` after the slices.
+        """A plan, the proof that there is no schedule, `NoneHere`, or `Unfinished` after so many slices.
 
         Args:
             chunks: C.

@@ -121,7 +121,7 @@ class SumOrbits:
 
     @cached_property
     def limits(self) -> tuple[LinkLimit, ...]:
-        """One limit for each orbit of links; a user is a route of the representative as `same_route` has it."""
+        """One limit for each orbit of links; a user is a route of the representative, see `same_route`."""
         links = {(link.src, link.dst): index for index, link in enumerate(self.problem.topology.links)}
         least = [
             min(links[element[link.src], element[link.dst]] for element in self.group)
@@ -173,9 +173,7 @@ class SumOrbits:
         return {(r.src, *r.via, r.dst): index for index, r in enumerate(self.problem.routes)}
 
 
-def pruned(
-    problem: Problem, chunks: int, rounds: Sequence[int], sends: Iterable[ChunkSum]
-) -> SumPlan:
+def pruned(problem: Problem, chunks: int, rounds: Sequence[int], sends: Iterable[ChunkSum]) -> SumPlan:
     """The plan without the transfers that it can do without, the last ones first.
 
     Raises:

@@ -90,7 +90,7 @@ def problem_group(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0
 
 
 def subgroups(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0) -> tuple[Group, ...]:
-    """Groups of automorphisms that map the problem to itself, free on its chunks or not, without the trivial one.
+    """Groups of automorphisms that keep the problem, free on its chunks or not, without the trivial one.
 
     Args:
         problem: what they keep.
