@@ -164,7 +164,7 @@ def searched(fabric: Topology, chunks: int, steps: int, rounds: int) -> tuple[bo
     instance = Instance(SumOrbits.trivial(problem, chunks), steps, rounds)
     found = SumSearch(instance).run(None)
     if isinstance(found, Found):
-        plan = pruned(problem, chunks, found.rounds, instance.orbits.unfold(found.sends))  # type: ignore[arg-type]
+        plan = pruned(problem, chunks, found.rounds, instance.orbits.unfold(found.sends))
         assert sum(plan.rounds) == rounds and len(plan.rounds) == steps
     return isinstance(found, Found), isinstance(SpreadSearch(instance).run(None), Impossible)
 
@@ -249,7 +249,7 @@ def test_schedules_of_a_group_are_those_of_all_chunks() -> None:
                 if isinstance(model, Found):
                     found += 1
                     loads = np.zeros((5, 24), dtype=int)
-                    sends = list(orbits.unfold(model.sends))  # type: ignore[arg-type]
+                    sends = list(orbits.unfold(model.sends))
                     for send in sends:
                         for link in problem.routes[send.route].links:
                             loads[send.step, link] += 1

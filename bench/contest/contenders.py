@@ -12,7 +12,8 @@ from fractions import Fraction
 import synth
 from backends.group.options import Options
 from backends.group.table import Table
-from synth.chunks.frontier import latency_of, pareto, parts_of
+from synth.chunks.compositions import latency_of_parts, parts_of
+from synth.chunks.frontier import pareto
 from synth.collective import Collective
 from synth.errors import InfeasibleError, InputError, TimedOutError
 from synth.schedule import Schedule
@@ -136,10 +137,11 @@ def _contenders(
 
 def _chunks(topology: Topology, collective: Collective, deadline_s: float) -> Sequence[Contender]:
     """The fewest steps, and the best rate."""
+    latency = latency_of_parts(topology, collective)
     frontier = pareto(
         topology,
         collective,
-        max_steps=latency_of(topology, collective) + FRONTIER_STEPS * len(parts_of(collective)),
+        max_steps=None if latency is None else latency + FRONTIER_STEPS * len(parts_of(collective)),
         tolerance=FEW,
         deadline_s=deadline_s,
         proofs=False,

@@ -16,7 +16,7 @@ PEER = "SCCL"
 
 
 def section(document: Document | None) -> Section:
-    """Frontiers of chunk schedules, every point proved."""
+    """Frontiers of chunk schedules; results before allreduce was searched as it is have its compositions."""
     if document is None:
         return missing(NAME, TITLE, COMMAND)
     parts: list[Part] = [

@@ -8,12 +8,9 @@ the same search goes the same way on every machine.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from synth.chunks.orbits import Orbits, Send
-
-if TYPE_CHECKING:
-    from synth.chunks.sums import SumOrbits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Instance:
         rounds: R, at least S.
     """
 
-    orbits: Orbits | SumOrbits
+    orbits: Orbits
     steps: int
     rounds: int
 

@@ -29,7 +29,6 @@ from typing import TypeAlias
 from synth.chunks.held_search import search_slice
 from synth.chunks.orbits import Orbits
 from synth.chunks.outcome import Found, Impossible, Instance, NoneHere, Outcome, Unfinished
-from synth.chunks.sums import SumOrbits
 from synth.chunks.worker import Worker, WorkerDiedError, wait
 from synth.chunks.workers import Workers
 from synth.deadline import Deadline
@@ -68,7 +67,7 @@ class Entrant:
     """
 
     encoding: str
-    orbits: Orbits | SumOrbits
+    orbits: Orbits
 
     @property
     def is_whole(self) -> bool:

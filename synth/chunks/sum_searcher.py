@@ -16,7 +16,7 @@ from synth.chunks.orbits import Group
 from synth.chunks.outcome import Found, Impossible, Unfinished
 from synth.chunks.portfolio import Entrant, Verdict, race
 from synth.chunks.problem import Problem
-from synth.chunks.sums import ChunkSum, SumOrbits, SumPlan, SumSend, pruned
+from synth.chunks.sums import ChunkSum, SumOrbits, SumPlan, pruned
 from synth.chunks.symmetry import subgroups
 from synth.chunks.workers import Workers
 from synth.deadline import Deadline
@@ -106,7 +106,7 @@ class SumSearcher:
             case Found(found_rounds, sends):
                 assert verdict.entrant is not None, "somebody found it"
                 orbits = cast(SumOrbits, verdict.entrant.orbits)
-                unfolded = orbits.unfold(cast("tuple[SumSend, ...]", sends))
+                unfolded = orbits.unfold(sends)
                 answer = pruned(self.problem, chunks, found_rounds, unfolded)
             case outcome:
                 answer = outcome
@@ -182,7 +182,7 @@ def plan_from_document(document: Mapping[str, Any]) -> SumPlan:
     rows = [tuple(map(int, row)) for row in document["sends"]]
     return SumPlan(
         tuple(map(int, document["rounds"])),
-        tuple(ChunkSum(chunk, route, step, bool(copies)) for chunk, route, step, copies in rows),
+        tuple(ChunkSum(0, chunk, route, step, bool(copies)) for chunk, route, step, copies in rows),
     )
 
 

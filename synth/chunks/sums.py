@@ -20,7 +20,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from synth.certificate import Bound
-from synth.chunks.orbits import ChunkClass, Group, LinkLimit, Send
+from synth.chunks.orbits import ChunkClass, ChunkSend, Group, LinkLimit, Orbits, Send
 from synth.chunks.problem import Problem
 from synth.collective import Collective, Kind
 from synth.permutations import identity, inverse
@@ -36,12 +36,9 @@ class SumSend(Send):
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkSum:
-    """One chunk's transfer over a route in a step; `copies`: see `SumSend`."""
+class ChunkSum(ChunkSend):
+    """One chunk's transfer, of the one block that there is; `copies`: see `SumSend`."""
 
-    chunk: int
-    route: int
-    step: int
     copies: bool
 
 
@@ -63,8 +60,8 @@ def sum_problem(topology: Topology, collective: Collective) -> Problem:
 
 
 @dataclass(frozen=True)
-class SumOrbits:
-    """The chunks of an allreduce under a group.
+class SumOrbits(Orbits):
+    """The chunks of an allreduce under a group: of the one block that there is.
 
     Attributes:
         problem: see `sum_problem`.
@@ -77,9 +74,6 @@ class SumOrbits:
         ValueError: the chunks are not a multiple of that.
     """
 
-    problem: Problem
-    chunks: int
-    group: Group
     kept: Group
 
     def __post_init__(self) -> None:
@@ -139,13 +133,14 @@ class SumOrbits:
                 limits.append(LinkLimit(capacity, tuple((0, route) for route in sorted(users.elements()))))
         return tuple(limits)
 
-    def unfold(self, sends: Iterable[SumSend]) -> Iterator[ChunkSum]:
+    def unfold(self, sends: Iterable[Send]) -> Iterator[ChunkSum]:
         """The transfers of all chunks, from those of the representatives (all of them, see `same_route`)."""
         images = [self._routes(element) for element in self._cosets]
         for send in sends:
+            assert isinstance(send, SumSend), "of a search for partial sums"
             for position, image in enumerate(images):
                 chunk = send.member * self.images + position
-                yield ChunkSum(chunk, image[send.route], send.step, send.copies)
+                yield ChunkSum(0, chunk, image[send.route], send.step, send.copies)
 
     @cached_property
     def _cosets(self) -> tuple[Permutation, ...]:
