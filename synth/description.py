@@ -195,14 +195,16 @@ def infeasible_document(error: InfeasibleError, topology: Topology, collective: 
 
 
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
-    """A table of the points, and what is known beyond them."""
+    """A table of the points, and what is known beyond them; `compositions` are the least of these alone."""
+    from synth.chunks.points import EVERY_SCHEDULE
+
     rows = [
         (
             f"({point.chunks}, {point.steps}, {point.rounds})",
             point.steps,
             point.ratio,
             f"{float(point.schedule.rate):.4g}",
-            "proved" if point.is_proved else "open",
+            "proved" if point.is_proved else point.scope if point.scope != EVERY_SCHEDULE else "open",
             point.proof,
         )
         for point in frontier.points

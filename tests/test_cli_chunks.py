@@ -29,6 +29,18 @@ def test_pareto_prints_a_table_with_proofs(synth: Any) -> None:
     assert "(6, 2, 7)" in ran.out and "proved" in ran.out and "complete yes" in ran.out
 
 
+def test_pareto_of_an_allreduce_says_over_which_schedules(synth: Any) -> None:
+    ran = synth("pareto", "full:2", "allreduce")
+    assert ran.status == 0 and "(1, 1, 1)" in ran.out and "complete yes" in ran.out
+    (point,) = synth("pareto", "full:2", "allreduce", "--json").document["frontier"]
+    assert (point["scope"], point["limit"], point["proved"]) == ("every schedule", None, True)
+    document = synth("pareto", "ring:5", "allreduce", "--max-steps", "3", "--json").document
+    (point,) = document["frontier"]
+    assert (point["proved"], point["limit"], document["complete"]) == (False, "11/10", False)
+    refused_steps = synth("pareto", "dgx1", "allreduce", "--max-steps", "1")
+    assert refused_steps.status == 1 and "needs at least 2 steps" in refused_steps.err
+
+
 def test_pareto_writes_a_folder_whose_schedules_verify_and_simulate(synth: Any, tmp_path: Path) -> None:
     folder = tmp_path / "frontier"
     document = synth("pareto", "dgx1", "allgather", "--json", "-o", str(folder)).document
