@@ -141,9 +141,9 @@ def runs_everywhere(schedule: Schedule) -> None:
                     assert (output == total).all()
 
 
-@pytest.mark.parametrize("spec", ["dgx1", "star:4", "ring:4"])
+@pytest.mark.parametrize("spec", ["dgx1", "star:4"])
 def test_they_run_on_real_processes(command: Any, spec: str, tmp_path: Any) -> None:  # noqa: F811
-    found = frontier(spec, max_steps=3)
+    found = frontier(spec, max_steps=2)
     write_frontier(found, tmp_path / "out")
     full = json.loads((tmp_path / "out" / "frontier.json").read_text())
     for point, entry in zip(found.points, full["frontier"], strict=True):
@@ -169,16 +169,27 @@ def searched(fabric: Topology, chunks: int, steps: int, rounds: int) -> tuple[bo
     return isinstance(found, Found), isinstance(SpreadSearch(instance).run(None), Impossible)
 
 
-@settings(max_examples=40)
-@given(topologies(max_ranks=3, switches=1, symmetric=False, max_bandwidth=2), INSTANCES)
-def test_searches_agree_with_brute_force(fabric: Topology, size: tuple[int, int, int]) -> None:
+def agrees(fabric: Topology, size: tuple[int, int, int]) -> None:
     chunks, steps, spare = size
     problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
-    if problem.latency is None or len(problem.routes) > 6:
-        return
     found, excluded = searched(fabric, chunks, steps, steps + spare)
     assert found == can_be_done(problem, "sums", chunks, steps, steps + spare)
     assert excluded != can_be_done(problem, "spread", chunks, steps, steps + spare)
+
+
+@settings(max_examples=15)
+@given(topologies(max_ranks=3, switches=1, max_bandwidth=2), INSTANCES)
+def test_searches_agree_with_brute_force(fabric: Topology, size: tuple[int, int, int]) -> None:
+    agrees(fabric, size)
+
+
+@pytest.mark.long
+@settings(max_examples=60)
+@given(topologies(max_ranks=3, switches=1, symmetric=False, max_bandwidth=2), INSTANCES)
+def test_searches_agree_with_brute_force_where_links_differ(
+    fabric: Topology, size: tuple[int, int, int]
+) -> None:
+    agrees(fabric, size)
 
 
 @settings(max_examples=25)
@@ -202,10 +213,7 @@ def test_what_is_proved_holds_for_several_partial_sums(fabric: Topology, size: t
     topologies(max_ranks=4, switches=0, max_bandwidth=1, min_ranks=4), st.integers(1, 3), st.integers(0, 1)
 )
 def test_searches_agree_with_brute_force_on_four_ranks(fabric: Topology, steps: int, spare: int) -> None:
-    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
-    found, excluded = searched(fabric, 1, steps, steps + spare)
-    assert found == can_be_done(problem, "sums", 1, steps, steps + spare)
-    assert excluded != can_be_done(problem, "spread", 1, steps, steps + spare)
+    agrees(fabric, (1, steps, spare))
 
 
 @settings(max_examples=20)
@@ -225,9 +233,7 @@ def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, mo
             assert not isinstance(SumSearch(instance).run(300), Found)
 
 
-@pytest.mark.parametrize(
-    ("spec", "steps", "any_kind", "sums"), [("ring:5", 3, 11, 12), ("hypercube:3", 4, 16, 16)]
-)
+@pytest.mark.parametrize(("spec", "steps", "any_kind", "sums"), [("ring:4", 2, 8, 8), ("ring:5", 3, 11, 12)])
 def test_the_fewest_messages(spec: str, steps: int, any_kind: int, sums: int) -> None:
     fabric = load(spec)
     orbits = SumOrbits.trivial(sum_problem(fabric, Collective.on(fabric, "allreduce")), 1)
@@ -241,8 +247,8 @@ def test_schedules_of_a_group_are_those_of_all_chunks() -> None:
     problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
     alone = (identity(8),)
     found = 0
-    for group in subgroups(problem):
-        for kept in (alone, *subgroups(problem, 2)):
+    for group in [group for group in subgroups(problem) if len(group) in (3, 6, 24)]:
+        for kept in (alone, *subgroups(problem, 2)[:2]):
             if set(kept) <= set(group) and 12 % (len(group) // len(kept)) == 0:
                 orbits = SumOrbits(problem, 12, group, kept)
                 model = SumSearch(Instance(orbits, 5, 7)).run(200)
@@ -255,7 +261,7 @@ def test_schedules_of_a_group_are_those_of_all_chunks() -> None:
                             loads[send.step, link] += 1
                     assert (loads.max(axis=1) <= model.rounds).all()
                     pruned(problem, 12, model.rounds, sends)  # which checks every chunk
-    assert found >= 3
+    assert found >= 2
     with pytest.raises(ValueError, match="5 chunks: must be a multiple of"):
         SumOrbits(problem, 5, max(subgroups(problem), key=len), alone)
 
@@ -282,12 +288,12 @@ def test_certificates_that_promise_too_much_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=message):
             certified_ratio(problem, 3, wrong)
-    cube = load("hypercube:3")
-    problem = sum_problem(cube, Collective.on(cube, "allreduce"))
-    even = ((Fraction(1, 24),) * 24,) * 4
-    assert certified_ratio(problem, 4, MessageLengths(even, Fraction(16, 24))) == Fraction(2, 3)
-    with pytest.raises(InputError, match="at a cost of 2/3 or less, it says 17/24"):
-        certified_ratio(problem, 4, MessageLengths(even, Fraction(17, 24)))
+    ring = load("ring:5")  # 11 messages are the fewest in 3 steps
+    problem = sum_problem(ring, Collective.on(ring, "allreduce"))
+    even = ((Fraction(1, 10),) * 10,) * 3
+    assert certified_ratio(problem, 3, MessageLengths(even, Fraction(11, 10))) == Fraction(11, 10)
+    with pytest.raises(InputError, match="at a cost of 11/10 or less, it says 6/5"):
+        certified_ratio(problem, 3, MessageLengths(even, Fraction(12, 10)))
 
 
 def solve(spec: str, size: tuple[int, int, int], method: str = "sat") -> Schedule:
@@ -327,8 +333,8 @@ def test_one_size_searched_as_it_is(spec: str, size: tuple[int, int, int]) -> No
         ("full:2", (2, 2, 1), "sat", "every step takes a round, so 2 steps need as many, got 1"),
         ("dgx1", (1, 1, 9), "sat", "allreduce: needs at least 2 steps, got 1"),
         (
-            "ring:4",
-            (4, 4, 4),
+            "dgx1",
+            (16, 4, 5),
             "ilp",
             "no reduce-scatter and allgather compose it.*other schedules are not excluded",
         ),

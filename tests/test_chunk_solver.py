@@ -80,9 +80,9 @@ def test_what_only_the_solver_can_refute(method: str) -> None:
 
 def test_an_allreduce_says_which_number_is_too_small() -> None:
     with pytest.raises(InfeasibleError, match=r"allreduce, as a .*: needs at least 4 steps, got 3"):
-        solve("dgx1", "allreduce", "sat", (16, 3, 9))
+        solve("dgx1", "allreduce", "ilp", (16, 3, 9))
     with pytest.raises(InfeasibleError, match=r"allreduce, .*: every step takes a round, so 5 steps .*got 4"):
-        solve("dgx1", "allreduce", "sat", (16, 5, 4))
+        solve("dgx1", "allreduce", "ilp", (16, 5, 4))
 
 
 def test_a_solver_out_of_memory_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_what_is_missing_or_foreign_is_refused() -> None:
     with pytest.raises(InputError, match="method cp: must be one of auto, trees"):
         synth.solve(fabric, "broadcast", method="cp")
     with pytest.raises(InputError, match=r"allreduce: chunks must be a multiple of its 4 ranks.*got 6"):
-        solve("ring:4", "allreduce", "sat", (6, 4, 6))
+        solve("ring:4", "allreduce", "ilp", (6, 4, 6))
     with pytest.raises(InputError, match="deadline must be positive"):
         solve("ring:4", "allgather", "sat", (1, 2, 3), deadline_s=0)
 

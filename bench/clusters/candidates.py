@@ -125,14 +125,15 @@ def _shallow(
 
 
 def _frontier(topology: Topology, collective: Collective, deadline: Deadline) -> Iterator[Candidate]:
-    from synth.chunks.frontier import latency_of, pareto
+    from synth.chunks.compositions import latency_of_parts
+    from synth.chunks.frontier import pareto
     from synth.chunks.problem import TooManyRoutesError
 
     if deadline.has_passed:
         yield Candidate("chunks", None, f"the deadline of {deadline.allowed_s:g} s had passed")
         return
     try:
-        most = latency_of(topology, collective) + EXTRA_STEPS
+        most = (latency_of_parts(topology, collective) or 0) + EXTRA_STEPS
         left_s = _at_least(deadline)
         frontier = pareto(topology, collective, max_steps=most, deadline_s=left_s, proofs=False)
     except TooManyRoutesError as error:

@@ -21,8 +21,8 @@ def section(document: Document | None) -> Section:
         return missing(NAME, TITLE, COMMAND)
     parts: list[Part] = [
         text(
-            "Best trades between steps and rounds per chunk, (C, S, R); proved: that nothing is better. Of an "
-            "allreduce measured before it was searched as it is: no composition of a reduce-scatter and an "
+            "Best trades between steps and rounds per chunk, (C, S, R); proved: nothing is better. An "
+            "allreduce measured before it was searched as it is: of compositions of a reduce-scatter and an "
             "allgather. On one core, without the cache; SCCL's tool ran in turns with ours in the same run.",
             tone="quiet",
         ),

@@ -114,8 +114,8 @@ class _Tracing:
         return self.points[-1].ratio if self.points else None
 
     def _optimum(self, steps: int, workers: Workers) -> SumOptimum:
-        """What is known of so many steps; until compositions are, half of the time is left for them."""
-        deadline = self._deadline if self._composed is not None else self._deadline.share(2)
+        """What is known of so many steps; half of the time is left for compositions and more steps."""
+        deadline = self._deadline.share(2)
         cache = ChunkCache() if self._effort.cache else None
         searcher = SumSearcher(self._problem, self._effort.seed, deadline, workers, cache)
         static = None

@@ -41,7 +41,7 @@ class Budget:
     """How much is done for a number of steps; counted, so that it is the same on every machine.
 
     Attributes:
-        slices: effort of a search at the limit where nothing known attains it, and of counting messages.
+        slices: effort of a search at the limit where nothing known attains it.
         guess_slices: effort of any other search.
         groups: how many groups are tried that move every chunk, and that keep the transfers of each.
         most_sends: possible transfers (chunks, routes and steps multiplied) up to which a solver is asked.
@@ -162,9 +162,12 @@ class _State:
             pair_bound(self._problem, self._steps, group=problem_group(self._problem), deadline=deadline)
         )
         before, soon, long = self.result.least, self._budget.guess_slices, self._budget.slices
+        if self._below is None and not self._take_anything(soon):
+            self._count_messages(soon)
+            return
         if not self._is_of_interest(before) or self._attempt(before, soon):
             return
-        floor = self._count_messages()
+        floor = self._count_messages(soon)
         if not self._is_of_interest(floor) or (floor > before and self._attempt(floor, soon)):
             return
         known = self._known()
@@ -193,8 +196,19 @@ class _State:
                 return False
         return False
 
-    def _count_messages(self) -> Fraction:
+    def _take_anything(self, slices: int) -> bool:
+        """Have some plan before time is spent on a good one; False where none has one partial sum."""
+        for rounds in dict.fromkeys((self._steps, self._most_rounds())):
+            if Fraction(rounds) >= self.result.least and self._take(Fraction(rounds), 1, slices):
+                self._below = Fraction(rounds)
+                return True
+        return (Fraction(self._most_rounds()), 1) not in self._without
+
+    def _count_messages(self, slices: int) -> Fraction:
         """Raise the limit to that of the fewest messages of one chunk.
+
+        Args:
+            slices: effort of each search.
 
         Returns:
             The R/C that a search for partial sums, one per rank and chunk, cannot fall below; the limit
@@ -204,7 +218,6 @@ class _State:
         if len(self._problem.routes) * self._steps > self._budget.most_messages:
             return self.result.least
         report(f"{self._steps} steps: the fewest messages", 0, 0)
-        slices = self._budget.slices
         cost = self._searcher.fewest(self._steps, math.ceil(self.result.least * links), slices=slices)
         ratio = Fraction(cost, links)
         lengths = ((Fraction(1, links),) * len(self._problem.topology.links),) * self._steps
@@ -216,8 +229,6 @@ class _State:
     def _look_around(self, floor: Fraction) -> None:
         """The least R/C from there on that is found with few chunks, halving what is open each time."""
         most = self._most_rounds()
-        if isinstance(self._search(1, most, self._budget.guess_slices), NoneHere | Impossible):
-            return  # one partial sum per rank and chunk is not enough in so few steps
         ratios = sorted(
             {
                 Fraction(rounds, chunks)
