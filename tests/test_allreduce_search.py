@@ -177,8 +177,8 @@ def agrees(fabric: Topology, size: tuple[int, int, int]) -> None:
     assert excluded != can_be_done(problem, "spread", chunks, steps, steps + spare)
 
 
-@settings(max_examples=15)
-@given(topologies(max_ranks=3, switches=1, max_bandwidth=2), INSTANCES)
+@settings(max_examples=10)
+@given(topologies(max_ranks=3, switches=0, max_bandwidth=2), INSTANCES)
 def test_searches_agree_with_brute_force(fabric: Topology, size: tuple[int, int, int]) -> None:
     agrees(fabric, size)
 

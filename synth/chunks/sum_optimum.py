@@ -43,6 +43,7 @@ class Budget:
     Attributes:
         slices: effort of a search at the limit where nothing known attains it.
         guess_slices: effort of any other search.
+        count_slices: effort of proving that messages are not fewer.
         groups: how many groups are tried that move every chunk, and that keep the transfers of each.
         most_sends: possible transfers (chunks, routes and steps multiplied) up to which a solver is asked.
         sizes: how many C are tried at the limit.
@@ -52,6 +53,7 @@ class Budget:
 
     slices: int
     guess_slices: int
+    count_slices: int
     groups: tuple[int, int]
     most_sends: int
     sizes: int
@@ -59,10 +61,10 @@ class Budget:
     most_messages: int
 
 
-THOROUGH = Budget(4, 2, (5, 4), 20_000, 3, 12, 400)
+THOROUGH = Budget(4, 2, 3, (5, 4), 20_000, 3, 12, 400)
 """To prove: some ten seconds for a search."""
 
-QUICK = Budget(1, 1, (2, 1), 4_000, 1, 4, 0)
+QUICK = Budget(1, 1, 0, (2, 1), 4_000, 1, 4, 0)
 """To have a candidate: a second."""
 
 
@@ -163,11 +165,11 @@ class _State:
         )
         before, soon, long = self.result.least, self._budget.guess_slices, self._budget.slices
         if self._below is None and not self._take_anything(soon):
-            self._count_messages(soon)
+            self._count_messages()
             return
         if not self._is_of_interest(before) or self._attempt(before, soon):
             return
-        floor = self._count_messages(soon)
+        floor = self._count_messages()
         if not self._is_of_interest(floor) or (floor > before and self._attempt(floor, soon)):
             return
         known = self._known()
@@ -204,11 +206,8 @@ class _State:
                 return True
         return (Fraction(self._most_rounds()), 1) not in self._without
 
-    def _count_messages(self, slices: int) -> Fraction:
+    def _count_messages(self) -> Fraction:
         """Raise the limit to that of the fewest messages of one chunk.
-
-        Args:
-            slices: effort of each search.
 
         Returns:
             The R/C that a search for partial sums, one per rank and chunk, cannot fall below; the limit
@@ -218,6 +217,7 @@ class _State:
         if len(self._problem.routes) * self._steps > self._budget.most_messages:
             return self.result.least
         report(f"{self._steps} steps: the fewest messages", 0, 0)
+        slices = self._budget.count_slices
         cost = self._searcher.fewest(self._steps, math.ceil(self.result.least * links), slices=slices)
         ratio = Fraction(cost, links)
         lengths = ((Fraction(1, links),) * len(self._problem.topology.links),) * self._steps
