@@ -124,7 +124,7 @@ def shallow_frontier(
     """
     least = least_height(topology, roots)
     known: Sequence[Carrier] = ()
-    best = limit * (1 - WORTH)
+    best = limit * (1 - WORTH) * (1 - Fraction(CLOSE))  # which itself is worth it
     stride = max(1, math.ceil((below - least) / MOST_HEIGHTS))
     for height in sorted(range(below - 1, least - 1, -stride)):
         if deadline.has_passed:
@@ -134,11 +134,10 @@ def shallow_frontier(
         generation.run(known)
         if not pricing.is_exact:
             known = generation.support()  # elsewhere all are found at once, and then fewer are needed
-        if generation.rate >= best * (1 - Fraction(CLOSE)):
+        if generation.exceeds(best):
             found = generation.thinned(Fraction(0), None, quickly=True)
-            if found.rate > best or (found.rate == best == limit * (1 - WORTH)):
-                yield found
-                best = found.rate
+            yield found
+            best = found.rate
         if best == limit:
             return
 
@@ -170,10 +169,13 @@ class _Generation:
         self._least = Fraction(1)  # the least limit that prices proved
         self._why = ""  # the search ended where it did
 
-    @property
-    def rate(self) -> Fraction:
-        """Of all groups together, GB/s, as near as HiGHS says."""
-        return Fraction(0 if self._weighed is None else self._weighed.rate) * self.limit
+    def exceeds(self, rate: Fraction) -> bool:
+        """Whether the carriers reach more than a rate in GB/s, exactly where it is close."""
+        found = 0.0 if self._weighed is None else self._weighed.rate
+        asked = float(rate / self.limit)
+        return found > asked * (1 - CLOSE) and (
+            found > asked * (1 + 1000 * CLOSE) or self._choice().rate * self.limit > rate
+        )
 
     def run(self, known: Sequence[Carrier] = ()) -> None:
         """Meet carriers, the known ones first, until none helps."""
