@@ -19,26 +19,26 @@ from numpy._core import _multiarray_umath as kernels
 ROOT = Path(__file__).parents[1]
 
 SHORT = """
-solve mi250 allgather
-solve mi250 allreduce max_trees=2
-solve torus:3x4 alltoall
-solve torus:3x3 allreduce max_height=4
-solve_implicit mi250:boxes=2 allgather
-solve_implicit dragonfly:4x3x2,local=2 allreduce max_height=4
+explicit mi250 allgather
+explicit mi250 allreduce max_trees=2
+explicit torus:3x4 alltoall
+explicit torus:3x3 allreduce max_height=4
+implicit mi250:boxes=2 allgather
+implicit dragonfly:4x3x2,local=2 allreduce max_height=4
 tree_bound ring:4 allgather 2
 """
 
 LONG = """
-solve mi250:boxes=2 allgather max_trees=2
-solve mi250 alltoall
-solve dragonfly:4x2x2 alltoall
-solve dgx-a100:boxes=2 allreduce method=mwu
-solve torus:4x4 allgather max_height=4
-solve dgx1 allgather tolerance=1/20
-solve_implicit dragonfly:9x4x4 allgather
-solve_implicit dragonfly:4x2x2 alltoall
-solve_implicit mi250:boxes=2 allreduce tolerance=1/10
-solve_implicit mi250:boxes=4 allgather max_height=8
+explicit mi250:boxes=2 allgather max_trees=2
+explicit mi250 alltoall
+explicit dragonfly:4x2x2 alltoall
+explicit dgx-a100:boxes=2 allreduce method=mwu
+explicit torus:4x4 allgather max_height=4
+explicit dgx1 allgather tolerance=1/20
+implicit dragonfly:9x4x4 allgather
+implicit dragonfly:4x2x2 alltoall
+implicit mi250:boxes=2 allreduce tolerance=1/10
+implicit mi250:boxes=4 allgather max_height=8
 tree_bound dgx1 allgather 2
 flow_bound torus:3x3 alltoall 3
 pareto ring:4 allgather
@@ -71,9 +71,9 @@ def content(verb, spec, kind, *rest):
     read = {"method": str, "tolerance": Fraction}
     pairs = (word.split("=") for word in rest)
     knobs = {name: read.get(name, int)(value) for name, value in pairs}
-    if verb == "solve" and "max_height" in knobs:
+    if verb == "explicit" and "max_height" in knobs:
         knobs["method"] = "trees"
-    return of(getattr(synth, verb)(topology, kind, **knobs))
+    return of(synth.solve(topology, kind, form=verb, **knobs))
 
 for line in sys.argv[1].split("\\n"):
     print(hashlib.sha256(content(*line.split()).encode()).hexdigest(), line)
