@@ -180,18 +180,24 @@ def _set(vertices: frozenset[Vertex], topology: Topology) -> str:
 
 
 def infeasible_document(error: InfeasibleError, topology: Topology, collective: str) -> Json:
-    """What `solve --json` says where there is none: `proved` is the exact limit, where one proves it."""
+    """What `--json` says where there is none: `certificate` is the exact limit, where one proves it."""
     from synth.formats import bound_to_document
 
-    proof: Json | None = None
+    certificate: Json | None = None
     if isinstance(error.proof, Bound):
-        proof = bound_to_document(error.proof, topology)
+        certificate = bound_to_document(error.proof, topology)
     elif error.proof is not None:
         from synth.chunks.mirror import IMAGES
         from synth.chunks.optimum_documents import limit_to_document
 
-        proof = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)
-    return {"infeasible": True, "proved": proof, "why": str(error)}
+        certificate = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)
+    return {
+        "infeasible": True,
+        "proved": error.is_proved,
+        "proved_by": [prover.value for prover in error.proved_by],
+        "certificate": certificate,
+        "why": str(error),
+    }
 
 
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:

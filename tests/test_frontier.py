@@ -29,7 +29,7 @@ from synth.chunks.step_bound import StaticLimit, StepBound
 from synth.chunks.step_certification import certified_ratio, static_ratio
 from synth.chunks.step_optimum import StepOptimum
 from synth.collective import Collective, Demand, Kind
-from synth.errors import InfeasibleError, InputError
+from synth.errors import InfeasibleError, InputError, Prover
 from synth.topology import Link, Topology
 from topologies import load
 
@@ -85,6 +85,7 @@ def test_an_allreduce_cut_short_of_its_last_composition_is_not_complete() -> Non
     assert found.why_stopped == "no more than 5 steps were looked at"
     whole = frontier("dgx1", "allreduce")
     assert whole.complete and all(point.is_proved for point in whole.points)
+    assert all(point.proved_by == (Prover.LIMIT,) for point in whole.points)
 
 
 def test_each_half_of_an_allreduce_has_certificates_of_its_own() -> None:

@@ -16,16 +16,21 @@ Literal = TypeVar("Literal")
 
 
 class Clauses:
-    """A formula: all of its clauses hold."""
+    """A formula: all of its clauses hold.
+
+    Attributes:
+        clauses: lists of literals.
+        variables: how many there are, numbered from 1.
+    """
 
     def __init__(self) -> None:
         self.clauses: list[list[int]] = []
-        self._variables = 0
+        self.variables = 0
 
     def new(self) -> int:
         """A literal of a new variable."""
-        self._variables += 1
-        return self._variables
+        self.variables += 1
+        return self.variables
 
     def add(self, *literals: int) -> None:
         """At least one of these is true; with none, the formula cannot hold."""

@@ -36,6 +36,7 @@ def point_to_document(point: Point) -> Document:
         "proved": point.is_proved,
         "least": str(point.least),
         "proof": point.proof,
+        "proved_by": [prover.value for prover in point.proved_by],
         "rate": str(point.schedule.rate),
         "file": None,
     }

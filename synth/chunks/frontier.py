@@ -25,7 +25,7 @@ from synth.chunks.step_bound import StaticLimit, StepBound
 from synth.chunks.step_optimum import StepOptimum, explain
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
-from synth.errors import InfeasibleError, InputError
+from synth.errors import InfeasibleError, InputError, Prover
 from synth.reachability import who_is_cut_off
 from synth.schedule import Method, Schedule
 from synth.topology import Topology
@@ -46,6 +46,7 @@ class Point:
             of all compositions of a reduce-scatter and an allgather, like what follows.
         is_proved: whether R/C is the least in so many steps and C the smallest that attains it.
         proof: how that was proved, or what is missing.
+        proved_by: who says so; empty where something is missing.
         bounds: the exact certificates behind `least`, two for an allreduce (of its halves).
         schedule: what attains it.
     """
@@ -56,6 +57,7 @@ class Point:
     least: Fraction
     is_proved: bool
     proof: str
+    proved_by: tuple[Prover, ...]
     bounds: tuple[StepBound, ...]
     schedule: Schedule
 
@@ -141,7 +143,8 @@ def pareto(
     latency = sum(half.latency for half in halves)
     last = latency + STEPS_BEYOND_LATENCY if max_steps is None else max_steps
     if last < latency:
-        raise InfeasibleError(f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}")
+        words = f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}"
+        raise InfeasibleError(words, proved_by=[Prover.LIMIT])
     curves: list[Curve] = []
     for half in halves:
         # On symmetric links the reversed fabric is the fabric: both halves ask the same.
@@ -253,6 +256,7 @@ def _single(half: _Half, curve: Curve, seed: int) -> Iterator[Point]:
             optimum.limit.ratio,
             optimum.is_settled,
             _proof(optimum),
+            optimum.proved_by,
             (optimum.limit,),
             half.schedule(chunks, plan, _method(chunks, plan.rounds, seed)),
         )
@@ -291,9 +295,16 @@ def _joined(
             least / ranks,
             is_least and chunks == fewest,
             proof,
+            _provers(curves) if is_least and chunks == fewest else (),
             (first.limit, second.limit),
             allreduce_of(collective, *schedules, method=method, bound=limit),
         )
+
+
+def _provers(curves: Sequence[Curve]) -> tuple[Prover, ...]:
+    """All on whose word limits of two curves together may rest."""
+    settled = [point for curve in curves for point in curve.points if point.is_settled]
+    return (Prover.LIMIT, *dict.fromkeys(prover for point in settled for prover in point.refuted_by))
 
 
 def _limits_together(curves: Sequence[Curve], steps: int) -> tuple[Fraction, int]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from synth.compiled import Ints
 from synth.deadline import Deadline
-from synth.errors import InfeasibleError
+from synth.errors import InfeasibleError, Prover
 from synth.packing.carrier import Carrier, hops, shape
 from synth.packing.fewest import fewest_among
 from synth.packing.shallow_pricing import Pricing, least_height
@@ -94,7 +94,7 @@ def pack_shallow(
     """
     least = least_height(topology, roots)
     if height < least:
-        raise InfeasibleError(_too_low(topology, roots, height, least))
+        raise InfeasibleError(_too_low(topology, roots, height, least), proved_by=[Prover.LIMIT])
     generation = _Generation(Pricing(topology, roots, height, seed), limit, deadline)
     generation.run()
     return generation.thinned(tolerance, max_trees)

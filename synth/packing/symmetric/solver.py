@@ -17,7 +17,7 @@ from synth.certificate import Bound, Cut, Dual
 from synth.collective import Collective, Kind
 from synth.compiled import Ints
 from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from synth.errors import CollectiveError, InfeasibleError, InputError, Prover, TimedOutError
 from synth.implicit.schedule import ImplicitSchedule
 from synth.implicit.translations import Translations
 from synth.packing.symmetric.columns import Column
@@ -201,7 +201,8 @@ def generated(question: Question, max_height: int | None) -> tuple[Generation, S
         least = least_height(problem)
         if max_height < least:
             raise InfeasibleError(
-                f"max-height {max_height}: some rank is {least} edges away from a root, no tree is lower"
+                f"max-height {max_height}: some rank is {least} edges away from a root, no tree is lower",
+                proved_by=[Prover.LIMIT],
             )
     generation = Generation(problem, question.tight, question.deadline, max_height)
     try:
