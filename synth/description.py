@@ -12,6 +12,7 @@ from synth.certificate import Bound, Cut, Partition
 from synth.console import Json, gigabytes, share, table
 from synth.errors import InfeasibleError
 from synth.schedule import Schedule
+from synth.service import EARLIEST
 from synth.sizes import format_size
 from synth.topology import Topology, Vertex
 
@@ -246,7 +247,9 @@ def describe_comparison(comparison: Comparison) -> list[str]:
         (format_size(size), *(f"{comparison.by_method[method][row].busbw:.2f}" for method in methods))
         for row, size in enumerate(sizes)
     ]
-    return [*table(("time (us)", *methods), times), "", *table(("busbw (GB/s)", *methods), busbws), ""]
+    asked = [] if comparison.service == EARLIEST else [f"order of service: {comparison.service}", ""]
+    tables = [*table(("time (us)", *methods), times), "", *table(("busbw (GB/s)", *methods), busbws), ""]
+    return [*asked, *tables]
 
 
 def describe_topology(topology: Topology) -> list[str]:

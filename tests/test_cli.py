@@ -417,6 +417,17 @@ def test_the_version(synth: Any) -> None:
     assert synth("--version").out.startswith("arborcast 0.")
 
 
+def test_simulate_with_another_order_of_service(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    synth("solve", "ring:4", "allreduce", "-o", str(file))
+    worst = synth("simulate", str(file), "--sizes", "1MiB", "--service", "worst:3", "--json").document
+    assert worst["service"] == "worst:3"
+    services = {row["service"] for row in worst["rows"]}
+    assert services <= {"random:0", "random:1", "random:2", None}
+    assert "order of service: fifo" in synth("simulate", str(file), "--service", "fifo").out
+    refused(synth("simulate", str(file), "--service", "lifo"), "service 'lifo'", "worst:N")
+
+
 def test_simulate_prints_a_column_per_method(synth: Any, tmp_path: Path) -> None:
     file = tmp_path / "ring.json"
     synth("solve", "dgx1", "allreduce", "--ranks", "0,3,4", "-o", str(file))
