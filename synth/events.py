@@ -144,27 +144,18 @@ def play(
         (layout.step.max() + pieces) * hops if hops > 0 else 1,
     )
     waiting, touched = queues.waiting, queues.touched
-    for version in layout.inputs:
-        for piece in range(pieces):
-            _settle(layout, version, piece, needed, offered)
+    for at in range(layout.inputs.size * pieces):
+        _settle(layout, layout.inputs[at // pieces], at % pieces, needed, offered)
     # Instants are counted, so that one and a key fit into 63 bits wherever `start` fits into a machine.
     now = instant = drawn = 0
     while True:
-        if lanes.lane.size > 0:
-            _hold_back(layout, lanes, queues, came, offered, instant)
-        else:
-            for cell in offered:
-                _queue(layout, queues, cell % hops, cell // hops, instant)
+        _admit(layout, lanes, queues, came, offered, instant)
         offered.clear()
         came.clear()
         for link in touched:
             if idle[link] and len(waiting[link]) > 0:
-                if rule == RANDOM:
-                    drawn += 1
-                    key = _take_any(waiting[link], _drawn(seed, drawn))
-                else:
-                    key = heappop(waiting[link]) % queues.span
-                hop, piece = _unkey(layout, key)
+                drawn += 1
+                hop, piece = _unkey(layout, _take(queues, link, seed, drawn))
                 start[piece, hop] = now
                 idle[link] = False
                 sent = now + durations[hop]
@@ -220,13 +211,16 @@ def _drawn(seed: int, count: int) -> int:
     mixed = (np.uint64(seed) << np.uint64(32)) + np.uint64(count) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.int64((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1))
+    return int((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1))
 
 
 @kernel
-def _take_any(waiting: list[int], drawn: int) -> int:
-    """Remove one of those that wait, each as likely as the others."""
-    place = drawn % len(waiting)
+def _take(queues: Queues, link: int, seed: int, count: int) -> int:
+    """Remove what a link carries next; of a random order any, each as likely as the others."""
+    waiting = queues.waiting[link]
+    if queues.rule != RANDOM:
+        return heappop(waiting) % queues.span
+    place = _drawn(seed, count) % len(waiting)
     key = waiting[place]
     waiting[place] = waiting[-1]
     waiting.pop()
@@ -234,11 +228,15 @@ def _take_any(waiting: list[int], drawn: int) -> int:
 
 
 @kernel
-def _hold_back(
+def _admit(
     layout: Layout, lanes: Lanes, queues: Queues, came: list[int], offered: list[int], instant: int
 ) -> None:
-    """Let what is ready queue up where its turn has come and what is due has come, too."""
+    """Let what is ready queue up; with lanes, where its turn has come and what is due has come, too."""
     hops = layout.link.size
+    if lanes.lane.size == 0:
+        for cell in offered:
+            _queue(layout, queues, cell % hops, cell // hops, instant)
+        return
     if instant == 0:
         for rank in range(len(lanes.due)):
             _keep_pace(layout, lanes, queues, rank, instant)
