@@ -31,15 +31,7 @@ from enum import IntEnum
 
 from backends.layout import Buffer, Slice
 from backends.program import Copy, Operation, Program, Receive, Reduce, Send
-
-AHEAD = 4
-"""A send at logical time t waits for what this rank receives at t - AHEAD and before.
-
-Leaves of trees could send all they have at once. Where links are shared, as the ports of a switch are, that
-fills the queues on the way, and what the other trees wait for comes late: two boxes behind a slow uplink
-reached 0.83 of their optimum without this limit, 0.99 with one of 2 to 8. What is waited for is earlier in
-the global order, so that the proof above holds.
-"""
+from synth.service import AHEAD
 
 
 class Act(IntEnum):
@@ -126,7 +118,8 @@ def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
 
     Args:
         program: of one rank.
-        ahead: by how much logical time sends may run ahead of what comes in; at least 1.
+        ahead: by how much logical time sends may run ahead of what comes in; at least 1. What is waited
+            for is earlier in the global order, so that the proof above holds.
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, got {ahead}")
@@ -174,7 +167,7 @@ def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
 
 
 def _pace(drafts: list[_Draft], ahead: int) -> None:
-    """Let each send wait for what is due `ahead` before it; see `AHEAD`."""
+    """Let each send wait for what is due `ahead` before it."""
     receives = [draft for draft in drafts if draft.peer >= 0 and draft.act is not Act.SEND]
     following = _next_of_same_peer(receives)
     due = 0

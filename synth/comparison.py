@@ -14,6 +14,7 @@ from synth.baselines import BASELINES, solve_baseline
 from synth.errors import CollectiveError, InfeasibleError
 from synth.implicit.schedule import AnySchedule, ImplicitSchedule
 from synth.nccl_model import KNOWN_PLANS, nccl_times
+from synth.service import EARLIEST, Service
 from synth.simulator import Timing, sweep
 
 LARGEST_SEARCHED = 128
@@ -22,13 +23,14 @@ LARGEST_SEARCHED = 128
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Timings by method, the schedule's own first, and why others are missing."""
+    """Timings by method, the schedule's own first, why others are missing, and the order of service."""
 
     by_method: Mapping[str, Sequence[Timing]]
     unavailable: Mapping[str, str]
+    service: Service = EARLIEST
 
     def to_document(self) -> dict[str, Any]:
-        """Rows of method, bytes, pieces, time_us, algbw and busbw, as `synth simulate --json` prints."""
+        """Rows of method, size, pieces, times, rates and service, as `synth simulate --json` prints."""
         rows = [
             {
                 "method": method,
@@ -37,21 +39,27 @@ class Comparison:
                 "time_us": timing.time_us,
                 "algbw": timing.algbw,
                 "busbw": timing.busbw,
+                "service": timing.service,
             }
             for method, timings in self.by_method.items()
             for timing in timings
         ]
-        return {"rows": rows, "unavailable": dict(self.unavailable)}
+        return {"service": str(self.service), "rows": rows, "unavailable": dict(self.unavailable)}
 
 
-def compare(schedule: AnySchedule, sizes: Sequence[int]) -> Comparison:
+def compare(schedule: AnySchedule, sizes: Sequence[int], *, service: str | Service = EARLIEST) -> Comparison:
     """Simulate a correct schedule and every baseline of the same collective.
 
     Args:
         schedule: its method's name is its name in the comparison.
         sizes: message sizes in bytes (the whole buffer).
+        service: the order of service of all that is simulated, see `synth.simulator.simulate`.
+
+    Raises:
+        InputError: no order of service, or one that the implicit form does not have.
     """
-    by_method: dict[str, Sequence[Timing]] = {schedule.method.name: sweep(schedule, sizes)}
+    order = Service.of(service)
+    by_method: dict[str, Sequence[Timing]] = {schedule.method.name: sweep(schedule, sizes, service=order)}
     unavailable: dict[str, str] = {}
     ranks = schedule.topology.ranks
     too_large = isinstance(schedule, ImplicitSchedule) and ranks > LARGEST_SEARCHED
@@ -66,12 +74,12 @@ def compare(schedule: AnySchedule, sizes: Sequence[int]) -> Comparison:
         except (InfeasibleError, CollectiveError) as error:
             unavailable[name] = str(error).removeprefix(f"{name}: ")
         else:
-            by_method[name] = sweep(baseline, sizes)
+            by_method[name] = sweep(baseline, sizes, service=order)
     try:
         by_method |= _nccl_models(schedule, sizes, searched=not too_large)
     except (InfeasibleError, CollectiveError) as error:
         unavailable["nccl-model"] = str(error)
-    return Comparison(by_method, unavailable)
+    return Comparison(by_method, unavailable, order)
 
 
 def _nccl_models(

@@ -12,6 +12,7 @@ from synth.certificate import Bound, Cut, Partition
 from synth.console import Json, gigabytes, share, table
 from synth.errors import InfeasibleError
 from synth.schedule import Schedule
+from synth.service import EARLIEST
 from synth.sizes import format_size
 from synth.topology import Topology, Vertex
 
@@ -180,18 +181,24 @@ def _set(vertices: frozenset[Vertex], topology: Topology) -> str:
 
 
 def infeasible_document(error: InfeasibleError, topology: Topology, collective: str) -> Json:
-    """What `solve --json` says where there is none: `proved` is the exact limit, where one proves it."""
+    """What `--json` says where there is none: `certificate` is the exact limit, where one proves it."""
     from synth.formats import bound_to_document
 
-    proof: Json | None = None
+    certificate: Json | None = None
     if isinstance(error.proof, Bound):
-        proof = bound_to_document(error.proof, topology)
+        certificate = bound_to_document(error.proof, topology)
     elif error.proof is not None:
         from synth.chunks.mirror import IMAGES
         from synth.chunks.optimum_documents import limit_to_document
 
-        proof = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)
-    return {"infeasible": True, "proved": proof, "why": str(error)}
+        certificate = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)
+    return {
+        "infeasible": True,
+        "proved": error.is_proved,
+        "proved_by": [prover.value for prover in error.proved_by],
+        "certificate": certificate,
+        "why": str(error),
+    }
 
 
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
@@ -242,7 +249,9 @@ def describe_comparison(comparison: Comparison) -> list[str]:
         (format_size(size), *(f"{comparison.by_method[method][row].busbw:.2f}" for method in methods))
         for row, size in enumerate(sizes)
     ]
-    return [*table(("time (us)", *methods), times), "", *table(("busbw (GB/s)", *methods), busbws), ""]
+    asked = [] if comparison.service == EARLIEST else [f"order of service: {comparison.service}", ""]
+    tables = [*table(("time (us)", *methods), times), "", *table(("busbw (GB/s)", *methods), busbws), ""]
+    return [*asked, *tables]
 
 
 def describe_topology(topology: Topology) -> list[str]:

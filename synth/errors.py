@@ -6,6 +6,8 @@ Wrong input is an `InputError` and becomes exit status 2 at the command line, as
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,12 +36,41 @@ class NumericalError(ArithmeticError):
     """Numbers that neither int64 nor a floating solver can hold; bandwidths of fewer digits may do."""
 
 
-class InfeasibleError(Exception):
-    """No schedule exists as asked; `proof` is the exact limit where one proves it, else the message says."""
+class Prover(StrEnum):
+    """Who says that something does not exist."""
 
-    def __init__(self, message: str, proof: Bound | StepBound | None = None) -> None:
+    LIMIT = "exact limit"
+    EXHAUSTION = "exhaustive search"
+    CADICAL = "CaDiCaL"
+    Z3 = "z3"
+    HIGHS = "HiGHS, floating point"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its word is a proof: what rounds may lose a solution."""
+        return self is not Prover.HIGHS
+
+
+class InfeasibleError(Exception):
+    """No schedule exists as asked.
+
+    Attributes:
+        proof: the exact limit where one proves it.
+        proved_by: all whose word that rests on; empty where nobody proved it, which the message says.
+    """
+
+    def __init__(
+        self, message: str, proof: Bound | StepBound | None = None, *, proved_by: Iterable[Prover] = ()
+    ) -> None:
         super().__init__(message)
         self.proof = proof
+        limit = () if proof is None else (Prover.LIMIT,)
+        self.proved_by = tuple(dict.fromkeys((*limit, *proved_by)))
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether all of those are exact, and there are some."""
+        return bool(self.proved_by) and all(prover.is_exact for prover in self.proved_by)
 
 
 class TimedOutError(Exception):

@@ -1,7 +1,8 @@
 """The event loop of the simulator: which piece passes which link when, in whole ticks of a clock.
 
 `synth.hops` lays a schedule out as the arrays of `Layout`; `play` runs them. The clock is an integer so
-that what happens at the same time on paper happens at the same time here, on every machine.
+that what happens at the same time on paper happens at the same time here, on every machine. `synth.service`
+says what the orders of service mean.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.compiled import Ints, kernel
+from synth.compiled import Flags, Ints, kernel
+from synth.service import Rule
 
 Counts = NDArray[np.int32]
 
@@ -47,15 +49,78 @@ class Layout(NamedTuple):
     readers: Ints
 
 
+class Lanes(NamedTuple):
+    """What holds pieces back that are ready: the planned order of each lane, and the pace of each rank.
+
+    A lane is what one rank sends to one other over one link. Only the next passage of a lane is in the
+    link's queue. All arrays are empty where nothing is held back.
+
+    Attributes:
+        lane: of each hop.
+        first: first passage of each lane in `passages`, and the number of passages at the end.
+        passages: cells of `start` (piece * hops + hop), lane by lane in the planned order.
+        sender: of each lane the rank whose pace it keeps, -1 where that is behind it.
+        first_of: first lane of each rank in `lanes_of`, and their number at the end.
+        lanes_of: the lanes that keep the pace of a rank, rank by rank.
+        receiver: rank of each transfer's delivery.
+        due: of each rank and time (step + piece), how many deliveries it gets.
+        ahead: a passage of time t waits until its sender has all that is due at t - ahead and before.
+    """
+
+    lane: Ints
+    first: Ints
+    passages: Ints
+    sender: Ints
+    first_of: Ints
+    lanes_of: Ints
+    receiver: Ints
+    due: Ints
+    ahead: int
+
+
+class Queues(NamedTuple):
+    """What waits during a run.
+
+    Attributes:
+        waiting: per link, what waits for it, as `_queue` writes it; a heap unless the order is random.
+        touched: links that may have something to start now.
+        ready: of each cell, the instant since which it only waits for its turn, -1 before.
+        turn: of each lane, the next of its passages.
+        queued: of each lane, whether that passage is in the link's queue.
+        due: what is left of `Lanes.due`.
+        low: of each rank, the earliest time at which something is due.
+        rule: which of the pieces that wait for a link it serves next.
+        span: more than any key.
+    """
+
+    waiting: list[list[int]]
+    touched: list[int]
+    ready: Ints
+    turn: Ints
+    queued: Flags
+    due: Ints
+    low: Ints
+    rule: int
+    span: int
+
+
+FIFO, RANDOM = int(Rule.FIFO), int(Rule.RANDOM)
+
+
 @kernel
-def play(layout: Layout, pieces: int, durations: Ints, latencies: Ints) -> Ints:
+def play(
+    layout: Layout, lanes: Lanes, pieces: int, durations: Ints, latencies: Ints, rule: int, seed: int
+) -> Ints:
     """The tick at which each piece (row) starts on each hop (column).
 
     Args:
         layout: the schedule.
+        lanes: what is held back.
         pieces: into how many pieces each chunk is cut.
         durations: ticks, at least 1, that each hop keeps its link busy for one piece.
         latencies: ticks from the end of sending to the arrival, of each link.
+        rule: which of the pieces that wait for a link it serves next, a `Rule`.
+        seed: of a random order.
     """
     # A row per piece: few pieces are on their way at a time, so that what is touched stays in the cache.
     hops = layout.link.size
@@ -64,41 +129,61 @@ def play(layout: Layout, pieces: int, durations: Ints, latencies: Ints) -> Ints:
     needed[:] = layout.needed
     idle = np.ones(latencies.size, np.bool_)
     # The empty comprehensions tell numba what the lists hold.
-    waiting = [[0 for _ in range(0)] for _ in range(latencies.size)]  # per link, a heap of `_key`s
-    touched = [0 for _ in range(0)]  # links that may have something to start now
     events = [(0, 0) for _ in range(0)]  # (tick, 2 * cell of `start`, + 1 for arrivals)
-    for version in layout.inputs:
-        for piece in range(pieces):
-            _settle(layout, version, piece, needed, waiting, touched)
-    now = 0
+    offered = [0 for _ in range(0)]  # cells of `start` that are now where their hop begins
+    came = [0 for _ in range(0)]  # those that have arrived
+    queues = Queues(
+        [[0 for _ in range(0)] for _ in range(latencies.size)],
+        [0 for _ in range(0)],
+        np.full(lanes.passages.size, -1, np.int64),
+        lanes.first.copy(),
+        np.zeros(lanes.first.size, np.bool_),
+        lanes.due.copy(),
+        np.zeros(len(lanes.due), np.int64),
+        rule,
+        (layout.step.max() + pieces) * hops if hops > 0 else 1,
+    )
+    waiting, touched = queues.waiting, queues.touched
+    for at in range(layout.inputs.size * pieces):
+        _settle(layout, layout.inputs[at // pieces], at % pieces, needed, offered)
+    # Instants are counted, so that one and a key fit into 63 bits wherever `start` fits into a machine.
+    now = instant = drawn = 0
     while True:
+        _admit(layout, lanes, queues, came, offered, instant)
+        offered.clear()
+        came.clear()
         for link in touched:
             if idle[link] and len(waiting[link]) > 0:
-                hop, piece = _unkey(layout, heappop(waiting[link]))
+                drawn += 1
+                hop, piece = _unkey(layout, _take(queues, link, seed, drawn))
                 start[piece, hop] = now
                 idle[link] = False
                 sent = now + durations[hop]
                 heappush(events, (sent, 2 * (piece * hops + hop)))
                 heappush(events, (sent + latencies[link], 2 * (piece * hops + hop) + 1))
+                if lanes.lane.size > 0:
+                    _give_turn(layout, lanes, queues, lanes.lane[hop], instant)
         touched.clear()
         if len(events) == 0:
             return start
         # Everything of this tick happens before any link picks what it serves next.
         now = events[0][0]
+        instant += 1
         while len(events) > 0 and events[0][0] == now:
             code = heappop(events)[1]
             hop, piece = code // 2 % hops, code // 2 // hops
             if code % 2 == 1:
-                _arrive(layout, hop, piece, needed, waiting, touched)
+                came.append(code // 2)
+                _arrive(layout, hop, piece, needed, offered)
             else:
                 idle[layout.link[hop]] = True
                 touched.append(layout.link[hop])
-                _leave(layout, hop, piece, needed, waiting, touched)
+                _leave(layout, hop, piece, needed, offered)
 
 
 @kernel
 def _key(layout: Layout, hop: int, piece: int) -> int:
-    """The place in a link's queue: by step + piece, then in the order of the hops."""
+    """The planned place in a link's queue: by step + piece, then in the order of the hops."""
     return int((layout.step[layout.transfer[hop]] + piece) * layout.link.size + hop)
 
 
@@ -110,39 +195,121 @@ def _unkey(layout: Layout, key: int) -> tuple[int, int]:
 
 
 @kernel
-def _arrive(
-    layout: Layout, hop: int, piece: int, needed: Counts, waiting: list[list[int]], touched: list[int]
-) -> None:
-    """A piece is at the far end of a hop: at a switch it queues up for the next one."""
-    transfer = layout.transfer[hop]
-    if hop + 1 == layout.first_hop[transfer + 1]:
-        _settle(layout, layout.writes[transfer], piece, needed, waiting, touched)
+def _queue(layout: Layout, queues: Queues, hop: int, piece: int, since: int) -> None:
+    """A piece waits for its link; first come, first served goes by the instant first."""
+    link, key = layout.link[hop], _key(layout, hop, piece)
+    if queues.rule == RANDOM:
+        queues.waiting[link].append(key)
     else:
-        heappush(waiting[layout.link[hop + 1]], _key(layout, hop + 1, piece))
-        touched.append(layout.link[hop + 1])
+        heappush(queues.waiting[link], since * queues.span + key if queues.rule == FIFO else key)
+    queues.touched.append(link)
 
 
 @kernel
-def _leave(
-    layout: Layout, hop: int, piece: int, needed: Counts, waiting: list[list[int]], touched: list[int]
+def _drawn(seed: int, count: int) -> int:
+    """The number that is drawn next after `count` others, by splitmix64."""
+    mixed = (np.uint64(seed) << np.uint64(32)) + np.uint64(count) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return int((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1))
+
+
+@kernel
+def _take(queues: Queues, link: int, seed: int, count: int) -> int:
+    """Remove what a link carries next; of a random order any, each as likely as the others."""
+    waiting = queues.waiting[link]
+    if queues.rule != RANDOM:
+        return heappop(waiting) % queues.span
+    place = _drawn(seed, count) % len(waiting)
+    key = waiting[place]
+    waiting[place] = waiting[-1]
+    waiting.pop()
+    return key
+
+
+@kernel
+def _admit(
+    layout: Layout, lanes: Lanes, queues: Queues, came: list[int], offered: list[int], instant: int
 ) -> None:
+    """Let what is ready queue up; with lanes, where its turn has come and what is due has come, too."""
+    hops = layout.link.size
+    if lanes.lane.size == 0:
+        for cell in offered:
+            _queue(layout, queues, cell % hops, cell // hops, instant)
+        return
+    if instant == 0:
+        for rank in range(len(lanes.due)):
+            _keep_pace(layout, lanes, queues, rank, instant)
+    for cell in came:
+        hop, transfer = cell % hops, layout.transfer[cell % hops]
+        if hop + 1 == layout.first_hop[transfer + 1]:
+            queues.due[lanes.receiver[transfer], layout.step[transfer] + cell // hops] -= 1
+            _keep_pace(layout, lanes, queues, lanes.receiver[transfer], instant)
+    for cell in offered:
+        queues.ready[cell] = instant
+        _take_turn(layout, lanes, queues, lanes.lane[cell % hops], instant)
+
+
+@kernel
+def _take_turn(layout: Layout, lanes: Lanes, queues: Queues, lane: int, instant: int) -> None:
+    """Let the next passage of a lane queue up where it may."""
+    if queues.queued[lane] or queues.turn[lane] == lanes.first[lane + 1]:
+        return
+    cell = lanes.passages[queues.turn[lane]]
+    hop, piece = cell % layout.link.size, cell // layout.link.size
+    sender = lanes.sender[lane]
+    time = layout.step[layout.transfer[hop]] + piece
+    if queues.ready[cell] >= 0 and (sender < 0 or queues.low[sender] > time - lanes.ahead):
+        queues.queued[lane] = True
+        # Lanes that begin here take turns, as connections do; behind that, what came first is ahead.
+        _queue(layout, queues, hop, piece, queues.ready[cell] if sender < 0 else instant)
+
+
+@kernel
+def _give_turn(layout: Layout, lanes: Lanes, queues: Queues, lane: int, instant: int) -> None:
+    """The passage that was next in its lane has begun."""
+    queues.turn[lane] += 1
+    queues.queued[lane] = False
+    _take_turn(layout, lanes, queues, lane, instant)
+
+
+@kernel
+def _keep_pace(layout: Layout, lanes: Lanes, queues: Queues, rank: int, instant: int) -> None:
+    """Let a rank go on where all that was due has come."""
+    low, due = queues.low, queues.due
+    before = low[rank]
+    while low[rank] < due.shape[1] and due[rank, low[rank]] == 0:
+        low[rank] += 1
+    if low[rank] > before:
+        for position in range(lanes.first_of[rank], lanes.first_of[rank + 1]):
+            _take_turn(layout, lanes, queues, lanes.lanes_of[position], instant)
+
+
+@kernel
+def _arrive(layout: Layout, hop: int, piece: int, needed: Counts, offered: list[int]) -> None:
+    """A piece is at the far end of a hop: at a switch it goes on to the next one."""
+    transfer = layout.transfer[hop]
+    if hop + 1 == layout.first_hop[transfer + 1]:
+        _settle(layout, layout.writes[transfer], piece, needed, offered)
+    else:
+        offered.append(piece * layout.link.size + hop + 1)
+
+
+@kernel
+def _leave(layout: Layout, hop: int, piece: int, needed: Counts, offered: list[int]) -> None:
     """A piece is sent: what replaces it at its rank waits for it no more."""
     transfer = layout.transfer[hop]
     if hop == layout.first_hop[transfer]:
-        _settle(layout, layout.follower[layout.reads[transfer]], piece, needed, waiting, touched)
+        _settle(layout, layout.follower[layout.reads[transfer]], piece, needed, offered)
 
 
 @kernel
-def _settle(
-    layout: Layout, version: int, piece: int, needed: Counts, waiting: list[list[int]], touched: list[int]
-) -> None:
-    """One thing that a version needed has happened; where it was the last, its readers queue up."""
+def _settle(layout: Layout, version: int, piece: int, needed: Counts, offered: list[int]) -> None:
+    """One thing that a version needed has happened; where it was the last, its readers go on."""
     while version >= 0:
         needed[piece, version] -= 1
         if needed[piece, version] > 0:
             return
         for position in range(layout.first_reader[version], layout.first_reader[version + 1]):
-            hop = layout.first_hop[layout.readers[position]]
-            heappush(waiting[layout.link[hop]], _key(layout, hop, piece))
-            touched.append(layout.link[hop])
+            offered.append(piece * layout.link.size + layout.first_hop[layout.readers[position]])
         version = layout.follower[version]

@@ -68,21 +68,34 @@ def simulate(
         Path | None, typer.Option("--picture", help="draw time and busbw over size: .svg or .png")
     ] = None,
     output: OldPicture = None,
+    service: Annotated[
+        str,
+        typer.Option(
+            "--service",
+            metavar="ORDER",
+            help="which piece a link carries next: priority (as planned), fifo, random[:SEED], worst:N (the "
+            "slowest of N random orders), or engine, what the process group does (engine-worst:N)",
+        ),
+    ] = "priority",
     as_json: AsJson = False,
 ) -> None:
     """Simulate a schedule over sizes, beside the baselines."""
     from synth.comparison import compare
+    from synth.service import EARLIEST, Service
     from synth.sizes import size_range
 
     picture = picture or output
     writable(picture)
+    order = Service.of(service)
     schedule = read_correct(file)
     with progress(f"simulating {file}", quiet=as_json):
-        comparison = compare(schedule, size_range(sizes))
+        comparison = compare(schedule, size_range(sizes), service=order)
     if picture is not None:
         from synth.pictures import draw_sweep
 
         title = f"{schedule.topology.name} {schedule.collective.kind}: simulated time and bus bandwidth"
+        if order != EARLIEST:
+            title += f", {order}"
         draw_sweep(comparison.by_method, picture, bound=schedule.bound, title=title)
     if as_json:
         print_json({**comparison.to_document(), "picture": text_of(picture)})

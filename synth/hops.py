@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from synth.compiled import Ints
-from synth.events import Layout, play
+from synth.events import Lanes, Layout, play
+from synth.service import EARLIEST, Service
 from synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class Hops:
         cost: which of them each hop has.
         latencies_us: latency of each link.
         together: of each link, how many pieces it serves as one; 1 unless links are orbits.
+        senders: the rank that each transfer leaves, and `receivers` that it goes to; or their orbits.
+        streams: a number for each transfer, one for those from one rank to one other.
         images: how many hops of the schedule each hop stands for; 1 unless links are orbits.
     """
 
@@ -74,6 +77,9 @@ class Hops:
     cost: Ints
     latencies_us: tuple[Fraction, ...]
     together: Ints
+    senders: Ints
+    receivers: Ints
+    streams: Ints
     images: int = 1
 
     @classmethod
@@ -98,18 +104,62 @@ class Hops:
             ),
             latencies_us=tuple(one.latency_us for one in links),
             together=np.ones(len(links), dtype=np.int64),
+            senders=(senders := _array([transfer.src for transfer in schedule.transfers])),
+            receivers=(receivers := _array([transfer.dst for transfer in schedule.transfers])),
+            streams=senders * topology.ranks + receivers,
         )
 
-    def play(self, size_bytes: int, pieces: int) -> Outcome:
-        """Run the schedule for a buffer of `size_bytes`, with every chunk cut into `pieces`."""
+    def play(self, size_bytes: int, pieces: int, service: Service = EARLIEST) -> Outcome:
+        """Run the schedule for a buffer of `size_bytes`, with every chunk cut into `pieces`.
+
+        Args:
+            size_bytes: of the whole buffer.
+            pieces: of every chunk.
+            service: which piece a link serves next, and what ranks hold back; of several orders the first.
+        """
         costs_us = [cost * size_bytes / pieces for cost in self.costs_us]
         ticks_per_us = self._ticks_per_us(costs_us, pieces)
         # Rounded up, so that no time falls below what the links allow.
         durations = _array([-(-cost * ticks_per_us // 1) for cost in costs_us])[self.cost]
         durations *= self.together[self.layout.link]
         latencies = _array([round(latency * ticks_per_us) for latency in self.latencies_us])
-        start = play(self.layout, pieces, durations, latencies)
+        lanes = self._lanes(pieces, service.ahead)
+        start = play(self.layout, lanes, pieces, durations, latencies, int(service.rule), service.seed)
         return Outcome(start, durations, latencies[self.layout.link], float(ticks_per_us))
+
+    def _lanes(self, pieces: int, ahead: int | None) -> Lanes:
+        """What is held back where ranks send in the planned order, `ahead` of what comes in."""
+        layout = self.layout
+        if ahead is None:
+            none = np.zeros(0, dtype=np.int64)
+            return Lanes(none, none, none, none, none, none, none, np.zeros((0, 0), dtype=np.int64), 0)
+        hops, ranks = (
+            len(layout.link),
+            1 + int(max(self.senders.max(initial=-1), self.receivers.max(initial=-1))),
+        )
+        stream = np.unique(self.streams, return_inverse=True)[1][layout.transfer]
+        begins = np.zeros(hops, dtype=np.bool_)
+        begins[layout.first_hop[:-1]] = True
+        links, sender = len(self.latencies_us), self.senders[layout.transfer]
+        number = (stream * links + layout.link) * 2 + begins
+        firsts, lane = np.unique(number, return_index=True, return_inverse=True)[1:]
+        senders = np.where(begins[firsts], sender[firsts], -1)
+        passing, piece = np.tile(np.arange(hops), pieces), np.repeat(np.arange(pieces), hops)
+        times = layout.step[layout.transfer][passing] + piece
+        due = np.zeros((ranks, int(layout.step.max(initial=0)) + pieces), dtype=np.int64)
+        for one in range(pieces):
+            np.add.at(due, (self.receivers, layout.step + one), 1)
+        return Lanes(
+            lane.astype(np.int64),
+            _offsets(np.bincount(lane, minlength=len(firsts)) * pieces),
+            np.lexsort((passing, times, lane[passing])).astype(np.int64),
+            senders.astype(np.int64),
+            _offsets(np.bincount(senders[senders >= 0], minlength=ranks)),
+            np.argsort(senders, kind="stable")[np.count_nonzero(senders < 0) :].astype(np.int64),
+            self.receivers,
+            due,
+            ahead,
+        )
 
     def _ticks_per_us(self, costs_us: Sequence[Fraction], pieces: int) -> Fraction:
         """The finest clock whose 62 bits hold every hop of every piece one after the other."""

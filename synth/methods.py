@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from synth.collective import TREE_KINDS, Collective, Kind
@@ -39,6 +40,7 @@ class Request:
         rounds: R of a chunk schedule.
         cache: whether answers of solvers are kept and used on disk.
         max_height: with trees, the most edges between a root and a rank; None for any number.
+        proof: where there is no chunk schedule, the file for CaDiCaL's proof of it; None for none.
     """
 
     max_trees: int | None = None
@@ -52,6 +54,7 @@ class Request:
     rounds: int | None = None
     cache: bool = True
     max_height: int | None = None
+    proof: Path | None = None
 
 
 class Wishes(TypedDict, total=False):
@@ -68,6 +71,7 @@ class Wishes(TypedDict, total=False):
     rounds: int | None
     cache: bool
     max_height: int | None
+    proof: Path | None
 
 
 NEED_SIZE = ("smt", "ilp", "sat")
@@ -82,6 +86,7 @@ SERVES: dict[str, frozenset[str]] = {
     "chunks": frozenset(NEED_SIZE),
     "steps": frozenset(NEED_SIZE),
     "rounds": frozenset(NEED_SIZE),
+    "proof": frozenset({"sat"}),
 }
 """Which methods each knob of a `Request` means something to; the others refuse it."""
 
@@ -209,6 +214,7 @@ def _by_chunks(name: str) -> Method:
             seed=request.seed,
             deadline_s=request.deadline_s,
             cache=request.cache,
+            proof=request.proof,
         )
 
     return solve_it

@@ -9,7 +9,6 @@ of its tree at medium sizes (by 0.4 to 0.9), and of its ring's latency across ho
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -366,7 +365,7 @@ def _tree_latency_us(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> 
     """A chain inside each host, a double binary tree across hosts."""
     assert kind is Kind.ALLREDUCE, "NCCL uses its tree for allreduce only"
     inside_us = (count // plan.hosts - 1) * HOP_US[TREE, plan.medium][protocol]
-    across_us = math.floor(math.log2(plan.hosts)) * HOP_US[TREE, Medium.NETWORK][protocol]
+    across_us = (plan.hosts.bit_length() - 1) * HOP_US[TREE, Medium.NETWORK][protocol]
     return BASE_US[TREE][protocol] + 2 * (inside_us + across_us)
 
 

@@ -36,7 +36,7 @@ from synth.options import (
     whole,
     writable,
 )
-from synth.questions import check_found, collective_on, hardware_beyond, load_fabric
+from synth.questions import check_found, collective_on, hardware_beyond, load_fabric, text_of
 
 if TYPE_CHECKING:
     from synth.implicit.schedule import AnySchedule
@@ -98,6 +98,14 @@ def solve(
         int | None,
         typer.Option("--rounds", parser=whole, metavar="R", help="smt, ilp, sat: rounds of all steps"),
     ] = None,
+    proof: Annotated[
+        Path | None,
+        typer.Option(
+            "--proof",
+            metavar="FILE",
+            help="sat: where there is no schedule, write a DRAT proof here and its formula to FILE.cnf",
+        ),
+    ] = None,
     form: Annotated[
         Form,
         typer.Option(
@@ -117,6 +125,7 @@ def solve(
     from synth.sizes import parse_size
 
     writable(output)
+    writable(proof)
     request = Request(
         max_trees=max_trees,
         tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
@@ -129,6 +138,7 @@ def solve(
         rounds=rounds,
         cache=not no_cache,
         max_height=max_height,
+        proof=proof,
     )
     on = load_fabric(fabric)
     topology = on.topology
@@ -146,7 +156,8 @@ def solve(
                 choices = selection.choices()
     except InfeasibleError as error:
         if as_json:
-            print_json(infeasible_document(error, topology, collective))
+            files = {"proof_file": text_of(proof), "formula_file": None if proof is None else f"{proof}.cnf"}
+            print_json({**infeasible_document(error, topology, collective), **files})
         raise
     except TimedOutError as error:
         best = {} if error.best is None else _verified(error.best, stopwatch.seconds, output)

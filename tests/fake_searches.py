@@ -1,7 +1,8 @@
 """Searches for races whose answers and times are written in their names.
 
 `found_2_10_0_50` finds something in its third slice (counted from 0) after sleeping 10, 0 and 50 ms in the
-three; `impossible_...` proves that there is nothing. What it finds says its seed and the efforts it had.
+three; `impossible_...` proves that there is nothing, `claimed_...` says so without proof. What it finds says
+its seed and the efforts it had.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from synth.chunks.orbits import Send
 from synth.chunks.outcome import Found, Impossible, Instance, Outcome, Unfinished
+from synth.errors import Prover
 
 
 class Scripted:
@@ -33,7 +35,9 @@ class Scripted:
             case "found":
                 return Found(tuple(self.efforts), (Send(0, 0, 0, self.seed),))
             case "impossible":
-                return Impossible()
+                return Impossible(Prover.CADICAL)
+            case "claimed":
+                return Impossible(Prover.HIGHS)
             case "segfault":
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "error":
@@ -45,7 +49,7 @@ class Scripted:
 
 def __getattr__(name: str) -> Callable[..., Scripted]:
     answer, at, *delays = name.split("_")
-    if answer not in {"found", "impossible", "segfault", "error", "never"}:
+    if answer not in {"found", "impossible", "claimed", "segfault", "error", "never"}:
         raise AttributeError(name)
 
     def make(instance: Instance, seed: int = 0) -> Scripted:

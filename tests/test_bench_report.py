@@ -290,6 +290,21 @@ def test_every_time_of_the_testbed_is_on_the_page(results: Path) -> None:
         assert f">{percent(row['share_of_optimum'])}</td>" in page
 
 
+def test_measured_times_stand_beside_those_of_every_order_of_service(results: Path) -> None:
+    assert "order in which links serve" not in drawn(results)
+
+    def edit(document: Any) -> None:
+        for row in document["rows"]:
+            for service, factor in (("priority", 1), ("fifo", 1.6), ("engine", 0.98)):
+                row[f"simulated_{service}_us"] = factor * row["time_us"]
+            row["worst_random_us"] = row["worst_engine_us"] = 1.25 * row["time_us"]
+
+    change(results, "testbed", edit)
+    seen = " ".join(read(drawn(results)).seen)
+    for said in ("order in which links serve what waits", "62.5 %", "102.0 %", "125.0 %", "160.0 %"):
+        assert said in seen
+
+
 def test_figures_of_the_page_all_come_from_the_results(results: Path) -> None:
     """Without rows, no figure with a unit is left."""
     for path in results.glob("*.json"):

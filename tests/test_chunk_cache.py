@@ -25,6 +25,7 @@ from synth.chunks.orbits import ChunkSend
 from synth.chunks.outcome import Impossible
 from synth.chunks.problem import Problem
 from synth.collective import Collective
+from synth.errors import Prover
 from synth.topology import Link, Topology
 from topologies import load
 
@@ -46,8 +47,9 @@ def test_an_answer_comes_back(tmp_path: Path) -> None:
     assert kept.get(KEY) is None
     kept.put(KEY, PLAN)
     assert kept.get(KEY) == PLAN
-    kept.put(KEY, Impossible())
-    assert ChunkCache(kept.folder).get(KEY) == Impossible()
+    for prover in Prover:
+        kept.put(KEY, Impossible(prover))
+        assert ChunkCache(kept.folder).get(KEY) == Impossible(prover)
     assert kept.get("cd" * 32) is None
 
 
@@ -109,8 +111,8 @@ def test_keys_are_the_same_in_every_process() -> None:
 
 
 def _entry(**changed: object) -> str:
-    content = changed.get("content", {"outcome": "impossible"})
-    entry = {"format": "arborcast.cache/1", "key": KEY, "sha256": module._digest(content), "content": content}
+    content = changed.get("content", {"outcome": "impossible", "proved_by": "CaDiCaL"})
+    entry = {"format": "arborcast.cache/2", "key": KEY, "sha256": module._digest(content), "content": content}
     return json.dumps(entry | changed)
 
 
@@ -122,7 +124,7 @@ def _entry(**changed: object) -> str:
         (_entry()[:-9], "Unterminated|Expecting"),
         ("[]", "list indices"),
         ("[" * 100_000, "recursion"),
-        ('{"format": "arborcast.cache/1"}', "content"),
+        ('{"format": "arborcast.cache/2"}', "content"),
         ("\0" * 100, "NUL"),
         (b"\xff\xfe", "UTF-8"),
         (_entry(format="arborcast.cache/0"), "another key or format"),
@@ -131,6 +133,8 @@ def _entry(**changed: object) -> str:
         (_entry().replace("impossible", "possible"), "is not what was written"),
         (_entry(content=[]), "holds no answer"),
         (_entry(content={"outcome": "maybe"}), "holds no answer: .*maybe"),
+        (_entry(content={"outcome": "impossible"}), "holds no answer: .*proved_by"),
+        (_entry(content={"outcome": "impossible", "proved_by": "hearsay"}), "holds no answer: .*hearsay"),
         (_entry(content={"outcome": "found", "rounds": [1]}), "holds no answer: .*sends"),
         (_entry(content={"outcome": "found", "rounds": [1], "sends": [[0, 0, 0]]}), "holds no answer"),
         (_entry(content={"outcome": "found", "rounds": [1], "sends": [[0, 0, 0, -1]]}), "natural numbers"),

@@ -10,7 +10,7 @@ import pytest
 import synth
 from synth.chunks.step_bound import StepBound
 from synth.chunks.worker import WorkerDiedError
-from synth.errors import InfeasibleError, InputError, SolverDiedError, TimedOutError
+from synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
 from synth.schedule import Schedule
 from synth.topology import Link, Topology
 from topologies import load
@@ -67,15 +67,41 @@ def test_a_verified_schedule_of_the_asked_shape(
     ],
 )
 def test_there_is_none_and_it_says_why(method: str, spec: str, kind: str, size: tuple[int, int, int]) -> None:
-    with pytest.raises(InfeasibleError, match=r"rounds per chunk|there is none, proved by|no reduce-scatter"):
+    words = r"rounds per chunk|there is none, (not )?proved|no reduce-scatter"
+    with pytest.raises(InfeasibleError, match=words) as raised:
         solve(spec, kind, method, size)
+    assert raised.value.proved_by and raised.value.is_proved == (Prover.HIGHS not in raised.value.proved_by)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_only_the_solver_can_refute(method: str) -> None:
     # Flows allow 5/6 rounds per chunk in 3 steps of the 3-cube; trees do not (ALGORITHMS, section 5).
-    with pytest.raises(InfeasibleError, match=r"broadcast \(6, 3, 5\): there is none, proved by"):
+    how = {
+        "sat": "proved by CaDiCaL",
+        "smt": "proved by z3",
+        "ilp": "not proved: according to HiGHS, floating point",
+    }
+    with pytest.raises(InfeasibleError) as raised:
         solve("hypercube:3", "broadcast", method, (6, 3, 5))
+    assert str(raised.value) == f"broadcast (6, 3, 5): there is none, {how[method]}"
+    assert raised.value.is_proved == (method != "ilp")
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "proved"),
+    [
+        ("sat", "proved by exact limit and CaDiCaL", True),
+        ("ilp", "not proved: according to HiGHS, floating point", False),
+    ],
+)
+def test_an_allreduce_is_refuted_as_well_as_its_halves_are(method: str, how: str, proved: bool) -> None:
+    # On this one-way ring 5/6 rounds per chunk in 4 steps need 12 chunks per half, not 6.
+    rates = {(0, 1): 2, (1, 2): 3, (2, 3): 3, (3, 0): 3}
+    ring = Topology.build("drawn", 4, [Link(*ends, Fraction(rate)) for ends, rate in rates.items()])
+    pair = synth.Collective.on(ring, "allreduce", ranks=(2, 3))
+    with pytest.raises(InfeasibleError, match=f"in any division of its steps and rounds, {how}") as raised:
+        synth.solve(ring, pair, method=method, chunks=12, steps=7, rounds=8, cache=False)
+    assert raised.value.is_proved == proved
 
 
 def test_an_allreduce_says_which_number_is_too_small() -> None:

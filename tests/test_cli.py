@@ -271,7 +271,7 @@ def test_what_is_cut_off_is_named(synth: Any, tmp_path: Path) -> None:
         refused(synth("solve", str(file), collective), "2, 3", status=1)
     answer = synth("solve", str(file), "allgather", "--json")
     assert (answer.status, answer.document["infeasible"]) == (1, True)
-    assert answer.document["proved"]["certificate"]["kind"] == "cut"
+    assert answer.document["proved"] and answer.document["certificate"]["certificate"]["kind"] == "cut"
     assert "2, 3" in answer.document["why"]
 
 
@@ -415,6 +415,17 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(synth: Any)
 
 def test_the_version(synth: Any) -> None:
     assert synth("--version").out.startswith("arborcast 0.")
+
+
+def test_simulate_with_another_order_of_service(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    synth("solve", "ring:4", "allreduce", "-o", str(file))
+    worst = synth("simulate", str(file), "--sizes", "1MiB", "--service", "worst:3", "--json").document
+    assert worst["service"] == "worst:3"
+    services = {row["service"] for row in worst["rows"]}
+    assert services <= {"random:0", "random:1", "random:2", None}
+    assert "order of service: fifo" in synth("simulate", str(file), "--service", "fifo").out
+    refused(synth("simulate", str(file), "--service", "lifo"), "service 'lifo'", "worst:N")
 
 
 def test_simulate_prints_a_column_per_method(synth: Any, tmp_path: Path) -> None:

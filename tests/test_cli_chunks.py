@@ -49,6 +49,7 @@ def test_pareto_writes_a_folder_whose_schedules_verify_and_simulate(synth: Any, 
         (2, 2, 3, "3/2", True),
         (6, 3, 7, "7/6", True),
     ]
+    assert [entry["proved_by"] for entry in document["frontier"]] == [["exact limit"]] * 2
     assert document["complete"] and document["folder"] == str(folder)
     assert {"why_stopped", "seconds", "static_ratio", "open_steps"} <= document.keys()
     for entry in document["frontier"]:
@@ -104,10 +105,40 @@ def test_there_is_none_with_its_proof(synth: Any) -> None:
     size = ("--chunks", "5", "--steps", "2", "--rounds", "7")
     ran = synth("solve", "dgx1", "allgather", "--method", "sat", *size, "--json")
     assert ran.status == 1
-    assert ran.document["infeasible"]
-    assert ran.document["proved"]["ratio"] == "3/2"
-    assert ran.document["proved"]["certificate"]["kind"] == "paths"
+    assert ran.document["infeasible"] and ran.document["proved"] is True
+    assert ran.document["proved_by"] == ["exact limit"]
+    assert ran.document["certificate"]["ratio"] == "3/2"
+    assert ran.document["certificate"]["certificate"]["kind"] == "paths"
     assert "2 steps need at least 3/2 rounds per chunk" in ran.document["why"]
+
+
+def test_a_proof_is_written_where_there_is_none(synth: Any, tmp_path: Path) -> None:
+    question = (
+        "solve",
+        "hypercube:3",
+        "broadcast",
+        "--chunks",
+        "6",
+        "--steps",
+        "3",
+        "--rounds",
+        "5",
+        "--json",
+    )
+    proof = tmp_path / "none.drat"
+    ran = synth(*question, "--method", "sat", "--proof", str(proof))
+    assert (ran.status, ran.document["proved"], ran.document["proved_by"]) == (1, True, ["CaDiCaL"])
+    assert ran.document["certificate"] is None
+    assert (ran.document["proof_file"], ran.document["formula_file"]) == (str(proof), f"{proof}.cnf")
+    assert proof.read_text().endswith("\n0\n")
+    assert "c broadcast on hypercube:3" in Path(f"{proof}.cnf").read_text()
+    ran = synth(*question, "--method", "ilp")
+    assert (ran.status, ran.document["infeasible"], ran.document["proved"]) == (1, True, False)
+    assert ran.document["proved_by"] == ["HiGHS, floating point"]
+    assert "not proved: according to HiGHS, floating point" in ran.document["why"]
+    assert (ran.document["proof_file"], ran.document["formula_file"]) == (None, None)
+    refused(synth(*question[:-1], "--method", "sat", "--proof", str(tmp_path)), "must be a file", "folder")
+    refused(synth(*question[:-1], "--method", "ilp", "--proof", str(proof)), "ilp", "takes no proof", "sat")
 
 
 def test_a_size_shows_where_the_choice_changes(synth: Any) -> None:
@@ -169,6 +200,7 @@ def test_pareto_with_no_point_is_a_document_too(synth: Any) -> None:
     ran = synth("pareto", "dgx1", "allgather", "--max-steps", "1", "--json")
     assert ran.status == 1 and ran.document["infeasible"]
     assert ran.document["why"] == "allgather: needs at least 2 steps, got a maximum of 1"
+    assert (ran.document["proved"], ran.document["proved_by"]) == (True, ["exact limit"])
 
 
 def test_frontier_files_are_whole_json(synth: Any, tmp_path: Path) -> None:

@@ -38,7 +38,10 @@ def spanning_trees(topology, root):
 
 
 def rate_of(topology, carriers):
-    return sum((carrier.weight for carrier in Choice(topology, (tuple(carriers),)).weighed()), Fraction(0))
+    return sum(
+        (carrier.weight for carrier in Choice(topology, (tuple(carriers),), Fraction(100)).weighed()),
+        Fraction(0),
+    )
 
 
 def best_of_all(topology, carriers, count):

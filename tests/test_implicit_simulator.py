@@ -28,6 +28,8 @@ def test_equal_to_the_whole_run_where_no_translation_keeps_a_link(data: st.DataO
     whole = schedule.expand()
     size, pieces = data.draw(st.integers(1, 1 << 24)), data.draw(st.sampled_from([None, 1, 2, 5]))
     assert simulate_implicit(schedule, size, pieces=pieces) == simulate(whole, size, pieces=pieces)
+    first_come = simulate(schedule, size, pieces=pieces, service="fifo")
+    assert first_come == simulate(whole, size, pieces=pieces, service="fifo")
     if pieces is not None:
         passing = timeline(whole, size, pieces=pieces)
         for hop, seen in timeline(schedule, size, pieces=pieces).items():
@@ -59,6 +61,14 @@ def test_what_serves_images_as_one_costs(spec: str, most: str, kind: Kind) -> No
         ):
             assert 1 <= coarse.time_us / exact.time_us <= 1 + float(most)
             assert coarse.algbw <= float(schedule.rate)
+
+
+@pytest.mark.parametrize("service", ["random", "worst:3", "engine", "engine-worst:2"])
+def test_orders_that_tell_the_links_of_an_orbit_apart_are_refused(service: str) -> None:
+    schedule = translated(shared_trunk(), Kind.ALLGATHER)
+    with pytest.raises(InputError, match="implicit form is simulated with priority or fifo"):
+        simulate(schedule, 4000, service=service)
+    assert simulate(schedule.expand(), 4000, service=service).time_us > 0
 
 
 def test_images_that_share_a_link_are_served_as_one() -> None:

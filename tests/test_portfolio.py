@@ -21,7 +21,7 @@ from synth.chunks.problem import Problem
 from synth.chunks.workers import WorkerDiedError, Workers
 from synth.collective import Collective
 from synth.deadline import Deadline
-from synth.errors import TimedOutError
+from synth.errors import Prover, TimedOutError
 from synth.progress import listening
 from topologies import load
 
@@ -31,6 +31,8 @@ IDENTITY, QUARTER, HALF = (0, 1, 2, 3), (1, 2, 3, 0), (2, 3, 0, 1)
 WHOLE = Orbits.trivial(PROBLEM, 4)
 ROTATED = Orbits(PROBLEM, 4, (IDENTITY, QUARTER, HALF, (3, 0, 1, 2)))
 HALVED = Orbits(PROBLEM, 4, (IDENTITY, HALF))
+
+REFUTED, CLAIMED = Impossible(Prover.CADICAL), Impossible(Prover.HIGHS)
 
 Script = tuple[str, Orbits]
 
@@ -89,7 +91,7 @@ class _Machine:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an entrant answers and in which slice: "found", "impossible", "dies"; the group of its orbits."""
+    """What an entrant answers and in which slice: "found", "impossible", "claimed", "dies"; and its group."""
 
     answer: str
     at: int
@@ -115,7 +117,9 @@ class _FakeWorker:
             case "found":
                 return found(self.slices)
             case "impossible":
-                return Impossible()
+                return REFUTED
+            case "claimed":
+                return CLAIMED
             case _:
                 raise WorkerDiedError("gone")
 
@@ -124,19 +128,25 @@ def by_the_rules(plans: Sequence[Plan], slices: int) -> tuple[object, int | None
     """The outcome and whose it is, one turn after the other."""
     left = dict(enumerate(plans))
     has_died = False
+    is_claimed = False
     for index in range(slices):
         for preference, plan in list(left.items()):
             if preference not in left or plan.at != index:
                 continue
             if plan.answer == "found":
                 return found(index + 1), preference
+            if plan.answer == "impossible" and plan.orbits is WHOLE:
+                return REFUTED, None
+            del left[preference]
             if plan.answer == "dies":
-                del left[preference]
                 has_died = True
-            elif plan.orbits is WHOLE:
-                return Impossible(), None
-            else:
+            elif plan.answer == "impossible":
                 left = {other: p for other, p in left.items() if p.orbits is not plan.orbits}
+            elif plan.orbits is WHOLE:
+                is_claimed = True
+                left = {other: p for other, p in left.items() if p.orbits is WHOLE}
+    if is_claimed:
+        return CLAIMED, None
     if left:
         return Unfinished(), None
     return (WorkerDiedError if has_died else NoneSymmetric()), None
@@ -144,18 +154,18 @@ def by_the_rules(plans: Sequence[Plan], slices: int) -> tuple[object, int | None
 
 @st.composite
 def fields(draw: st.DrawFn) -> list[Plan]:
-    """Entrants who do not contradict each other."""
+    """Entrants who do not contradict each other, each with an encoding of its own."""
     possible = {WHOLE: draw(st.booleans())}
     for orbits in (ROTATED, HALVED):
         possible[orbits] = possible[WHOLE] and draw(st.booleans())
 
-    def plan(orbits: Orbits, dies: bool, at: int) -> Plan:
-        return Plan("dies" if dies else "found" if possible[orbits] else "impossible", at, orbits)
+    def plan(orbits: Orbits, answer: str, at: int) -> Plan:
+        return Plan("found" if possible[orbits] and answer != "dies" else answer, at, orbits)
 
-    dies = st.sampled_from([False, False, False, True])
+    answers = st.sampled_from(["impossible", "impossible", "claimed", "dies"])
     return draw(
         st.lists(
-            st.builds(plan, st.sampled_from([WHOLE, ROTATED, HALVED]), dies, st.integers(0, 4)),
+            st.builds(plan, st.sampled_from([WHOLE, ROTATED, HALVED]), answers, st.integers(0, 4)),
             min_size=1,
             max_size=6,
         )
@@ -192,6 +202,27 @@ def test_no_machine_changes_the_verdict(plans: list[Plan], slices: int, count: i
         None if winner is None else entrants[winner],
         0 if winner is None else plans[winner].at + 1,
     )
+
+
+@pytest.mark.parametrize("answers", [["impossible", "claimed"], ["claimed", "impossible"]])
+def test_a_claim_heard_together_with_a_proof_takes_nothing_from_it(
+    answers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = {str(place): Plan(answer, 0, WHOLE) for place, answer in enumerate(answers)}
+    at_once = random.Random(0)
+    monkeypatch.setattr(at_once, "choice", min)
+    machine = _Machine(plans, 2, at_once)
+    monkeypatch.setattr(portfolio, "wait", machine.wait)
+    verdict = race(
+        [Entrant(name, WHOLE) for name in plans],
+        steps=2,
+        rounds=3,
+        seed=0,
+        deadline=Deadline(),
+        workers=machine,  # type: ignore[arg-type]
+        encodings=dict.fromkeys(plans, ""),
+    )
+    assert verdict == Verdict(REFUTED, None, 0)
 
 
 # ---------------------------------------------------------------- in real processes
@@ -235,7 +266,32 @@ def test_what_comes_after_the_answer_is_stopped(pair: Workers) -> None:
 
 def test_a_proof_for_all_schedules_is_final_at_once(pair: Workers) -> None:
     verdict = run(pair, ("never_0", ROTATED), ("impossible_2", WHOLE))
-    assert verdict == Verdict(Impossible(), None, 0)
+    assert verdict == Verdict(REFUTED, None, 0)
+
+
+def test_without_a_proof_a_claim_waits_for_whoever_could_judge_it(
+    pair: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
+    confirmed = run(pair, ("claimed_0", WHOLE), ("impossible_2", WHOLE))
+    assert confirmed == Verdict(REFUTED, None, 0)
+    # Nobody else is waited for.
+    assert run(pair, ("never_1", ROTATED), ("claimed_0", WHOLE)) == Verdict(CLAIMED, None, 0)
+    assert run(pair, ("claimed_0", WHOLE), ("found_3", WHOLE), slices=3) == Verdict(CLAIMED, None, 0)
+    with caplog.at_level(logging.WARNING):
+        disproved = run(pair, ("claimed_0", WHOLE), ("found_2", WHOLE))
+    assert (disproved.outcome, disproved.slices) == (found(3), 3)
+    assert caplog.messages == ["1:found_2 found what does not exist according to HiGHS, floating point"]
+
+
+def test_a_claim_that_is_not_judged_in_time_is_told(pair: Workers) -> None:
+    told = "did not end within 0.5 s: there is none according to HiGHS, floating point"
+    with pytest.raises(TimedOutError, match=told):
+        run(pair, ("claimed_0", WHOLE), ("never_0", WHOLE), seconds=0.5)
+
+
+def test_a_claim_under_a_group_retires_the_claimant_alone(pair: Workers) -> None:
+    verdict = run(pair, ("claimed_0", ROTATED), ("found_1_50", ROTATED))
+    assert verdict.outcome == found(2)
 
 
 def test_a_proof_under_a_group_retires_the_group_alone(pair: Workers) -> None:
@@ -249,7 +305,7 @@ def test_a_proof_under_a_group_retires_the_group_alone(pair: Workers) -> None:
 def test_without_the_whole_problem_nothing_is_proved(pair: Workers) -> None:
     verdict = run(pair, ("impossible_0", ROTATED), ("impossible_1", HALVED))
     assert verdict == Verdict(NoneSymmetric(), None, 0)
-    assert verdict.outcome != Impossible() and verdict.outcome != Unfinished()
+    assert verdict.outcome not in (REFUTED, CLAIMED, Unfinished())
 
 
 def test_effort_ends(pair: Workers) -> None:

@@ -14,6 +14,7 @@ from synth.certificate import Bound
 from synth.chunks import step_optimum as module
 from synth.chunks.frontier import Frontier, pareto
 from synth.chunks.lift import Plan
+from synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
 from synth.chunks.outcome import Impossible, Unfinished
 from synth.chunks.problem import Problem
 from synth.chunks.search import Answer, Searcher
@@ -23,7 +24,7 @@ from synth.chunks.worker import WorkerDiedError
 from synth.chunks.workers import Workers
 from synth.collective import Collective, Demand
 from synth.deadline import Deadline
-from synth.errors import TimedOutError
+from synth.errors import Prover, TimedOutError
 from synth.topology import Link, Topology
 from topologies import load
 
@@ -46,10 +47,14 @@ class Scripted(Searcher):
 
 
 FOUND = Plan((), ())
+REFUTED, CLAIMED = Impossible(Prover.CADICAL), Impossible(Prover.HIGHS)
 
 
 def plan(steps: int, rounds: int) -> Plan:
     return Plan((*[1] * (steps - 1), rounds - steps + 1), ())
+
+
+RING = load("ring:4")
 
 
 def problem(spec: str, kind: str) -> Problem:
@@ -84,14 +89,28 @@ def test_attained_in_lowest_terms_nothing_is_left_to_refute() -> None:
 
 
 def test_a_larger_c_is_the_smallest_once_every_smaller_one_is_refuted() -> None:
-    optimum, _ = optimum_of(lambda chunks, slices: FOUND if chunks == 6 else Impossible())
+    optimum, _ = optimum_of(lambda chunks, slices: FOUND if chunks == 6 else REFUTED)
     assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 6, True)
-    assert optimum.smallest == "C = 2, 4 refuted by CaDiCaL or HiGHS"
+    assert optimum.smallest == "(2, 2, 3), (4, 2, 6) refuted by CaDiCaL"
+    assert optimum.proved_by == (Prover.LIMIT, Prover.CADICAL)
+
+
+def test_a_smaller_c_refuted_in_floating_point_is_said_and_proves_nothing() -> None:
+    optimum, asked = optimum_of(
+        lambda chunks, slices: FOUND if chunks == 6 else CLAIMED if chunks == 2 else REFUTED
+    )
+    assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 6, False)
+    words = "(2, 2, 3) refuted by HiGHS, floating point, which is no proof; (4, 2, 6) refuted by CaDiCaL"
+    assert optimum.smallest == words
+    assert optimum.proved_by == (Prover.LIMIT, Prover.HIGHS, Prover.CADICAL)
+    # What is not proved is asked again with more effort.
+    assert [slices for chunks, _, slices in asked if chunks == 2] == [3, 6]
+    assert optimum_from_document(optimum_to_document(optimum, RING), RING) == optimum
 
 
 def test_a_smaller_c_left_open_leaves_the_smallest_unproved() -> None:
     def answer(chunks: int, slices: int) -> Answer:
-        return FOUND if chunks == 6 else Unfinished() if chunks == 4 else Impossible()
+        return FOUND if chunks == 6 else Unfinished() if chunks == 4 else REFUTED
 
     optimum, asked = optimum_of(answer)
     assert (optimum.ratio, optimum.chunks, optimum.smallest) == (Fraction(3, 2), 6, None)
@@ -116,7 +135,7 @@ def test_nothing_is_searched_where_the_limit_is_no_gain() -> None:
 
 def test_only_what_beats_the_given_ratio_is_guessed() -> None:
     def answer(chunks: int, slices: int) -> Answer:
-        return FOUND if chunks == 1 else Impossible()  # 2 rounds for one chunk
+        return FOUND if chunks == 1 else REFUTED  # 2 rounds for one chunk
 
     assert optimum_of(answer, below=Fraction(2))[0].plan is None
     optimum, _ = optimum_of(answer, below=Fraction(5, 2))
@@ -131,6 +150,19 @@ def test_the_deadline_keeps_the_limit() -> None:
     assert optimum.out_of_time and optimum.plan is None and optimum.limit.ratio == Fraction(3, 2)
 
 
+def test_a_packing_made_plan_too_late_is_kept_and_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    cube = problem("hypercube:3", "broadcast")
+
+    def late(*_: object, **__: object) -> tuple[int, Plan]:
+        monkeypatch.setattr(Deadline, "has_passed", True)
+        return 30, plan(4, 20)
+
+    monkeypatch.setattr("synth.chunks.step_optimum.plan_of", late)
+    optimum = step_optimum(Scripted(cube, lambda chunks, slices: REFUTED), 4, loose(4), None)
+    assert optimum.out_of_time
+    assert (optimum.chunks, optimum.ratio) == (30, Fraction(2, 3))
+
+
 def test_a_solver_that_dies_leaves_its_instance_open_and_the_rest_goes_on() -> None:
     def answer(chunks: int, slices: int) -> Answer:
         if chunks == 2:
@@ -142,7 +174,7 @@ def test_a_solver_that_dies_leaves_its_instance_open_and_the_rest_goes_on() -> N
     assert (optimum.chunks, optimum.smallest, optimum.is_settled) == (4, None, False)
 
 
-@pytest.mark.parametrize(("smaller", "settled"), [(Impossible(), True), (Unfinished(), False)])
+@pytest.mark.parametrize(("smaller", "settled"), [(REFUTED, True), (Unfinished(), False)])
 def test_a_packing_of_trees_is_a_plan_whose_c_is_the_smallest_only_if_refuted(
     smaller: Answer, settled: bool
 ) -> None:
@@ -179,7 +211,7 @@ def test_chunks_on_a_one_way_ring_that_must_be_twice_as_many() -> None:
     ring = drawn(4, (0, 1, 2), (1, 2, 3), (2, 3, 3), (3, 0, 3))
     found = pareto(ring, Collective.on(ring, "reduce-scatter", ranks=(3, 2)), max_steps=4, cache=False)
     assert proved(found) == [(6, 3, 7), (12, 4, 10)]  # 5/6 cannot be had with 6 chunks
-    assert found.points[-1].proof.endswith("C = 6 refuted by HiGHS or CaDiCaL")
+    assert found.points[-1].proof.endswith("(6, 4, 5) refuted by CaDiCaL")
 
 
 def test_blocks_that_are_alike_over_links_of_unlike_capacities() -> None:

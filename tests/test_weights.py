@@ -13,6 +13,8 @@ from synth.packing.weights import Choice
 from synth.topology import Link, Topology
 from synth.tree import Tree, TreeEdge
 
+LIMIT = Fraction(2000)  # more than any of these links carry
+
 
 def path(*ranks):
     return Tree(ranks[0], Fraction(1), tuple(TreeEdge(u, v) for u, v in pairwise(ranks)))
@@ -25,21 +27,21 @@ def graph(ranks, rates):
 def test_trees_that_share_nothing_get_their_narrowest_link():
     # The paths 0 1 2 and 0 2 1 share no link: each gets its narrowest.
     topology = graph(3, {(0, 1): 2, (1, 2): 2, (0, 2): Fraction(3, 2), (2, 1): 9})
-    trees = Choice(topology, ((path(0, 1, 2), path(0, 2, 1)),)).weighed()
+    trees = Choice(topology, ((path(0, 1, 2), path(0, 2, 1)),), LIMIT).weighed()
     assert [tree.weight for tree in trees] == [2, Fraction(3, 2)]
 
 
 def test_trees_that_get_nothing_are_left_out():
     topology = graph(3, {(0, 1): 1, (1, 2): 1, (0, 2): 1})
     star = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(0, 2)))
-    trees = Choice(topology, ((path(0, 1, 2), star),)).weighed()
+    trees = Choice(topology, ((path(0, 1, 2), star),), LIMIT).weighed()
     assert sum(tree.weight for tree in trees) == 1
     assert len(trees) == 1
 
 
 def test_all_groups_carry_the_same():
     topology = graph(2, {(0, 1): 5, (1, 0): 3})
-    trees = Choice(topology, ((path(0, 1),), (path(1, 0),))).weighed()
+    trees = Choice(topology, ((path(0, 1),), (path(1, 0),)), LIMIT).weighed()
     assert [tree.weight for tree in trees] == [3, 3]
 
 
@@ -47,7 +49,7 @@ def test_a_large_denominator_is_solved_for():
     # The two rates have no small common denominator, so equations must be solved.
     rates = {(0, 1): Fraction(101, 7), (1, 2): 1000, (0, 2): Fraction(103, 11), (2, 1): 1000}
     topology = graph(3, rates)
-    trees = Choice(topology, ((path(0, 1, 2), path(0, 2, 1)),)).weighed()
+    trees = Choice(topology, ((path(0, 1, 2), path(0, 2, 1)),), LIMIT).weighed()
     assert sum(tree.weight for tree in trees) == Fraction(101, 7) + Fraction(103, 11)
 
 
@@ -59,7 +61,7 @@ def test_two_trees_get_what_a_search_of_all_corners_finds(data):
     topology = graph(4, {link: data.draw(rate) for link in links})
     shapes = [path(0, 1, 2, 3), path(0, 3, 1, 2), path(0, 2, 3, 1), path(0, 2, 1, 3)]
     first, second = data.draw(st.permutations(shapes))[:2]
-    found = Choice(topology, ((first, second),)).weighed()
+    found = Choice(topology, ((first, second),), LIMIT).weighed()
     assert congestion(found, topology.bandwidth) == 1
     assert sum(tree.weight for tree in found) == best_of_two(topology, first, second)
 

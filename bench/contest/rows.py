@@ -51,7 +51,7 @@ class Limits:
         """Both from proven bounds; `alone` in bits per second, the plan's topology at its rates."""
         delivered_us, nominal_us = (
             1 / (1000 * float(bounds.bound(fabric, order.collective).rate))
-            for fabric in (_delivered(plan.topology, alone), plan.topology)
+            for fabric in (delivered_fabric(plan.topology, alone), plan.topology)
         )
         bursts = (burst_bytes(rate) * 8e6 / rate for rate in _nominal(plan).values())
         return cls(delivered_us, nominal_us, max(bursts))
@@ -61,7 +61,7 @@ def _nominal(plan: EmulationPlan) -> dict[Hop, float]:
     return {hop: float(plan.rate(*hop)) for hop in plan.topology.bandwidth}
 
 
-def _delivered(topology: Topology, bits_per_s: Mapping[Hop, float]) -> Topology:
+def delivered_fabric(topology: Topology, bits_per_s: Mapping[Hop, float]) -> Topology:
     """The topology with the rates that its links have shown."""
     links = [
         replace(link, bandwidth=Fraction(f"{bits_per_s[link.src, link.dst] / 8e9:.{DIGITS}g}"))

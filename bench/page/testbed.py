@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from bench.contest.cases import SERVICES, column, worst_column
 from bench.page.cells import (
     Column,
     all_rows,
@@ -30,6 +32,11 @@ PATTERNS = ("ring", "multiring", "binary-tree", "halving-doubling")
 LARGE = 8 << 20
 """Bytes from which on the targets count."""
 
+MIDDLE_AND_ENDS = ("median", "least", "most")
+
+FAR_OFF = 0.05
+"""Of a simulated time, what is marked."""
+
 
 def section(document: Document | None) -> Section:
     """What the testbed measured."""
@@ -48,6 +55,7 @@ def section(document: Document | None) -> Section:
         ),
         table(document),
         *_targets(document),
+        *_services(rows),
         *_busy(rows),
         grid(_card(document, topology, found) for topology, found in grouped(rows, _topology).items()),
         all_rows(_COLUMNS, rows),
@@ -192,6 +200,80 @@ def _targets(document: Document) -> list[Part]:
         "verdict": _verdict,
     }
     return [table_of(columns, targets, tally(document).words)]
+
+
+def _services(rows: Sequence[Row]) -> list[Part]:
+    """Measured over simulated time under each order of service, for the sizes that the targets count."""
+    large = [
+        row
+        for row in rows
+        if (figure(row, "bytes") or 0) >= LARGE
+        and all(figure(row, column(service)) for service in SERVICES)
+        and not is_limited(row)
+    ]
+    if not large:
+        return []
+    lines = [
+        (topology, [_ratios(found, service) for service in SERVICES])
+        for topology, found in [*grouped(large, _topology).items(), ("all", large)]
+    ]
+    table = Table(
+        (
+            "topology",
+            *(f">{service}: {what}" for service in SERVICES for what in ("median", "least", "most")),
+        ),
+        tuple(
+            (
+                Cell(topology),
+                *(
+                    Cell(percent(ratio), ratio, "bad" if abs(ratio - 1) > FAR_OFF else "")
+                    for ratios in by_service
+                    for ratio in (statistics.median(ratios), min(ratios), max(ratios))
+                ),
+            )
+            for topology, by_service in lines
+        ),
+        "Measured time, of the time simulated at delivered rates",
+    )
+    sentence = text(
+        f"The simulator's answer rests on the order in which links serve what waits. In "
+        f"{plural(len(large), 'row')} from 8 MiB on: priority is the order that schedules are planned with; "
+        "fifo is what would happen if ranks handed over all that is ready; engine is what the process group "
+        "does, which sends to each rank in the planned order and not far ahead of what comes in. Figures "
+        f"that are off by more than {percent(FAR_OFF)} are marked.",
+        tone="quiet",
+    )
+    worst = [row for row in large if figure(row, worst_column("engine")) is not None]
+    return [sentence, table, *([_worst_orders(worst)] if worst else [])]
+
+
+def _ratios(rows: Sequence[Row], service: str) -> list[float]:
+    return [(figure(row, "time_us") or 0.0) / (figure(row, column(service)) or 1.0) for row in rows]
+
+
+def _worst_orders(rows: Sequence[Row]) -> Table:
+    """What the process group chooses, with the slowest of many random orders."""
+
+    def over_planned(name: str) -> Column:
+        def cell(row: Row) -> Cell:
+            ratio = (figure(row, name) or 0.0) / (figure(row, column("priority")) or 1.0)
+            return Cell(percent(ratio), ratio, "bad" if ratio > 1 + FAR_OFF else "")
+
+        return cell
+
+    return table_of(
+        {
+            "topology": words("topology"),
+            "collective": words("collective"),
+            ">size": sizes,
+            ">fifo": over_planned(column("fifo")),
+            ">slowest random order": over_planned(worst_column("random")),
+            ">engine": over_planned(column("engine")),
+            ">slowest order of the engine": over_planned(worst_column("engine")),
+        },
+        rows,
+        "Simulated time of what the process group chooses, of the time with priority",
+    )
 
 
 def _busy(rows: Sequence[Row]) -> list[Part]:

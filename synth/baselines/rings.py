@@ -16,7 +16,7 @@ from fractions import Fraction
 from synth.baselines.hamiltonian import Ring
 from synth.certificate import Bound
 from synth.collective import Collective, Kind
-from synth.errors import InfeasibleError
+from synth.errors import InfeasibleError, Prover
 from synth.schedule import Chunk, Method, Schedule, Transfer
 from synth.topology import Topology
 
@@ -78,5 +78,6 @@ def no_ring(method: str, topology: Topology, collective: Collective) -> Infeasib
     ranks = ", ".join(map(str, collective.ranks))
     return InfeasibleError(
         f"{method}: no ring exists through ranks {ranks} of {topology.name} over direct links and switches; "
-        "method trees needs none"
+        "method trees needs none",
+        proved_by=[Prover.EXHAUSTION],
     )

@@ -207,7 +207,8 @@ class RoutingProgram:
         for position, source in enumerate(self._alike.sources):
             tree = self._tree(whole, source)
             loads = self._loads(tree)
-            if believed[position] > (loads @ lengths) * (1 + _GAIN) + _GAIN:
+            way = math.fsum((loads * lengths).tolist())  # rounded once: every machine decides alike
+            if believed[position] > way * (1 + _GAIN) + _GAIN:
                 added |= self._add(position, tree, loads)
         return added
 

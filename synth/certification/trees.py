@@ -129,5 +129,5 @@ def priced_sets(ways: Matrix) -> PricedSets:
     order = held[path[-1]]
     place = np.empty(count, dtype=np.int64)
     place[order] = np.arange(count)
-    first, size, price = np.array(sets, dtype=np.int64).reshape(-1, 3).T
-    return PricedSets(order, place[first], place[first] + size, price)
+    first, sizes, prices = np.array(sets, dtype=np.int64).reshape(-1, 3).T
+    return PricedSets(order, place[first], place[first] + sizes, prices)

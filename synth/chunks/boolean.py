@@ -18,6 +18,7 @@ from synth.chunks.cardinality import Clauses, Rounds, not_before
 from synth.chunks.orbits import Send
 from synth.chunks.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from synth.chunks.window import Window, is_ordered, longest_step
+from synth.errors import Prover
 
 CONFLICTS_PER_EFFORT = 15
 """Conflicts per unit of effort: measured 5 to 35 a millisecond."""
@@ -50,7 +51,7 @@ class BooleanSearch:
         if answer is None:
             return Unfinished()
         if not answer:
-            return Impossible()
+            return Impossible(Prover.CADICAL)
         return self._formula.read({literal for literal in self._solver.get_model() if literal > 0})
 
 
@@ -58,17 +59,21 @@ class Formula:
     """An instance as clauses.
 
     Attributes:
+        instance: which.
         clauses: all of them.
         sends: the variable of every send in the window.
+        holds: the variable of every (chunk class, member, rank, time) of the window but those of sources.
+        rounds: those of each step.
     """
 
     def __init__(self, instance: Instance) -> None:
         self.clauses = Clauses()
         self.sends: dict[Send, int] = {}
-        self._instance = instance
+        self.holds: dict[tuple[int, int, int, int], int] = {}
+        self.instance = instance
         self._window = Window.of(instance.orbits, instance.steps)
         spare = instance.rounds - instance.steps
-        self._rounds = Rounds(self.clauses, instance.steps, spare, longest_step(instance))  # C6
+        self.rounds = Rounds(self.clauses, instance.steps, spare, longest_step(instance))  # C6
         for number, chunk_class in enumerate(instance.orbits.classes):
             held = [self._add_chunk(number, member) for member in range(chunk_class.count)]
             if is_ordered(instance.orbits):
@@ -80,19 +85,20 @@ class Formula:
     def read(self, true: set[int]) -> Found:
         """The schedule that a model says."""
         sends = (send for send, literal in self.sends.items() if literal in true)
-        return Found(self._rounds.read(true), tuple(sends))
+        return Found(self.rounds.read(true), tuple(sends))
 
     def _add_chunk(self, chunk_class: int, member: int) -> list[int]:
         """C1 to C4 for one chunk; the variables that say when which rank holds it."""
         add = self.clauses.add
-        problem = self._instance.orbits.problem
-        demand = problem.demands[self._instance.orbits.classes[chunk_class].demand]
+        problem = self.instance.orbits.problem
+        demand = problem.demands[self.instance.orbits.classes[chunk_class].demand]
         # C1: the sources hold it always and need no variable.
         held = {
             (rank, time): self.clauses.new()
             for rank, time in self._window.holds[chunk_class]
             if rank not in demand.sources
         }
+        self.holds.update(((chunk_class, member, *place), literal) for place, literal in held.items())
         arriving: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, step in self._window.sends[chunk_class]:
             send = self.clauses.new()
@@ -102,7 +108,7 @@ class Formula:
             if route.src not in demand.sources:
                 add(-send, held[route.src, step])  # C4: what is sent was there before
         for target in sorted(demand.targets):
-            add(*(held[hold] for hold in [(target, self._instance.steps)] if hold in held))  # C2
+            add(*(held[hold] for hold in [(target, self.instance.steps)] if hold in held))  # C2
         for (rank, time), here in held.items():
             sends = arriving[rank, time]
             before = [held[rank, time - 1]] if (rank, time - 1) in held else []
@@ -118,10 +124,10 @@ class Formula:
 
     def _add_limits(self) -> None:
         """C5: the sends over a link in a step are at most its capacity times the step's rounds."""
-        orbits = self._instance.orbits
+        orbits = self.instance.orbits
         for limit in orbits.limits:
             times = Counter(limit.users)
-            for step in range(self._instance.steps):
+            for step in range(self.instance.steps):
                 literals = [
                     literal
                     for (chunk_class, route), count in times.items()
@@ -129,4 +135,4 @@ class Formula:
                     if (literal := self.sends.get(Send(chunk_class, member, route, step))) is not None
                     for _ in range(count)
                 ]
-                self._rounds.fit(step, literals, limit.capacity)
+                self.rounds.fit(step, literals, limit.capacity)

@@ -24,7 +24,7 @@ from synth.chunks.lift import Plan
 from synth.chunks.orbits import ChunkSend
 from synth.chunks.outcome import Impossible
 from synth.chunks.problem import Problem
-from synth.errors import InputError
+from synth.errors import InputError, Prover
 from synth.formats.atomic import write_atomically
 from synth.formats.reading import read_text
 from synth.topology import Topology
@@ -36,7 +36,7 @@ Detail: TypeAlias = str | int | Sequence[str] | Sequence[int] | None
 MAX_BYTES = 256 << 20
 """Size of a folder beyond which the entries that were not used for the longest time go."""
 
-_FORMAT = "arborcast.cache/1"
+_FORMAT = "arborcast.cache/2"
 _MAX_ENTRY_BYTES = 64 << 20
 _SOLVERS = ("z3-solver", "highspy", "python-sat")
 _STALE_DRAFT_S = 3600.0  # a writer that has not renamed its draft after an hour is dead
@@ -201,7 +201,7 @@ def _entries(folder: Path) -> Iterable[tuple[float, int, Path]]:
 def _answer_from(document: Mapping[str, Any]) -> Plan | Impossible:
     match document["outcome"]:
         case "impossible":
-            return Impossible()
+            return Impossible(Prover(document["proved_by"]))
         case "found":
             rounds, sends = document["rounds"], document["sends"]
             if not all(type(number) is int and number >= 0 for row in (rounds, *sends) for number in row):
@@ -213,7 +213,7 @@ def _answer_from(document: Mapping[str, Any]) -> Plan | Impossible:
 
 def _document_of(answer: Plan | Impossible) -> dict[str, Any]:
     if isinstance(answer, Impossible):
-        return {"outcome": "impossible"}
+        return {"outcome": "impossible", "proved_by": answer.proved_by.value}
     sends = [[send.demand, send.chunk, send.route, send.step] for send in answer.sends]
     return {"outcome": "found", "rounds": list(answer.rounds), "sends": sends}
 

@@ -16,16 +16,21 @@ Literal = TypeVar("Literal")
 
 
 class Clauses:
-    """A formula: all of its clauses hold."""
+    """A formula: all of its clauses hold.
+
+    Attributes:
+        clauses: lists of literals.
+        variables: how many there are, numbered from 1.
+    """
 
     def __init__(self) -> None:
         self.clauses: list[list[int]] = []
-        self._variables = 0
+        self.variables = 0
 
     def new(self) -> int:
         """A literal of a new variable."""
-        self._variables += 1
-        return self._variables
+        self.variables += 1
+        return self.variables
 
     def add(self, *literals: int) -> None:
         """At least one of these is true; with none, the formula cannot hold."""
@@ -77,11 +82,13 @@ class Rounds:
         """Allow no more than `steps` + `spare` rounds in all, and no more than `most` in a step."""
         self._clauses = clauses
         self._spare = spare
+        if spare < 0:
+            clauses.add()  # fewer rounds than steps
         self.longer = [[clauses.new() for _ in range(most - 1)] for _ in range(steps)]
         for step in self.longer:
             for less, more in pairwise(step):
                 clauses.add(-more, less)
-        clauses.at_most([literal for step in self.longer for literal in step], spare)
+        clauses.at_most([literal for step in self.longer for literal in step], max(spare, 0))
 
     def fit(self, step: int, literals: Sequence[int], capacity: int) -> None:
         """More literals than `capacity` times so many rounds make the step longer than that."""

@@ -39,6 +39,7 @@ def point_to_document(point: Point) -> Document:
         "scope": point.scope,
         "limit": None if point.is_proved else str(point.least),
         "proof": point.proof,
+        "proved_by": [prover.value for prover in point.proved_by],
         "rate": str(point.schedule.rate),
         "file": None,
     }

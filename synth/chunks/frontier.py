@@ -21,7 +21,7 @@ from synth.chunks.sum_frontier import trace_allreduce
 from synth.chunks.sums import sum_problem
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
-from synth.errors import InfeasibleError, InputError
+from synth.errors import InfeasibleError, InputError, Prover
 from synth.reachability import who_is_cut_off
 from synth.topology import Topology
 
@@ -101,7 +101,8 @@ def pareto(
         # Compositions end later than what is searched as it is, and are among what is looked at.
         last = (latency_of_parts(topology, collective) or latency) + STEPS_BEYOND_LATENCY
     if last < latency:
-        raise InfeasibleError(f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}")
+        words = f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}"
+        raise InfeasibleError(words, proved_by=[Prover.LIMIT])
     if collective.kind is Kind.ALLREDUCE:
         traced = trace_allreduce(topology, collective, limit, last, effort, deadline)
     else:
@@ -148,6 +149,7 @@ def _single(half: Half, curve: Curve, seed: int) -> Iterator[Point]:
             optimum.limit.ratio,
             optimum.is_settled,
             proof_of(optimum),
+            optimum.proved_by,
             (optimum.limit,),
             half.schedule(chunks, plan, point_method(chunks, plan.rounds, seed)),
         )

@@ -2,7 +2,8 @@
 
 `synth.chunks.ilp` and `synth.chunks.flow_ilp` write their columns and rows down here, one by one, and hand
 them over at once. Every coefficient is an integer, so that what HiGHS finds in floating point is rounded and
-checked exactly against every row before anybody sees it.
+checked exactly against every row before anybody sees it. That it finds nothing is checked by nobody: such an
+`Impossible` is no proof.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from synth.chunks.orbits import Orbits
 from synth.chunks.outcome import Impossible, Unfinished
+from synth.errors import Prover
 from synth.highs import new_model
 
 Values: TypeAlias = NDArray[np.int64]
@@ -119,7 +121,7 @@ class IntegerProgram:
         if status in {reasons.kOptimal, reasons.kSolutionLimit}:
             return self._checked(np.rint(np.array(model.getSolution().col_value)).astype(np.int64))
         if status in {reasons.kInfeasible, reasons.kUnboundedOrInfeasible}:  # all columns have bounds
-            return Impossible()
+            return Impossible(Prover.HIGHS)
         if status == reasons.kInterrupt:
             return Unfinished()
         raise ArithmeticError(f"HiGHS ended with {model.modelStatusToString(status)}")

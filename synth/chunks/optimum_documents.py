@@ -25,6 +25,7 @@ from synth.chunks.step_bound import (
     TreeLengths,
 )
 from synth.chunks.step_optimum import StepOptimum
+from synth.errors import Prover
 from synth.formats import bound_from_document, bound_to_document
 from synth.topology import Topology
 
@@ -107,6 +108,7 @@ def optimum_to_document(optimum: StepOptimum, topology: Topology) -> Document:
         "chunks": optimum.chunks,
         "plan": None if plan is None else plan_to_document(plan),
         "smallest": optimum.smallest,
+        "refuted_by": [prover.value for prover in optimum.refuted_by],
     }
 
 
@@ -122,6 +124,7 @@ def optimum_from_document(document: Mapping[str, Any], topology: Topology) -> St
         int(document["chunks"]),
         None if plan is None else plan_from_document(plan),
         None if smallest is None else str(smallest),
+        tuple(map(Prover, document["refuted_by"])),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from synth.chunks.orbits import Orbits, Send
+from synth.errors import Prover
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,18 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """The solver proved that there is no schedule that the group maps to itself."""
+    """There is no schedule that the group maps to itself, says a solver.
+
+    Attributes:
+        proved_by: which; only the word of an exact one is a proof.
+    """
+
+    proved_by: Prover
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether no rounding can have lost a schedule."""
+        return self.proved_by.is_exact
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from synth.chunks.step_bound import StepBound
+from synth.errors import Prover
 from synth.schedule import Method, Schedule
 
 EVERY_SCHEDULE = "every schedule"
@@ -28,6 +29,7 @@ class Point:
         is_proved: whether R/C is the least in so many steps and C the smallest that attains it, over every
             schedule.
         proof: how that was proved, or what is missing.
+        proved_by: who says so; empty where something is missing.
         bounds: the exact certificate behind `least`; none where nothing above 0 is known.
         schedule: what attains it.
         scope: the schedules of which R/C is proved or may be the least: `EVERY_SCHEDULE`, or, of an
@@ -41,6 +43,7 @@ class Point:
     least: Fraction
     is_proved: bool
     proof: str
+    proved_by: tuple[Prover, ...]
     bounds: tuple[StepBound, ...]
     schedule: Schedule
     scope: str = EVERY_SCHEDULE

@@ -10,7 +10,8 @@ in the order of (slice, preference) among those that answer, not the first by th
 
 An answer therefore waits for the entrants that could still answer before it in that order, and whatever comes
 after it is stopped at once. A proof that there is no schedule at all needs no order: it is final for
-everybody as soon as anybody has it.
+everybody as soon as anybody has it. That HiGHS, in floating point, finds none is no proof: the other
+encodings that search all schedules go on, to confirm or to disprove it, and nobody else.
 
 What that costs, against a race by the clock (two entrants on two cores, who need from 0.2 to 100 s with
 equal chances of each magnitude, neither preferred for good reason): nothing in the median, 1.5 times the
@@ -92,8 +93,9 @@ class Verdict:
     """What came out of a race.
 
     Attributes:
-        outcome: `Found`, `Impossible` (there is no schedule at all), `NoneSymmetric`, or `Unfinished` where
-            the slices that were allowed ended without an answer.
+        outcome: `Found`, `Impossible` (there is no schedule at all; no proof where no exact solver confirmed
+            it in the slices that were allowed), `NoneSymmetric`, or `Unfinished` where the slices ended
+            without an answer.
         entrant: who found it, None unless `Found`: who first proves that there is none depends on the clock.
         slices: how many slices the winner needed; 0 unless `Found`.
     """
@@ -178,6 +180,10 @@ class _Runner:
     def turn(self) -> Turn:
         return self.index, self.preference
 
+    def may_judge(self, other: _Runner) -> bool:
+        """Whether it can confirm or disprove that there is no schedule at all, as the other one says."""
+        return self.entrant.is_whole and self.entrant.encoding != other.entrant.encoding
+
     @property
     def is_running(self) -> bool:
         return self.worker is not None and self.worker.is_busy
@@ -207,7 +213,7 @@ class _Race:
         workers: where they run.
         slices: how many each may spend.
         winner: the first in the order of turns among those that found something, and what it was.
-        is_impossible: whether somebody proved that there is no schedule at all.
+        none_at_all: who proved that there is no schedule at all, or says so without proof.
         lost: why the solver of some entrant is no longer there.
     """
 
@@ -215,19 +221,22 @@ class _Race:
     workers: Workers
     slices: int | None
     winner: tuple[_Runner, Found] | None = None
-    is_impossible: bool = False
+    none_at_all: Impossible | None = None
     lost: WorkerDiedError | None = None
 
     def run(self, deadline: Deadline) -> Verdict:
         """Until no answer that may still come can change the verdict."""
-        while not self.is_impossible and (counting := self._counting()):
+        while not self._is_refuted and (counting := self._counting()):
             for runner in self.runners:
                 if runner not in counting:
                     runner.leave(self.workers)
             running = self._go(counting)
             done = wait([runner.worker for runner in running if runner.worker], deadline)
             if not done:
-                raise TimedOutError(f"the search did not end within {deadline.allowed_s} s")
+                claim = (
+                    f": there is none according to {self.none_at_all.proved_by}" if self.none_at_all else ""
+                )
+                raise TimedOutError(f"the search did not end within {deadline.allowed_s} s{claim}")
             for runner in running:
                 if runner.worker in done and self._counts(runner):
                     self._hear(runner)
@@ -259,28 +268,38 @@ class _Race:
             case Found():
                 self.winner = runner, outcome  # of those heard, each counts more than those before
             case Impossible() if runner.entrant.is_whole:
-                self.is_impossible = True
+                self.none_at_all = outcome
+                for other in self.runners:
+                    other.is_out |= outcome.is_proof or not other.may_judge(runner)
             case Impossible():
                 group = runner.entrant.orbits.group
                 for other in self.runners:
-                    other.is_out |= other.entrant.orbits.group == group
+                    of_group = other.entrant.orbits.group == group
+                    other.is_out |= other is runner or (of_group and outcome.is_proof)
             case NoneHere():
                 runner.is_out = True
             case Unfinished():
                 runner.index += 1
 
     def _verdict(self) -> Verdict:
-        assert not (self.is_impossible and self.winner), "the encodings contradict each other"
-        if self.is_impossible:
-            return Verdict(Impossible(), None, 0)
+        assert not (self._is_refuted and self.winner), "the encodings contradict each other"
         if self.winner is not None:
             runner, found = self.winner
+            if self.none_at_all is not None:
+                who, claim = runner.entrant, self.none_at_all.proved_by
+                log.warning("%s found what does not exist according to %s", who, claim)
             return Verdict(found, runner.entrant, runner.index + 1)
+        if self.none_at_all is not None:
+            return Verdict(self.none_at_all, None, 0)
         if not all(runner.is_out for runner in self.runners):
             return Verdict(Unfinished(), None, 0)
         if self.lost is not None:
             raise self.lost
         return Verdict(NoneSymmetric(), None, 0)
+
+    @property
+    def _is_refuted(self) -> bool:
+        return self.none_at_all is not None and self.none_at_all.is_proof
 
     def _counting(self) -> list[_Runner]:
         """Those whose answer would still count, in the order of their turns."""

@@ -7,8 +7,6 @@ the first linear program of `synth.chunks.tree_bounds`, and among equally cheap 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,7 +43,7 @@ class Pressure:
         relative = self._load[:, self.orbits] / self._offered
         highest = relative.max(axis=1, keepdims=True)
         prices = np.where(highest > 0, relative / np.where(highest > 0, highest, 1), 1)
-        for _ in range(2 + int(math.log2(1 + self._turns)) // 2):
+        for _ in range(2 + ((1 + self._turns).bit_length() - 1) // 2):
             prices = prices * prices  # unlike other powers, the same on every machine
         self._turns += 1
         return np.asarray(prices)

@@ -21,10 +21,6 @@ from synth.deadline import Deadline
 
 Answer: TypeAlias = Plan | Impossible | Unfinished
 
-SOLVERS = {"smt": "z3", "ilp": "HiGHS", "sat": "CaDiCaL"}
-"""Which solver stands behind each encoding."""
-
-
 MOST_GROUPS = 3
 """How many groups are tried by the preferred encoding: a large one may admit no schedule."""
 
@@ -53,7 +49,7 @@ class Searcher:
     _groups: dict[int, tuple[Orbits, ...]] = field(default_factory=dict)
 
     def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> Answer:
-        """A plan, the proof by a solver that there is none, or `Unfinished` after so many slices.
+        """A plan, a solver's word that there is none, or `Unfinished` after so many slices.
 
         Args:
             chunks: C, the chunks of each demand.

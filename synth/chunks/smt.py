@@ -20,6 +20,7 @@ from synth.chunks.cardinality import not_before
 from synth.chunks.orbits import Send
 from synth.chunks.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from synth.chunks.window import Window, is_ordered, longest_step
+from synth.errors import Prover
 
 CONFLICTS_PER_EFFORT = 12
 """Conflicts per unit of effort: measured 10 to 25 a millisecond."""
@@ -74,7 +75,7 @@ class SmtSearch:
             if answer == z3.sat:
                 return self._read(self._solver.model())
             if answer == z3.unsat:
-                return Impossible()
+                return Impossible(Prover.Z3)
             if self._solver.reason_unknown() != _OUT_OF_CONFLICTS:
                 raise ArithmeticError(f"z3 gave up: {self._solver.reason_unknown()}")
             if left is not None:

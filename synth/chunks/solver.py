@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 from synth import bounds
 from synth.certificate import Bound, Scope
@@ -22,7 +23,7 @@ from synth.chunks.mirror import allreduce_of, mirrored, schedule_of
 from synth.chunks.outcome import Impossible, Unfinished
 from synth.chunks.pair_bound import pair_bound
 from synth.chunks.problem import Problem
-from synth.chunks.search import SOLVERS, Searcher
+from synth.chunks.search import Searcher
 from synth.chunks.step_bound import StaticLimit, StepBound
 from synth.chunks.step_optimum import explain
 from synth.chunks.sum_searcher import SumAnswer, SumSearcher
@@ -32,7 +33,7 @@ from synth.chunks.worker import WorkerDiedError
 from synth.chunks.workers import Workers
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
-from synth.errors import InfeasibleError, InputError, SolverDiedError
+from synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
 from synth.reachability import who_is_cut_off
 from synth.schedule import Method, Schedule
 from synth.topology import Topology
@@ -67,6 +68,7 @@ def solve_by_chunks(
     seed: int = 0,
     deadline_s: float | None = None,
     cache: bool = True,
+    proof: Path | None = None,
 ) -> Schedule:
     """A step-synchronous schedule of C chunks, S steps and R rounds.
 
@@ -78,21 +80,23 @@ def solve_by_chunks(
         seed: of the solver.
         deadline_s: limit in seconds; None for no limit.
         cache: whether to keep and use answers on disk.
+        proof: where there is none, the file for CaDiCaL's proof of it (see `synth.chunks.refutation`).
 
     Raises:
-        InputError: a number below 1; for an allreduce not by "sat", chunks that its ranks do not divide.
-        InfeasibleError: there is none; the message says how that was proved, `proof` is the exact limit
-            where one proves it.
+        InputError: a number below 1; for an allreduce not by "sat", chunks that its ranks do not divide; a
+            proof of an allreduce.
+        InfeasibleError: there is none; the message says how that was proved or that it was not, `proof` is
+            the exact limit where one proves it.
         TimedOutError: the deadline passed.
         SolverDiedError: the solver crashed or ran out of memory.
     """
     for name in ("chunks", "steps", "rounds"):
         if getattr(size, name) < 1:
             raise InputError(f"{name} must be at least 1, got {getattr(size, name)}")
+    if proof is not None and collective.kind is Kind.ALLREDUCE:
+        raise InputError("allreduce: takes no proof, as no single formula says that nothing composes it")
     deadline = Deadline.after(deadline_s)
     limit = bounds.bound(topology, collective, deadline_s=deadline.left_s)
-    if limit.rate == 0:
-        raise InfeasibleError(who_is_cut_off(topology, collective), limit)
     settings = (("chunks", size.chunks), ("steps", size.steps), ("rounds", size.rounds))
     how = Method(method, seed, settings)
     with Workers() as workers:
@@ -102,6 +106,8 @@ def solve_by_chunks(
             return Searcher(problem, (method,), seed, deadline, workers, kept)
 
         try:
+            if limit.rate == 0:
+                raise InfeasibleError(who_is_cut_off(topology, collective), limit)
             if collective.kind is Kind.ALLREDUCE:
                 composition = _Composition(topology, collective, limit, size, how)
                 if method != "sat":
@@ -110,8 +116,34 @@ def solve_by_chunks(
                 sums = SumSearcher(sum_problem(topology, collective), seed, deadline, workers, kept)
                 return _solve_sums(composition, sums, searcher)
             return _Question.of(topology, collective, limit, searcher).solve(size, how)
+        except InfeasibleError as none:
+            if proof is None:
+                raise
+            raise _with_proof(none, topology, collective, size, proof, deadline, workers) from none
         except WorkerDiedError as error:
             raise SolverDiedError(f"{collective.kind} {size}: {error}") from error
+
+
+def _with_proof(
+    none: InfeasibleError,
+    topology: Topology,
+    collective: Collective,
+    size: Size,
+    proof: Path,
+    deadline: Deadline,
+    workers: Workers,
+) -> InfeasibleError:
+    """The same answer, with CaDiCaL's proof of it in a file."""
+    from synth.chunks.refutation import formula_file, write_refutation
+
+    asked = (size.chunks, size.steps, size.rounds)
+    try:
+        write_refutation(topology, collective, asked, proof, deadline=deadline, workers=workers)
+    except (TimedOutError, WorkerDiedError) as error:
+        kind = SolverDiedError if isinstance(error, WorkerDiedError) else TimedOutError
+        raise kind(f"{none}; without a proof in {proof}: {error}") from error
+    words = f"{none}; DRAT proof in {proof}, of the formula in {formula_file(proof)}"
+    return InfeasibleError(words, none.proof, proved_by=(*none.proved_by, Prover.CADICAL))
 
 
 @dataclass(frozen=True)
@@ -139,8 +171,9 @@ class _Question:
         self._check_limits(size)
         answer = self.searcher.search(size.chunks, size.steps, size.rounds)
         if isinstance(answer, Impossible):
-            solver = SOLVERS[method.name]
-            raise InfeasibleError(f"{self.collective.kind} {size}: there is none, proved by {solver}")
+            words = f"{self.collective.kind} {size}: there is none, "
+            words += "proved by" if answer.is_proof else "not proved: according to"
+            raise InfeasibleError(f"{words} {answer.proved_by}", proved_by=[answer.proved_by])
         assert isinstance(answer, Plan), "without a limit of effort every search ends"
         return schedule_of(
             self.topology,
@@ -184,7 +217,8 @@ def _solve_sums(asked: _Composition, sums: SumSearcher, searcher: Callable[[Prob
     if type(answer) is Unfinished:
         answer = sums.search(size.chunks, size.steps, size.rounds)
     if isinstance(answer, Impossible):
-        raise InfeasibleError(f"allreduce {size}: there is none, proved by CaDiCaL over every schedule")
+        words = f"allreduce {size}: there is none, proved by {answer.proved_by} over every schedule"
+        raise InfeasibleError(words, proved_by=[answer.proved_by])
     if not isinstance(answer, SumPlan):
         raise InfeasibleError(
             f"allreduce {size}: there is none with one partial sum per rank and chunk, proved by CaDiCaL; "
@@ -226,13 +260,23 @@ def _check_ratio(name: str, size: Size, limits: Iterable[StepBound]) -> None:
             )
 
 
-def _check_steps(name: str, latency: int, size: Size) -> None:
+def _check_steps(
+    name: str, latency: int, size: Size, *, proved_by: Sequence[Prover] = (Prover.LIMIT,)
+) -> None:
+    """Raise InfeasibleError where there are too few steps, or fewer rounds than steps.
+
+    Args:
+        name: what is asked for.
+        latency: the steps that it needs.
+        size: (C, S, R).
+        proved_by: nobody where the latency is not that of every schedule.
+    """
     if size.steps < latency:
-        raise InfeasibleError(f"{name}: needs at least {latency} steps, got {size.steps}")
+        words = f"{name}: needs at least {latency} steps, got {size.steps}"
+        raise InfeasibleError(words, proved_by=proved_by)
     if size.rounds < size.steps:
-        raise InfeasibleError(
-            f"{name}: every step takes a round, so {size.steps} steps need as many, got {size.rounds}"
-        )
+        words = f"{name}: every step takes a round, so {size.steps} steps need as many, got {size.rounds}"
+        raise InfeasibleError(words, proved_by=[Prover.LIMIT])
 
 
 @dataclass(frozen=True)
@@ -256,16 +300,18 @@ class _Composition:
             _Question.of(self.topology, part, bounds.bound(self.topology, part), searcher)
             for part in parts_of(self.collective)
         ]
-        _check_steps(
-            "allreduce, as a reduce-scatter and an allgather", sum(half.latency for half in halves), self.size
-        )
+        together = sum(half.latency for half in halves)
+        _check_steps("allreduce, as a reduce-scatter and an allgather", together, self.size, proved_by=())
+        provers: dict[Prover, None] = {}
         for steps in self._splits(halves):
-            pair = self._with_steps(halves, steps)
+            pair = self._with_steps(halves, steps, provers)
             if pair is not None:
                 return allreduce_of(self.collective, *pair, method=self.method, bound=self.limit)
+        inexact = [prover for prover in provers if not prover.is_exact]
+        how = f"not proved: according to {inexact[0]}" if inexact else f"proved by {' and '.join(provers)}"
         raise InfeasibleError(
-            f"allreduce {self.size}: no reduce-scatter and allgather compose it, proved for every division "
-            "of its steps and rounds; other schedules are not excluded, method sat looks at all"
+            f"allreduce {self.size}: no reduce-scatter and allgather compose it in any division of its steps "
+            f"and rounds, {how}; other schedules are not excluded, method sat looks at all"
         )
 
     @property
@@ -284,22 +330,25 @@ class _Composition:
         return sorted(divisions, key=lambda pair: abs(pair[0] - pair[1]))
 
     def _with_steps(
-        self, halves: Sequence[_Question], steps: tuple[int, int]
+        self, halves: Sequence[_Question], steps: tuple[int, int], provers: dict[Prover, None]
     ) -> tuple[Schedule, Schedule] | None:
         """The first half in as few rounds as it can, the other in those that are left.
 
         With C and S fixed a schedule of R rounds becomes one of R + 1 by making a step longer, so that the
-        fewest rounds of the first half leave the second one the best chance.
+        fewest rounds of the first half leave the second one the best chance. Whoever says that there is
+        none is added to `provers`.
         """
         chunks = self.size.chunks // len(self.collective.ranks)
         for rounds in range(steps[0], self.size.rounds - steps[1] + 1):
             try:
                 first = halves[0].solve(Size(chunks, steps[0], rounds), self.method)
-            except InfeasibleError:
+            except InfeasibleError as none:
+                provers.update(dict.fromkeys(none.proved_by))
                 continue
             try:
                 rest = self.size.rounds - rounds
                 return first, halves[1].solve(Size(chunks, steps[1], rest), self.method)
-            except InfeasibleError:
+            except InfeasibleError as none:
+                provers.update(dict.fromkeys(none.proved_by))
                 return None
         return None

@@ -19,7 +19,7 @@ from synth.chunks.flow_bounds import cut_bound, flow_bound
 from synth.chunks.lift import Plan
 from synth.chunks.orbits import Group
 from synth.chunks.outcome import Impossible, Unfinished
-from synth.chunks.search import SOLVERS, Answer, Searcher
+from synth.chunks.search import Answer, Searcher
 from synth.chunks.step_bound import (
     MessageLengths,
     PairLengths,
@@ -34,7 +34,7 @@ from synth.chunks.tree_bounds import TreeBound, tree_bound
 from synth.chunks.tree_plan import NoPlanError, plan_of
 from synth.chunks.whole_trees import eligible
 from synth.chunks.worker import WorkerDiedError
-from synth.errors import TimedOutError
+from synth.errors import Prover, TimedOutError
 from synth.progress import report
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,8 @@ class StepOptimum:
         limit: the best proven limit of R/C.
         chunks: C of the plan; 0 where there is none.
         plan: the best one found that has a smaller R/C than was asked to beat; None where there is none.
-        smallest: why no smaller C has the same R/C; None where that is not proved.
+        smallest: why no smaller C has the same R/C; None where that is not known.
+        refuted_by: the solvers on whose word that rests, where it rests on any.
         out_of_time: whether the deadline cut this short.
         lost_solvers: whether solvers died, of too little memory mostly: with more there may be more to find.
     """
@@ -90,6 +91,7 @@ class StepOptimum:
     chunks: int = 0
     plan: Plan | None = None
     smallest: str | None = None
+    refuted_by: tuple[Prover, ...] = ()
     out_of_time: bool = False
     lost_solvers: bool = False
 
@@ -101,7 +103,14 @@ class StepOptimum:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is left to prove: the plan attains the limit, and no smaller C does."""
-        return self.ratio == self.limit.ratio and self.smallest is not None
+        return bool(self.proved_by) and all(prover.is_exact for prover in self.proved_by)
+
+    @property
+    def proved_by(self) -> tuple[Prover, ...]:
+        """Who says that there is nothing better; empty where that is not known."""
+        if self.ratio != self.limit.ratio or self.smallest is None:
+            return ()
+        return (Prover.LIMIT, *self.refuted_by)
 
 
 def step_optimum(
@@ -139,7 +148,7 @@ class _State:
         self._steps = steps
         self._below = below
         self._spent: dict[tuple[Fraction, int], int] = {}  # slices of the search for (R/C, C)
-        self._refuted: set[tuple[Fraction, int]] = set()
+        self._refuted: dict[tuple[Fraction, int], Impossible] = {}
         self._trees: TreeBound | None = None
         self._group: Group | None = None
         self.result = StepOptimum(static)
@@ -226,7 +235,7 @@ class _State:
         known = self.result.chunks if self.result.ratio == ratio else None
         for chunks in eligible(ratio, self._steps):
             if chunks == known:
-                self.result = replace(self.result, smallest=self._why_smallest(ratio, chunks))
+                self.result = self._with_reason(self.result)
                 return
             if self._take(ratio, chunks, self._care.last_slices) or (ratio, chunks) not in self._refuted:
                 return  # not knowing of this C, nothing could be said of the smallest any more
@@ -239,28 +248,39 @@ class _State:
 
     def _take(self, ratio: Fraction, chunks: int, slices: int) -> bool:
         """Search at one C unless that was done, and note what comes of it; whether a plan was found."""
-        if (ratio, chunks) in self._refuted or self._spent.get((ratio, chunks), 0) >= slices:
+        if self._is_proved(ratio, chunks) or self._spent.get((ratio, chunks), 0) >= slices:
             return False
         self._spent[ratio, chunks] = slices
         answer = self._search(chunks, ratio, slices)
         if isinstance(answer, Impossible):
-            self._refuted.add((ratio, chunks))
+            self._refuted[ratio, chunks] = answer
         if not isinstance(answer, Plan):
             return False
-        smallest = self._why_smallest(ratio, chunks)
-        self.result = replace(self.result, chunks=chunks, plan=answer, smallest=smallest)
+        self.result = self._with_reason(replace(self.result, chunks=chunks, plan=answer))
         return True
 
-    def _why_smallest(self, ratio: Fraction, chunks: int) -> str | None:
-        """Why no smaller C attains a ratio; None where one of them is neither impossible nor refuted."""
+    def _is_proved(self, ratio: Fraction, chunks: int) -> bool:
+        answer = self._refuted.get((ratio, chunks))
+        return answer is not None and answer.is_proof
+
+    def _with_reason(self, optimum: StepOptimum) -> StepOptimum:
+        """The same, with the reason why no smaller C has its R/C, where that is known."""
+        ratio, chunks = optimum.ratio, optimum.chunks
+        assert ratio is not None, "it has a plan"
         smaller = list(takewhile(lambda other: other < chunks, eligible(ratio, self._steps)))
         if not smaller:
-            return _lowest_terms(ratio, chunks)
+            return replace(optimum, smallest=_lowest_terms(ratio, chunks), refuted_by=())
         if any((ratio, other) not in self._refuted for other in smaller):
-            return None
-        # Whoever proves it first ends the race, and which of them that was is not told.
-        solvers = " or ".join(SOLVERS[encoding] for encoding in self._searcher.encodings)
-        return f"C = {', '.join(map(str, smaller))} refuted by {solvers}"
+            return replace(optimum, smallest=None, refuted_by=())
+        by: dict[Prover, list[str]] = {}
+        for other in smaller:
+            size = f"({other}, {self._steps}, {ratio * other})"
+            by.setdefault(self._refuted[ratio, other].proved_by, []).append(size)
+        words = "; ".join(
+            f"{', '.join(sizes)} refuted by {prover}{'' if prover.is_exact else ', which is no proof'}"
+            for prover, sizes in by.items()
+        )
+        return replace(optimum, smallest=words, refuted_by=tuple(by))
 
     def _guesses(self) -> list[tuple[Fraction, int]]:
         """Pairs of R/C and C with few chunks, the best first; for the limit at least its smallest C."""

@@ -187,6 +187,7 @@ class _Tracing:
             optimum.least,
             optimum.is_settled,
             proof,
+            optimum.proved_by,
             () if optimum.limit is None else (optimum.limit,),
             schedule,
         )
@@ -206,6 +207,7 @@ class _Tracing:
             optimum.least,
             False,
             f"over every schedule {proof}; {composed.proof}" if composed.halves else f"found; {proof}",
+            (),
             () if optimum.limit is None else (optimum.limit,),
             schedule,
             COMPOSITIONS if composed.is_least else EVERY_SCHEDULE,

@@ -26,11 +26,14 @@ from synth.chunks.sums import SumPlan
 from synth.chunks.symmetry import problem_group
 from synth.chunks.whole_trees import eligible
 from synth.chunks.worker import WorkerDiedError
-from synth.errors import TimedOutError
+from synth.errors import Prover, TimedOutError
 from synth.progress import report
 
 log = logging.getLogger(__name__)
 
+
+REFUTED = " refuted by CaDiCaL"
+"""How `SumOptimum.smallest` ends where smaller numbers of chunks were searched and have no schedule."""
 
 Known: TypeAlias = Callable[[], Fraction | None]
 """The least R/C of so many steps known from elsewhere; asked where a search at the limit finds nothing."""
@@ -102,6 +105,19 @@ class SumOptimum:
     def is_settled(self) -> bool:
         """Whether nothing is left to prove: the plan attains the limit, and no smaller C does."""
         return self.ratio == self.least and self.smallest is not None
+
+    @property
+    def proved_by(self) -> tuple[Prover, ...]:
+        """On whose word it rests that nothing is left to prove; nobody's where something is."""
+        if not self.is_settled or self.limit is None:
+            return ()
+        by_cadical = self.refuted or isinstance(self.limit.certificate, MessageLengths)
+        return (Prover.LIMIT, Prover.CADICAL) if by_cadical else (Prover.LIMIT,)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether CaDiCaL refuted smaller numbers of chunks."""
+        return self.smallest is not None and self.smallest.endswith(REFUTED)
 
 
 def sum_optimum(
@@ -278,7 +294,7 @@ class _State:
             return f"fewer chunks at {ratio} leave a step without a round"
         if any((ratio, other) not in self._refuted for other in smaller):
             return None
-        return f"C = {', '.join(map(str, smaller))} refuted by CaDiCaL"
+        return f"C = {', '.join(map(str, smaller))}{REFUTED}"
 
     def _search(self, chunks: int, rounds: int, slices: int) -> object:
         """Ask the solvers; None where the instance is larger than they should be asked, or they died."""

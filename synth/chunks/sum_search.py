@@ -23,6 +23,7 @@ from synth.chunks.cardinality import Clauses, Rounds, not_before
 from synth.chunks.outcome import Found, Impossible, Instance, NoneHere, Outcome, Unfinished
 from synth.chunks.problem import Problem
 from synth.chunks.sums import SumOrbits, SumSend
+from synth.errors import Prover
 
 Literal: TypeAlias = int | bool
 """A literal of a variable, or what is known to be true or false."""
@@ -333,7 +334,7 @@ def _refuted(answer: bool | None) -> Outcome:
     """What a model says, or that there is none, where a model is no schedule."""
     if answer is None:
         return Unfinished()
-    return NoneHere() if answer else Impossible()
+    return NoneHere() if answer else Impossible(Prover.CADICAL)
 
 
 def _solve(solver: Any, effort: int | None) -> bool | None:

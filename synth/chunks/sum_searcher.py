@@ -20,6 +20,7 @@ from synth.chunks.sums import ChunkSum, SumOrbits, SumPlan, pruned
 from synth.chunks.symmetry import subgroups
 from synth.chunks.workers import Workers
 from synth.deadline import Deadline
+from synth.errors import Prover
 from synth.permutations import identity
 
 SumAnswer: TypeAlias = SumPlan | Impossible | Unfinished
@@ -195,4 +196,4 @@ def _kept(cache: ChunkCache, key: str) -> SumPlan | Impossible | None:
     if document is None:
         return None
     plan = document["plan"]
-    return Impossible() if plan is None else plan_from_document(plan)
+    return Impossible(Prover.CADICAL) if plan is None else plan_from_document(plan)

@@ -11,6 +11,7 @@ from synth.collective import bandwidths
 from synth.errors import InputError
 from synth.groups.result import GroupSchedules
 from synth.schedule import Chunk, Schedule, Transfer
+from synth.service import EARLIEST
 from synth.simulator import MAX_PASSAGES, MAX_PIECES, MIN_PIECE_BYTES, Timing
 from synth.sizes import LARGEST_SIZE, format_size
 
@@ -51,7 +52,13 @@ def simulate_groups(
     tried = [_times(hops, owners, total, count) for count in _counts(merged, total, pieces)]
     count, times = min(tried, key=lambda one: (max(one[1].values(), default=0.0), one[0]))
     return tuple(
-        Timing(size, count, times[group], *bandwidths(kind.kind, len(kind.ranks), size, times[group]))
+        Timing(
+            size,
+            count,
+            times[group],
+            *bandwidths(kind.kind, len(kind.ranks), size, times[group]),
+            str(EARLIEST),
+        )
         for group, (size, kind) in enumerate(zip(sizes, [g.collective for g in found.groups], strict=True))
     )
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from synth.collective import Collective, Kind
 from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, InputError
+from synth.errors import CollectiveError, InfeasibleError, InputError, Prover
 from synth.groups.certificate import JointCertificate, Level, level_bound
 from synth.groups.problem import Problem
 from synth.groups.program import JointProgram, Shares
@@ -126,7 +126,8 @@ def _alone_rates(problem: Problem, relays: bool, deadline: Deadline) -> tuple[Fr
         widest = max((link.bandwidth for link in fabric.links), default=Fraction(1))
         rates[group] = JointProgram(single, deadline).solve({}, widest).rate
         if rates[group] == 0:
-            raise InfeasibleError(f"group {group}: {who_is_cut_off(fabric, collective)}")
+            words = f"group {group}: {who_is_cut_off(fabric, collective)}"
+            raise InfeasibleError(words, proved_by=[Prover.LIMIT])
     return tuple(rates[first] for first, _ in problem.origin)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
-from typing import Any, Generic
+from typing import Generic
 
 import numpy as np
 
@@ -27,7 +27,9 @@ from synth.packing.candidates import CANDIDATES, candidates, wide_pairs, widest_
 from synth.packing.carrier import AnyCarrier, Pair, Pairing, merge, shape
 from synth.packing.mwu import weigh_pairs, weigh_trees
 from synth.packing.reweave import reweave
-from synth.packing.weights import Choice, Floats
+from synth.packing.ruling_out import EFFORT, is_ruled_out
+from synth.packing.tree_program import CLOSE, Floats, few
+from synth.packing.weights import Choice
 from synth.schedule import Settings
 from synth.topology import Topology
 from synth.tree import Packing, Tree
@@ -40,7 +42,8 @@ _REWEIGHTINGS = 8
 _ATTEMPTS = 3  # at thinning out, from different prices
 _USED = 1e-7  # of the rate: a smaller weight is none
 _GAIN = 1e-3  # relative: what an exchange must bring, so that exchanges come to an end
-_SLACK = 1e-9  # relative: what the floating solver may be short of a rate
+_FLOATING = "in floating point"
+_CUT_SHORT = "none: the search was cut short"
 
 
 def fewest_trees(
@@ -93,8 +96,8 @@ def fewest_trees(
         for root in roots
     )
     starts = tuple(frozenset(map(shape, trees)) for trees in rewoven)
-    search = _Search(Choice(topology, groups), frozenset(map(shape, known)), starts, optimum, seed, deadline)
-    carriers, settings = search.run(tolerance, max_trees)
+    search = _Search(Choice(topology, groups, optimum), frozenset(map(shape, known)), starts, seed, deadline)
+    carriers, settings = search.run(tolerance, max_trees, Fraction(1))
     return Packing(carriers, settings)
 
 
@@ -115,8 +118,8 @@ def fewest_pairs(
     woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).pairs
     known = merge(known)
     group = candidates(known, (*wide, *woven), CANDIDATES)
-    search = _Search(Choice(topology, (group,)), frozenset(map(shape, known)), (), optimum, seed, deadline)
-    carriers, settings = search.run(tolerance, max_trees)
+    search = _Search(Choice(topology, (group,), optimum), frozenset(map(shape, known)), (), seed, deadline)
+    carriers, settings = search.run(tolerance, max_trees, Fraction(1))
     return Pairing(carriers, settings)
 
 
@@ -149,9 +152,9 @@ def fewest_among(
         InputError: a tolerance or a number of trees out of its range.
     """
     _check(tolerance, max_trees)
-    most = Fraction(choice.best().rate) * choice.topology.bandwidth_unit
-    search = _Search(choice, frozenset(map(shape, known)), (), most, seed, deadline, search_limit)
-    return search.run(tolerance, max_trees)
+    return _Search(choice, frozenset(map(shape, known)), (), seed, deadline, search_limit).run(
+        tolerance, max_trees, choice.rate
+    )
 
 
 def _check(tolerance: Fraction, max_trees: int | None) -> None:
@@ -163,86 +166,116 @@ def _check(tolerance: Fraction, max_trees: int | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Search(Generic[AnyCarrier]):
-    """The choice among candidates; rates inside are floats in units of capacity."""
+    """The choice among candidates; rates inside are parts of the choice's target."""
 
     choice: Choice[AnyCarrier]
     known: frozenset[tuple[object, ...]]  # shapes that together reach the optimum, or nearly so
     starts: tuple[frozenset[tuple[object, ...]], ...]  # shapes that are together a choice of few already
-    optimum: Fraction
     seed: int
     deadline: Deadline
     search_limit: int = _SEARCH_LIMIT
 
-    def run(self, tolerance: Fraction, max_trees: int | None) -> tuple[tuple[AnyCarrier, ...], Settings]:
-        """The chosen carriers with exact weights, and what was proved."""
-        most = self.choice.best().rate
+    def run(
+        self, tolerance: Fraction, max_trees: int | None, optimum: Fraction
+    ) -> tuple[tuple[AnyCarrier, ...], Settings]:
+        """The chosen carriers with exact weights, and what was proved; a tolerance is part of the optimum."""
         if max_trees is None:
             asked: tuple[str, str | int | None] = ("tolerance", str(tolerance))
-            exact = self.optimum / self.choice.topology.bandwidth_unit * (1 - tolerance)
-            kept, proved = self._fewest(min(most, float(exact)))
-            if most < float(exact) * (1 - _SLACK):
+            wanted = optimum * (1 - tolerance)
+            reached = wanted if self.choice.reaches(wanted) else self.choice.rate
+            kept, proved = self._fewest(reached)
+            if self.choice.only(kept).rate < wanted:
                 proved = "none: the candidates do not reach the tolerance"
         else:
             asked = ("max_trees", max_trees)
-            kept, proved = self._best_of(max_trees, most)
-            kept = self._dropped(kept, self.choice.only(kept).best().rate)
+            kept, proved = self._best_of(max_trees)
         carriers = self.choice.only(kept).weighed()
         return carriers, (asked, ("candidates", len(self.choice.carriers)), ("proved", proved))
 
-    def _fewest(self, rate: float) -> tuple[list[int], str]:
-        """The fewest carriers that reach a rate."""
-        starts = [self._of(self.known), *(self._sparse(rate, attempt) for attempt in range(_ATTEMPTS))]
-        kept = min((self._dropped(start, rate) for start in starts if self._reaches(start, rate)), key=len)
+    def _fewest(self, rate: Fraction) -> tuple[list[int], str]:
+        """The fewest carriers that reach a rate, as all of them do."""
+        starts = [self._of(self.known), *(self._sparse(float(rate), attempt) for attempt in range(_ATTEMPTS))]
+        reaching = [start for start in starts if self.choice.only(start).reaches(rate)]
+        every = list(range(len(self.choice.carriers)))
+        dropped = [self._dropped(start, rate) for start in reaching or [every]]
+        kept, none_too_many = min(dropped, key=lambda found: len(found[0]))
         groups = len(self.choice.groups)
         if len(kept) == groups:
             return kept, "no fewer trees are possible"
+        alone = (
+            "none of the trees can be left out" if none_too_many else "none: rounding errors, or out of time"
+        )
         if groups > 1 or self.search_limit == 0:
-            return kept, "none of the trees can be left out"
-        model, binary = self._integer_program()
-        model.changeColBounds(len(self.choice.carriers), rate * (1 - _SLACK), rate)
-        for column in binary:
-            model.changeColCost(column, 1.0)
-        chosen, closed = self._solve(model, kept)
-        if len(chosen) < len(kept) and self._reaches(chosen, rate):
-            kept = chosen
-        elif len(chosen) < len(kept):
-            closed = False  # the integer program took a rounding error for a carrier's share
-        return kept, "fewest among the candidates" if closed else "none: the search was cut short"
+            return kept, alone
+        chosen, closed = self._searched(None, float(rate), kept)
+        if chosen is not None and len(chosen) < len(kept):
+            if self.choice.only(chosen).reaches(rate):
+                kept = chosen
+            else:
+                closed = False  # the integer program took a rounding error for a carrier's share
+        if closed and self._rules_out(len(kept) - 1, rate, strictly=True):
+            return kept, "fewest among the candidates"
+        return kept, f"none: HiGHS calls them the fewest, {_FLOATING}" if closed else _CUT_SHORT
 
-    def _best_of(self, max_trees: int, most: float) -> tuple[list[int], str]:
+    def _best_of(self, max_trees: int) -> tuple[list[int], str]:
         """At most so many carriers per group, at the largest rate."""
         if max_trees == len(self.choice.groups) == 1:
             return [self._best_single()], "best among the candidates"
-        kept = self._best_sparse(max_trees, most)
-        rate = self.choice.only(kept).best().rate
-        if self._is_optimum(rate):
+        kept = self._best_sparse(max_trees)
+        rate = self.choice.only(kept).best.rate
+        closed = len(self.choice.groups) > 1
+        if rate < 1 - CLOSE and not closed:
+            chosen, closed = self._searched(max_trees, None, kept)
+            if chosen and self.choice.only(chosen).best.rate > rate * (1 + CLOSE):
+                kept = chosen
+        exact = self.choice.only(kept).rate
+        kept = self._dropped(kept, exact)[0]
+        if exact == 1:
             return kept, "optimal"
+        if closed and self._rules_out(max_trees, exact, strictly=False):
+            return kept, "best among the candidates"
         if len(self.choice.groups) > 1:
             return kept, "none: heuristic choice per root"
-        model, binary = self._integer_program()
-        columns = np.array(binary, dtype=np.int32)
-        model.addRow(0.0, float(max_trees), len(columns), columns, np.ones(len(columns)))
-        model.changeColCost(len(self.choice.carriers), -1.0)
-        chosen, closed = self._solve(model, kept)
-        if chosen and self.choice.only(chosen).best().rate > rate * (1 + _SLACK):
-            kept = chosen
-        return kept, "best among the candidates" if closed else "none: the search was cut short"
+        return kept, f"none: HiGHS calls them the best, {_FLOATING}" if closed else _CUT_SHORT
 
     def _best_single(self) -> int:
         """The carrier that carries most alone, the lowest of equals."""
-        heights = [carrier.height for carrier in self.choice.carriers]
-        return min(range(len(heights)), key=lambda index: (-self.choice.most[index], heights[index]))
+        choice = self.choice
+        return min(
+            range(len(choice.carriers)),
+            key=lambda index: (-choice.rows.alone(choice.uses[index]), choice.carriers[index].height),
+        )
 
-    def _is_optimum(self, rate: float) -> bool:
-        return rate >= float(self.optimum / self.choice.topology.bandwidth_unit) * (1 - _SLACK)
+    def _rules_out(self, most: int, rate: Fraction, *, strictly: bool) -> bool:
+        choice = self.choice
+        effort = EFFORT if len(choice.groups) == 1 else 1  # else the first limit decides
+        return is_ruled_out(
+            choice.rows,
+            choice.uses,
+            most,
+            rate,
+            strictly=strictly,
+            deadline=self.deadline,
+            effort=effort,
+        )
+
+    def _searched(
+        self, most: int | None, rate: float | None, kept: Sequence[int]
+    ) -> tuple[list[int] | None, bool]:
+        """What an integer program finds, from a solution on."""
+        return few(
+            self.choice.rows,
+            self.choice.uses,
+            most=most,
+            rate=rate,
+            start=sorted(kept),
+            search_limit=self.search_limit,
+            seed=self.seed,
+            seconds=self.deadline.left_s,
+        )
 
     def _of(self, shapes: frozenset[tuple[object, ...]]) -> list[int]:
         return [index for index, carrier in enumerate(self.choice.carriers) if shape(carrier) in shapes]
-
-    def _reaches(self, kept: Sequence[int], rate: float) -> bool:
-        """Whether these carriers alone reach a rate."""
-        some = self.choice.only(kept)
-        return all(some.groups) and some.best().rate >= rate * (1 - _SLACK)
 
     def _sparse(self, rate: float, attempt: int = 0) -> list[int]:
         """Carriers that reach a rate, after making those dear that carry little, again and again.
@@ -255,7 +288,7 @@ class _Search(Generic[AnyCarrier]):
         for _ in range(_REWEIGHTINGS):
             if self.deadline.has_passed:
                 break
-            weights = self.choice.cheapest(prices, rate * (1 - _SLACK))
+            weights = self.choice.cheapest(prices, rate * (1 - CLOSE))
             if weights is None:
                 break
             used = self._used(weights, rate)
@@ -264,34 +297,41 @@ class _Search(Generic[AnyCarrier]):
             prices = 1 / (weights / rate + 0.01)
         return best
 
-    def _dropped(self, kept: list[int], rate: float) -> list[int]:
-        """The same without those that can be left out, tried from the lightest on."""
-        weights = self.choice.only(kept).best().weights
+    def _dropped(self, kept: list[int], rate: Fraction) -> tuple[list[int], bool]:
+        """The same without those that can be left out, tried from the lightest on; whether none is left."""
+        proved = True
+        weights = self.choice.only(kept).best.weights
+        kept = sorted(kept)
         for index in [kept[position] for position in np.argsort(weights, kind="stable")]:
-            fewer = [other for other in kept if other != index]
             if self.deadline.has_passed:
-                break
-            if self._reaches(fewer, rate):
+                return kept, False
+            fewer = [other for other in kept if other != index]
+            some = self.choice.only(fewer)
+            if some.reaches(rate):
                 kept = fewer
-        return kept
+            else:
+                proved = proved and some.falls_short(rate)
+        return kept, proved
 
-    def _best_sparse(self, max_trees: int, most: float) -> list[int]:
+    def _best_sparse(self, max_trees: int) -> list[int]:
         """A good choice of at most so many per group: the starts, or thin out and keep the heaviest."""
         best: list[int] = []
         best_rate = -1.0
         known = self._of(self.known)
+        all_known = self.choice.only(known)
         for shapes in self.starts:
             kept, reached = self._with_heaviest(self._of(shapes), max_trees)
-            if reached > best_rate * (1 + _SLACK):
+            if reached > best_rate * (1 + CLOSE):
                 best, best_rate = kept, reached
         for tenths in range(10, 0, -1):
-            rate = most * tenths / 10
+            rate = self.choice.best.rate * tenths / 10
             if rate <= best_rate or (best and self.deadline.has_passed):
                 break
             thinned = self._sparse(rate)
-            for start in (thinned, known) if self._reaches(known, rate) else (thinned,):
+            reaches = all(all_known.groups) and all_known.best.rate >= rate * (1 - CLOSE)
+            for start in (thinned, known) if reaches else (thinned,):
                 kept, reached = self._with_heaviest(start, max_trees)
-                if reached > best_rate * (1 + _SLACK):
+                if reached > best_rate * (1 + CLOSE):
                     best, best_rate = kept, reached
         return self._exchanged(best, best_rate, max_trees) if len(self.choice.groups) > 1 else best
 
@@ -311,9 +351,9 @@ class _Search(Generic[AnyCarrier]):
     def _with_heaviest(self, some: Sequence[int], max_trees: int) -> tuple[list[int], float]:
         """The heaviest of each group at the best weights of some carriers, and the rate they reach."""
         weights = np.zeros(len(self.choice.carriers))
-        weights[sorted(some)] = self.choice.only(some).best().weights
+        weights[sorted(some)] = self.choice.only(some).best.weights
         kept = self._heaviest(weights, max_trees)
-        return kept, self.choice.only(kept).best().rate
+        return kept, self.choice.only(kept).best.rate
 
     def _heaviest(self, weights: Floats, max_trees: int) -> list[int]:
         taken: Counter[int] = Counter()
@@ -328,40 +368,3 @@ class _Search(Generic[AnyCarrier]):
     @staticmethod
     def _used(weights: Floats, rate: float) -> list[int]:
         return [int(index) for index in np.flatnonzero(weights > _USED * rate)]
-
-    def _integer_program(self) -> tuple[Any, list[int]]:
-        """The linear program plus a 0-1 column per carrier without which it carries nothing."""
-        import highspy
-
-        model = self.choice.program(seed=self.seed, deadline_s=self.deadline.left_s)
-        model.setOptionValue("mip_max_nodes", self.search_limit)
-        model.setOptionValue("mip_rel_gap", 1e-6)  # "best" is to mean best
-        binary = []
-        for index, most in enumerate(self.choice.most):
-            column = len(self.choice.carriers) + 1 + index
-            model.addCol(0.0, 0.0, 1.0, 0, np.array([], dtype=np.int32), np.array([]))
-            model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-            columns = np.array([index, column], dtype=np.int32)
-            model.addRow(-highspy.kHighsInf, 0.0, 2, columns, np.array([1.0, -most]))
-            binary.append(column)
-        return model, binary
-
-    def _solve(self, model: Any, start: Sequence[int]) -> tuple[list[int], bool]:
-        """What the integer program keeps, and whether the search was complete; `start` is a solution."""
-        import highspy
-
-        count = len(self.choice.carriers)
-        smaller = self.choice.only(start).best()
-        values = np.zeros(2 * count + 1)
-        values[sorted(start)] = smaller.weights
-        values[count] = smaller.rate
-        values[[count + 1 + index for index in start]] = 1
-        solution = highspy.HighsSolution()
-        solution.col_value = values.tolist()
-        model.setSolution(solution)
-        model.run()
-        closed = model.modelStatusToString(model.getModelStatus()) == "Optimal"
-        found = np.array(model.getSolution().col_value)
-        if len(found) < 2 * count + 1:
-            return [], closed
-        return [int(index) for index in np.flatnonzero(found[count + 1 :] > 0.5)], closed

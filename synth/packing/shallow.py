@@ -19,12 +19,12 @@ import numpy as np
 
 from synth.compiled import Ints
 from synth.deadline import Deadline
-from synth.errors import InfeasibleError
-from synth.highs import new_model
+from synth.errors import InfeasibleError, Prover
 from synth.packing.carrier import Carrier, hops, shape
 from synth.packing.fewest import fewest_among
 from synth.packing.shallow_pricing import Pricing, least_height
-from synth.packing.weights import Choice
+from synth.packing.tree_program import CLOSE, TreeProgram, Weighed, whole_prices
+from synth.packing.weights import Choice, Use, rows_of
 from synth.schedule import Settings
 from synth.topology import Topology
 
@@ -40,10 +40,10 @@ _ROUNDS = 400  # of weighing and pricing
 _EFFORT = 300_000_000  # additions for exact prices, about two seconds
 _QUICK_EFFORT = 20_000_000  # for those of a frontier, of each height
 _FINEST = 1 << 42  # the largest price, as a whole number: 64 links cost no more than one edge may
+_SPREAD = 6  # rounds that spread trees over the links before the first linear program
 _SEARCH_LIMIT = 20  # branch-and-bound vertices that few trees are worth
 _SEARCHED_UP_TO = 64  # carriers; the integer program of more takes seconds for its first vertex
-_CLOSE = 1e-9  # relative: the accuracy to which HiGHS is believed
-_USED = 1e-7  # of the rate: a smaller weight is none
+_USED = 1e-7  # of the limit: a smaller weight is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def pack_shallow(
     """
     least = least_height(topology, roots)
     if height < least:
-        raise InfeasibleError(_too_low(topology, roots, height, least))
+        raise InfeasibleError(_too_low(topology, roots, height, least), proved_by=[Prover.LIMIT])
     generation = _Generation(Pricing(topology, roots, height, seed), limit, deadline)
     generation.run()
     return generation.thinned(tolerance, max_trees)
@@ -124,7 +124,7 @@ def shallow_frontier(
     """
     least = least_height(topology, roots)
     known: Sequence[Carrier] = ()
-    best = limit * (1 - WORTH) * (1 - Fraction(_CLOSE))
+    best = limit * (1 - WORTH) * (1 - Fraction(CLOSE))  # which itself is worth it
     stride = max(1, math.ceil((below - least) / MOST_HEIGHTS))
     for height in sorted(range(below - 1, least - 1, -stride)):
         if deadline.has_passed:
@@ -134,7 +134,7 @@ def shallow_frontier(
         generation.run(known)
         if not pricing.is_exact:
             known = generation.support()  # elsewhere all are found at once, and then fewer are needed
-        if generation.rate > best * (1 + Fraction(_CLOSE)):
+        if generation.exceeds(best):
             found = generation.thinned(Fraction(0), None, quickly=True)
             yield found
             best = found.rate
@@ -149,51 +149,44 @@ def _too_low(topology: Topology, roots: Sequence[int] | None, height: int, least
 
 @dataclass(eq=False)
 class _Generation:
-    """Carriers met so far, and the linear program that weighs them.
-
-    Column 0 is the rate of each group; rows are the links and then the groups.
-    """
+    """Carriers met so far, and the linear program that weighs them; rates are parts of the limit."""
 
     pricing: Pricing
     limit: Fraction
     deadline: Deadline
     effort: int = _EFFORT
-    met: dict[tuple[object, ...], int] = field(default_factory=dict)
-    carriers: list[tuple[int, Carrier]] = field(default_factory=list)
+    met: set[tuple[object, ...]] = field(default_factory=set)
+    carriers: list[tuple[Use, Carrier]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """The linear program without carriers."""
         topology, groups = self.pricing.topology, self.pricing.groups
+        self._target = self.limit / groups
         self._position = {(link.src, link.dst): index for index, link in enumerate(topology.links)}
-        self._capacities = np.array(topology.capacities, dtype=np.int64)
-        model = new_model(solver="simplex", presolve="off", simplex_strategy=4)
-        nothing = (0, np.array([], dtype=np.int32), np.array([], dtype=np.float64))
-        for capacity in topology.capacities:
-            model.addRow(-np.inf, float(capacity), *nothing)
-        links = len(topology.links)
-        for _ in range(groups):
-            model.addRow(0.0, np.inf, *nothing)
-        rows = np.arange(links, links + groups, dtype=np.int32)
-        self._most = float(self.limit / groups / topology.bandwidth_unit)
-        model.addCol(-1.0, 0.0, self._most, groups, rows, np.full(groups, -1.0))
-        self._model: Any = model
-        self._values: Sequence[float] = [0.0]
-        self._proved = "none"
+        # The primal simplex goes on best where columns are added.
+        self._program = TreeProgram(rows_of(topology, self._target, groups), simplex_strategy=4)
+        self._weighed: Weighed | None = None
+        self._least = Fraction(1)  # the least limit that prices proved
+        self._why = ""  # the search ended where it did
 
-    @property
-    def rate(self) -> Fraction:
-        """Of all groups together, GB/s, as near as HiGHS says."""
-        return Fraction(self._values[0]) * self.pricing.groups * self.pricing.topology.bandwidth_unit
+    def exceeds(self, rate: Fraction) -> bool:
+        """Whether the carriers reach more than a rate in GB/s, exactly where it is close."""
+        found = 0.0 if self._weighed is None else self._weighed.rate
+        asked = float(rate / self.limit)
+        return found > asked * (1 - CLOSE) and (
+            found > asked * (1 + 1000 * CLOSE) or self._choice().rate * self.limit > rate
+        )
 
     def run(self, known: Sequence[Carrier] = ()) -> None:
         """Meet carriers, the known ones first, until none helps."""
-        self._proved = self._run(known)
+        self._why = self._run(known)
 
     def thinned(self, tolerance: Fraction, max_trees: int | None, *, quickly: bool = False) -> Shallow:
         """As few of the carriers as carry the rate, with exact weights."""
         search_limit = _SEARCH_LIMIT if len(self.carriers) <= _SEARCHED_UP_TO else 0 if quickly else 1
+        choice = self._choice()
         carriers, settings = fewest_among(
-            self._choice(),
+            choice,
             self.support(),
             tolerance=tolerance,
             max_trees=max_trees,
@@ -202,91 +195,109 @@ class _Generation:
             search_limit=search_limit,
         )
         rate = sum((carrier.weight for carrier in carriers), Fraction(0))
-        facts: Settings = (("max_height", self.pricing.height), ("within_height", self._proved))
+        shown = self._shown(rate / self.limit, choice.rate)
+        facts: Settings = (("max_height", self.pricing.height), ("within_height", shown))
         counts = Counter(0 if self.pricing.roots is None else carrier.root for carrier in carriers)
         return Shallow(self.pricing.height, carriers, rate, (*facts, *settings), max(counts.values()))
+
+    def _shown(self, rate: Fraction, before: Fraction) -> str:
+        """What is proved of a rate, of few of the carriers, and of the one of all of them."""
+        if rate == 1:
+            return "the limit of any height"
+        if rate == self._least:
+            return "best"
+        close = self._least * (1 - Fraction(CLOSE))
+        if rate >= close:
+            return "best, to 1e-9"
+        return f"found: {'few of the best trees' if before >= close else self._why}"
 
     def _run(self, known: Sequence[Carrier]) -> str:
         group_of = {root: group for group, root in enumerate(self.pricing.roots or ())}
         for carrier in known:
             self._add(group_of.get(carrier.root, 0), carrier)
-        for _, _, carrier in self.pricing.carriers(self._first_prices()):
-            self._add(group_of.get(carrier.root, 0), carrier)
+        self._spread()
         for _ in range(_ROUNDS):
-            rate, lengths = self._weigh()
-            if rate >= self._most * (1 - _CLOSE):
-                return "the limit of any height"
+            weighed = self._weighed = self._program.solve()
+            if weighed.rate >= 1 - CLOSE:
+                return "the exact rate is a little less than the limit of any height"
             if self.deadline.has_passed:
-                return "none: out of time"
+                return "out of time"
             exactly = self.pricing.is_exact
-            new, most = self._price(lengths, exactly=exactly)
+            # Never nothing: among ways that cost as little the shortest is meant.
+            lengths = whole_prices(weighed.prices, _FINEST) + 1
+            new = self._price(lengths, exactly=exactly)
             if not new and not exactly and self._may_ask():
                 exactly = True
-                new, most = self._price(lengths, exactly=True)
-            if exactly and rate >= most * (1 - _CLOSE):
-                return "best, to 1e-9"
-            if not new:
-                return "none: no better tree was found"
-        return "none: the search was cut short"
+                new = self._price(lengths, exactly=True)
+            if not new or (exactly and weighed.rate >= float(self._least) * (1 - CLOSE)):
+                if exactly and (self.pricing.is_exact or self._may_ask()) and self._price_vertex():
+                    continue
+                return "no better tree was met"
+        return "the search was cut short"
+
+    def _spread(self) -> None:
+        """Meet carriers at prices that grow with what those before have used: narrow links cost more."""
+        capacities = self._program.rows.capacities
+        first = [max(1, math.floor(_FINEST * min(capacities) / capacity)) for capacity in capacities]
+        lengths = np.array(first, dtype=np.int64) // _SPREAD
+        load = np.zeros(len(first), dtype=np.int64)
+        for _ in range(_SPREAD):
+            cheapest: dict[int, tuple[int, Carrier]] = {}
+            for group, cost, carrier in self.pricing.carriers(np.maximum(lengths * (1 + load), 1)):
+                self._add(group, carrier)
+                if group not in cheapest or cost < cheapest[group][0]:
+                    cheapest[group] = cost, carrier
+            for _, carrier in cheapest.values():
+                for hop, count in hops(carrier).items():
+                    load[self._position[hop]] += count
+            load = np.minimum(load, _SPREAD)
+
+    def _price_vertex(self) -> bool:
+        """Ask for the cheapest carriers under the exact prices; whether one is new."""
+        vertex = self._program.vertex()
+        if vertex is None or max(vertex.prices) > _FINEST:
+            return False
+        return self._price(np.array(vertex.prices, dtype=np.int64), exactly=True)
 
     def _choice(self) -> Choice[Any]:
         """All carriers met."""
-        groups: list[list[Carrier]] = [[] for _ in range(self.pricing.groups)]
-        for group, carrier in self.carriers:
-            groups[group].append(carrier)
-        return Choice(self.pricing.topology, tuple(map(tuple, groups)))
+        members = [
+            [entry for entry in self.carriers if entry[0].group == g] for g in range(self.pricing.groups)
+        ]
+        groups = tuple(tuple(carrier for _, carrier in of_group) for of_group in members)
+        uses = tuple(use for of_group in members for use, _ in of_group)
+        return Choice(self.pricing.topology, groups, self._target, uses)
 
     def support(self) -> list[Carrier]:
         """The carriers that carry something in the last answer."""
+        weights = [] if self._weighed is None else self._weighed.weights.tolist()
         # Those that were met after the last answer carry nothing in it.
-        weighed = zip(self.carriers, self._values[1:], strict=False)
-        return [carrier for (_, carrier), weight in weighed if weight > _USED * self._most]
+        return [
+            carrier for (_, carrier), weight in zip(self.carriers, weights, strict=False) if weight > _USED
+        ]
 
     def _may_ask(self) -> bool:
         return self.pricing.can_be_exact and self.pricing.effort + self.pricing.effort_of_one <= self.effort
 
-    def _first_prices(self) -> Ints:
-        lengths = _FINEST // self._capacities
-        return np.maximum(lengths, 1)
-
-    def _weigh(self) -> tuple[float, Ints]:
-        """The best rate of a group, in units of capacity, and the prices of the links."""
-        self._model.run()
-        solution = self._model.getSolution()
-        self._values = solution.col_value
-        links = len(self._capacities)
-        prices = np.maximum(-np.array(solution.row_dual[:links]), 0.0)
-        most = float(prices.max())
-        scaled = np.zeros(links) if most <= 0 else prices / most * _FINEST
-        # Never nothing: among ways that cost as little the shortest is meant.
-        return self._values[0], np.rint(scaled).astype(np.int64) + 1
-
-    def _price(self, lengths: Ints, *, exactly: bool) -> tuple[bool, float]:
-        """Meet the cheapest carriers; whether one is new, and the limit that they prove if they are exact."""
-        priced = self.pricing.carriers(lengths, exactly=exactly)
-        cheapest: dict[int, int] = {}
+    def _price(self, lengths: Ints, *, exactly: bool) -> bool:
+        """Meet cheap carriers, and if exactly note the limit they prove; whether one is new."""
+        cheapest: list[int | None] = [None] * self.pricing.groups
         new = False
-        for group, cost, carrier in priced:
-            cheapest[group] = min(cost, cheapest.get(group, cost))
+        for group, cost, carrier in self.pricing.carriers(lengths, exactly=exactly):
+            before = cheapest[group]
+            cheapest[group] = cost if before is None else min(cost, before)
             new |= self._add(group, carrier)
-        return new, float(np.dot(lengths, self._capacities)) / max(1, sum(cheapest.values()))
+        if exactly:
+            limit = self._program.rows.limit(lengths.tolist(), cheapest)
+            self._least = self._least if limit is None else min(self._least, limit)
+        return new
 
     def _add(self, group: int, carrier: Carrier) -> bool:
         key = shape(carrier)
         if key in self.met:
             return False
-        self.met[key] = len(self.carriers)
-        self.carriers.append((group, carrier))
-        uses = self._uses(carrier)
-        links = np.flatnonzero(uses)
-        rows = np.array([*links, len(uses) + group], dtype=np.int32)
-        counts = np.array([*uses[links], 1], dtype=np.float64)
-        self._model.addCol(0.0, 0.0, np.inf, len(rows), rows, counts)
+        self.met.add(key)
+        use = Use(group, {self._position[hop]: count for hop, count in sorted(hops(carrier).items())})
+        self.carriers.append((use, carrier))
+        self._program.add(use)
         return True
-
-    def _uses(self, carrier: Carrier) -> Ints:
-        """How often it passes each link."""
-        uses = np.zeros(len(self._capacities), dtype=np.int64)
-        for hop, count in hops(carrier).items():
-            uses[self._position[hop]] = count
-        return uses

@@ -1,8 +1,8 @@
-"""How much each of some given carriers should carry: linear programs over their weights, made exact.
+"""A choice of trees or pairs on the links of a topology, and how much each of them should carry, exactly.
 
-The floating solver (HiGHS) finds which carriers and which full links make the optimum; the weights
-themselves are then whole parts of a small number, or else the exact solution of the equations of the full
-links, so that no rounding error reaches a schedule.
+The floating solver finds which carriers and which full links make the optimum; the weights themselves are
+whole parts of a small number where those reach the same rate, else the exact vertex, so that no rounding
+error reaches a schedule.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import Any, Generic
+from typing import Generic
 
-import numpy as np
-from numpy.typing import NDArray
-
-from synth.bounds.exact_system import ExactSystem
-from synth.highs import limit_time, new_model
-from synth.packing.carrier import AnyCarrier, congestion, hops, with_weight
+from synth.packing.carrier import AnyCarrier, hops, with_weight
+from synth.packing.tree_program import CLOSE, Floats, TreeProgram, TreeRows, Weighed, is_below
 from synth.topology import Topology
 
-Floats = NDArray[np.float64]
-
-_CLOSE = 1e-9  # relative: the accuracy to which the floating solver's rate is believed
 _LARGEST_DENOMINATOR = 64  # weights are looked for as whole parts of up to this before equations are solved
-_FINE_DENOMINATOR = 1 << 20  # used where even the equations give no legal weights
+_CLEAR = 1e-6  # relative: a floating rate that is so far from another one tells which is larger
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a carrier uses of the links, by their index, and the group it belongs to."""
+
+    group: int
+    used: Mapping[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +37,14 @@ class Choice(Generic[AnyCarrier]):
     Attributes:
         topology: what they share.
         groups: the carriers to choose from; their weights mean nothing here.
+        target: GB/s that no group can exceed; all rates and weights in here are parts of it.
+        known: what each carrier uses, where that was counted before.
     """
 
     topology: Topology
     groups: tuple[tuple[AnyCarrier, ...], ...]
+    target: Fraction
+    known: tuple[Use, ...] = ()
 
     @cached_property
     def carriers(self) -> tuple[AnyCarrier, ...]:
@@ -52,61 +57,67 @@ class Choice(Generic[AnyCarrier]):
         return tuple(index for index, group in enumerate(self.groups) for _ in group)
 
     @cached_property
-    def uses(self) -> tuple[dict[int, int], ...]:
-        """For each carrier, how often it passes the links, by their index."""
-        position = {(link.src, link.dst): index for index, link in enumerate(self.topology.links)}
-        return tuple(
-            {position[hop]: count for hop, count in sorted(hops(carrier).items())}
-            for carrier in self.carriers
-        )
+    def rows(self) -> TreeRows:
+        """The links."""
+        return rows_of(self.topology, self.target, len(self.groups))
 
     @cached_property
-    def most(self) -> Floats:
-        """What each carrier could carry alone, in units of capacity."""
-        capacity = self.topology.capacities
-        return np.array([min(capacity[link] / count for link, count in uses.items()) for uses in self.uses])
+    def uses(self) -> tuple[Use, ...]:
+        """What each carrier uses."""
+        if self.known:
+            return self.known
+        position = {(link.src, link.dst): index for index, link in enumerate(self.topology.links)}
+        return tuple(
+            Use(group, {position[hop]: count for hop, count in sorted(hops(carrier).items())})
+            for group, carrier in zip(self.group_of, self.carriers, strict=True)
+        )
 
     def only(self, kept: Sequence[int]) -> Choice[AnyCarrier]:
         """The same choice among the carriers of these indices."""
         members: list[list[AnyCarrier]] = [[] for _ in self.groups]
-        for index in sorted(kept):
+        chosen = sorted(kept)
+        for index in chosen:
             members[self.group_of[index]].append(self.carriers[index])
-        return Choice(self.topology, tuple(map(tuple, members)))
+        uses = tuple(self.uses[index] for index in chosen)
+        return Choice(self.topology, tuple(map(tuple, members)), self.target, uses)
 
-    def program(self, *, seed: int = 0, deadline_s: float | None = None) -> Any:
-        """A HiGHS model: a column per carrier and one for the rate, a row per link and per group.
+    @cached_property
+    def best(self) -> Weighed:
+        """The weights of the largest rate, in floating point."""
+        return self._solved[1]
 
-        Columns 0 to n-1 are the weights in units of capacity and column n is the rate of every group.
-        """
-        model = new_model(seed=seed)
-        limit_time(model, deadline_s)
-        _add_program(model, self.topology.capacities, self.group_of, self.uses)
-        return model
-
-    def best(self) -> Optimum:
-        """The weights of the largest rate."""
-        model = self.program()
-        model.changeColCost(len(self.carriers), -1.0)
-        model.run()
-        weights = np.array(model.getSolution().col_value)
-        basis = model.getBasis()
-        return Optimum(
-            float(weights[-1]),
-            weights[:-1],
-            tuple(index for index, status in enumerate(basis.col_status) if status.name == "kBasic"),
-            tuple(index for index, status in enumerate(basis.row_status) if status.name != "kBasic"),
-        )
+    @cached_property
+    def _solved(self) -> tuple[TreeProgram, Weighed]:
+        program = TreeProgram(self.rows, self.uses)
+        return program, program.solve()
 
     def cheapest(self, prices: Floats, rate: float) -> Floats | None:
         """The weights that carry a rate at the least total price; None where they cannot carry it."""
-        model = self.program()
-        for index, price in enumerate(prices):
-            model.changeColCost(index, float(price))
-        model.changeColBounds(len(self.carriers), rate, rate)
-        model.run()
-        if model.modelStatusToString(model.getModelStatus()) != "Optimal":
-            return None
-        return np.array(model.getSolution().col_value)[:-1]
+        return TreeProgram(self.rows, self.uses).cheapest(prices, rate)
+
+    def reaches(self, rate: Fraction) -> bool:
+        """Whether the carriers were found to reach a rate, exactly."""
+        if not all(self.groups) or self.best.rate < float(rate) * (1 - _CLEAR):
+            return False
+        return self.best.rate > float(rate) * (1 + _CLEAR) or self.rate >= rate
+
+    def falls_short(self, rate: Fraction) -> bool:
+        """Whether it is proved that the carriers do not reach a rate."""
+        return not all(self.groups) or is_below(*self._solved, rate)
+
+    @property
+    def rate(self) -> Fraction:
+        """What the exact weights of a group add up to."""
+        return self.rows.rate(self.uses, self.weights)
+
+    @cached_property
+    def weights(self) -> Sequence[Fraction]:
+        """Exact weights of the largest rate that was found: of the vertex, or simpler ones as good."""
+        simple = self._simple()
+        if simple is not None and self._rate(simple) == 1:
+            return simple  # nothing carries more than the target
+        exact = self._solved[0].exact(self.best)
+        return max(simple or exact, exact, key=self._rate)
 
     def weighed(self) -> tuple[AnyCarrier, ...]:
         """The carriers with exact weights in GB/s at which each group carries the largest rate.
@@ -114,37 +125,34 @@ class Choice(Generic[AnyCarrier]):
         Carriers that get nothing are left out. The weights are whole parts of the rate with a small
         denominator where such weights reach it.
         """
-        optimum = self.best()
+        return tuple(
+            with_weight(carrier, weight * self.target)
+            for carrier, weight in zip(self.carriers, self.weights, strict=True)
+            if weight
+        )
+
+    def _rate(self, weights: Sequence[Fraction]) -> Fraction:
+        return self.rows.rate(self.uses, weights)
+
+    def _simple(self) -> list[Fraction] | None:
+        """Whole parts of the smallest denominator that come near the rate of the floating weights."""
+        least = self.best.rate * (1 - CLOSE)
         for denominator in range(1, _LARGEST_DENOMINATOR + 1):
-            carriers = self._filled(self._whole_parts(optimum.weights, denominator))
-            if self._rate(carriers) >= optimum.rate * (1 - _CLOSE):
-                return carriers
-        solved = self._filled(self._solved(optimum))
-        fine = self._filled(self._whole_parts(optimum.weights, _FINE_DENOMINATOR))
-        return max(solved, fine, key=self._rate)
+            parts = self._whole_parts(denominator)
+            fullest = self.rows.fullest(self.uses, parts)
+            if denominator / fullest >= least:
+                return [part / fullest for part in parts]
+        return None
 
-    def _rate(self, carriers: Sequence[AnyCarrier]) -> Fraction:
-        """What each group carries, in units of capacity."""
-        total = sum((carrier.weight for carrier in carriers), Fraction(0))
-        return total / len(self.groups) / self.topology.bandwidth_unit
-
-    def _filled(self, parts: Sequence[Fraction]) -> tuple[AnyCarrier, ...]:
-        """The carriers that have a part, weighted in proportion and so that the fullest link is full."""
-        carriers = [
-            with_weight(carrier, part) for carrier, part in zip(self.carriers, parts, strict=True) if part
-        ]
-        fullest = congestion(carriers, self.topology.bandwidth)
-        return tuple(with_weight(carrier, carrier.weight / fullest) for carrier in carriers)
-
-    def _whole_parts(self, weights: Floats, denominator: int) -> list[Fraction]:
+    def _whole_parts(self, denominator: int) -> list[int]:
         """Weights rounded to whole parts that add up to `denominator` in each group (largest remainder)."""
-        parts = [0] * len(weights)
+        parts = [0] * len(self.carriers)
         for group in range(len(self.groups)):
             members = [index for index, its_group in enumerate(self.group_of) if its_group == group]
-            total = sum(float(weights[index]) for index in members)
+            total = sum(float(self.best.weights[index]) for index in members)
             # Rounded first: weights that are alike must stay alike whatever the solver's last digits.
             exact = {
-                index: round(denominator * max(float(weights[index]), 0.0) / total, 6) for index in members
+                index: round(denominator * float(self.best.weights[index]) / total, 6) for index in members
             }
             for index in members:
                 parts[index] = int(exact[index])
@@ -152,62 +160,9 @@ class Choice(Generic[AnyCarrier]):
             by_remainder = sorted(members, key=lambda index: (int(exact[index]) - exact[index], index))
             for index in by_remainder[:missing]:
                 parts[index] += 1
-        return [Fraction(part) for part in parts]
-
-    def _solved(self, optimum: Optimum) -> list[Fraction]:
-        """The vertex that the solver names, computed exactly; zeros where its basis is no solution."""
-        links, rate = len(self.topology.links), len(self.carriers)
-        place = {row: position for position, row in enumerate(optimum.tight)}
-        matrix = np.zeros((len(optimum.tight), len(optimum.basic)), dtype=np.int64)
-        for position, column in enumerate(optimum.basic):
-            if column == rate:
-                entries = {links + group: -1 for group in range(len(self.groups))}
-            else:
-                entries = {**self.uses[column], links + self.group_of[column]: 1}
-            for row in entries.keys() & place.keys():
-                matrix[place[row], position] = entries[row]
-        right = [self.topology.capacities[row] if row < links else 0 for row in optimum.tight]
-        parts = [Fraction(0)] * rate
-        try:
-            solution = ExactSystem(matrix).solve(right)
-        except ArithmeticError:
-            return parts  # degenerate for the solver: `weighed` has fine parts to fall back on
-        for column, value in zip(optimum.basic, solution, strict=True):
-            if column != rate:
-                parts[column] = value
-        return parts if min(parts) >= 0 else [Fraction(0)] * rate
+        return parts
 
 
-@dataclass(frozen=True, eq=False)
-class Optimum:
-    """The floating solver's answer.
-
-    Attributes:
-        rate: of every group, in units of capacity.
-        weights: of every carrier, in units of capacity.
-        basic: columns of the basis (see `Choice.program`).
-        tight: rows that hold with equality because they are not in the basis.
-    """
-
-    rate: float
-    weights: Floats
-    basic: tuple[int, ...]
-    tight: tuple[int, ...]
-
-
-def _add_program(
-    model: Any, capacities: Sequence[int], group_of: Sequence[int], uses: Sequence[Mapping[int, int]]
-) -> None:
-    """Rows: links, then groups. Columns: carriers, then the rate."""
-    nothing = (0, np.array([], dtype=np.int32), np.array([], dtype=np.float64))
-    for capacity in capacities:
-        model.addRow(-np.inf, float(capacity), *nothing)
-    links, groups = len(capacities), max(group_of) + 1
-    for _ in range(groups):
-        model.addRow(0.0, 0.0, *nothing)
-    for group, passed in zip(group_of, uses, strict=True):
-        rows = np.array([*passed, links + group], dtype=np.int32)
-        counts = np.array([*passed.values(), 1], dtype=np.float64)
-        model.addCol(0.0, 0.0, np.inf, len(rows), rows, counts)
-    rows = np.arange(links, links + groups, dtype=np.int32)
-    model.addCol(0.0, 0.0, np.inf, groups, rows, np.full(groups, -1.0))
+def rows_of(topology: Topology, target: Fraction, groups: int) -> TreeRows:
+    """The links of a topology for groups that carry the same; capacities as parts of a rate in GB/s."""
+    return TreeRows(tuple(link.bandwidth / target for link in topology.links), (0,) * groups)

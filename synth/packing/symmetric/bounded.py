@@ -10,8 +10,8 @@ import numpy as np
 from synth.arborescence import LogicalGraph
 from synth.compiled import Ints
 from synth.packing.bounded_tree import LARGEST_EXACT, UNUSABLE, cheapest_bounded, effort_of
+from synth.packing.symmetric.columns import Column
 from synth.packing.symmetric.growth import Grown
-from synth.packing.symmetric.master import Column
 from synth.packing.symmetric.problem import Problem
 
 _EFFORT = 20_000_000  # additions that one pricing is worth, a tenth of a second

@@ -12,10 +12,11 @@ from fractions import Fraction
 import numpy as np
 
 from synth.deadline import Deadline
-from synth.highs import limit_time, new_model
-from synth.packing.symmetric.generation import CLOSE
-from synth.packing.symmetric.master import Column, Master
+from synth.packing.ruling_out import is_ruled_out
+from synth.packing.symmetric.columns import Column
 from synth.packing.symmetric.problem import Problem
+from synth.packing.symmetric.weights import exact_rate
+from synth.packing.tree_program import CLOSE, TreeProgram, few
 from synth.schedule import Settings
 
 _SEARCH_LIMIT = 200  # vertices of the branch and bound
@@ -26,12 +27,12 @@ def within_tolerance(
     problem: Problem, columns: Sequence[Column], tolerance: Fraction, deadline: Deadline
 ) -> tuple[list[Column], Settings]:
     """The trees with the fewest per group that lose at most a part of the rate of all of them."""
-    wanted = Master(problem, columns).solve().rate * (1 - float(tolerance)) * (1 - CLOSE)
+    wanted = exact_rate(problem, columns) * (1 - tolerance)
     most = max(np.bincount([column.group for column in columns]))
     number = 1
     while True:
         chosen, facts = few_trees(problem, columns, number, deadline)
-        if number >= most or Master(problem, chosen).solve().rate >= wanted:
+        if number >= most or exact_rate(problem, chosen) >= wanted:
             return chosen, facts
         number += 1
 
@@ -44,54 +45,31 @@ def few_trees(
     Returns:
         The trees, and whether better ones among all that were met are ruled out ("few").
     """
-    import highspy
-
     kept = _likely(problem, columns)
-    budgets = np.array([float(budget) for budget in problem.budgets])
-    orbits, groups = len(budgets), len(problem.groups)
-    model = new_model(mip_max_nodes=_SEARCH_LIMIT)
-    limit_time(model, deadline.left_s)
-    nothing = (0, np.array([], dtype=np.int32), np.array([], dtype=np.float64))
-    for _ in range(orbits):
-        model.addRow(-np.inf, 1.0, *nothing)
-    for _ in range(groups):
-        model.addRow(0.0, 0.0, *nothing)
-    for _ in range(groups):
-        model.addRow(-np.inf, float(most), *nothing)
-    for share in range(problem.shares):
-        carried = [orbits + i for i, group in enumerate(problem.groups) if group.share == share]
-        model.addCol(
-            -1.0, 0.0, np.inf, len(carried), np.array(carried, dtype=np.int32), np.full(len(carried), -1.0)
-        )
-    for column in kept:
-        uses = np.array(column.uses)
-        used = np.flatnonzero(uses)
-        rows = np.append(used, orbits + column.group).astype(np.int32)
-        model.addCol(0.0, 0.0, np.inf, len(rows), rows, np.append(uses[used] / budgets[used], 1.0))
-    for index, column in enumerate(kept):
-        largest = float(min(budgets[o] / uses for o, uses in enumerate(column.uses) if uses))
-        place = problem.shares + index
-        model.addRow(-np.inf, 0.0, 1, np.array([place], dtype=np.int32), np.array([1.0]))
-        rows = np.array([orbits + groups + column.group, model.getNumRow() - 1], dtype=np.int32)
-        model.addCol(0.0, 0.0, 1.0, 2, rows, np.array([1.0, -largest]))
-        model.changeColIntegrality(model.getNumCol() - 1, highspy.HighsVarType.kInteger)
-    model.run()
-    optimal = model.modelStatusToString(model.getModelStatus()) == "Optimal"
-    solution = model.getSolution()
-    if not solution.value_valid:
-        return _heaviest(problem, columns, most), (("few", "heaviest"),)
-    values = np.array(solution.col_value)
-    switches = values[problem.shares + len(kept) :]
-    chosen = [column for column, on in zip(kept, switches, strict=True) if on > 0.5]
-    proved = optimal and len(kept) == len(columns)
-    return chosen, (("few", "best of the trees met" if proved else "good among the trees met"),)
+    found, closed = few(
+        problem.rows,
+        kept,
+        most=most,
+        rate=None,
+        start=(),
+        search_limit=_SEARCH_LIMIT,
+        seed=0,
+        seconds=deadline.left_s,
+    )
+    if found is None:
+        return _heaviest(problem, columns, most), (("few", "found: the heaviest"),)
+    chosen = [kept[index] for index in found]
+    rate = exact_rate(problem, chosen)
+    if closed and is_ruled_out(problem.rows, columns, most, rate, strictly=False, deadline=deadline):
+        return chosen, (("few", "best of the trees met"),)
+    return chosen, (("few", "found: HiGHS calls them the best" if closed else "found: good trees"),)
 
 
 def _likely(problem: Problem, columns: Sequence[Column]) -> list[Column]:
     """Those that carry something, then those that carry most alone."""
     if len(columns) <= _MOST_COLUMNS:
         return list(columns)
-    weights = Master(problem, columns).solve().weights
+    weights = TreeProgram(problem.rows, columns).solve().weights
     alone = [
         max(uses / float(b) for uses, b in zip(column.uses, problem.budgets, strict=True))
         for column in columns
@@ -102,7 +80,7 @@ def _likely(problem: Problem, columns: Sequence[Column]) -> list[Column]:
 
 def _heaviest(problem: Problem, columns: Sequence[Column], most: int) -> list[Column]:
     """The trees of each group that carry most in the optimum of all."""
-    weights = Master(problem, columns).solve().weights
+    weights = TreeProgram(problem.rows, columns).solve().weights
     chosen: list[int] = []
     for group in range(len(problem.groups)):
         members = [index for index, column in enumerate(columns) if column.group == group]

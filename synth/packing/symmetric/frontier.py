@@ -14,9 +14,9 @@ from synth.deadline import Deadline
 from synth.errors import TimedOutError
 from synth.implicit.schedule import ImplicitSchedule
 from synth.implicit.translations import Translations
+from synth.packing.symmetric.columns import Column
 from synth.packing.symmetric.few import few_trees
 from synth.packing.symmetric.generation import Generation
-from synth.packing.symmetric.master import Column
 from synth.packing.symmetric.solver import (
     Question,
     generated,

@@ -8,24 +8,24 @@ cheap and some are low; cheapest trees under fine prices, whose absence proves t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 
 from synth.compiled import Ints
 from synth.deadline import Deadline
 from synth.packing.symmetric.bounded import bounded_trees, is_small
+from synth.packing.symmetric.columns import Column, Pool
 from synth.packing.symmetric.contraction import Nest, contract
 from synth.packing.symmetric.growth import grow
 from synth.packing.symmetric.hops import hops_from
-from synth.packing.symmetric.master import Column, Floats, Master, Pool, Weighed
 from synth.packing.symmetric.problem import Problem
+from synth.packing.tree_program import CLOSE, Floats, TreeProgram, Weighed, whole_prices
 
 log = logging.getLogger(__name__)
-
-CLOSE = 1e-9
-"""Relative: the accuracy to which HiGHS is believed."""
 
 COARSE, FINE = 1 << 6, 1 << 30
 """The largest price as a length: of coarse prices many are equal."""
@@ -47,7 +47,7 @@ class Generation:
         deadline: when to stop.
         max_height: higher trees are none; None for any height.
         pool: all trees that were met.
-        is_proved: whether no tree is missing.
+        limit: the least rate that no trees, of any or of the given height, were proved to exceed.
         rounds: of weighing and pricing, at most.
         grown: trees grown so far, whether new or not: the effort.
     """
@@ -57,30 +57,31 @@ class Generation:
     deadline: Deadline
     max_height: int | None = None
     pool: Pool = field(default_factory=Pool)
-    is_proved: bool = False
+    limit: Fraction = Fraction(1)
     rounds: int = _ROUNDS
     grown: int = 0
     _hop_price: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> Weighed:
-        """Generate until the target is reached or no tree would help.
+        """Generate until the target is reached or no tree would help; note the `limit` that is then proved.
 
         Raises:
             TimedOutError: the deadline passed.
         """
-        master = Master(self.problem)
+        program = TreeProgram(self.problem.rows)
         zero = np.zeros(len(self.problem.budgets), dtype=np.int64)
         for lengths in [zero] if self.tight is None else [self.tight, zero]:
-            self._take(master, self.spread(lengths))
-        weighed = self._follow_cut(master, master.solve())
+            self._take(program, self.spread(lengths))
+        weighed = self._follow_cut(program, program.solve())
         if weighed.rate < 1 - CLOSE:
-            self._warm(master)
-            weighed = self._follow_prices(master, master.solve())
-        self.is_proved = self.is_proved or weighed.rate >= 1 - CLOSE
+            self._warm(program)
+            weighed = self._follow_prices(program, program.solve())
+        if weighed.rate < 1 - CLOSE:
+            self._prove(program, weighed)
         log.info("%d columns, rate %.9f of the target", len(self.pool.columns), weighed.rate)
         return weighed
 
-    def _follow_cut(self, master: Master, weighed: Weighed) -> Weighed:
+    def _follow_cut(self, program: TreeProgram, weighed: Weighed) -> Weighed:
         """Trees that cross the tight cut as rarely as all must, as long as they bring the target nearer."""
         mark = weighed.rate
         for turn in range(1, self.rounds):
@@ -88,16 +89,16 @@ class Generation:
                 break
             self.deadline.check("the search for symmetric trees")
             columns = self.trees(self.tight, whole_prices(weighed.prices, _TERTIARY))
-            if not self._take_helpful(master, weighed, columns):
+            if not self._take_helpful(program, weighed, columns):
                 break
-            weighed = master.solve()
+            weighed = program.solve()
             if turn % _PATIENCE == 0:
                 if weighed.rate - mark < (1 - mark) / 4:
                     break
                 mark = weighed.rate
         return weighed
 
-    def _follow_prices(self, master: Master, weighed: Weighed) -> Weighed:
+    def _follow_prices(self, program: TreeProgram, weighed: Weighed) -> Weighed:
         """Trees that are cheapest under the prices of the program, until there is no better one."""
         smooth = weighed.prices
         for _ in range(self.rounds):
@@ -105,49 +106,73 @@ class Generation:
                 break
             self.deadline.check("the search for symmetric trees")
             smooth = (smooth + weighed.prices) / 2
-            if not self._improve(master, weighed, smooth):
-                height = self.max_height
-                self.is_proved = height is None or is_small(self.problem, height)
+            if not self._improve(program, weighed, smooth):
                 break
-            weighed = master.solve()
+            weighed = program.solve()
         return weighed
 
-    def _warm(self, master: Master) -> None:
-        """Trees under prices that grow with the loads: a good start where there is no tight cut to follow."""
-        loads = np.zeros(len(self.problem.budgets))
-        for _ in range(_WARM):
-            pressed = np.exp(4 * loads / max(loads.max(), 1e-12)) / master.budgets
-            columns = list(self.spread(whole_prices(pressed, COARSE)))
-            for column in columns:
-                loads += np.array(column.uses) / master.budgets
-            self._take(master, columns)
+    def _prove(self, program: TreeProgram, weighed: Weighed) -> None:
+        """The limits of the prices at the end, rounded and exact."""
+        vertex = program.vertex()
+        exact = (
+            [] if vertex is None or max(vertex.prices) > FINE else [np.array(vertex.prices, dtype=np.int64)]
+        )
+        for lengths in (whole_prices(weighed.prices, FINE), *exact):
+            cheapest: list[int | None] = [None] * len(self.problem.groups)
+            if self.max_height is None:
+                for nest, group in self._nests(lengths):
+                    cheapest[group] = nest.cost(self.problem.groups[group].root)
+            elif is_small(self.problem, self.max_height):
+                for column in bounded_trees(self.problem, lengths, self.max_height):
+                    cheapest[column.group] = sum(
+                        count * int(lengths[orbit]) for orbit, count in column.used.items()
+                    )
+            else:
+                return
+            limit = self.problem.rows.limit(lengths.tolist(), cheapest)
+            if limit is not None:
+                self.limit = min(self.limit, limit)
 
-    def _improve(self, master: Master, weighed: Weighed, smooth: Floats) -> bool:
+    def _warm(self, program: TreeProgram) -> None:
+        """Trees under prices that grow with the loads: a good start where there is no tight cut to follow."""
+        budgets = np.array([float(budget) for budget in self.problem.budgets])
+        loads = np.zeros(len(budgets))
+        for _ in range(_WARM):
+            part = loads / (4 * max(loads.max(), 1e-12))
+            growth = 1 + part + part * part / 2
+            for _ in range(4):  # about exp(4 loads / most), by multiplications: those round alike everywhere
+                growth = growth * growth
+            columns = list(self.spread(whole_prices(growth / budgets, COARSE)))
+            for column in columns:
+                loads += np.array(column.uses) / budgets
+            self._take(program, columns)
+
+    def _improve(self, program: TreeProgram, weighed: Weighed, smooth: Floats) -> bool:
         """Ask for cheapest trees under coarser and finer prices."""
         for prices, finest in ((smooth, COARSE), (smooth, FINE), (weighed.prices, FINE)):
             columns = self.trees(whole_prices(prices, finest), whole_prices(weighed.prices, _TERTIARY))
-            if self._take_helpful(master, weighed, columns):
+            if self._take_helpful(program, weighed, columns):
                 return True
         if self.max_height is None or not is_small(self.problem, self.max_height):
             return False
         lengths = whole_prices(weighed.prices, FINE)
-        return self._take_helpful(master, weighed, bounded_trees(self.problem, lengths, self.max_height))
+        return self._take_helpful(program, weighed, bounded_trees(self.problem, lengths, self.max_height))
 
-    def _take(self, master: Master, columns: Iterable[Column]) -> bool:
+    def _take(self, program: TreeProgram, columns: Iterable[Column]) -> bool:
         new = False
         for column in columns:
             if (self.max_height is None or column.height <= self.max_height) and self.pool.add(column):
-                master.add(column)
+                program.add(column)
                 new = True
         return new
 
-    def _take_helpful(self, master: Master, weighed: Weighed, columns: Iterable[Column]) -> bool:
+    def _take_helpful(self, program: TreeProgram, weighed: Weighed, columns: Iterable[Column]) -> bool:
         """Take the columns; whether one of them is new and cheaper than what its group pays."""
         helped = False
         for column in columns:
-            cost = float(weighed.prices @ np.array(column.uses))
+            cost = price_of(column, weighed)
             helps = cost < weighed.values[column.group] * (1 - CLOSE) - CLOSE
-            if self._take(master, [column]) and helps:
+            if self._take(program, [column]) and helps:
                 helped = True
         return helped
 
@@ -217,9 +242,6 @@ class Generation:
         return nest
 
 
-def whole_prices(prices: Floats, finest: int) -> Ints:
-    """Prices as whole lengths, the largest of which is `finest`; what is nearly equal becomes equal."""
-    largest = float(prices.max())
-    if largest <= 0:
-        return np.zeros(len(prices), dtype=np.int64)
-    return np.floor(prices / largest * finest + 0.5).astype(np.int64)
+def price_of(column: Column, weighed: Weighed) -> float:
+    """What a tree costs at the prices of a program; rounded once, which every machine does alike."""
+    return math.fsum(count * float(weighed.prices[orbit]) for orbit, count in column.used.items())

@@ -19,6 +19,7 @@ from synth.implicit.translations import Translations
 from synth.packing.symmetric.contraction import Graph
 from synth.packing.symmetric.growth import Orbits
 from synth.packing.symmetric.hops import hops_from
+from synth.packing.tree_program import TreeRows
 from synth.topology import Topology
 
 
@@ -94,6 +95,11 @@ class Problem:
             links[link].bandwidth * size / (self.translations.order * self.target)
             for link, size in zip(first, sizes, strict=True)
         )
+
+    @cached_property
+    def rows(self) -> TreeRows:
+        """The same for the program that weighs trees."""
+        return TreeRows(self.budgets, tuple(group.share for group in self.groups))
 
     @cached_property
     def steepness(self) -> Ints:

@@ -17,18 +17,19 @@ from synth.certificate import Bound, Cut, Dual
 from synth.collective import Collective, Kind
 from synth.compiled import Ints
 from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from synth.errors import CollectiveError, InfeasibleError, InputError, Prover, TimedOutError
 from synth.implicit.schedule import ImplicitSchedule
 from synth.implicit.translations import Translations
+from synth.packing.symmetric.columns import Column
 from synth.packing.symmetric.few import few_trees, within_tolerance
-from synth.packing.symmetric.generation import CLOSE, COARSE, FINE, Generation, whole_prices
+from synth.packing.symmetric.generation import COARSE, FINE, Generation
 from synth.packing.symmetric.hops import hops_from
 from synth.packing.symmetric.lifting import lift_symmetric
 from synth.packing.symmetric.limits import symmetric_bound, tight_lengths
-from synth.packing.symmetric.master import Column, Master
 from synth.packing.symmetric.problem import Problem, problem_of
 from synth.packing.symmetric.series import in_few_parts
-from synth.packing.symmetric.weights import Chosen, denominators, weigh_exactly
+from synth.packing.symmetric.weights import Chosen, denominators, exact_rate, weigh_exactly
+from synth.packing.tree_program import CLOSE, TreeProgram, whole_prices
 from synth.relays import relays_as_switches
 from synth.schedule import Settings
 from synth.topology import Topology
@@ -174,13 +175,13 @@ def question_of(
 
 def lowest(problem: Problem, columns: Sequence[Column]) -> list[Column]:
     """The trees up to the least height at which the rate is that of all of them."""
-    best = Master(problem, columns).solve().rate
+    best = TreeProgram(problem.rows, columns).solve().rate
     heights = sorted({column.height for column in columns})
     low, high = 0, len(heights) - 1
     while low < high:
         middle = (low + high) // 2
         kept = [column for column in columns if column.height <= heights[middle]]
-        is_enough = Master(problem, kept).solve().rate >= best * (1 - CLOSE)
+        is_enough = TreeProgram(problem.rows, kept).solve().rate >= best * (1 - CLOSE)
         low, high = (low, middle) if is_enough else (middle + 1, high)
     return [column for column in columns if column.height <= heights[low]]
 
@@ -200,7 +201,8 @@ def generated(question: Question, max_height: int | None) -> tuple[Generation, S
         least = least_height(problem)
         if max_height < least:
             raise InfeasibleError(
-                f"max-height {max_height}: some rank is {least} edges away from a root, no tree is lower"
+                f"max-height {max_height}: some rank is {least} edges away from a root, no tree is lower",
+                proved_by=[Prover.LIMIT],
             )
     generation = Generation(problem, question.tight, question.deadline, max_height)
     try:
@@ -212,7 +214,8 @@ def generated(question: Question, max_height: int | None) -> tuple[Generation, S
         raise TimedOutError(str(error), best) from error
     facts: Settings = (("columns", len(generation.pool.columns)),)
     if weighed.rate < 1 - CLOSE:
-        facts = (*facts, ("best_trees", "proved" if generation.is_proved else "found"))
+        is_best = exact_rate(problem, generation.pool.columns) == generation.limit
+        facts = (*facts, ("best_trees", "proved" if is_best else "found"))
     elif max_height is None:
         _lower(question, generation)
     return generation, facts
@@ -228,7 +231,7 @@ def _lower(question: Question, generation: Generation) -> None:
     too_low = least_height(problem) - 1
     tight = generation.tight
     if tight is None:
-        tight = whole_prices(Master(problem, generation.pool.columns).solve().prices, COARSE)
+        tight = whole_prices(TreeProgram(problem.rows, generation.pool.columns).solve().prices, COARSE)
     effort = len(problem.groups) * len(problem.topology.links)
     rounds = max(4, min(_ROUNDS_FOR_LOW, _EFFORT_FOR_LOW // effort))
     while enough - too_low > 1:
@@ -246,7 +249,7 @@ def simplest(generation: Generation) -> Chosen:
     """The best rate of the trees that were met, by the lowest of them, in the fewest parts."""
     problem = generation.problem
     columns = lowest(problem, generation.pool.columns)
-    weighed = Master(problem, columns).solve()
+    weighed = TreeProgram(problem.rows, columns).solve()
     if weighed.rate >= 1 - CLOSE:
         lengths = [whole_prices(weighed.prices, finest) for finest in (COARSE, FINE)]
         if generation.tight is not None:
