@@ -158,7 +158,7 @@ def test_a_size_shows_where_the_choice_changes(synth: Any) -> None:
     [
         (("pareto", "dgx1", "allgather", "--jobs", "0"), ("jobs", "0")),
         (("pareto", "dgx1", "allgather", "--deadline", "0"), ("--deadline", "positive", "'0'")),
-        (("pareto", "dgx1", "allgather", "--max-steps", "0"), ("max_steps", "at least 1", "0")),
+        (("pareto", "dgx1", "allgather", "--max-steps", "0"), ("max-steps", "at least 1", "0")),
         (("pareto", "dgx1", "allgather", "--tolerance", "2"), ("--tolerance", "below 1", "2")),
         (("pareto", "dgx1", "sendrecv"), ("sendrecv", "must be one of")),
         (("pareto", "dgx1", "allgather", "-o", "/nowhere/at/all"), ("/nowhere/at",)),
