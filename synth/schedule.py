@@ -176,11 +176,16 @@ class Schedule:
         For trees it is the height of the tallest one.
         """
         reached: dict[tuple[int, int, bool], int] = {}
+        arriving: dict[tuple[int, int, bool], int] = {}
+        step = None
         for transfer in self.transfers:  # in order of step
+            if transfer.step != step:  # all of a step start from the state before it
+                reached |= arriving
+                arriving, step = {}, transfer.step
             before = reached.get((transfer.chunk, transfer.src, transfer.reduce), 0)
             here = (transfer.chunk, transfer.dst, transfer.reduce)
-            reached[here] = max(reached.get(here, 0), before + 1)
-        return max(reached.values(), default=0)
+            arriving[here] = max(reached.get(here, 0), arriving.get(here, 0), before + 1)
+        return max((reached | arriving).values(), default=0)
 
     @cached_property
     def load(self) -> dict[Hop, Fraction]:

@@ -170,3 +170,10 @@ def test_sample_values_add_up_exactly(dtype: str) -> None:
     assert np.abs(np.sum(np.abs(data), axis=0)).max() <= EXACT_INTEGERS[dtype]
     assert all((first != second).any() for first in data for second in data if first is not second)
     assert all((row[1:] != row[:-1]).mean() > 0.9 for row in data)
+
+
+def test_an_exchange_of_two_steps_is_two_high() -> None:
+    """Both ends of an exchange start from the state before the step, so that it makes no chain within it."""
+    assert recursive_doubling().height == 2
+    assert ring_allreduce(4).height == 3
+    assert reductions_before_sends().height == 2
