@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +29,8 @@ from pipeline.run.divisibility import check_divisible
 from pipeline.run.giving_up import GivingUp
 from pipeline.run.groups import Groups, fabric_of
 from pipeline.run.links import Links, Messages
-from pipeline.run.passes import REDUCTIONS, Passes
+from pipeline.run.losses import REDUCTIONS, LossFunction
+from pipeline.run.passes import Passes
 from pipeline.run.place import Place
 from pipeline.run.precision import Precision
 from pipeline.run.recorder import NullRecorder, Recorder, Records
@@ -53,14 +54,21 @@ class Trainer:
             the inputs of the first batch. Every rank holds it all when it makes its trainer; afterwards only
             the layers of its own stage are used. The weights are those of each stage's first rank.
         plan: which layers on which ranks; a rank of the job that it does not name only hears of losses.
-        loss_fn: of the output and the targets of some samples; returns one number, their mean.
+        loss_fn: of the output and the targets of some samples; returns one number, their mean, or a pair:
+            the sum of their losses, and the weight that is to divide the sum over all samples of an update
+            (of all its batches, where it accumulates), such as the number of tokens that count.
         optimizer: called with the list of a stage's parameters; or an optimizer of the whole model's, which
             keeps those of this rank's stage only (so that schedulers of learning rates work as they are).
         collectives: what sums gradients over the replicas of a stage: "synth" for synthesized schedules,
             "gloo" for gloo's.
         topology: of the job, a spec or a value; None for the plan's, or what ARBORCAST_TOPOLOGY says.
         loss_reduction: "mean", or "sum" for a `loss_fn` that adds the losses of its samples up.
-        accumulate: how many batches an update is for. The mean of their losses counts ("sum": the sum).
+        check_loss: whether to see, for all samples of every batch, that `loss_fn` is what it is said to be;
+            that costs about three more evaluations of it. Not for one that draws random numbers.
+        seed: of the random numbers of passes (dropout): every step, microbatch, replica and stage draws its
+            own, the same ones whenever a training with this plan and seed is repeated.
+        accumulate: how many batches an update is for. The mean of their losses counts ("sum": the sum;
+            pairs: the sum over the sum of weights).
         clip_norm: the largest norm of all gradients of the model; None for no limit.
         precision: "float32", "bfloat16" or "float16", or a `Precision`; None is "float32".
         timeout_s: after which waiting for another rank fails; longer than any step takes.
@@ -81,12 +89,14 @@ class Trainer:
         self,
         model: nn.Module | Layered,
         plan: Plan,
-        loss_fn: Callable[[Any, Any], Tensor],
+        loss_fn: LossFunction,
         optimizer: OptimizerOf,
         *,
         collectives: str = "synth",
         topology: Topology | str | None = None,
         loss_reduction: str = "mean",
+        check_loss: bool = True,
+        seed: int = 0,
         accumulate: int = 1,
         clip_norm: float | None = None,
         precision: str | Precision | None = None,
@@ -108,14 +118,15 @@ class Trainer:
         self._agreement.agree(
             "start",
             f"{_words_of(plan)}, loss_reduction {loss_reduction}, accumulate {accumulate}, clip_norm "
-            f"{clip_norm}, precision {arithmetic}, collectives {collectives}",
+            f"{clip_norm}, precision {arithmetic}, seed {seed}, collectives {collectives}",
             what="trainer",
             timeout_s=start_timeout_s,
         )
         self.plan = plan
         self._place = Place.of(plan, self._rank)
         self._name = f"rank {self._rank}" + ("" if self._place is None else f" (stage {self._place.stage})")
-        self._loss_fn, self._loss_reduction = loss_fn, loss_reduction
+        self._loss_fn, self._loss_reduction, self._check_loss = loss_fn, loss_reduction, check_loss
+        self._seed = seed
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._groups = Groups(plan, collectives, fabric, timeout_s)
         self._faults = GivingUp(self._name, self._agreement, self._groups.break_all)
@@ -123,7 +134,7 @@ class Trainer:
         self._recorder: Records = Recorder() if record else NullRecorder()
         self._links = Links(self._groups.job, self._name, self._recorder)
         self._messages = self._links.messages
-        self._calls = 0
+        self._calls = self._steps = 0
         self._is_closed = False
         self._kept: tuple[nn.Module, Any, float | None] | None = None
         self._waiting: tuple[nn.Module, OptimizerOf] | None = None
@@ -153,7 +164,9 @@ class Trainer:
             the microbatches.
 
         Raises:
-            BatchError: the batch does not split as the plan says, or ranks were given different shapes.
+            BatchError: the batch does not split as the plan says, or ranks were given different shapes, or
+                (found out before weights change) the first and last stage different data.
+            InputError: `loss_fn` is not what it is said to be; the other ranks raise a `TrainingError`.
             TrainingError: a rank died or did not come in time, or a pass raised; the trainer is of no more
                 use.
         """
@@ -182,14 +195,16 @@ class Trainer:
         with self._faults.all_or_nothing(lambda: passes.doing, call):
             self._recorder.start(self._groups.job)
             if training:
-                update.begin()
-            passes.run(batch, signature)
+                update.begin(batch.samples)
+            passes.run(batch, signature, self._steps, update.unit or 1.0)
             if training:
                 update.wait()
-            loss, self.losses = passes.finish(batch)
+            outcome = passes.finish(batch)
             if training:
-                update.end()
-        return loss
+                update.end(outcome.weight)
+                self._steps += 1
+        self.losses = outcome.losses
+        return outcome.loss
 
     def _meet(self, call: int, batch: Batch, signature: Signature, passes: Passes) -> None:
         """Before the first batch of a shape."""
@@ -353,7 +368,10 @@ class Trainer:
             self._recorder,
             loss_fn=self._loss_fn,
             loss_reduction=self._loss_reduction,
-            accumulate=self._accumulate,
+            check_loss=self._check_loss,
+            output_dims=model.sample_dims(model.depth),
+            seed=self._seed,
+            batches=self._accumulate,
             on_gradients=update.gradients_complete,
         )
         self._parts = passes, update, module, model.sample_dims(0)

@@ -28,7 +28,7 @@ from training_cases import (  # noqa: E402
 from pipeline.divisible import Divisible  # noqa: E402
 from pipeline.errors import BatchError  # noqa: E402
 from pipeline.run.batches import Batch  # noqa: E402
-from pipeline.run.runtime import Losses  # noqa: E402
+from pipeline.run.losses import Losses  # noqa: E402
 from pipeline.trainer import Trainer  # noqa: E402
 
 RANKS_IMPORT = ("torch._dynamo",)
@@ -175,7 +175,7 @@ def test_batches_that_differ_are_never_mixed(found: list[dict[str, Any]]) -> Non
 def test_arguments_that_differ_are_refused(found: list[dict[str, Any]]) -> None:
     for each in found:
         same = "layers [0, 4) on 0 [4, 8) on 1, 3 microbatches, order 1f1b, loss_reduction mean"
-        rest = "clip_norm None, precision float32, collectives gloo"
+        rest = "clip_norm None, precision float32, seed 0, collectives gloo"
         assert each["other_arguments"] == (
             f"InputError: trainer: all ranks must be given the same one, got {same}, accumulate 1, {rest} on "
             f"rank 0 and {same}, accumulate 2, {rest} on rank 1"
@@ -217,6 +217,8 @@ def test_as_many_inputs_as_the_model_takes() -> None:
 
 @pytest.mark.parametrize(("dtype", "weight"), [(torch.float16, 1e-8), (torch.bfloat16, 1e-3)])
 def test_a_weight_is_not_rounded_to_the_type_of_the_loss(dtype: torch.dtype, weight: float) -> None:
-    losses = Losses(lambda output, _: output, [weight], lambda it: it, nullcontext, lambda: None)
+    losses = Losses(
+        lambda output, _: output, "mean", [1], round(1 / weight), lambda it: it, nullcontext, lambda: None
+    )
     losses.add(torch.tensor([3.0], dtype=dtype, requires_grad=True), None, 0)
     assert losses.starts[0].item() == pytest.approx(3 * weight, rel=1e-6)

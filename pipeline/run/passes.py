@@ -5,8 +5,12 @@ For each new shape the boundaries are worked out and a runtime is made, once.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,22 +18,37 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.actions import peak_in_flight
+from pipeline.errors import BatchError
 from pipeline.order import order_of
 from pipeline.order.messages import with_messages
 from pipeline.run.batches import Batch, Signature
 from pipeline.run.boundary import FakeStage
 from pipeline.run.groups import Groups
 from pipeline.run.links import Links
+from pipeline.run.losses import Losses, LossFunction
 from pipeline.run.modes import evaluating
 from pipeline.run.place import Place
 from pipeline.run.precision import Precision
 from pipeline.run.recorder import Records
-from pipeline.run.runtime import Losses, StageRuntime, forward_only
+from pipeline.run.runtime import StageRuntime, forward_only
 from pipeline.run.stage import ReplicaStage
 from pipeline.stages import Plan
+from synth.errors import InputError
 
-REDUCTIONS = ("mean", "sum")
-"""What a loss function does over the samples that it is given."""
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What all ranks hear of a batch.
+
+    Attributes:
+        loss: of the batch.
+        losses: of its microbatches; not a number where nothing in one counts.
+        weight: of all samples, where the loss function returns pairs; None where it returns one number.
+    """
+
+    loss: float
+    losses: tuple[float, ...]
+    weight: float | None
 
 
 class Passes:
@@ -44,9 +63,12 @@ class Passes:
         links: to other stages.
         precision: of passes and losses.
         recorder: notes what is done when.
-        loss_fn: of output and targets, over the samples that it is given.
+        loss_fn: see `Trainer`.
         loss_reduction: one of `REDUCTIONS`.
-        accumulate: how many batches one update is for.
+        check_loss: whether to see that the function is what `loss_reduction` says.
+        output_dims: which dimension of each tensor of the model's output counts samples; one for all.
+        seed: see `Trainer`.
+        batches: how many batches one update is for.
         on_gradients: called when this rank's gradients of a batch are complete.
     """
 
@@ -61,9 +83,12 @@ class Passes:
         precision: Precision,
         recorder: Records,
         *,
-        loss_fn: Callable[[Any, Any], Tensor],
+        loss_fn: LossFunction,
         loss_reduction: str,
-        accumulate: int,
+        check_loss: bool,
+        output_dims: Sequence[int],
+        seed: int,
+        batches: int,
         on_gradients: Callable[[], None],
     ) -> None:
         self._fake = fake
@@ -75,13 +100,17 @@ class Passes:
         self._precision = precision
         self._recorder = recorder
         self._loss_fn = loss_fn
-        self._is_mean = loss_reduction == "mean"
-        self._accumulate = accumulate
+        self._reduction = loss_reduction
+        self._check_loss = check_loss
+        self._output_dims = output_dims
+        self._seed = seed
+        self._batches = batches
         self._on_gradients = on_gradients
         self._order = order_of(plan)
         self._runtimes: dict[Signature, tuple[ReplicaStage, Losses, StageRuntime] | None] = {}
         self._stage: ReplicaStage | None = None
         self._doing: str | None = None
+        self._fingerprint: int | None = None
         self._sums = torch.zeros(0)
         self._sum_work: dist.Work | None = None
 
@@ -129,39 +158,65 @@ class Passes:
             training=training,
             reduce=lambda: self._after_backward(batch.sizes, losses),
         )
-        divisor = batch.samples * self._accumulate
-        weights = [place.count(size) / divisor if self._is_mean else 1.0 for size in batch.sizes]
         losses = Losses(
             self._loss_fn,
-            weights,
+            self._reduction,
+            [place.count(size) for size in batch.sizes],
+            batch.samples * self._batches,
             self._precision.scale,
             self._precision.autocast,
             on_last=lambda: None if training else self._start_sum(batch.sizes, losses),
+            check=self._check_loss,
+            dims=self._output_dims,
         )
         runtime = StageRuntime(stage, with_messages(order)[place.stage], losses)
         self._runtimes[signature] = stage, losses, runtime
 
-    def run(self, batch: Batch, signature: Signature) -> None:
-        """All passes of a batch; `finish` is to follow."""
+    def run(self, batch: Batch, signature: Signature, step: int, unit: float) -> None:
+        """All passes of a batch; `finish` is to follow.
+
+        Args:
+            batch: what all ranks were given.
+            signature: its own.
+            step: how many batches were trained with before.
+            unit: that sums of losses are divided by in this update.
+        """
         found = self._runtimes[signature]
+        self._fingerprint = None
         if found is None:
             self._start_sum(batch.sizes, None)
             return
-        stage, _, runtime = found
+        stage, losses, runtime = found
         self._stage, self._doing, place = stage, None, stage.place
         inputs: Sequence[tuple[Tensor, ...]] = [()] * len(batch.sizes)
         targets: Sequence[Any] = [None] * len(batch.sizes)
         parts = [place.share(size) for size in batch.sizes]
+        if place.is_first or place.is_last:
+            self._fingerprint = batch.fingerprint()
         if place.is_first:
             inputs = [batch.inputs_of(m, share) for m, share in enumerate(parts)]
         if place.is_last:
             targets = [batch.targets_of(m, share) for m, share in enumerate(parts)]
+            losses.begin(batch.targets_of(0, (0, 1)), unit)
+        first_layer = self._plan.stages[place.stage].start
+        what = "train" if signature.training else "evaluate"
+        samples = zip(accumulate((0, *batch.sizes)), parts, strict=False)
+        stage.seeds = [
+            _seed_of(self._seed, what, step, first_layer, start + share[0]) for start, share in samples
+        ]
         mode = nullcontext() if signature.training else evaluating(self._module)
-        with mode, torch.set_grad_enabled(signature.training), self._precision.autocast():
+        # Random numbers that the caller draws, such as batches, must stay alike on all ranks.
+        apart = torch.random.fork_rng(devices=[])
+        with apart, mode, torch.set_grad_enabled(signature.training), self._precision.autocast():
             runtime.run(inputs, targets)
 
-    def finish(self, batch: Batch) -> tuple[float, tuple[float, ...]]:
-        """Wait for what is still on its way: the loss of the batch, and those of its microbatches."""
+    def finish(self, batch: Batch) -> Outcome:
+        """Wait for what is still on its way.
+
+        Raises:
+            BatchError: the first and the last stage were given different data; on all ranks.
+            InputError: the weights of the losses do not add up to a positive number; on all ranks.
+        """
         if self._stage is not None:
             self._stage.finish()
         self._doing = "hearing of the losses"
@@ -169,11 +224,23 @@ class Passes:
         self._sum_work.wait()
         self._sum_work = None
         self._doing = "updating weights"
-        losses: list[float] = self._sums.tolist()
-        if not self._is_mean:
-            return sum(losses), tuple(losses)
-        whole = sum(loss * size for loss, size in zip(losses, batch.sizes, strict=True))
-        return whole / batch.samples, tuple(losses)
+        count = len(batch.sizes)
+        sums, weights, (pairs, total, squares) = self._sums[:count], self._sums[count:-3], self._sums[-3:]
+        ends = {*self._plan.stages[0].ranks, *self._plan.stages[-1].ranks}
+        if len(ends) * squares.item() != total.item() ** 2:  # equal only where all are equal
+            raise BatchError(
+                "batch: all ranks must be given the same data (random ones by the same seed), got other "
+                f"values on some of ranks {', '.join(map(str, sorted(ends)))} of the first and the last stage"
+            )
+        if self._reduction == "sum":
+            return Outcome(sums.sum().item(), tuple(sums.tolist()), None)
+        weight = weights.sum().item()
+        if not (weight > 0 and math.isfinite(weight)):
+            raise InputError(
+                f"loss_fn: weights must add up to a positive number over a batch, got {weight:g}"
+            )
+        whole = sums.sum().item() / weight
+        return Outcome(whole, tuple((sums / weights).tolist()), weight if pairs.item() else None)
 
     def _after_backward(self, sizes: Sequence[int], losses: Losses) -> None:
         self._on_gradients()
@@ -182,13 +249,22 @@ class Passes:
     def _start_sum(self, sizes: Sequence[int], losses: Losses | None) -> None:
         """Begin to add the losses of all replicas of the last stage, by microbatch.
 
-        Each rank begins when its passes are done, so that who hears of the losses knows that all gradients
-        are complete: either all ranks change their weights, or none.
+        Behind them come their weights, how many of them are pairs, and what tells whether all were given the
+        same data. Each rank begins when its passes are done, so that who hears of the losses knows that all
+        gradients are complete: either all ranks change their weights, or none.
         """
-        self._sums = torch.zeros(len(sizes), dtype=torch.float64)
-        if self._place is not None and self._place.is_last and losses is not None:
-            for microbatch, value in losses.values.items():
-                share = self._place.count(sizes[microbatch]) / sizes[microbatch] if self._is_mean else 1.0
-                self._sums[microbatch] = value.reshape(()).double() * share
-            losses.values.clear()
+        count = len(sizes)
+        self._sums = torch.zeros(2 * count + 3, dtype=torch.float64)
+        if losses is not None:
+            for microbatch, value in losses.sums.items():
+                self._sums[microbatch] = value
+                self._sums[count + microbatch] = losses.weights[microbatch]
+            self._sums[-3] = losses.pairs
+        if self._fingerprint is not None:
+            self._sums[-2:] = torch.tensor([self._fingerprint, self._fingerprint**2])
         self._sum_work = dist.all_reduce(self._sums, group=self._groups.job, async_op=True)
+
+
+def _seed_of(*key: object) -> int:
+    """Of the random numbers of a forward pass: another one for every key."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")

@@ -9,20 +9,18 @@ nothing is exchanged before the first step. Private in torch 2.13.0: `_PipelineS
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from pipeline.actions import Order, Phase
 from pipeline.order.messages import Step
+from pipeline.run.losses import Losses
 from pipeline.run.stage import ReplicaStage
-from synth.errors import InputError
 
 _KINDS = {
     ("receive", Phase.FORWARD): _ComputationType.RECV_F,
@@ -32,46 +30,6 @@ _KINDS = {
     ("compute", Phase.BACKWARD): _ComputationType.FULL_BACKWARD,
     ("send", Phase.BACKWARD): _ComputationType.SEND_B,
 }
-
-
-@dataclass
-class Losses:
-    """How losses of the last stage are computed, and those of the step.
-
-    Attributes:
-        function: of a microbatch's output and targets.
-        weights: by microbatch, what makes gradients of the whole batch of those of a share.
-        scale: makes of a weighted loss what backward passes begin with.
-        autocast: makes the context of the function.
-        on_last: called after the last forward pass of the step.
-        values: by microbatch, as the function returned them.
-        starts: by microbatch, what backward passes begin with.
-    """
-
-    function: Callable[[Any, Any], Tensor]
-    weights: Sequence[float]
-    scale: Callable[[Tensor], Tensor]
-    autocast: Callable[[], AbstractContextManager[Any]]
-    on_last: Callable[[], None]
-    values: dict[int, Tensor] = field(default_factory=dict)
-    starts: dict[int, Tensor] = field(default_factory=dict)
-
-    def add(self, output: Any, targets: Any, microbatch: int) -> None:
-        """The loss of one microbatch.
-
-        Raises:
-            InputError: it is not one number.
-        """
-        with self.autocast():
-            loss = self.function(output, targets)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise InputError(f"loss_fn: must return a tensor of one number, got {what}")
-        self.values[microbatch] = loss.detach()
-        loss = loss.reshape(())
-        if loss.dtype in (torch.float16, torch.bfloat16):
-            loss = loss.float()  # the weight may be too small for float16, or the scale too large
-        self.starts[microbatch] = self.scale(loss * self.weights[microbatch])
 
 
 class StageRuntime(_PipelineScheduleRuntime):
@@ -102,8 +60,6 @@ class StageRuntime(_PipelineScheduleRuntime):
             inputs: this rank's share of each microbatch; empty tuples behind the first stage.
             targets: likewise; anything before the last stage.
         """
-        self._losses.values.clear()
-        self._losses.starts.clear()
         self._forwards_left = self._n_microbatches
         self._stage.clear_runtime_states()
         with _quiet():

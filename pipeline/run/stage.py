@@ -71,6 +71,7 @@ class ReplicaStage(_PipelineStageBase):
         self.has_backward = training
         self.place = place
         self.doing = "nothing yet"
+        self.seeds: Sequence[int] = ()  # of the random numbers of each microbatch's passes
         self._boundaries = boundaries
         self._links = links
         self._recorder = recorder
@@ -187,6 +188,7 @@ class ReplicaStage(_PipelineStageBase):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layers; torch calls it with the input."""
+        torch.default_generator.manual_seed(self.seeds[self._microbatch])  # recomputation begins there again
         self.began_ns = time.perf_counter_ns()
         if self._recomputes:
             output = checkpoint(self._run, *args, use_reentrant=False, context_fn=self._contexts)
@@ -246,7 +248,7 @@ class ReplicaStage(_PipelineStageBase):
         self._reduce()
 
     def _run(self, *inputs: Tensor) -> Any:
-        if self._boundaries.overwrites and self._recomputes:
+        if self._boundaries.overwrites and (self._recomputes or self.is_first):  # the batch is the caller's
             return self.submod(*(tensor.clone() for tensor in inputs))
         if self.is_first:
             return self.submod(*inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -36,6 +37,9 @@ class Update:
         clip_norm: the largest norm of all gradients; None for no limit.
 
     Attributes:
+        unit: that losses which are sums are divided by until the weight of an update is known: near the last
+            one's, so that float16 neither overflows nor loses small gradients, and a power of two, which
+            rounds nothing.
         norm: of all gradients before they were clipped, in the last update; None before or without.
     """
 
@@ -54,6 +58,7 @@ class Update:
     ) -> None:
         self.parameters = parameters
         self.optimizer = _optimizer_of(optimizer, list(parameters.values()))
+        self.unit: float | None = None
         self.norm: float | None = None
         self._buffer = GradientBuffer(parameters.values())
         self._replicas = 1 if place is None else place.replicas
@@ -64,6 +69,7 @@ class Update:
         self._accumulate = accumulate
         self._clip_norm = clip_norm
         self._batches = 0
+        self._weight: float | None = None
         self._began_ns: int | None = None
 
     def rehearse(self) -> None:
@@ -74,10 +80,12 @@ class Update:
             self._buffer.wait()
         self._ties.synchronise(self.parameters, self._buffer)
 
-    def begin(self) -> None:
-        """Before the passes of a batch."""
+    def begin(self, samples: int) -> None:
+        """Before the passes of a batch of so many samples."""
         if self._batches == 0:
             self._buffer.zero()
+            if self.unit is None:
+                self.unit = _power_of_two(samples)
 
     def gradients_complete(self) -> None:
         """Begin to sum them over the replicas, after the last backward pass that an update is for."""
@@ -92,14 +100,25 @@ class Update:
             self._recorder.add("allreduce", None, self._began_ns, time.perf_counter_ns())
             self._began_ns = None
 
-    def end(self) -> None:
-        """After the passes of a batch, and `wait`: the update, when it is time for one."""
+    def end(self, weight: float | None) -> None:
+        """After the passes of a batch, and `wait`: the update, when it is time for one.
+
+        Args:
+            weight: of the batch, where its losses are sums that were divided by `unit`.
+        """
         self._batches += 1
+        if weight is not None:
+            self._weight = weight + (self._weight or 0.0)
         if self._batches < self._accumulate:
             return
         self._batches = 0
         with self._recorder.measure("update"):
             self._ties.synchronise(self.parameters, self._buffer)
+            if self._weight is not None:
+                assert self.unit is not None, "set at the beginning"
+                for gradient in self._buffer.tensors:
+                    gradient.mul_(self.unit / self._weight)
+                self.unit, self._weight = _power_of_two(self._weight), None
             self._precision.unscale(self._buffer.tensors)
             if self._clip_norm is not None:
                 self.norm = clip_gradients(
@@ -116,6 +135,10 @@ class Update:
     def close(self) -> None:
         """Let go of the parameters."""
         self._buffer.close()
+
+
+def _power_of_two(near: float) -> float:
+    return math.ldexp(1.0, round(math.log2(near)))
 
 
 def check_optimizer(optimizer: OptimizerOf, parameters: Iterable[nn.Parameter]) -> None:

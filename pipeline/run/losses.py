@@ -1,0 +1,270 @@
+"""Losses of the last stage: what the loss function returned, weighed, and seen to be what was promised.
+
+A mean over samples can be put together from the means of parts; a mean over tokens, or one weighted by
+class, cannot, because parts of as many samples weigh differently. Such a loss returns its sum and its weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from pipeline.run.batches import Tensors, spread_dims
+from pipeline.run.failures import first_line
+from synth.errors import InputError
+
+REDUCTIONS = ("mean", "sum")
+"""What a loss function that returns one number does over the samples that it is given."""
+
+LossFunction: TypeAlias = Callable[[Any, Any], Any]
+"""Of output and targets: one number, or a pair of the sum of the losses and the weight that divides it."""
+
+_TOLERANCE = 1e-5
+"""Of gradients in float32, which differ by the rounding of one division."""
+
+
+@dataclass
+class Losses:
+    """How losses of the last stage are computed, and those of the step.
+
+    Attributes:
+        function: of a microbatch's output and targets.
+        reduction: one of `REDUCTIONS`, of a function that returns one number.
+        counts: samples of this rank's share, by microbatch.
+        samples: of all that the mean counts: of a batch, times the batches of an update.
+        scale: makes of a weighted loss what backward passes begin with.
+        autocast: makes the context of the function.
+        on_last: called after the last forward pass of the step.
+        check: whether to see, for every share, that the function is what `reduction` says.
+        dims: which dimension of the tensors of an output counts samples; one for all, or one for each.
+        reference: the targets of one sample of the batch, the same on all replicas.
+        unit: that sums are divided by until the weight of the whole update is known.
+        sums: by microbatch, of the losses of the share.
+        weights: likewise, what divides them; samples where the function returned one number.
+        pairs: how many times it returned a pair.
+        starts: by microbatch, what backward passes begin with.
+    """
+
+    function: LossFunction
+    reduction: str
+    counts: Sequence[int]
+    samples: int
+    scale: Callable[[Tensor], Tensor]
+    autocast: Callable[[], AbstractContextManager[Any]]
+    on_last: Callable[[], None]
+    check: bool = False
+    dims: Sequence[int] = (0,)
+    reference: Tensors | None = None
+    unit: float = 1.0
+    sums: dict[int, float] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
+    pairs: int = 0
+    starts: dict[int, Tensor] = field(default_factory=dict)
+
+    def begin(self, reference: Tensors | None, unit: float) -> None:
+        """A new step."""
+        self.reference, self.unit = reference, unit
+        self.sums.clear()
+        self.weights.clear()
+        self.starts.clear()
+        self.pairs = 0
+
+    def add(self, output: Any, targets: Any, microbatch: int) -> None:
+        """The loss of one microbatch.
+
+        Raises:
+            InputError: it is neither one number nor a pair, or not what was promised.
+        """
+        with self.autocast():
+            loss, weight = _sum_and_weight(self.function(output, targets))
+        if weight is not None and self.reduction == "sum":
+            raise InputError("loss_fn: must return one number for loss_reduction sum, got a pair")
+        count = self.counts[microbatch]
+        if self.check and self.reference is not None:
+            reduction = "pair" if weight is not None else self.reduction
+            check_reduction(self.function, reduction, output, targets, self.reference, count, self.dims)
+        value = loss.detach().double().item()
+        if loss.dtype in (torch.float16, torch.bfloat16):
+            loss = loss.float()  # the weight may be too small for float16, or the scale too large
+        if weight is not None:
+            self.pairs += 1
+            self.sums[microbatch], self.weights[microbatch] = value, weight
+            loss = loss / self.unit
+        elif self.reduction == "mean":
+            self.sums[microbatch], self.weights[microbatch] = value * count, count
+            loss = loss * (count / self.samples)
+        else:
+            self.sums[microbatch], self.weights[microbatch] = value, count
+        self.starts[microbatch] = self.scale(loss)
+
+
+def check_reduction(
+    function: LossFunction,
+    reduction: str,
+    output: Any,
+    targets: Any,
+    reference: Tensors,
+    samples: int,
+    dims: Sequence[int],
+) -> None:
+    """See that the losses of parts make the loss of the whole, for these samples.
+
+    Beside as many others, the gradients of a mean over samples must be halved, those of a sum must stay, and
+    weights must add up. The others have outputs near to these, of which none is equal to one of these; for a
+    mean all of them have the targets of `reference`, so that whatever part of the batch passes weighs as much
+    per sample as that one. Gradients tell more than values, which are equal where all outputs are.
+
+    Args:
+        function: the loss.
+        reduction: "mean", "sum", or "pair" for a sum with its weight.
+        output: of these samples.
+        targets: of these samples.
+        reference: of one sample.
+        samples: how many.
+        dims: which dimension of the tensors of an output counts samples.
+
+    Raises:
+        InputError: they are not.
+    """
+    others = _repeated(reference, samples) if reduction == "mean" else targets
+    try:
+        with torch.enable_grad():
+            mine = _Parts.of(output, samples, dims)
+            alone = mine.run(function, targets)
+            beside = mine.run(function, _joined(targets, others), beside=True)
+            rest = mine.others.run(function, others) if reduction == "pair" else None
+    except Exception as error:
+        raise InputError(
+            f"loss_fn: must work with any number of samples, got {first_line(error)} for {2 * samples} "
+            "(check_loss=False skips this check)"
+        ) from error
+    if not beside.is_finite:
+        return  # of infinite outputs nothing can be said, and precision may skip this step
+    share = 0.5 if reduction == "mean" else 1.0
+    pairs = list(zip(alone.gradients, beside.gradients, strict=True))
+    off = math.sqrt(sum((share * a - b).double().square().sum().item() for a, b in pairs))
+    norm = math.sqrt(sum((share * a).double().square().sum().item() for a, _ in pairs))
+    if not (alone.is_finite and off <= _TOLERANCE * norm):
+        change = off / norm if norm else math.inf
+        raise InputError(
+            f"loss_fn: must be the {_WORDS[reduction]} of its samples, got gradients that change by "
+            f"{change:.2g} of themselves when {samples} others stand beside; {_REMEDY}"
+        )
+    if rest is not None:
+        apart = alone.weight + rest.weight
+        if not abs(beside.weight - apart) <= _TOLERANCE * abs(apart):
+            raise InputError(
+                f"loss_fn: the weights of pairs must add up over samples, got {alone.weight:g} and "
+                f"{rest.weight:g} for {samples} samples each and {beside.weight:g} for both"
+            )
+
+
+_WORDS = {"mean": "mean over all", "sum": "sum over all", "pair": "sum over all, and a weight,"}
+_REMEDY = (
+    "if it ignores some targets, weighs them, or adds up, let it return a pair: the sum of the losses and "
+    "the weight that divides it, such as the number of tokens that count (check_loss=False skips this check, "
+    "for a loss that draws random numbers)"
+)
+
+
+def _sum_and_weight(returned: Any) -> tuple[Tensor, float | None]:
+    loss, weight = returned, None
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:
+        loss, weight = returned
+        if isinstance(weight, Tensor) and weight.numel() == 1 and not weight.requires_grad:
+            weight = weight.item()
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+            raise InputError(
+                "loss_fn: the weight of a pair must be one number that no parameter changes, got "
+                f"{_described(weight)}"
+            )
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise InputError(
+            "loss_fn: must return a tensor of one number, or a pair of the sum of the losses and its weight, "
+            f"got {_described(loss)}"
+        )
+    return loss.reshape(()), None if weight is None else float(weight)
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"shape {tuple(value.shape)}" + (" with a gradient" if value.requires_grad else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a loss function gave for some samples: gradients of their outputs, and the weight of a pair."""
+
+    gradients: list[Tensor]
+    weight: float
+    is_finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """An output: its tensors, where they count samples (None where not), and how they were put together."""
+
+    values: list[Any]
+    dims: list[int | None]
+    spec: Any
+
+    @classmethod
+    def of(cls, output: Any, samples: int, dims: Sequence[int]) -> _Parts:
+        """Floats of 16 bits become float32: they are too coarse to compare."""
+        values, spec = tree_flatten(output)
+        spread = spread_dims(dims, len(values)) if len(dims) in (1, len(values)) else (0,) * len(values)
+        found: list[int | None] = []
+        for index, (value, dim) in enumerate(zip(values, spread, strict=True)):
+            is_tensor = isinstance(value, Tensor)
+            counts = is_tensor and value.dim() > dim and value.shape[dim] and not value.shape[dim] % samples
+            found.append(dim if counts else None)
+            if is_tensor:
+                half = value.dtype in (torch.float16, torch.bfloat16)
+                values[index] = value.detach().float() if half else value.detach()
+        return cls(values, found, spec)
+
+    @property
+    def others(self) -> _Parts:
+        """As many samples, each between two of these and nearer to zero than both."""
+        near = [
+            value if dim is None or not value.is_floating_point() else (value + value.roll(1, dim)) / 4
+            for value, dim in zip(self.values, self.dims, strict=True)
+        ]
+        return _Parts(near, self.dims, self.spec)
+
+    def run(self, function: LossFunction, targets: Any, *, beside: bool = False) -> _Result:
+        """What a function says of these samples, alone or with the others behind them."""
+        leaves, given = [], []
+        for value, other, dim in zip(self.values, self.others.values, self.dims, strict=True):
+            if dim is None:
+                given.append(value)
+                continue
+            leaf = value.detach()
+            if leaf.is_floating_point():
+                leaves.append(leaf.requires_grad_())
+            given.append(torch.cat([leaf, other] if beside else [leaf], dim))  # which the function may change
+        loss, weight = _sum_and_weight(function(tree_unflatten(given, self.spec), targets))
+        found: Sequence[Tensor | None] = ()
+        if leaves and loss.requires_grad:
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        gradients = [it for it in found if it is not None]
+        is_finite = all(bool(torch.isfinite(it).all()) for it in (loss, *gradients))
+        return _Result(gradients, weight or 0.0, is_finite)
+
+
+def _joined(one: Any, other: Any) -> Any:
+    if isinstance(one, Tensor):
+        return torch.cat([one, other])
+    return tuple(torch.cat([a, b]) for a, b in zip(one, other, strict=True))
+
+
+def _repeated(targets: Any, times: int) -> Any:
+    return tree_map(lambda it: it.expand(times, *it.shape[1:]), targets)

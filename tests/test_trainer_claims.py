@@ -1,0 +1,313 @@
+"""What the trainer promises beyond plain training: losses of tokens, dropout, running statistics, unfreezing.
+
+Each is either equal to serial training or refused in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ranks import run_ranks  # noqa: E402
+from test_trainer import merged, trained  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from training_cases import (  # noqa: E402
+    CLASSES,
+    FEATURES,
+    Curve,
+    batches,
+    check_close,
+    cross_entropy,
+    momentum,
+    plan_of,
+    serial,
+)
+
+from pipeline.divisible import Divisible  # noqa: E402
+from pipeline.run.losses import check_reduction  # noqa: E402
+from pipeline.trainer import Trainer  # noqa: E402
+from synth.errors import InputError  # noqa: E402
+
+RANKS_IMPORT = ("torch._dynamo",)
+
+TOKENS, PADDING = 5, -100
+
+
+def said(call: Callable[[], Any]) -> str:
+    with pytest.raises(Exception) as caught:
+        call()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+# Losses that are no mean over samples ----------------------------------------------------------------
+
+
+def padded(count: int) -> list[tuple[Tensor, Tensor]]:
+    """Sequences of 1 to 5 tokens, filled up with padding; the first microbatch has the short ones."""
+    given = []
+    for inputs, _ in batches(count):
+        generator = torch.Generator().manual_seed(len(given))
+        targets = torch.randint(0, CLASSES, (len(inputs), TOKENS), generator=generator)
+        for sample, row in enumerate(targets):
+            row[1 + sample * TOKENS // len(inputs) :] = PADDING
+        given.append((inputs, targets))
+    return given
+
+
+def of_tokens(seed: int = 0) -> Divisible:
+    """A class for each token of a sample."""
+    torch.manual_seed(seed)
+    return Divisible(
+        nn.Linear(FEATURES, 8),
+        nn.Tanh(),
+        nn.Linear(8, 8),
+        nn.Tanh(),
+        nn.Linear(8, TOKENS * CLASSES),
+        nn.Unflatten(1, (TOKENS, CLASSES)),
+    )
+
+
+def mean_of_tokens(output: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=PADDING)
+
+
+def sum_of_tokens(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    loss = cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum")
+    return loss, (targets != PADDING).sum()
+
+
+def large(steps: Sequence[tuple[Tensor, Tensor]], each: int) -> list[tuple[Tensor, Tensor]]:
+    """Every few batches as one."""
+    groups = [steps[start : start + each] for start in range(0, len(steps), each)]
+    return [(torch.cat([x for x, _ in group]), torch.cat([y for _, y in group])) for group in groups]
+
+
+def other_data(rank: int, size: int) -> dict[str, str]:
+    """Drawn without a common seed: inputs on one rank, targets on the last; the middle uses none."""
+    said_by = {}
+    for name, differing in (("inputs", 0), ("targets", 3), ("unused", 1)):
+        inputs, targets = (it.clone() for it in batches(1)[0])
+        if rank == differing:
+            inputs += 1
+            targets = targets.flip(0)
+        with Trainer(
+            of_tokens(), plan_of([1, 2, 1], depth=6), first_token, momentum, collectives="gloo"
+        ) as it:
+            if name == "unused":
+                said_by[name] = f"{it.step(inputs, targets):.6f}"
+                continue
+            before = it.state_dict()
+            said_by[name] = said(lambda: it.step(inputs, targets))  # noqa: B023
+            assert all(torch.equal(before[key], value) for key, value in it.module.state_dict().items())
+    return said_by
+
+
+def first_token(output: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(output[:, 0], targets)
+
+
+def test_ranks_with_different_data_are_told_before_weights_change() -> None:
+    expected = first_token(of_tokens()(batches(1)[0][0]), batches(1)[0][1]).item()
+    for each in run_ranks(4, other_data):
+        assert each["inputs"] == each["targets"]
+        assert each["inputs"] == (
+            "BatchError: batch: all ranks must be given the same data (random ones by the same seed), got "
+            "other values on some of ranks 0, 3 of the first and the last stage"
+        )
+        assert float(each["unused"]) == pytest.approx(expected, abs=1e-6)
+
+
+def token_losses(rank: int, size: int) -> dict[str, Any]:
+    given, plan = padded(4), plan_of([1, 2, 1], depth=6)
+    on_replicas = plan_of([1, 3], depth=6, microbatches=2)
+    options = {"loss_fn": sum_of_tokens}
+    with Trainer(of_tokens(), plan, sum_of_tokens, momentum, collectives="gloo") as trainer:
+        evaluated = [trainer.evaluate(*batch) for batch in given[:3]]
+    none = given[0][0], torch.full_like(given[0][1], PADDING)
+    return {
+        "curves": {
+            "1-2-1": trained(plan, of_tokens, given, **options),
+            "1-3": trained(on_replicas, of_tokens, given, **options),
+            "clipped": trained(plan, of_tokens, given, clip_norm=0.1, **options),
+            "accumulated": trained(plan, of_tokens, given, accumulate=2, **options),
+            "float16": trained(plan, of_tokens, given, precision="float16", **options),
+        },
+        "evaluated": evaluated,
+        "refused": said(lambda: trained(plan, of_tokens, given, loss_fn=mean_of_tokens)),
+        "nothing counts": said(lambda: trained(plan, of_tokens, [none], **options)),
+        "sum and pair": said(lambda: trained(plan, of_tokens, given, loss_reduction="sum", **options)),
+    }
+
+
+def test_losses_over_tokens_are_those_of_serial_training() -> None:
+    """The sum and the weight of every share make the mean of the whole batch, or of all that accumulate."""
+    given = padded(4)
+    found = run_ranks(4, token_losses)
+    expected = serial(of_tokens, given, loss_fn=mean_of_tokens)
+    curves = {name: merged([each["curves"][name] for each in found]) for name in found[0]["curves"]}
+    check_close(curves["1-2-1"], expected)
+    check_close(curves["1-3"], expected)
+    check_close(curves["clipped"], serial(of_tokens, given, loss_fn=mean_of_tokens, clip_norm=0.1))
+    in_float16 = serial(of_tokens, given, loss_fn=mean_of_tokens, autocast=torch.float16)
+    np.testing.assert_allclose(curves["float16"].losses, in_float16.losses, atol=5e-4)
+    at_once = serial(of_tokens, large(given, 2), loss_fn=mean_of_tokens)
+    check_close(Curve(at_once.losses, curves["accumulated"].gradients, curves["accumulated"].state), at_once)
+    before = of_tokens()
+    assert found[0]["evaluated"] == pytest.approx(
+        [mean_of_tokens(before(x), y).item() for x, y in given[:3]], abs=1e-6
+    )
+    for rank, each in enumerate(found):
+        own = each["refused"]
+        assert own.startswith("InputError: loss_fn" if rank == 3 else f"TrainingError: rank {rank}"), own
+        assert "loss_fn: must be the mean over all of its samples, got gradients that change" in own
+        assert "let it return a pair" in own
+        assert each["nothing counts"] == (
+            "InputError: loss_fn: weights must add up to a positive number over a batch, got 0"
+        )
+        assert "must return one number for loss_reduction sum, got a pair" in each["sum and pair"]
+
+
+def contrastive(output: Tensor, targets: Tensor) -> Tensor:
+    """Every sample is compared with all others."""
+    return cross_entropy(output @ output.T, torch.arange(len(output)))
+
+
+def at_rest(output: Tensor, targets: Tensor) -> Tensor:
+    """Equal losses of all samples, whatever their weights, as by an output layer of zeros."""
+    return mean_of_tokens(output * 0 + (output - output.detach()), targets)
+
+
+def mean_and_count(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return mean_of_tokens(output, targets), (targets != PADDING).sum()
+
+
+def sum_and_one(output: Tensor, targets: Tensor) -> tuple[Tensor, float]:
+    return sum_of_tokens(output, targets)[0], 1.0
+
+
+mse, huber = nn.functional.mse_loss, nn.functional.huber_loss
+WHOLE = torch.arange(12 * TOKENS).reshape(12, TOKENS) % CLASSES
+SHORT = torch.where(torch.arange(TOKENS) < 3, WHOLE, PADDING)
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0, 1.0]))
+
+CHECKED: list[tuple[str, Any, str, Tensor, Tensor, bool]] = [
+    # name, function, reduction, targets of the share, targets of another sample, whether it is what it says
+    ("all tokens", mean_of_tokens, "mean", WHOLE, WHOLE[:1], True),
+    ("as many tokens of each", mean_of_tokens, "mean", SHORT, SHORT[:1], True),
+    ("fewer than of others", mean_of_tokens, "mean", SHORT, WHOLE[:1], False),
+    ("equal losses", at_rest, "mean", SHORT, WHOLE[:1], False),
+    ("classes that weigh", lambda o, t: WEIGHTED(o[:, 0], t[:, 0]), "mean", WHOLE, WHOLE[:1], False),
+    (
+        "smoothed",
+        lambda o, t: cross_entropy(o[:, 0], t[:, 0], label_smoothing=0.1),
+        "mean",
+        WHOLE,
+        WHOLE[:1],
+        True,
+    ),
+    ("squares", lambda o, t: mse(o[:, :, 0], t.float()), "mean", WHOLE, WHOLE[:1], True),
+    ("root", lambda o, t: mse(o[:, :, 0], t.float()).sqrt(), "mean", WHOLE, WHOLE[:1], False),
+    ("sum for mean", lambda o, t: huber(o[:, :, 0], t.float(), "sum"), "mean", WHOLE, WHOLE[:1], False),
+    ("sum", lambda o, t: huber(o[:, :, 0], t.float(), "sum"), "sum", WHOLE, WHOLE[:1], True),
+    ("mean for sum", lambda o, t: huber(o[:, :, 0], t.float()), "sum", WHOLE, WHOLE[:1], False),
+    ("contrastive", lambda o, t: contrastive(o.flatten(1), t), "mean", WHOLE, WHOLE[:1], False),
+    ("in place", lambda o, t: o.mul_(2).square().mean(), "mean", WHOLE, WHOLE[:1], True),
+    ("constant", lambda o, t: torch.tensor(3.0), "mean", WHOLE, WHOLE[:1], True),
+    ("pair", sum_of_tokens, "pair", SHORT, WHOLE[:1], True),
+    ("pair of a mean", mean_and_count, "pair", SHORT, WHOLE[:1], False),
+    ("weight that stays", sum_and_one, "pair", WHOLE, WHOLE[:1], False),
+    ("nothing counts here", mean_of_tokens, "mean", torch.full_like(WHOLE, PADDING), WHOLE[:1], False),
+    ("fixed size", lambda o, t: o.view(12, TOKENS, CLASSES).square().mean(), "mean", WHOLE, WHOLE[:1], False),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CHECKED, ids=[case[0] for case in CHECKED])
+def test_losses_are_what_they_are_said_to_be(case: Any, dtype: torch.dtype) -> None:
+    _, function, reduction, targets, reference, holds = case
+    output = torch.randn(12, TOKENS, CLASSES, generator=torch.Generator().manual_seed(0)).to(dtype)
+    before = output.clone()
+    if holds:
+        check_reduction(function, reduction, output, targets, reference, 12, (0,))
+    else:
+        with pytest.raises(InputError, match=r"loss_fn: (must|the weight)"):
+            check_reduction(function, reduction, output, targets, reference, 12, (0,))
+    assert torch.equal(output, before)
+
+
+def test_one_token_among_a_thousand_is_noticed() -> None:
+    targets = torch.zeros(64, 16, dtype=torch.long)
+    reference, targets[5, 3] = targets[:1].clone(), PADDING
+    output = torch.randn(64, 16, CLASSES, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match=r"change by 0\.00049 of themselves"):
+        check_reduction(mean_of_tokens, "mean", output, targets, reference, 64, (0,))
+
+
+# Dropout -----------------------------------------------------------------------------------------------
+
+
+class Masks(nn.Module):
+    """Dropout of ones: what comes out, beyond the first samples' noise, is the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.dropout = nn.Dropout(0.5)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask: Tensor = self.dropout(torch.ones(len(x), 64))
+        self.seen.append(mask)
+        return x + self.weight * mask[:, :1]
+
+
+def masks_of(plan: Any, steps: int, **options: Any) -> list[list[Any]]:
+    """The masks of this rank, by step; those of recomputation too."""
+    model = Divisible(nn.Linear(FEATURES, CLASSES), Masks(), Masks())
+    masks = [layer for layer in model if isinstance(layer, Masks)]
+    found = []
+    with Trainer(model, plan, cross_entropy, momentum, collectives="gloo", **options) as trainer:
+        for batch in batches(steps, sizes=(16,)):
+            torch.manual_seed(7)
+            trainer.step(*batch)
+            trainer.evaluate(*batch)
+            found.append([mask.numpy() for layer in masks for mask in layer.seen if (mask != 1).any()])
+            assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(7)))
+            for layer in masks:
+                layer.seen.clear()
+    return found
+
+
+def dropped(rank: int, size: int) -> dict[str, Any]:
+    plan = plan_of([1, 3], depth=3, microbatches=2)
+    again = plan_of([1, 3], depth=3, microbatches=2, recompute=True)
+    return {
+        "first": masks_of(plan, 2),
+        "again": masks_of(plan, 2),
+        "other seed": masks_of(plan, 2, seed=1),
+        "recomputed": masks_of(again, 2),
+    }
+
+
+def test_every_replica_and_microbatch_drops_others() -> None:
+    """2 steps of 2 microbatches of two layers that drop, of which the last lies on three replicas."""
+    found = run_ranks(4, dropped)
+    everything = [
+        mask for each in found for name in ("first", "other seed") for step in each[name] for mask in step
+    ]
+    assert len(everything) == 2 * 2 * 2 * (1 + 3)
+    rows = np.concatenate(everything)
+    assert len(np.unique(rows, axis=0)) == len(rows)  # of 64 numbers each
+    assert 0.45 < (rows == 0).mean() < 0.55
+    for each in found:
+        for first, again, recomputed in zip(each["first"], each["again"], each["recomputed"], strict=True):
+            assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+            # Each pass is made twice; both times it drops the same.
+            assert sorted(it.tobytes() for it in recomputed) == sorted(
+                it.tobytes() for it in (*first, *first)
+            )
