@@ -148,9 +148,8 @@ def check_reduction(
     if not beside.is_finite:
         return  # of infinite outputs nothing can be said, and precision may skip this step
     share = 0.5 if reduction == "mean" else 1.0
-    pairs = list(zip(alone.gradients, beside.gradients, strict=True))
-    off = math.sqrt(sum((share * a - b).double().square().sum().item() for a, b in pairs))
-    norm = math.sqrt(sum((share * a).double().square().sum().item() for a, _ in pairs))
+    pairs = zip(alone.gradients, beside.gradients, strict=True)
+    off, norm = _norm([torch.sub(b, a, alpha=share) for a, b in pairs]), share * _norm(alone.gradients)
     if not (alone.is_finite and off <= _TOLERANCE * norm):
         change = off / norm if norm else math.inf
         raise InputError(
@@ -243,7 +242,8 @@ class _Parts:
     def run(self, function: LossFunction, targets: Any, *, beside: bool = False) -> _Result:
         """What a function says of these samples, alone or with the others behind them."""
         leaves, given = [], []
-        for value, other, dim in zip(self.values, self.others.values, self.dims, strict=True):
+        others = self.others.values if beside else self.values
+        for value, other, dim in zip(self.values, others, self.dims, strict=True):
             if dim is None:
                 given.append(value)
                 continue
@@ -256,8 +256,11 @@ class _Parts:
         if leaves and loss.requires_grad:
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
         gradients = [it for it in found if it is not None]
-        is_finite = all(bool(torch.isfinite(it).all()) for it in (loss, *gradients))
-        return _Result(gradients, weight or 0.0, is_finite)
+        return _Result(gradients, weight or 0.0, math.isfinite(_norm([loss.detach(), *gradients])))
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return math.hypot(*(torch.linalg.vector_norm(it).item() for it in tensors))
 
 
 def _joined(one: Any, other: Any) -> Any:
