@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import zlib
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -42,6 +43,9 @@ from pipeline.timeline import Timeline
 from synth.errors import InputError
 from synth.topology import Topology
 
+NAMED = 3
+"""Frozen parameters that are named in words."""
+
 _numbers = itertools.count()
 """Of the trainers of this process: all ranks make them in the same order."""
 
@@ -52,7 +56,8 @@ class Trainer:
     Args:
         model: that can be cut between its layers, such as a `Divisible`; any other module is traced with
             the inputs of the first batch. Every rank holds it all when it makes its trainer; afterwards only
-            the layers of its own stage are used. The weights are those of each stage's first rank.
+            the layers of its own stage are used. The weights are those of each stage's first rank. Parameters
+            may be frozen and unfrozen between updates, in the whole model and on every rank alike.
         plan: which layers on which ranks; a rank of the job that it does not name only hears of losses.
         loss_fn: of the output and the targets of some samples; returns one number, their mean, or a pair:
             the sum of their losses, and the weight that is to divide the sum over all samples of an update
@@ -140,6 +145,8 @@ class Trainer:
         self._waiting: tuple[nn.Module, OptimizerOf] | None = None
         self._parts: tuple[Passes, Update, nn.Module, tuple[int, ...]] | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._frozen = ""
         self.losses: tuple[float, ...] = ()
         if isinstance(model, Layered):
             try:
@@ -189,9 +196,9 @@ class Trainer:
             with self._faults.all_or_nothing(lambda: passes.doing, call, forgives=True):
                 self._agreement.agree(f"call {call}", f"what is refused: {error}")
             raise
-        signature = batch.signature(training)
-        if not passes.knows(signature):
-            self._meet(call, batch, signature, passes)
+        signature = batch.signature(training, _frozen(self._parameters) if training else "")
+        if not passes.knows(signature) or (training and signature.frozen != self._frozen):
+            self._meet(call, batch, signature, passes, update)
         with self._faults.all_or_nothing(lambda: passes.doing, call):
             self._recorder.start(self._groups.job)
             if training:
@@ -206,12 +213,21 @@ class Trainer:
         self.losses = outcome.losses
         return outcome.loss
 
-    def _meet(self, call: int, batch: Batch, signature: Signature, passes: Passes) -> None:
-        """Before the first batch of a shape."""
+    def _meet(self, call: int, batch: Batch, signature: Signature, passes: Passes, update: Update) -> None:
+        """Before the first batch of a shape, and after parameters were frozen or unfrozen."""
+        changed = signature.training and signature.frozen != self._frozen
         with self._faults.all_or_nothing(lambda: passes.doing, call, forgives=True):
             self._agreement.agree(f"call {call}", str(signature))
+            if changed:
+                update.check_complete()
         with self._faults.all_or_nothing(lambda: passes.doing, call):
-            passes.prepare(batch, signature)
+            if changed:
+                passes.follow({name: it.requires_grad for name, it in self._parameters.items()})
+                update.retrain()
+                self._groups.meet(self._start_timeout_s)
+                self._frozen = signature.frozen
+            if not passes.knows(signature):
+                passes.prepare(batch, signature)
 
     # ------------------------------------------------------------------ what there is
 
@@ -260,21 +276,31 @@ class Trainer:
             checkpoints.load_state(module, state)
 
     def optimizer_state_dict(self) -> checkpoints.OptimizerState:
-        """Of the whole model's parameters by name, on every rank; every rank calls it."""
+        """Of the whole model's parameters by name, on every rank; every rank calls it.
+
+        With it what else a training goes on from: `steps` so far, which dropout depends on, and for float16
+        the `scaler`, as `torch.amp.GradScaler` has it.
+        """
         update = self._ready()[1]
         self._faults.refuse()
         with self._faults.all_or_nothing(lambda: "gathering the optimizer's state"):
-            return checkpoints.gather_optimizer_state(
+            state = checkpoints.gather_optimizer_state(
                 update.optimizer, update.parameters, self._groups.job, self.plan
             )
+        return state | {"scaler": self._precision.state_dict(), "steps": self._steps}
 
     def load_optimizer_state_dict(self, state: checkpoints.OptimizerState) -> None:
         """Take the optimizer's state for the whole model; every rank calls it.
+
+        Where it has no `scaler` or `steps` (of serial training, or of an older checkpoint), those stay.
 
         Raises:
             CheckpointError: a parameter is missing, or its options do not fit.
         """
         update = self._ready()[1]
+        if state.get("scaler"):
+            self._precision.load_state_dict(state["scaler"])
+        self._steps = state.get("steps", self._steps)
         if update.optimizer is not None:
             checkpoints.load_optimizer_state(update.optimizer, update.parameters, state)
 
@@ -330,6 +356,8 @@ class Trainer:
         self._shapes = {
             name: tuple(it.shape) for name, it in whole.state_dict().items() if isinstance(it, Tensor)
         }
+        self._parameters = dict(whole.named_parameters(remove_duplicate=False))
+        self._frozen = _frozen(self._parameters)
         ties = TieGroups(self.plan, model.ties, self._groups.make)
         module: nn.Module = nn.Identity()
         fake: FakeStage | None = None
@@ -388,6 +416,15 @@ def _named(module: nn.Module, model: Layered) -> dict[str, nn.Parameter]:
     whole = dict(model.divide(0, model.depth).named_parameters(remove_duplicate=False))
     shared = {id(whole[name]): name for name, _ in model.ties}
     return {shared.get(id(parameter), name): parameter for name, parameter in module.named_parameters()}
+
+
+def _frozen(parameters: Mapping[str, nn.Parameter]) -> str:
+    """Names of those that are not trained, of many the first ones and a checksum of all."""
+    names = [name for name, parameter in parameters.items() if not parameter.requires_grad]
+    if len(names) <= NAMED:
+        return " ".join(names)
+    rest = f"and {len(names) - NAMED} more (checksum {zlib.crc32(' '.join(names).encode()):08x})"
+    return " ".join([*names[:NAMED], rest])
 
 
 def _words_of(plan: Plan) -> str:

@@ -24,12 +24,14 @@ from training_cases import (  # noqa: E402
     check_close,
     cross_entropy,
     momentum,
+    network,
     plan_of,
     serial,
 )
 
 from pipeline.divisible import Divisible  # noqa: E402
 from pipeline.run.losses import check_reduction  # noqa: E402
+from pipeline.run.precision import Precision  # noqa: E402
 from pipeline.trainer import Trainer  # noqa: E402
 from synth.errors import InputError  # noqa: E402
 
@@ -311,3 +313,124 @@ def test_every_replica_and_microbatch_drops_others() -> None:
             assert sorted(it.tobytes() for it in recomputed) == sorted(
                 it.tobytes() for it in (*first, *first)
             )
+
+
+# Freezing and unfreezing ------------------------------------------------------------------------------
+
+
+FOUR = plan_of([4], microbatches=1)
+
+
+def frozen_by(step: int) -> range:
+    """The layers that are frozen: the first three, then none, then the last one, then the first three."""
+    return (range(3), range(3), range(0), range(0), range(7, 8), range(3))[step]
+
+
+def freeze(model: Divisible, step: int) -> None:
+    for index, layer in enumerate(model):
+        layer.requires_grad_(index not in frozen_by(step))
+
+
+def serially_frozen(given: Sequence[tuple[Tensor, Tensor]]) -> Curve:
+    model = network()
+    optimizer = momentum(model.parameters())
+    losses = []
+    for step, (inputs, targets) in enumerate(given):
+        freeze(model, step)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Curve(losses, {}, {name: value.numpy().copy() for name, value in model.state_dict().items()})
+
+
+def refrozen(rank: int, size: int) -> dict[str, Any]:
+    given = batches(6, sizes=(13,))
+    curves = {}
+    for plan in (plan_of([1, 2, 1]), plan_of([2, 2], "pe"), FOUR):
+        model = network()
+        with Trainer(model, plan, cross_entropy, momentum, collectives="gloo") as trainer:
+            losses = []
+            for step, batch in enumerate(given):
+                freeze(model, step)
+                losses.append(trainer.step(*batch))
+                trainer.evaluate(*batch)
+            state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
+            curves[str(plan.stages)] = Curve(losses, {}, state)
+    model = network()
+    with Trainer(model, FOUR, cross_entropy, momentum, collectives="gloo", timeout_s=1.5) as trainer:
+        trainer.step(*given[0])
+        model[2 if rank else 0].requires_grad_(False)
+        apart = said(lambda: trainer.step(*given[0]))
+    model = network()
+    with Trainer(model, FOUR, cross_entropy, momentum, collectives="gloo", accumulate=2) as trainer:
+        trainer.step(*given[0])
+        model[0].requires_grad_(False)
+        within = said(lambda: trainer.step(*given[0]))
+        model[0].requires_grad_(True)
+        trainer.step(*given[0])
+    model = network()
+    with Trainer(model, FOUR, cross_entropy, momentum, collectives="gloo", timeout_s=1.5) as trainer:
+        trainer.step(*given[0])
+        model[0].requires_grad_(rank != 2)
+        alone = said(lambda: trainer.step(*given[0]))
+    return {"curves": curves, "apart": apart, "within": within, "alone": alone}
+
+
+def test_parameters_are_frozen_and_unfrozen_as_serially() -> None:
+    found = run_ranks(4, refrozen)
+    expected = serially_frozen(batches(6, sizes=(13,)))
+    for name in found[0]["curves"]:
+        check_close(merged([each["curves"][name] for each in found]), expected)
+    for rank, each in enumerate(found):
+        batch = "train inputs float32[13, 6], targets int64[13], frozen"
+        assert each["apart"] == (
+            f"BatchError: batch: all ranks must be given the same one, got {batch} 0.weight 0.bias on rank 0 "
+            f"and {batch} 2.weight 2.bias on rank 1"
+        )
+        assert each["within"] == (
+            "InputError: trainer: parameters must be frozen or unfrozen between updates, got a change after "
+            "1 of the 2 batches of one"
+        )
+        assert each["alone"].startswith(f"TrainingError: rank {rank}"), each["alone"]
+        assert "frozen 0.weight 0.bias" in each["alone"]
+
+
+# Resuming ----------------------------------------------------------------------------------------------
+
+
+def resumed(rank: int, size: int) -> tuple[list[float], dict[str, Any], Any]:
+    """The second training goes on from the scale, which an overflow halves and two good steps double."""
+    given, plan = batches(5, sizes=(13,)), plan_of([1, 1], depth=4)
+
+    def started() -> Trainer:
+        torch.manual_seed(0)
+        model = Divisible(nn.Linear(FEATURES, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, CLASSES))
+        precision = Precision("float16", init_scale=2.0**22, growth_interval=2)
+        return Trainer(model, plan, cross_entropy, momentum, precision=precision, collectives="gloo")
+
+    with started() as trainer:
+        straight = [trainer.step(*batch) for batch in given]
+        scale = trainer.optimizer_state_dict()["scaler"]["scale"]
+    with started() as trainer:
+        losses = [trainer.step(*batch) for batch in given[:3]]
+        weights, state = trainer.state_dict(), trainer.optimizer_state_dict()
+    with started() as trainer:
+        trainer.load_state_dict(weights)
+        trainer.load_optimizer_state_dict(state)
+        losses += [trainer.step(*batch) for batch in given[3:]]
+        assert losses == straight
+        assert trainer.optimizer_state_dict()["scaler"]["scale"] == scale
+    with started() as trainer:  # a checkpoint of before there were scales in them
+        trainer.load_optimizer_state_dict({k: v for k, v in state.items() if k not in ("scaler", "steps")})
+        untouched = trainer.optimizer_state_dict()
+    return losses, {"before": state["scaler"], "after": scale}, untouched["scaler"]
+
+
+def test_scale_and_dropout_go_on_from_a_checkpoint() -> None:
+    for losses, scales, untouched in run_ranks(2, resumed):
+        assert len(losses) == 5
+        assert scales["before"]["scale"] == 2.0**19  # after three steps, each skipped
+        assert scales["after"] == 2.0**20  # after two good ones
+        assert untouched["scale"] == 2.0**22

@@ -138,8 +138,8 @@ def test_a_new_shape_on_some_ranks_only() -> None:
     for result in (first, second):
         check_failed(result, "rank")
     assert second.message == (
-        "rank 1: no rank may be left behind when a batch has a new shape (train inputs float32[12, 6], "
-        "targets int64[12]), got no word of rank 0 within 3 s"
+        "rank 1: no rank may be left behind when a batch has a new shape or trains other parameters "
+        "(train inputs float32[12, 6], targets int64[12]), got no word of rank 0 within 3 s"
     )
     assert first.message.startswith(
         "rank 0 (stage 0): waiting for the gradient of microbatch 0 from rank 1: "

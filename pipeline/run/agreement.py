@@ -16,7 +16,7 @@ from pipeline.errors import BatchError
 from pipeline.run.failures import TrainingError
 from synth.errors import InputError
 
-_OCCASIONS = {"batch": "a batch has a new shape", "trainer": "a trainer is made"}
+_OCCASIONS = {"batch": "a batch has a new shape or trains other parameters", "trainer": "a trainer is made"}
 
 
 class Agreement:

@@ -31,16 +31,19 @@ class Signature:
         inputs: shape and data type of each, in words.
         targets: likewise.
         training: whether the batch is to be trained with.
+        frozen: which parameters of the model are not trained, in words; empty for none, and in evaluation.
     """
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     training: bool
+    frozen: str = ""
 
     def __str__(self) -> str:
         """As ranks tell each other."""
         verb = "train" if self.training else "evaluate"
-        return f"{verb} inputs {' '.join(self.inputs)}, targets {' '.join(self.targets)}"
+        frozen = f", frozen {self.frozen}" if self.frozen else ""
+        return f"{verb} inputs {' '.join(self.inputs)}, targets {' '.join(self.targets)}{frozen}"
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,13 @@ class Batch:
                 )
         return cls(given, targets, spread, samples, plan.microbatch_sizes(samples))
 
-    def signature(self, training: bool) -> Signature:
+    def signature(self, training: bool, frozen: str) -> Signature:
         """What the other ranks must have been given too."""
         return Signature(
             tuple(described(tensor) for tensor in self.inputs),
             tuple(described(tensor) for tensor in as_tuple("targets", self.targets)),
             training,
+            frozen,
         )
 
     def fingerprint(self) -> int:

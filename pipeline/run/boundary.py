@@ -7,7 +7,7 @@ are run on fake tensors, which have shapes but no values. So batch norm's statis
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
@@ -88,6 +88,12 @@ class FakeStage:
             self._stage = copy.deepcopy(model.divide(start, end))
         for module in (self._before, self._stage):
             _forget_counts(module)
+
+    def follow(self, trained: Mapping[str, bool]) -> None:
+        """Take on which parameters of the model are trained, by their names."""
+        for module in (self._before, self._stage):
+            for name, parameter in () if module is None else module.named_parameters():
+                parameter.requires_grad_(trained[name])
 
     def boundaries(
         self,

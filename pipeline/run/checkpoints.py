@@ -21,7 +21,7 @@ from synth.formats.reading import shorten_path
 
 OptimizerState: TypeAlias = dict[str, Any]
 """`{"state": {name: {key: value}}, "groups": [{"names": [name], "options": {key: value}}],
-"shapes": {name: [size]}}`."""
+"shapes": {name: [size]}}`, and what the trainer adds."""
 
 _FORMAT = "arborcast training checkpoint 1"
 

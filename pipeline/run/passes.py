@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -124,6 +124,11 @@ class Passes:
     def knows(self, signature: Signature) -> bool:
         """Whether there was a batch like it."""
         return signature in self._runtimes
+
+    def follow(self, trained: Mapping[str, bool]) -> None:
+        """Take on which parameters of the model are trained: only gradients of those, and before, cross."""
+        if self._fake is not None:
+            self._fake.follow(trained)
 
     def prepare(self, batch: Batch, signature: Signature) -> None:
         """Make ready for batches of one shape.

@@ -80,6 +80,24 @@ class Update:
             self._buffer.wait()
         self._ties.synchronise(self.parameters, self._buffer)
 
+    def check_complete(self) -> None:
+        """Refuse to change what is trained while gradients of several batches are adding up.
+
+        Raises:
+            InputError: some batches of an update are still to come.
+        """
+        if self._batches:
+            raise InputError(
+                "trainer: parameters must be frozen or unfrozen between updates, got a change after "
+                f"{self._batches} of the {self._accumulate} batches of one"
+            )
+
+    def retrain(self) -> None:
+        """After parameters were frozen or unfrozen: make room for the gradients of those that are trained."""
+        self._buffer.close()
+        self._buffer = GradientBuffer(self.parameters.values())
+        self.rehearse()
+
     def begin(self, samples: int) -> None:
         """Before the passes of a batch of so many samples."""
         if self._batches == 0:
