@@ -35,7 +35,8 @@ def plan(
     It comes from SPP's dynamic program over layers, stages, replicas and two or more device orders (along
     hosts and across them), for every number of stages and microbatches: so pipelines without replicas, pure
     data parallelism (one stage) and everything between compete by their costs alone. A closed form
-    ranks the plans, and the simulator compares the `simulated` most promising ones.
+    ranks the plans, and the simulator compares the `simulated` most promising ones as `predict` does, with
+    the schedules of their allreduces, and what becomes of them with fewer replicas of one stage.
 
     Args:
         profile: of the model.

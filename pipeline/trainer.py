@@ -23,7 +23,12 @@ from pipeline.errors import BatchError, PlanError
 from pipeline.layered import Layered
 from pipeline.run import checkpoints
 from pipeline.run.agreement import Agreement
-from pipeline.run.batch_norm import find_batch_norm, restore_batch_norm, synchronise_batch_norm
+from pipeline.run.batch_norm import (
+    DeferredStatistics,
+    find_batch_norm,
+    restore_batch_norm,
+    synchronise_batch_norm,
+)
 from pipeline.run.batches import Batch, Signature, Tensors, as_tuple
 from pipeline.run.boundary import FakeStage
 from pipeline.run.divisibility import check_divisible
@@ -42,6 +47,9 @@ from pipeline.stages import Plan
 from pipeline.timeline import Timeline
 from synth.errors import InputError
 from synth.topology import Topology
+
+BATCH_NORMS = ("microbatch", "deferred")
+"""When running statistics of batch norm change."""
 
 NAMED = 3
 """Frozen parameters that are named in words."""
@@ -72,6 +80,8 @@ class Trainer:
             that costs about three more evaluations of it. Not for one that draws random numbers.
         seed: of the random numbers of passes (dropout): every step, microbatch, replica and stage draws its
             own, the same ones whenever a training with this plan and seed is repeated.
+        batch_norm: normalises each microbatch (over all replicas). Running statistics change with each
+            ("microbatch"), or once a batch by the mean and variance over all of it ("deferred").
         accumulate: how many batches an update is for. The mean of their losses counts ("sum": the sum;
             pairs: the sum over the sum of weights).
         clip_norm: the largest norm of all gradients of the model; None for no limit.
@@ -102,6 +112,7 @@ class Trainer:
         loss_reduction: str = "mean",
         check_loss: bool = True,
         seed: int = 0,
+        batch_norm: str = "microbatch",
         accumulate: int = 1,
         clip_norm: float | None = None,
         precision: str | Precision | None = None,
@@ -113,6 +124,8 @@ class Trainer:
         _check(
             plan, loss_reduction, accumulate, clip_norm, min(timeout_s, start_timeout_s), device, precision
         )
+        if batch_norm not in BATCH_NORMS:
+            raise InputError(f"batch_norm: must be one of {', '.join(BATCH_NORMS)}, got {batch_norm}")
         self._start_timeout_s = start_timeout_s
         self._rank, size = dist.get_rank(), dist.get_world_size()
         fabric = fabric_of(plan, topology, size)
@@ -123,7 +136,8 @@ class Trainer:
         self._agreement.agree(
             "start",
             f"{_words_of(plan)}, loss_reduction {loss_reduction}, accumulate {accumulate}, clip_norm "
-            f"{clip_norm}, precision {arithmetic}, seed {seed}, collectives {collectives}",
+            f"{clip_norm}, precision {arithmetic}, seed {seed}, batch_norm {batch_norm}, "
+            f"collectives {collectives}",
             what="trainer",
             timeout_s=start_timeout_s,
         )
@@ -131,7 +145,7 @@ class Trainer:
         self._place = Place.of(plan, self._rank)
         self._name = f"rank {self._rank}" + ("" if self._place is None else f" (stage {self._place.stage})")
         self._loss_fn, self._loss_reduction, self._check_loss = loss_fn, loss_reduction, check_loss
-        self._seed = seed
+        self._seed, self._batch_norm = seed, batch_norm
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._groups = Groups(plan, collectives, fabric, timeout_s)
         self._faults = GivingUp(self._name, self._agreement, self._groups.break_all)
@@ -367,10 +381,11 @@ class Trainer:
             fake = FakeStage(model, mine.start, mine.end)  # before batch norm is changed
         parameters = _named(module, model)
         with self._faults.all_or_nothing(lambda: "starting"):
+            deferred = DeferredStatistics(module) if self._batch_norm == "deferred" else None
             if self._groups.stage is not None and self._place is not None:
                 broadcast_weights(module, self._groups.stage, self._place.ranks[0])
-                if find_batch_norm(module):
-                    synchronise_batch_norm(module, self._groups.stage)
+            if find_batch_norm(module) and (self._groups.stage is not None or deferred is not None):
+                synchronise_batch_norm(module, self._groups.stage, deferred)
             ties.equalise(parameters)
             update = Update(
                 parameters,
@@ -399,6 +414,7 @@ class Trainer:
             check_loss=self._check_loss,
             output_dims=model.sample_dims(model.depth),
             seed=self._seed,
+            deferred=deferred,
             batches=self._accumulate,
             on_gradients=update.gradients_complete,
         )

@@ -21,6 +21,7 @@ from pipeline.planning.memory import check_memory
 from pipeline.planning.prm import Question, partitions
 from pipeline.planning.search import device_orders
 from pipeline.planning.tables import DeviceTables, LayerTables
+from pipeline.prediction import predict
 from pipeline.simulator import simulate
 from pipeline.stages import ORDERS, Plan
 from synth.topology import Link, Topology
@@ -64,12 +65,13 @@ def every_plan(profile, network, batch, counts, recompute, limits=None):
 def test_the_plan_is_the_fastest_of_the_space(topology, profile, batch):
     network = Network(topology)
     counts = [it for it in range(1, batch + 1) if batch % it == 0 or it in (2, 4, 8)]
+    scheduled = Network(topology, by_schedule=True)
     times = [
-        simulate(it, profile, network, batch=batch).time_us
+        simulate(it, profile, scheduled, batch=batch).time_us
         for it in every_plan(profile, network, batch, counts, [False])
     ]
     made = plan(profile, topology, batch=batch, simulated=10**6)
-    assert simulate(made, profile, network, batch=batch).time_us == pytest.approx(min(times))
+    assert simulate(made, profile, scheduled, batch=batch).time_us <= min(times) * (1 + 1e-6)
 
 
 @given(
@@ -83,8 +85,9 @@ def test_the_plan_is_the_fastest_that_fits(topology, profile, batch, limit):
     network = Network(topology)
     counts = [it for it in range(1, batch + 1) if batch % it == 0 or it in (2, 4, 8)]
     limits = (limit,) * topology.ranks
+    scheduled = Network(topology, by_schedule=True)
     times = [
-        simulate(it, profile, network, batch=batch).time_us
+        simulate(it, profile, scheduled, batch=batch).time_us
         for it in every_plan(profile, network, batch, counts, [False, True], limits)
     ]
     if not times:
@@ -93,7 +96,7 @@ def test_the_plan_is_the_fastest_that_fits(topology, profile, batch, limit):
         return
     made = plan(profile, topology, batch=batch, memory_bytes=limit, simulated=10**6)
     check_memory(made, profile, limit, batch=batch)
-    assert simulate(made, profile, network, batch=batch).time_us == pytest.approx(min(times))
+    assert simulate(made, profile, scheduled, batch=batch).time_us <= min(times) * (1 + 1e-6)
 
 
 @given(
@@ -116,6 +119,20 @@ def test_estimates_are_near_what_is_simulated(topology, profile, order, microbat
     time_us = simulate(made, profile, network, batch=batch).time_us
     assert time_us <= 3 * estimate_us + 1e-6
     assert time_us >= estimate_us * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("forward", "gradient_bytes"), [(40.0, 1_000), (100.0, 10_000), (20.0, 100_000)])
+def test_latency_of_allreduces_counts(forward, gradient_bytes):
+    """By bytes alone eight ranks would be fastest; their schedule takes twice as many hops as that of six."""
+    fabric = topologies.load("star:8,latency=50")
+    layers = (
+        Layer(f"{i}", forward, 2 * forward, 10_000, 0, gradient_bytes, gradient_bytes) for i in range(4)
+    )
+    profile = Profile("small", 16, tuple(layers))
+    replicas = [Plan([(0, 4, range(count))], 1, "1f1b", topology=fabric) for count in range(1, 9)]
+    times = [predict(it, profile).time_us for it in replicas]
+    assert predict(plan(profile, fabric), profile).time_us <= min(times) * (1 + 1e-9)
+    assert times[7] > min(times)
 
 
 def test_large_activations_and_few_parameters_make_pure_data_parallelism():

@@ -434,3 +434,79 @@ def test_scale_and_dropout_go_on_from_a_checkpoint() -> None:
         assert scales["before"]["scale"] == 2.0**19  # after three steps, each skipped
         assert scales["after"] == 2.0**18  # after a fourth, and one that was not
         assert untouched["scale"] == 2.0**22
+
+
+# Batch norm ----------------------------------------------------------------------------------------------
+
+
+def normed(momentum: float | None = 0.1) -> Divisible:
+    """The first norm sees the batch itself, the second what the first one gave."""
+    torch.manual_seed(0)
+    return Divisible(
+        nn.BatchNorm1d(FEATURES, momentum=momentum),
+        nn.Linear(FEATURES, 8),
+        nn.BatchNorm1d(8, momentum=momentum),
+        nn.Linear(8, CLASSES),
+    )
+
+
+class Twice(nn.Module):
+    """Calls one norm twice, not as a module of its own kind: as a graph does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.last = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.norm(x) + self.norm(2 * x))
+        return result
+
+
+def twice() -> Divisible:
+    torch.manual_seed(0)
+    return Divisible(Twice(), nn.Identity())
+
+
+def cumulative() -> Divisible:
+    return normed(None)
+
+
+def deferring(rank: int, size: int) -> dict[str, Curve]:
+    given = batches(4, sizes=(13, 12))
+    options: dict[str, Any] = {"batch_norm": "deferred"}
+    return {
+        "1-2": trained(plan_of([1, 2], depth=4), normed, given, **options),
+        "2-1": trained(plan_of([2, 1], depth=4), normed, given, **options),
+        "recomputed": trained(plan_of([2, 1], "gpipe", depth=4, recompute=True), normed, given, **options),
+        "cumulative": trained(plan_of([1, 2], depth=4), cumulative, given, **options),
+        "twice": trained(plan_of([2, 1], depth=2), twice, given, **options),
+        "not deferred": trained(plan_of([1, 2], depth=4), normed, given),
+        "serial": trained(plan_of([1], depth=4, microbatches=1), normed, given, **options),
+    }
+
+
+def test_deferred_statistics_are_those_of_serial_training() -> None:
+    """Of the first norm in every step, of all norms where a batch is not divided; the losses stay those of
+    microbatches."""
+    given = batches(4, sizes=(13, 12))
+    found = run_ranks(3, deferring)
+    curves = {name: merged([each[name] for each in found]) for name in found[0]}
+    whole, in_parts = serial(normed, given), serial(normed, given, microbatches=3)
+    check_close(curves["serial"], whole)
+    check_close(curves["not deferred"], in_parts)
+    for name in ("1-2", "2-1", "recomputed"):
+        np.testing.assert_allclose(curves[name].losses, in_parts.losses, atol=1e-6)
+        check_statistics(curves[name], whole, "0")
+        assert curves[name].state["2.num_batches_tracked"] == 4
+    check_statistics(curves["cumulative"], serial(cumulative, given), "0")
+    check_statistics(curves["twice"], serial(twice, given), "0.norm")
+    apart = np.abs(curves["not deferred"].state["0.running_var"] - whole.state["0.running_var"])
+    assert apart.max() > 0.05
+
+
+def check_statistics(found: Curve, expected: Curve, norm: str) -> None:
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        np.testing.assert_allclose(
+            found.state[f"{norm}.{name}"], expected.state[f"{norm}.{name}"], atol=1e-6, err_msg=name
+        )

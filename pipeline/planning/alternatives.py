@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from pipeline.costs import Profile
@@ -45,6 +46,7 @@ def alternatives(
             several numbers, each alternative takes the one by which it is predicted to be fastest.
         memory_bytes: of every rank, or by rank; None for no limit.
     """
+    scheduled = replace(network, by_schedule=True)
     counts = [microbatches] if isinstance(microbatches, int) else list(microbatches)
 
     def best(method: Method) -> Plan | PlanError:
@@ -52,7 +54,7 @@ def alternatives(
         plans = [plan for plan in tried if isinstance(plan, Plan)]
         if not plans:
             return tried[-1]
-        return min(plans, key=lambda plan: simulate(plan, profile, network, batch=batch).time_us)
+        return min(plans, key=lambda plan: simulate(plan, profile, scheduled, batch=batch).time_us)
 
     return {name: best(method) for name, method in METHODS.items()}
 

@@ -22,7 +22,7 @@ from pipeline.planning.memory import check_memory, fits
 from pipeline.planning.prm import Partition, Question, partitions, roomiest
 from pipeline.planning.tables import DeviceTables, LayerTables
 from pipeline.simulator import simulate
-from pipeline.stages import Plan
+from pipeline.stages import Plan, Stage
 
 FEW = 12
 """Numbers of microbatches up to which the dynamic program is run for each at once."""
@@ -97,21 +97,56 @@ def _better(
 
     The space: for each device order, number of microbatches, order and choice of recomputation, and each
     number of stages, the partition of the dynamic program. A closed form gives each the time that it needs
-    at least. In the order of these at most `simulated` different plans are simulated, fewer once no other
-    can be better than the best so far.
+    at least. In the order of these at most `simulated` different plans are simulated, with the schedules of
+    their allreduces, fewer once no other can be better than the best so far.
 
     Not all groups are solved: of many, those for every doubling of the microbatches are at once, and their
     partitions tell by the closed form which of the other groups are worth it.
     """
     promising = _different(_Space(profile, network, replace(choices, orders=orders)).plans())
+    costs = network, replace(network, by_schedule=True)
+
+    def ranked(plan: Plan, costs: Network) -> Ranked:
+        time_us = simulate(plan, profile, costs, batch=choices.batch).time_us
+        return (_rounded(time_us), choices.orders.index(plan.order), plan.microbatches), plan
+
+    def faster(best: Ranked | None, plan: Plan) -> tuple[Ranked, bool]:
+        """The better of two; and whether the plan would be if allreduces cost their bytes only."""
+        for each in costs:  # schedules only for plans that are fast enough without them
+            found = ranked(plan, each)
+            if best is not None and found[0] >= best[0]:
+                return best, each is costs[1]
+        return found, True
+
     for estimate_us, plan in islice(promising, simulated):
         if best is not None and estimate_us > best[0][0]:
             break
-        time_us = simulate(plan, profile, network, batch=choices.batch).time_us
-        rank = _rounded(time_us), choices.orders.index(plan.order), plan.microbatches
-        if best is None or rank < best[0]:
-            best = rank, plan
+        best, is_near = faster(best, plan)
+        if is_near:
+            for narrower in _narrower(plan, profile, choices, best[0][0]):
+                best, _ = faster(best, narrower)
     return best
+
+
+def _narrower(plan: Plan, profile: Profile, choices: Choices, most_us: float) -> Iterator[Plan]:
+    """A plan with fewer replicas of a stage, which latency can make faster, unless passes alone take longer.
+
+    The dynamic program knows the bytes of allreduces only.
+    """
+    limits = None if choices.limits is None else dict(enumerate(choices.limits))
+    for index, stage in enumerate(plan.stages):
+        layers = profile.layers[stage.start : stage.end]
+        once = sum(
+            it.forward_us - it.forward_fixed_us + it.backward_us - it.backward_fixed_us for it in layers
+        )
+        passes_us = once * choices.batch / profile.samples
+        for replicas in range(stage.replicas - 1, 0, -1):
+            if passes_us / replicas >= most_us:
+                break
+            fewer = Stage(stage.start, stage.end, stage.ranks[:replicas])
+            made = replace(plan, stages=(*plan.stages[:index], fewer, *plan.stages[index + 1 :]))
+            if limits is None or fits(made, profile, limits, batch=choices.batch):
+                yield made
 
 
 def device_orders(network: Network) -> tuple[tuple[int, ...], ...]:

@@ -3,12 +3,17 @@
 Every replica gathers the mean, the sum of squared deviations and the count of each one's share and merges
 them (Chan, Golub, LeVeque: Updating formulae and a pairwise algorithm for computing sample variances, 1979);
 its backward pass sums two numbers per channel over the replicas. Modules and traced graphs alike.
+
+Deferred, running statistics change once a batch, by the mean and variance over all of its microbatches (as in
+torchgpipe; Kim et al., arXiv 2004.09910): those of a first norm are then what serial training gives.
+Normalisation stays within each microbatch.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,12 +41,90 @@ _REFUSED = tuple(
 """What only a decomposed graph calls."""
 
 
-class ReplicaGroup:
-    """The replicas of a stage; a copy of a module keeps talking to the same ones."""
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """What one call of a norm saw: of all replicas, the mean, the sum of squared deviations, the count."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        """Of a process group of exactly the replicas."""
+    running: tuple[Tensor | None, Tensor | None]
+    momentum: float | None
+    row: Tensor
+
+
+class DeferredStatistics:
+    """Running statistics of a stage, which change at the end of a batch and not in each forward pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Of a module whose norms have been changed to defer."""
+        self._module = module
+        self._seen: dict[int, list[_Update]] = {}
+        self._counts: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Before the passes of a batch."""
+        self._seen.clear()
+        self._counts = {name: it.clone() for name, it in self._counters()}
+
+    def add(self, update: _Update) -> None:
+        """After a call of a norm; a pass that is repeated for its gradients calls `forget` behind it."""
+        self._seen.setdefault(id(update.running[0]), []).append(update)
+
+    @property
+    def calls(self) -> dict[int, int]:
+        """How many there were, of each norm."""
+        return {key: len(updates) for key, updates in self._seen.items()}
+
+    def forget(self, calls: dict[int, int]) -> None:
+        """All but the first ones of each norm."""
+        for key, updates in self._seen.items():
+            del updates[calls.get(key, 0) :]
+
+    def end(self, microbatches: int) -> None:
+        """After the passes of a batch: every norm counts once for each call in one forward pass."""
+        with torch.no_grad():
+            for name, counter in self._counters():
+                counter.copy_(self._counts[name] + (counter - self._counts[name]) // microbatches)
+            norms = [norm for _, norm in _modules(self._module) if isinstance(norm, _ReplicaNorm)]
+            counted = {id(norm.running_mean): norm.num_batches_tracked for norm in norms}
+            for key, updates in self._seen.items():
+                each = len(updates) // microbatches
+                for call in range(each):
+                    rows = torch.stack([it.row for it in updates[call::each]])
+                    mean, squares, total = _merge(rows, rows.shape[1] // 2)
+                    momentum = updates[call].momentum
+                    if momentum is None:  # the average over all batches
+                        count = counted[key]
+                        assert count is not None, "it counts, as it keeps running statistics"
+                        momentum = 1.0 / (count.item() - (each - 1 - call))
+                    for running, value in zip(
+                        updates[call].running, (mean, squares / (total - 1)), strict=True
+                    ):
+                        _move(running, value, momentum)
+        self._seen.clear()
+
+    def _counters(self) -> list[tuple[str, Tensor]]:
+        return [
+            (name, buffer)
+            for name, buffer in self._module.named_buffers()
+            if name.rpartition(".")[2] == "num_batches_tracked"
+        ]
+
+
+def _move(running: Tensor | None, value: Tensor, momentum: float) -> None:
+    if running is not None:
+        running.copy_((1 - momentum) * running.double() + momentum * value)
+
+
+class ReplicaGroup:
+    """The replicas of a stage; a copy of a module keeps talking to the same ones.
+
+    Args:
+        group: of exactly the replicas; None for a stage without any.
+        deferred: where running statistics wait for the end of the batch; None where they do not.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, deferred: DeferredStatistics | None = None) -> None:
         self.group = group
+        self.deferred = deferred
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReplicaGroup:
         """The same: a process group cannot be copied."""
@@ -49,13 +132,16 @@ class ReplicaGroup:
 
     def gather(self, row: Tensor) -> Tensor:
         """The rows of all replicas, in the order of their ranks."""
+        if self.group is None:
+            return row.view(1, -1)
         rows = row.new_empty(dist.get_world_size(self.group) * row.numel())
         dist.all_gather_single(rows, row, group=self.group)
         return rows.view(-1, row.numel())
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over replicas, in place."""
-        dist.all_reduce(tensor, group=self.group)
+        if self.group is not None:
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
 
@@ -134,17 +220,21 @@ def replica_batch_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     training: bool,
-    momentum: float,
+    momentum: float | None,
     eps: float,
 ) -> Tensor:
     """`torch.nn.functional.batch_norm` of all replicas' samples; every replica calls it with its share."""
     if not training and running_mean is not None and running_var is not None:
-        return nn.functional.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+        return nn.functional.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
     result, mean, squares, total = _Normalise.apply(x, weight, bias, eps, replicas)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        for running, value in ((running_mean, mean), (running_var, squares / (total - 1))):
-            if running is not None:
-                running.copy_((1 - momentum) * running.double() + momentum * value)
+    if replicas.deferred is None:
+        with torch.no_grad():
+            assert momentum is not None, "the caller knows how many batches there were"
+            _move(running_mean, mean, momentum)
+            _move(running_var, squares / (total - 1), momentum)
+    elif running_mean is not None:
+        row = torch.cat([mean, squares, total.view(1)])
+        replicas.deferred.add(_Update((running_mean, running_var), momentum, row))
     assert isinstance(result, Tensor)
     return result
 
@@ -157,10 +247,10 @@ class _ReplicaNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name for it)
         """As `torch.nn.BatchNorm*d`, over all replicas' samples."""
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        momentum = 0.0 if self.momentum is None else self.momentum
+        momentum = self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if self.momentum is None:
+            if self.momentum is None and self.replicas.deferred is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
         tracks = not self.training or self.track_running_stats
         return replica_batch_norm(
@@ -254,7 +344,9 @@ def find_batch_norm(module: nn.Module) -> tuple[str, ...]:
     )
 
 
-def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup) -> int:
+def synchronise_batch_norm(
+    module: nn.Module, group: dist.ProcessGroup | None, deferred: DeferredStatistics | None = None
+) -> int:
     """Let every batch norm in a module normalise over the samples of all replicas, in place.
 
     Names, parameters, buffers and `state_dict` stay. From then on every replica must run the module as often
@@ -263,7 +355,8 @@ def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup) -> int:
 
     Args:
         module: with `nn.BatchNorm1d`, `2d` or `3d`, or graphs of torch.export or fx that call them.
-        group: of exactly the replicas of the stage.
+        group: of exactly the replicas of the stage; None for one rank, for `deferred` alone.
+        deferred: where running statistics wait for the end of the batch; None where they do not.
 
     Returns:
         How many it changed.
@@ -275,16 +368,16 @@ def synchronise_batch_norm(module: nn.Module, group: dist.ProcessGroup) -> int:
     for name, norm in modules:
         if type(norm) not in _SYNCHRONISED and type(norm) not in _PLAIN:
             raise PartitionError(
-                f"batch norm {name}: on a replicated stage must be nn.BatchNorm1d, 2d or 3d, "
+                f"batch norm {name}: on a replicated stage, or deferred, must be nn.BatchNorm1d, 2d or 3d, "
                 f"got {type(norm).__name__}"
             )
     for where, _, at in calls:
         if at.target not in _TRACED and not isinstance(at.target, _TracedNorm):
             raise PartitionError(
-                f"batch norm {where}.{at.name}: on a replicated stage must be a call of aten.batch_norm, "
-                f"got {at.target}"
+                f"batch norm {where}.{at.name}: on a replicated stage, or deferred, must be a call of "
+                f"aten.batch_norm, got {at.target}"
             )
-    replicas = ReplicaGroup(group)
+    replicas = ReplicaGroup(group, deferred)
     for _, norm in modules:
         norm.__class__ = _SYNCHRONISED.get(type(norm), type(norm))
         norm.replicas = replicas  # type: ignore[assignment]
@@ -309,7 +402,7 @@ def restore_batch_norm(module: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def statistics_once(module: nn.Module) -> Iterator[None]:
+def statistics_once(module: nn.Module, deferred: DeferredStatistics | None = None) -> Iterator[None]:
     """What a forward pass does to buffers inside the block is undone at its end.
 
     For the forward pass that recomputation repeats, so that running statistics count each microbatch once:
@@ -322,9 +415,12 @@ def statistics_once(module: nn.Module) -> Iterator[None]:
         for owner in module.modules()
         for name, buffer in owner.named_buffers(recurse=False)
     ]
+    calls = {} if deferred is None else deferred.calls
     try:
         yield
     finally:
+        if deferred is not None:
+            deferred.forget(calls)
         for owner, name, buffer, value in before:
             setattr(owner, name, buffer)  # in case another tensor was put in its place
             # Not buffer.copy_: other microbatches' backward passes hold the buffer, and autograd would

@@ -21,6 +21,7 @@ from pipeline.actions import peak_in_flight
 from pipeline.errors import BatchError
 from pipeline.order import order_of
 from pipeline.order.messages import with_messages
+from pipeline.run.batch_norm import DeferredStatistics
 from pipeline.run.batches import Batch, Signature
 from pipeline.run.boundary import FakeStage
 from pipeline.run.groups import Groups
@@ -68,6 +69,7 @@ class Passes:
         check_loss: whether to see that the function is what `loss_reduction` says.
         output_dims: which dimension of each tensor of the model's output counts samples; one for all.
         seed: see `Trainer`.
+        deferred: the running statistics that wait for the end of the batch; None without.
         batches: how many batches one update is for.
         on_gradients: called when this rank's gradients of a batch are complete.
     """
@@ -88,6 +90,7 @@ class Passes:
         check_loss: bool,
         output_dims: Sequence[int],
         seed: int,
+        deferred: DeferredStatistics | None,
         batches: int,
         on_gradients: Callable[[], None],
     ) -> None:
@@ -104,6 +107,7 @@ class Passes:
         self._check_loss = check_loss
         self._output_dims = output_dims
         self._seed = seed
+        self._deferred = deferred
         self._batches = batches
         self._on_gradients = on_gradients
         self._order = order_of(plan)
@@ -162,6 +166,7 @@ class Passes:
             differentiating=self._precision.no_autocast,
             training=training,
             reduce=lambda: self._after_backward(batch.sizes, losses),
+            deferred=self._deferred,
         )
         losses = Losses(
             self._loss_fn,
@@ -211,6 +216,8 @@ class Passes:
         ]
         mode = nullcontext() if signature.training else evaluating(self._module)
         # Random numbers that the caller draws, such as batches, must stay alike on all ranks.
+        if self._deferred is not None and signature.training:
+            self._deferred.begin()
         apart = torch.random.fork_rng(devices=[])
         with apart, mode, torch.set_grad_enabled(signature.training), self._precision.autocast():
             runtime.run(inputs, targets)
@@ -248,6 +255,8 @@ class Passes:
         return Outcome(whole, tuple((sums / weights).tolist()), weight if pairs.item() else None)
 
     def _after_backward(self, sizes: Sequence[int], losses: Losses) -> None:
+        if self._deferred is not None:
+            self._deferred.end(len(sizes))
         self._on_gradients()
         self._start_sum(sizes, losses)
 

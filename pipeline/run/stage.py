@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.run.batch_norm import statistics_once
+from pipeline.run.batch_norm import DeferredStatistics, statistics_once
 from pipeline.run.boundary import Boundaries, Wire
 from pipeline.run.links import Links, Pending
 from pipeline.run.parcels import Arrival, Parcel, packed, sharing
@@ -46,6 +46,7 @@ class ReplicaStage(_PipelineStageBase):
         differentiating: makes the context of backward passes.
         training: whether there are backward passes.
         reduce: called once after the last of them.
+        deferred: the running statistics that wait for the end of the batch; None without.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ReplicaStage(_PipelineStageBase):
         differentiating: Callable[[], AbstractContextManager[Any]],
         training: bool,
         reduce: Callable[[], None],
+        deferred: DeferredStatistics | None,
     ) -> None:
         stages = len(place.plan.stages)
         super().__init__(module, place.stage, stages, torch.device("cpu"), alone)
@@ -81,6 +83,7 @@ class ReplicaStage(_PipelineStageBase):
         self._before = [() if place.is_first else place.before(size) for size in sizes]
         self._behind = [() if place.is_last else place.behind(size) for size in sizes]
         self._reduce = reduce
+        self._deferred = deferred
         self._recomputes = training and place.plan.recompute
         self._microbatch = 0
         self._arrivals: dict[tuple[int, int], tuple[Arrival, list[Pending]]] = {}
@@ -255,7 +258,7 @@ class ReplicaStage(_PipelineStageBase):
         return self.submod(*(_entered(tensor) for tensor in inputs))
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), statistics_once(self.submod)
+        return nullcontext(), statistics_once(self.submod, self._deferred)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         tensors = self._arrived(fwd_chunk_id, _FORWARD).tensors()
