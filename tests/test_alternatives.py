@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations, pairwise
 from math import inf
 
@@ -40,9 +41,9 @@ def two_hosts(size: int = 2, hosts: int = 2, inside: int = 12, across: int = 3) 
     ranks = size * hosts
     links = []
     for rank in range(ranks):
-        links += [Link(rank, ranks + rank // size, inside), Link(ranks + rank // size, rank, inside)]
+        links += [Link(rank, ranks + rank // size, Fraction(inside)), Link(ranks + rank // size, rank, Fraction(inside))]
     for host in range(hosts):
-        links += [Link(ranks + host, ranks + hosts, across), Link(ranks + hosts, ranks + host, across)]
+        links += [Link(ranks + host, ranks + hosts, Fraction(across)), Link(ranks + hosts, ranks + host, Fraction(across))]
     return Topology.build("hosts", ranks, links, [*(f"pcie{it}" for it in range(hosts)), "switch"])
 
 

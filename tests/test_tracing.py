@@ -453,6 +453,28 @@ def test_evaluation_with_other_operators() -> None:
         segment.eval()(X)
 
 
+def test_training_may_ask_for_contiguous_values() -> None:
+    """As attention does that is given dropout."""
+
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x).unsqueeze(1).transpose(1, 2)
+            return torch.tanh((x.contiguous() if self.training else x) * 0.5)
+
+    model = Transposed()
+    layered = trace(model, X, layers="all")
+    for mode in (True, False):
+        model.train(mode)
+        value = X
+        for layer in range(layered.depth):
+            value = layered.divide(layer, layer + 1)(value)
+        assert torch.equal(value, model(X))
+
+
 class Attention(nn.Module):
     """With the weights of attention asked for, evaluation leaves dropout out."""
 

@@ -1,8 +1,8 @@
 """Which operators of the evaluation graph are which of the training graph, so that both have the same cuts.
 
 A model runs the same operators in both modes, with other arguments (dropout, batch norm); in training some
-more: that only change a buffer, or dropout, which evaluation may leave out. A model that does something else
-can be trained in stages, but not evaluated.
+more: that only change a buffer, or give the values of their input, which evaluation may leave out. A model
+that does something else can be trained in stages, but not evaluated.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import torch
 from pipeline.tracing.cuts import Item
 from pipeline.tracing.table import Table
 
-DROPOUTS = {
+IDENTITIES = {
     torch.ops.aten.dropout,
     torch.ops.aten.dropout_,
     torch.ops.aten.feature_dropout,
     torch.ops.aten.feature_dropout_,
     torch.ops.aten.alpha_dropout,
     torch.ops.aten.alpha_dropout_,
+    torch.ops.aten.contiguous,  # of what attention gives in training only
 }
-"""What gives its input unchanged in evaluation."""
+"""What gives the values of its input, in evaluation at least."""
 
 
 def partners(training: Table, evaluation: Table) -> dict[str, str] | str:
@@ -37,7 +38,7 @@ def partners(training: Table, evaluation: Table) -> dict[str, str] | str:
         if other is not None and _is_same(item, training, other, evaluation, names):
             names[item.name] = other.name
             position += 1
-        elif getattr(training.nodes[item.name].target, "overloadpacket", None) in DROPOUTS:
+        elif getattr(training.nodes[item.name].target, "overloadpacket", None) in IDENTITIES:
             names[item.name] = names[item.inputs[0]]
         elif item.name not in silent:
             return f"in training it runs {_words(item, training)}"
