@@ -462,7 +462,7 @@ def test_training_may_ask_for_contiguous_values() -> None:
             self.linear = nn.Linear(3, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            x = self.linear(x).unsqueeze(1).transpose(1, 2)
+            x = torch.stack([self.linear(x), x], 1).transpose(1, 2)
             return torch.tanh((x.contiguous() if self.training else x) * 0.5)
 
     model = Transposed()
