@@ -41,9 +41,15 @@ def two_hosts(size: int = 2, hosts: int = 2, inside: int = 12, across: int = 3) 
     ranks = size * hosts
     links = []
     for rank in range(ranks):
-        links += [Link(rank, ranks + rank // size, Fraction(inside)), Link(ranks + rank // size, rank, Fraction(inside))]
+        links += [
+            Link(rank, ranks + rank // size, Fraction(inside)),
+            Link(ranks + rank // size, rank, Fraction(inside)),
+        ]
     for host in range(hosts):
-        links += [Link(ranks + host, ranks + hosts, Fraction(across)), Link(ranks + hosts, ranks + host, Fraction(across))]
+        links += [
+            Link(ranks + host, ranks + hosts, Fraction(across)),
+            Link(ranks + hosts, ranks + host, Fraction(across)),
+        ]
     return Topology.build("hosts", ranks, links, [*(f"pcie{it}" for it in range(hosts)), "switch"])
 
 

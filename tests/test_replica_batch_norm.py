@@ -222,7 +222,8 @@ def test_what_is_found_and_what_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.InstanceNorm2d(2), nn.SyncBatchNorm(2))
     assert find_batch_norm(model) == ("1", "3")
     with pytest.raises(
-        PartitionError, match=r"batch norm 3: on a replicated stage, or deferred, must be nn.BatchNorm1d, 2d or"
+        PartitionError,
+        match=r"batch norm 3: on a replicated stage, or deferred, must be nn.BatchNorm1d, 2d or",
     ):
         synchronise_batch_norm(model, None)  # type: ignore[arg-type]
     assert type(model[1]) is nn.BatchNorm2d  # nothing is changed before all is checked
@@ -231,7 +232,8 @@ def test_what_is_found_and_what_is_refused() -> None:
     call = next(at for at in graph.graph.nodes if at.name == "batch_norm_default_1")
     call.target = torch.ops.aten._native_batch_norm_legit.default
     with pytest.raises(
-        PartitionError, match=r"batch_norm_default_1: on a replicated stage, or deferred, must be a call of aten.batch"
+        PartitionError,
+        match=r"batch_norm_default_1: on a replicated stage, or deferred, must be a call of aten.batch",
     ):
         synchronise_batch_norm(graph, None)  # type: ignore[arg-type]
     lazy = nn.Sequential(nn.LazyBatchNorm1d())
