@@ -46,6 +46,7 @@ class Network:
     by_schedule: bool = False
     _rates: dict[tuple[object, ...], Fraction] = field(default_factory=dict, repr=False, compare=False)
     _schedules: dict[tuple[object, ...], AnySchedule] = field(default_factory=dict, repr=False, compare=False)
+    _times_us: dict[tuple[object, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def path(self, src: int, dst: int) -> tuple[Hop, ...]:
         """The links of a message, in order.
@@ -83,7 +84,7 @@ class Network:
             return float("inf")
         software_us = len(ranks) * self.collective_us
         if self.by_schedule:
-            return software_us + simulate(self._schedule(ranks), math.ceil(size_bytes)).time_us
+            return software_us + self._scheduled_us(ranks, math.ceil(size_bytes))
         return software_us + size_bytes / (float(rate) * BYTES_PER_US)
 
     def allreduce_rate(self, ranks: Sequence[int]) -> Fraction:
@@ -96,11 +97,13 @@ class Network:
             self._rates[key] = bound(fragment, "allreduce").rate
         return self._rates[key]
 
-    def _schedule(self, ranks: Sequence[int]) -> AnySchedule:
+    def _scheduled_us(self, ranks: Sequence[int], size_bytes: int) -> float:
         fragment, key = self._fragment(ranks)
-        if key not in self._schedules:
-            self._schedules[key] = solve(fragment, "allreduce")
-        return self._schedules[key]
+        if (key, size_bytes) not in self._times_us:
+            if key not in self._schedules:
+                self._schedules[key] = solve(fragment, "allreduce")
+            self._times_us[key, size_bytes] = simulate(self._schedules[key], size_bytes).time_us
+        return self._times_us[key, size_bytes]
 
     def _fragment(self, ranks: Sequence[int]) -> tuple[Topology, tuple[object, ...]]:
         """The links among these ranks, and what fragments at other places have in common with it if equal."""

@@ -6,6 +6,7 @@ Each is either equal to serial training or refused in one line.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from training_cases import (  # noqa: E402
 )
 
 from pipeline.divisible import Divisible  # noqa: E402
-from pipeline.run.losses import check_reduction  # noqa: E402
+from pipeline.run.losses import Losses, check_reduction  # noqa: E402
 from pipeline.run.precision import Precision  # noqa: E402
 from pipeline.trainer import Trainer  # noqa: E402
 from synth.errors import InputError  # noqa: E402
@@ -248,6 +249,42 @@ def test_one_token_among_a_thousand_is_noticed() -> None:
     output = torch.randn(64, 16, CLASSES, generator=torch.Generator().manual_seed(0))
     with pytest.raises(InputError, match=r"change by 0\.00049 of themselves"):
         check_reduction(mean_of_tokens, "mean", output, targets, reference, 64, (0,))
+
+
+def counted(targets: Sequence[Tensor]) -> list[int]:
+    """How often a mean over tokens was called for each of these, each a batch of one share."""
+    calls = 0
+
+    def function(output: Tensor, targets: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return mean_of_tokens(output, targets)
+
+    output = torch.randn(6, TOKENS, CLASSES, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    losses = Losses(function, "mean", [6], 6, lambda it: it, nullcontext, lambda: None, check=True)
+    found = []
+    for each in targets:
+        losses.begin(each[:1], 1.0)
+        losses.add(output, each, 0)
+        found.append(calls)
+        calls = 0
+    return found
+
+
+def test_losses_are_checked_as_often_as_promised() -> None:
+    """The first four shares, those with targets beyond all before, and each seventeenth."""
+    low = torch.zeros(6, TOKENS, dtype=torch.long)
+    low[0] = 1
+    high, padded, uneven = low + 2, low.clone(), low.clone()
+    padded[:, -1], uneven[2:, -1] = PADDING, PADDING
+    once, checked = 1, 3
+    assert counted([low] * 20) == [checked] * 4 + [once] * 12 + [checked] + [once] * 3
+    assert counted([low] * 6 + [high, low, high]) == [checked] * 4 + [once] * 2 + [checked, once, once]
+    with pytest.raises(InputError, match="loss_fn: must be the mean over all"):
+        counted([low] * 6 + [uneven])  # the first padding there is
+    assert counted([low] * 6 + [padded, uneven])[-2:] == [checked, once]
+    with pytest.raises(InputError, match="loss_fn: must be the mean over all"):
+        counted([low] * 6 + [padded] + [uneven] * 10)
 
 
 # Dropout -----------------------------------------------------------------------------------------------

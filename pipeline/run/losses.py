@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from pipeline.run.batches import Tensors, spread_dims
+from pipeline.run.batches import Tensors, as_tuple, spread_dims
 from pipeline.run.failures import first_line
 from synth.errors import InputError
 
@@ -28,6 +28,12 @@ LossFunction: TypeAlias = Callable[[Any, Any], Any]
 
 _TOLERANCE = 1e-5
 """Of gradients in float32, which differ by the rounding of one division."""
+
+FIRST = 4
+"""Batches of a shape of which every share is checked."""
+
+EVERY = 17
+"""Behind them, of so many shares one is. A prime, so that each microbatch of a batch has its turn."""
 
 
 @dataclass
@@ -42,7 +48,9 @@ class Losses:
         scale: makes of a weighted loss what backward passes begin with.
         autocast: makes the context of the function.
         on_last: called after the last forward pass of the step.
-        check: whether to see, for every share, that the function is what `reduction` says.
+        check: whether to see that the function is what `reduction` says: for all shares of the `FIRST`
+            batches, for those with a target below or above all that were checked (as padding often is), and
+            for one in `EVERY` others.
         dims: which dimension of the tensors of an output counts samples; one for all, or one for each.
         reference: the targets of one sample of the batch, the same on all replicas.
         unit: that sums are divided by until the weight of the whole update is known.
@@ -67,6 +75,9 @@ class Losses:
     weights: dict[int, float] = field(default_factory=dict)
     pairs: int = 0
     starts: dict[int, Tensor] = field(default_factory=dict)
+    _batches: int = 0
+    _shares: int = 0
+    _checked: list[tuple[float, float]] = field(default_factory=list)  # least and greatest, by tensor
 
     def begin(self, reference: Tensors | None, unit: float) -> None:
         """A new step."""
@@ -75,6 +86,7 @@ class Losses:
         self.weights.clear()
         self.starts.clear()
         self.pairs = 0
+        self._batches += 1
 
     def add(self, output: Any, targets: Any, microbatch: int) -> None:
         """The loss of one microbatch.
@@ -89,7 +101,7 @@ class Losses:
         count = self.counts[microbatch]
         if self.check and self.reference is not None:
             reduction = "pair" if weight is not None else self.reduction
-            check_reduction(self.function, reduction, output, targets, self.reference, count, self.dims)
+            self._check(reduction, output, targets, self.reference, count)
         value = loss.detach().double().item()
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the weight may be too small for float16, or the scale too large
@@ -104,6 +116,17 @@ class Losses:
             self.sums[microbatch], self.weights[microbatch] = value, count
         self.starts[microbatch] = self.scale(loss)
 
+    def _check(self, reduction: str, output: Any, targets: Any, reference: Tensors, count: int) -> None:
+        """Check the function for a share whose turn it is, or which has targets as none before."""
+        ranges = [_range(it) for it in as_tuple("targets", targets)]
+        known = self._checked or [(math.inf, -math.inf)] * len(ranges)
+        is_new = not all(a[0] <= b[0] and b[1] <= a[1] for a, b in zip(known, ranges, strict=True))
+        self._shares += 1
+        if not (is_new or self._batches <= FIRST or self._shares % EVERY == 0):
+            return
+        if check_reduction(self.function, reduction, output, targets, reference, count, self.dims):
+            self._checked = [(min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(known, ranges, strict=True)]
+
 
 def check_reduction(
     function: LossFunction,
@@ -113,7 +136,7 @@ def check_reduction(
     reference: Tensors,
     samples: int,
     dims: Sequence[int],
-) -> None:
+) -> bool:
     """See that the losses of parts make the loss of the whole, for these samples.
 
     Beside as many others, the gradients of a mean over samples must be halved, those of a sum must stay, and
@@ -130,8 +153,11 @@ def check_reduction(
         samples: how many.
         dims: which dimension of the tensors of an output counts samples.
 
+    Returns:
+        Whether that could be seen: not of infinite outputs.
+
     Raises:
-        InputError: they are not.
+        InputError: they do not.
     """
     others = _repeated(reference, samples) if reduction == "mean" else targets
     try:
@@ -146,7 +172,7 @@ def check_reduction(
             "(check_loss=False skips this check)"
         ) from error
     if not beside.is_finite:
-        return  # of infinite outputs nothing can be said, and precision may skip this step
+        return False  # precision may skip this step
     share = 0.5 if reduction == "mean" else 1.0
     pairs = zip(alone.gradients, beside.gradients, strict=True)
     off, norm = _norm([torch.sub(b, a, alpha=share) for a, b in pairs]), share * _norm(alone.gradients)
@@ -163,6 +189,7 @@ def check_reduction(
                 f"loss_fn: the weights of pairs must add up over samples, got {alone.weight:g} and "
                 f"{rest.weight:g} for {samples} samples each and {beside.weight:g} for both"
             )
+    return True
 
 
 _WORDS = {"mean": "mean over all", "sum": "sum over all", "pair": "sum over all, and a weight,"}
@@ -257,6 +284,14 @@ class _Parts:
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
         gradients = [it for it in found if it is not None]
         return _Result(gradients, weight or 0.0, math.isfinite(_norm([loss.detach(), *gradients])))
+
+
+def _range(tensor: Tensor) -> tuple[float, float]:
+    """The least and the greatest value; not a number if one is not."""
+    if not tensor.numel():
+        return math.inf, -math.inf
+    low, high = torch.aminmax(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
+    return low.item(), high.item()
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
