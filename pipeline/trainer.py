@@ -78,8 +78,8 @@ class Trainer:
         loss_reduction: "mean", or "sum" for a `loss_fn` that adds the losses of its samples up.
         check_loss: whether to see that `loss_fn` is what it is said to be: for every microbatch of the first
             four batches of a shape and wherever targets are below or above all that were checked (as padding
-            often is), then for one microbatch in 17. A check costs some five times the function itself. Not
-            for a function that draws random numbers.
+            often is), then for one microbatch in 17. A check calls it two or three times more, at some five
+            times its cost. Not for a function that draws random numbers.
         seed: of the random numbers of passes (dropout): every step, microbatch, replica and stage draws its
             own, the same ones whenever a training with this plan and seed is repeated.
         batch_norm: normalises each microbatch (over all replicas). Running statistics change with each

@@ -84,6 +84,18 @@ def sum_of_tokens(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return loss, (targets != PADDING).sum()
 
 
+def sum_of_heavy_tokens(output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same mean by larger sums, which overflow in float16 at the scale that it begins with."""
+    loss, weight = sum_of_tokens(output, targets)
+    return loss * 4096, weight * 4096
+
+
+def pair_or_not(output: Tensor, targets: Tensor) -> Any:
+    """As the first target says."""
+    loss, count = first_token(output, targets[:, 0]), len(targets)
+    return (loss * count, count) if targets[0, 0] else loss
+
+
 def large(steps: Sequence[tuple[Tensor, Tensor]], each: int) -> list[tuple[Tensor, Tensor]]:
     """Every few batches as one."""
     groups = [steps[start : start + each] for start in range(0, len(steps), each)]
@@ -132,6 +144,10 @@ def token_losses(rank: int, size: int) -> dict[str, Any]:
     with Trainer(of_tokens(), plan, sum_of_tokens, momentum, collectives="gloo") as trainer:
         evaluated = [trainer.evaluate(*batch) for batch in given[:3]]
     none = given[0][0], torch.full_like(given[0][1], PADDING)
+    first, rest = torch.zeros_like(given[0][1]), torch.zeros_like(given[0][1])
+    first[0] = 1
+    mixed = [(given[0][0], first)]
+    turns = [(given[0][0], rest + 1), (given[0][0], rest)]
     return {
         "curves": {
             "1-2-1": trained(plan, of_tokens, given, **options),
@@ -139,11 +155,14 @@ def token_losses(rank: int, size: int) -> dict[str, Any]:
             "clipped": trained(plan, of_tokens, given, clip_norm=0.1, **options),
             "accumulated": trained(plan, of_tokens, given, accumulate=2, **options),
             "float16": trained(plan, of_tokens, given, precision="float16", **options),
+            "heavy": trained(plan, of_tokens, given, precision="float16", loss_fn=sum_of_heavy_tokens),
         },
         "evaluated": evaluated,
         "refused": said(lambda: trained(plan, of_tokens, given, loss_fn=mean_of_tokens)),
         "nothing counts": said(lambda: trained(plan, of_tokens, [none], **options)),
         "sum and pair": said(lambda: trained(plan, of_tokens, given, loss_reduction="sum", **options)),
+        "mixed": said(lambda: trained(plan, of_tokens, mixed, loss_fn=pair_or_not)),
+        "by turns": said(lambda: trained(plan, of_tokens, turns, loss_fn=pair_or_not, accumulate=2)),
     }
 
 
@@ -158,6 +177,9 @@ def test_losses_over_tokens_are_those_of_serial_training() -> None:
     check_close(curves["clipped"], serial(of_tokens, given, loss_fn=mean_of_tokens, clip_norm=0.1))
     in_float16 = serial(of_tokens, given, loss_fn=mean_of_tokens, autocast=torch.float16)
     np.testing.assert_allclose(curves["float16"].losses, in_float16.losses, atol=5e-4)
+    # The first step overflows and is skipped; by its weight the next ones are scaled.
+    later = serial(of_tokens, given[1:], loss_fn=mean_of_tokens, autocast=torch.float16)
+    np.testing.assert_allclose(curves["heavy"].losses[1:], later.losses, atol=5e-4)
     at_once = serial(of_tokens, large(given, 2), loss_fn=mean_of_tokens)
     check_close(Curve(at_once.losses, curves["accumulated"].gradients, curves["accumulated"].state), at_once)
     before = of_tokens()
@@ -173,6 +195,14 @@ def test_losses_over_tokens_are_those_of_serial_training() -> None:
             "InputError: loss_fn: weights must add up to a positive number over a batch, got 0"
         )
         assert "must return one number for loss_reduction sum, got a pair" in each["sum and pair"]
+        assert each["mixed"] == (
+            "InputError: loss_fn: must return one number always or a pair always, got "
+            "1 pairs for 3 calls in a batch"
+        )
+        assert each["by turns"] == (
+            "InputError: loss_fn: must return one number always or a pair always, got "
+            "both in the 2 batches of an update"
+        )
 
 
 def contrastive(output: Tensor, targets: Tensor) -> Tensor:

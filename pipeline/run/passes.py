@@ -227,7 +227,8 @@ class Passes:
 
         Raises:
             BatchError: the first and the last stage were given different data; on all ranks.
-            InputError: the weights of the losses do not add up to a positive number; on all ranks.
+            InputError: some losses came with a weight and some without, or the weights do not add up to a
+                positive number; on all ranks.
         """
         if self._stage is not None:
             self._stage.finish()
@@ -243,6 +244,12 @@ class Passes:
             raise BatchError(
                 "batch: all ranks must be given the same data (random ones by the same seed), got other "
                 f"values on some of ranks {', '.join(map(str, sorted(ends)))} of the first and the last stage"
+            )
+        calls = count * self._plan.stages[-1].replicas
+        if pairs.item() not in (0, calls):
+            raise InputError(
+                "loss_fn: must return one number always or a pair always, got "
+                f"{int(pairs)} pairs for {calls} calls in a batch"
             )
         if self._reduction == "sum":
             return Outcome(sums.sum().item(), tuple(sums.tolist()), None)

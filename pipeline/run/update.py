@@ -123,7 +123,15 @@ class Update:
 
         Args:
             weight: of the batch, where its losses are sums that were divided by `unit`.
+
+        Raises:
+            InputError: it has one and another batch of the update has none.
         """
+        if self._batches and (weight is None) != (self._weight is None):
+            raise InputError(
+                "loss_fn: must return one number always or a pair always, got both in the "
+                f"{self._accumulate} batches of an update"
+            )
         self._batches += 1
         if weight is not None:
             self._weight = weight + (self._weight or 0.0)
