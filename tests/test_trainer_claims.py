@@ -417,6 +417,7 @@ def refrozen(rank: int, size: int) -> dict[str, Any]:
     curves = {}
     for plan in (plan_of([1, 2, 1]), plan_of([2, 2], "pe"), FOUR):
         model = network()
+        freeze(model, 0)
         with Trainer(model, plan, cross_entropy, momentum, collectives="gloo") as trainer:
             losses = []
             for step, batch in enumerate(given):
