@@ -22,6 +22,7 @@ from pipeline.planning.hosts import levels
 from pipeline.planning.memory import check_memory, stage_memory
 from pipeline.planning.room import range_room
 from pipeline.planning.straight_gpipe import straight_gpipe
+from pipeline.prediction import predict
 from pipeline.stages import Plan
 from synth.topology import Link, Topology
 from topologies import load
@@ -212,6 +213,21 @@ def test_all_alternatives_fit_or_say_by_how_much() -> None:
     for refusal in alternatives(profile, network, batch=32, microbatches=4, memory_bytes=2 * MB).values():
         with pytest.raises(PlanError, match=r"must fit into 1\.91 MiB, got .* too many"):
             raise refusal if isinstance(refusal, PlanError) else AssertionError(refusal)
+
+
+def test_of_numbers_of_microbatches_the_one_predicted_to_be_fastest() -> None:
+    """PipeDream makes eight replicas of one microbatch, fastest by their bytes alone, not with latencies."""
+    layers = (
+        Layer(f"layer{i}", time, 2 * time, 10_000, 0, 100_000, 100_000) for i, time in enumerate([5, 10] * 2)
+    )
+    profile, network = Profile("small", 16, tuple(layers)), Network(load("star:8,latency=50"))
+
+    def time_us(*counts: int) -> float:
+        plan = alternatives(profile, network, batch=16, microbatches=counts)["pipedream"]
+        assert isinstance(plan, Plan)
+        return predict(plan, profile, network).time_us
+
+    assert time_us(1, 4) == time_us(4) < time_us(1)
 
 
 def test_a_batch_too_small_is_said_for_each() -> None:

@@ -179,7 +179,7 @@ def test_losses_over_tokens_are_those_of_serial_training() -> None:
     np.testing.assert_allclose(curves["float16"].losses, in_float16.losses, atol=5e-4)
     # The first step overflows and is skipped; by its weight the next ones are scaled.
     later = serial(of_tokens, given[1:], loss_fn=mean_of_tokens, autocast=torch.float16)
-    np.testing.assert_allclose(curves["heavy"].losses[1:], later.losses, atol=5e-4)
+    np.testing.assert_allclose(curves["heavy"].losses[1:], later.losses, atol=1e-4)
     at_once = serial(of_tokens, large(given, 2), loss_fn=mean_of_tokens)
     check_close(Curve(at_once.losses, curves["accumulated"].gradients, curves["accumulated"].state), at_once)
     before = of_tokens()

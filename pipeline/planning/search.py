@@ -112,7 +112,8 @@ def _better(
 
     def faster(best: Ranked | None, plan: Plan) -> tuple[Ranked, bool]:
         """The better of two; and whether the plan would be if allreduces cost their bytes only."""
-        for each in costs:  # schedules only for plans that are fast enough without them
+        has_sums = len(plan.ranks) > len(plan.stages) or profile.ties_across(plan.cuts)
+        for each in costs if has_sums else costs[1:]:  # schedules only for plans fast enough without them
             found = ranked(plan, each)
             if best is not None and found[0] >= best[0]:
                 return best, each is costs[1]
