@@ -137,6 +137,21 @@ def test_ranks_with_different_data_are_told_before_weights_change() -> None:
         assert float(each["unused"]) == pytest.approx(expected, abs=1e-6)
 
 
+def overwriting(rank: int, size: int) -> bool:
+    """A first layer that works in place must not change what the caller will give again."""
+    model = Divisible(nn.ReLU(inplace=True), nn.Linear(FEATURES, CLASSES))
+    inputs, targets = batches(1)[0]
+    before = inputs.clone()
+    with Trainer(model, plan_of([1, 1], depth=2), cross_entropy, momentum, collectives="gloo") as trainer:
+        trainer.step(inputs, targets)
+        trainer.step(inputs, targets)
+    return torch.equal(inputs, before)
+
+
+def test_a_batch_stays_as_it_was_given() -> None:
+    assert run_ranks(2, overwriting) == [True, True]
+
+
 def token_losses(rank: int, size: int) -> dict[str, Any]:
     given, plan = padded(4), plan_of([1, 2, 1], depth=6)
     on_replicas = plan_of([1, 3], depth=6, microbatches=2)
