@@ -107,8 +107,9 @@ class Queues(NamedTuple):
 FIFO, RANDOM = int(Rule.FIFO), int(Rule.RANDOM)
 
 
+# One function: handing tuples of arrays to others at every piece takes longer than what they do.
 @kernel
-def play(
+def play(  # noqa: PLR0912, PLR0915
     layout: Layout, lanes: Lanes, pieces: int, durations: Ints, latencies: Ints, rule: int, seed: int
 ) -> Ints:
     """The tick at which each piece (row) starts on each hop (column).
@@ -132,6 +133,7 @@ def play(
     events = [(0, 0) for _ in range(0)]  # (tick, 2 * cell of `start`, + 1 for arrivals)
     offered = [0 for _ in range(0)]  # cells of `start` that are now where their hop begins
     came = [0 for _ in range(0)]  # those that have arrived
+    span = (layout.step.max() + pieces) * hops if hops > 0 else 1
     queues = Queues(
         [[0 for _ in range(0)] for _ in range(latencies.size)],
         [0 for _ in range(0)],
@@ -141,7 +143,7 @@ def play(
         lanes.due.copy(),
         np.zeros(len(lanes.due), np.int64),
         rule,
-        (layout.step.max() + pieces) * hops if hops > 0 else 1,
+        span,
     )
     waiting, touched = queues.waiting, queues.touched
     for at in range(layout.inputs.size * pieces):
@@ -149,13 +151,26 @@ def play(
     # Instants are counted, so that one and a key fit into 63 bits wherever `start` fits into a machine.
     now = instant = drawn = 0
     while True:
-        _admit(layout, lanes, queues, came, offered, instant)
+        if lanes.lane.size > 0:
+            _admit(layout, lanes, queues, came, offered, instant)
+        else:  # what is ready queues up
+            for cell in offered:
+                hop = cell % hops
+                key = (layout.step[layout.transfer[hop]] + cell // hops) * hops + hop
+                link = layout.link[hop]
+                if rule == RANDOM:
+                    waiting[link].append(key)
+                else:
+                    heappush(waiting[link], instant * span + key if rule == FIFO else key)
+                touched.append(link)
         offered.clear()
         came.clear()
         for link in touched:
             if idle[link] and len(waiting[link]) > 0:
                 drawn += 1
-                hop, piece = _unkey(layout, _take(queues, link, seed, drawn))
+                key = _take(waiting[link], seed, drawn) if rule == RANDOM else heappop(waiting[link]) % span
+                hop = key % hops
+                piece = key // hops - layout.step[layout.transfer[hop]]
                 start[piece, hop] = now
                 idle[link] = False
                 sent = now + durations[hop]
@@ -182,22 +197,10 @@ def play(
 
 
 @kernel
-def _key(layout: Layout, hop: int, piece: int) -> int:
-    """The planned place in a link's queue: by step + piece, then in the order of the hops."""
-    return int((layout.step[layout.transfer[hop]] + piece) * layout.link.size + hop)
-
-
-@kernel
-def _unkey(layout: Layout, key: int) -> tuple[int, int]:
-    """The hop and the piece of a key."""
-    hop = key % layout.link.size
-    return hop, key // layout.link.size - layout.step[layout.transfer[hop]]
-
-
-@kernel
 def _queue(layout: Layout, queues: Queues, hop: int, piece: int, since: int) -> None:
     """A piece waits for its link; first come, first served goes by the instant first."""
-    link, key = layout.link[hop], _key(layout, hop, piece)
+    link = layout.link[hop]
+    key = (layout.step[layout.transfer[hop]] + piece) * layout.link.size + hop
     if queues.rule == RANDOM:
         queues.waiting[link].append(key)
     else:
@@ -215,11 +218,8 @@ def _drawn(seed: int, count: int) -> int:
 
 
 @kernel
-def _take(queues: Queues, link: int, seed: int, count: int) -> int:
-    """Remove what a link carries next; of a random order any, each as likely as the others."""
-    waiting = queues.waiting[link]
-    if queues.rule != RANDOM:
-        return heappop(waiting) % queues.span
+def _take(waiting: list[int], seed: int, count: int) -> int:
+    """Remove what a link carries next in a random order: any, each as likely as the others."""
     place = _drawn(seed, count) % len(waiting)
     key = waiting[place]
     waiting[place] = waiting[-1]
@@ -231,12 +231,8 @@ def _take(queues: Queues, link: int, seed: int, count: int) -> int:
 def _admit(
     layout: Layout, lanes: Lanes, queues: Queues, came: list[int], offered: list[int], instant: int
 ) -> None:
-    """Let what is ready queue up; with lanes, where its turn has come and what is due has come, too."""
+    """Let what is ready queue up, where its turn in its lane has come and what is due has come, too."""
     hops = layout.link.size
-    if lanes.lane.size == 0:
-        for cell in offered:
-            _queue(layout, queues, cell % hops, cell // hops, instant)
-        return
     if instant == 0:
         for rank in range(len(lanes.due)):
             _keep_pace(layout, lanes, queues, rank, instant)

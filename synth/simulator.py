@@ -127,7 +127,10 @@ def sweep(
         check_size(size)
         if pieces is None:
             most = _most_pieces(hops, int(share * size / min_piece_bytes), max_pieces)
-            count = _descend(hops, size, most)
+            count, time_us = _descend(hops, size, most)
+            if asked == EARLIEST:
+                timings.append(_timing(schedule, size, count, time_us, asked))
+                continue
         else:
             check_positive("pieces", pieces)
             count = pieces
@@ -209,15 +212,15 @@ def _most_pieces(hops: Hops, pieces_of_least_size: int, max_pieces: int) -> int:
     return 1 << max(0, allowed.bit_length() - 1)
 
 
-def _descend(hops: Hops, size: int, most: int) -> int:
-    """The fastest piece count found by halving from `most`."""
+def _descend(hops: Hops, size: int, most: int) -> tuple[int, float]:
+    """The fastest piece count found by halving from `most`, with its time in microseconds."""
     best, best_us = most, hops.play(size, most).time_us
     while best > 1:
         fewer_us = hops.play(size, best // 2).time_us
         if fewer_us >= best_us:
             break
         best, best_us = best // 2, fewer_us
-    return best
+    return best, best_us
 
 
 def _service_for(schedule: AnySchedule, asked: str | Service) -> Service:
