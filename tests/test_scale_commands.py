@@ -38,7 +38,7 @@ def test_where_nothing_can_be_repaired_the_cut_is_of_what_is_left(synth: Any, so
     ran = synth("repair", solved, "--without-rank", "3", "--without-link", "1-2", "--json")
     assert ran.status == 1
     # Ranks 0, 1, 2 and the switch are left; rank 2 is on its own.
-    assert ran.document["proved"]["certificate"] == {"kind": "cut", "side": [0, 1, "s"], "capacity": "0"}
+    assert ran.document["certificate"]["certificate"] == {"kind": "cut", "side": [0, 1, "s"], "capacity": "0"}
 
 
 def test_a_repair_out_of_time_leaves_the_best_it_found(

@@ -357,7 +357,7 @@ def test_a_small_run(
     rows = {row["method"]: row for row in found["rows"]}
     assert list(rows) == [
         *("gloo", "ring", "multiring", "binary-tree", "halving-doubling"),
-        *("trees", "mwu", "chunks (4,2,2)", "selection", "torch messages"),
+        *("trees", "mwu", "chunks (1,1,1)", "chunks (4,2,2)", "selection", "torch messages"),
     ]
     for row in rows.values():
         assert (row["topology"], row["collective"], row["bytes"], row["runs"]) == (

@@ -113,7 +113,9 @@ class _Orbits:
         self, table: Ints, lengths: dict[tuple[int, int], dict[tuple[int, int], int]]
     ) -> PairLengths:
         """The lengths as fractions that keep the rules of `PairLengths` exactly, rounded as they may be."""
-        used = max(1, *(table @ np.array(self._problem.capacities, dtype=object)))
+        capacities = self._problem.capacities
+        loads = (zip(row.tolist(), capacities, strict=True) for row in table)
+        used = max(1, *(sum(length * capacity for length, capacity in row) for row in loads))
         total: dict[tuple[int, int], int] = defaultdict(int)
         for own in lengths.values():
             for key, length in own.items():
