@@ -58,6 +58,7 @@ def more_than(topology: Topology, found: set[Ring], count: int) -> bool | None:
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)
     model.setOptionValue("mip_max_nodes", 200)
+    model.setOptionValue("mip_rel_gap", 0.0)
     for column, _ in enumerate(ordered):
         model.addVar(0.0, highspy.kHighsInf)
         model.changeColCost(column, -1.0)
