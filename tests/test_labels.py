@@ -1,27 +1,35 @@
-"""Every label beside brute force, over ten thousand random fabrics."""
+"""Every label beside an exact reference (`fuzzing.comparison` lists them), on ten thousand random fabrics."""
+
 from __future__ import annotations
+
+import logging
 
 import pytest
 from fuzzing.comparison import Tally, compare
 
 BLOCKS, OF_BLOCK = 100, 100
+SOME = range(1_000_000, 1_000_060)
+
+log = logging.getLogger(__name__)
 
 
-def _none_false(seeds: range) -> Tally:
+def none_is_false(seeds: range) -> Tally:
     tally = Tally()
     for seed in seeds:
         compare(seed, tally)
-    print(f"{tally.fabrics} fabrics, {sum(tally.compared.values())} labels, {len(tally.false)} false")
-    assert not tally.false, "\n".join([f"{len(tally.false)} of {sum(tally.compared.values())} labels", *tally.false])
+    labels = sum(tally.compared.values())
+    summary = f"{tally.fabrics} fabrics, {labels} labels compared, {len(tally.false)} false"
+    log.info("%s; open: %s", summary, dict(tally.unknown))
+    assert not tally.false, "\n".join([summary, *tally.false])
     return tally
 
 
 def test_labels_of_some_fabrics():
-    tally = _none_false(range(10**6, 10**6 + 40))
-    assert sum(tally.compared.values()) > 150
+    tally = none_is_false(SOME)
+    assert sum(tally.compared.values()) > 4 * len(SOME)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_labels(block):
-    _none_false(range(block * OF_BLOCK, (block + 1) * OF_BLOCK))
+def test_labels_of_ten_thousand_fabrics(block):
+    none_is_false(range(block * OF_BLOCK, (block + 1) * OF_BLOCK))

@@ -1,1 +1,1 @@
-"""Random fabrics, slow exact references that share no code with `synth`, and the comparison of every label."""
+"""Random fabrics, slow exact references that share no code with `synth`, and the comparison of labels."""

@@ -9,16 +9,16 @@ from itertools import pairwise, permutations, product
 
 import highspy
 import numpy as np
+
 from fuzzing.exact_lp import Program
 from fuzzing.limits import Way, ways
-
 from synth.topology import Topology
 
 Ring = tuple[tuple[tuple[int, int], int], ...]
 
 
 def rings(topology: Topology, ranks: Sequence[int], most: int = 20_000) -> set[Ring] | None:
-    """How often each closed way through all the ranks, once each, passes each link; None where there are too many."""
+    """How often each closed way through all the ranks passes each link; None where there are too many."""
     between: dict[tuple[int, int], list[Way]] = {}
     for way in ways(topology, ranks, range(topology.ranks, topology.size)):
         between.setdefault((way[0], way[-1]), []).append(way)
@@ -76,3 +76,12 @@ def more_than(topology: Topology, found: set[Ring], count: int) -> bool | None:
             load[hop] += passes * times
     fits = all(units >= load[hop] for hop, units in room.items())
     return True if fits and sum(chosen) > count else None
+
+
+def has_hypercube(topology: Topology) -> bool:
+    """Whether the ranks can stand at the corners of a hypercube with a way along each edge, both ways."""
+    found = ways(topology, range(topology.ranks), range(topology.ranks, topology.size))
+    joined = {(way[0], way[-1]) for way in found}
+    corners = range(topology.ranks)
+    edges = [(a, b) for a in corners for b in corners if (a ^ b).bit_count() == 1]
+    return any(joined.issuperset((at[a], at[b]) for a, b in edges) for at in permutations(corners))

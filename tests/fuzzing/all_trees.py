@@ -10,7 +10,6 @@ from itertools import combinations, pairwise, product
 
 from fuzzing.exact_lp import Program
 from fuzzing.limits import Way, ways
-
 from synth.collective import Collective, Kind
 from synth.topology import Topology
 
@@ -59,7 +58,7 @@ def loads(topology: Topology, root: int, height: int | None = None, *, turned: b
 
 
 def best_of_height(topology: Topology, roots: Sequence[int] | None, height: int) -> Fraction:
-    """The best rate of all roots together by out-trees that are so low; by pairs of them where roots are None."""
+    """The best rate of all roots together by out-trees that are so low; by pairs where roots are None."""
     program = Program()
     using: dict[tuple[int, int], dict[object, int]] = {}
     for root in range(topology.ranks) if roots is None else roots:
@@ -150,7 +149,10 @@ def distance(topology: Topology, collective: Collective, lengths: Sequence[Fract
         return sum((far[pair] for pair in pairs), Fraction(0)) / len(ranks)  # type: ignore[index]
     far = _shortest(topology, length, range(topology.ranks, topology.size))
     if kind is Kind.ALLREDUCE:
-        return min(_cheapest(far, rank, topology.ranks, 0) + _cheapest(far, rank, topology.ranks, 1) for rank in ranks)
+        return min(
+            _cheapest(far, rank, topology.ranks, 0) + _cheapest(far, rank, topology.ranks, 1)
+            for rank in ranks
+        )
     roots = ranks if root is None else (root,)
     turned = kind in {Kind.REDUCE, Kind.REDUCE_SCATTER}
     return sum((_cheapest(far, rank, topology.ranks, turned) for rank in roots), Fraction(0)) / len(roots)
@@ -183,15 +185,17 @@ def _cheapest(far: dict[tuple[int, int], Fraction], root: int, count: int, turne
 def crossings(topology: Topology, lengths: Sequence[Fraction]) -> Fraction:
     """A limit of how far a unit of any allreduce travels, trees or not.
 
-    Ranks that ways shorter than t join, one way or the other, are as one; between k such sets at least 2 (k - 1)
-    messages travel t or more: k - 1 until the first of them knows all, and one more into each of the others.
+    Ranks that ways shorter than t join, one way or the other, are as one; between k such sets at least
+    2 (k - 1) messages travel t or more: k - 1 until the first of them knows all, then one into each other.
     """
     length = {(link.src, link.dst): each for link, each in zip(topology.links, lengths, strict=True)}
     far = _shortest(topology, length, range(topology.ranks, topology.size))
     near = {(s, d): far[s, d] for s, d in far if max(s, d) < topology.ranks}
     total, before = Fraction(0), Fraction(0)
     for t in sorted({*near.values()}):
-        total += 2 * (_sets(topology.ranks, [pair for pair, way in near.items() if way < t]) - 1) * (t - before)
+        total += (
+            2 * (_sets(topology.ranks, [pair for pair, way in near.items() if way < t]) - 1) * (t - before)
+        )
         before = t
     return total
 

@@ -1,8 +1,8 @@
 """Whether there is a schedule of C chunks, S steps and R rounds, and the least R/C of S steps over all C.
 
 A rank may hold several partial sums of a chunk, each a set of contributors, and send any of them; two that do
-not overlap add up. Where nothing is added, a set is the whole block. One formula for each division of the rounds
-among the steps, answered by Glucose with sequential counters.
+not overlap add up. Where nothing is added, a set is the whole block. One formula for each division of the
+rounds among the steps, answered by Glucose with sequential counters.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise, product
 
-from fuzzing.exact_lp import Program
-from fuzzing.limits import Way, ways
 from pysat.card import CardEnc, EncType
 from pysat.formula import IDPool
 from pysat.solvers import Glucose4
 
+from fuzzing.exact_lp import Program
+from fuzzing.limits import Way, ways
 from synth.collective import Collective, Kind
 from synth.topology import Topology
 
@@ -35,6 +35,8 @@ def turned(topology: Topology, collective: Collective) -> tuple[Topology, Collec
 def demands(collective: Collective) -> list[Demand]:
     """Who holds each block and who must get it, of a collective that copies."""
     ranks, root = collective.ranks, collective.root
+    if collective.kind is Kind.CUSTOM:
+        return [(demand.sources, demand.targets) for demand in collective.demands]
     pairs = {
         Kind.BROADCAST: [(root, ranks)],
         Kind.ALLGATHER: [(rank, ranks) for rank in ranks],
@@ -52,9 +54,15 @@ def divisions(total: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def exists(topology: Topology, collective: Collective, chunks: int, steps: int, rounds: int) -> bool | None:
-    """Whether a schedule exists; of an allreduce, C counts the chunks of the whole buffer. None: not found out."""
+    """Whether a schedule exists; C of an allreduce is of the whole buffer. None: not found out."""
     answers = [_exists(topology, collective, chunks, division) for division in divisions(rounds, steps)]
     return True if True in answers else None if None in answers else False
+
+
+def exists_in_long_steps(topology: Topology, collective: Collective, steps: int) -> bool | None:
+    """Whether a schedule of so many steps exists, however long they are."""
+    everything = len(collective.ranks) * 2 ** len(collective.ranks)  # sends of one chunk in one step, at most
+    return _exists(topology, collective, 1, [everything * len(topology.links)] * steps)
 
 
 def _exists(topology: Topology, collective: Collective, chunks: int, rounds: Sequence[int]) -> bool | None:
@@ -84,7 +92,11 @@ def _blocks(collective: Collective) -> Iterator[tuple[list[frozenset[int]], set[
     if collective.kind is Kind.ALLREDUCE:
         ranks = collective.ranks
         sums = [frozenset(some) for size in range(1, len(ranks) + 1) for some in combinations(ranks, size)]
-        yield sums, {(rank, frozenset([rank])) for rank in ranks}, {(rank, frozenset(ranks)) for rank in ranks}
+        yield (
+            sums,
+            {(rank, frozenset([rank])) for rank in ranks},
+            {(rank, frozenset(ranks)) for rank in ranks},
+        )
         return
     for sources, targets in demands(collective):
         whole = frozenset([-1])
@@ -156,6 +168,26 @@ def least_ratio(topology: Topology, collective: Collective, steps: int) -> Fract
     return 1 / program.maximum("chunks")
 
 
+def best_rate(topology: Topology, collective: Collective) -> Fraction:
+    """The best rate of blocks of one's own along trees, whatever steps they take."""
+    routes = ways(topology, range(topology.ranks), range(topology.ranks, topology.size))
+    program = Program()
+    using: dict[tuple[int, int], dict[object, int]] = {}
+    for block, (sources, targets) in enumerate(demands(collective)):
+        trees = {
+            frozenset(way for way, _ in tree) for tree in _timed(routes, sources, targets, topology.ranks)
+        }
+        program.at_most({"rate": 1, **{(block, tree): -1 for tree in trees}})
+        for tree in trees:
+            for way in tree:
+                for hop in pairwise(way):
+                    row = using.setdefault(hop, {})
+                    row[block, tree] = row.get((block, tree), 0) + 1
+    for hop, users in using.items():
+        program.at_most(users, topology.bandwidth[hop])
+    return program.maximum("rate") * len(collective.demands)
+
+
 def _timed(
     routes: Sequence[Way], sources: frozenset[int], targets: frozenset[int], steps: int
 ) -> set[frozenset[tuple[Way, int]]]:
@@ -165,8 +197,11 @@ def _timed(
     stack = [(frozenset[tuple[Way, int]](), 0)]
     while stack:
         tree, step = stack.pop()
-        reached = {rank: -1 for rank in sources} | {way[-1]: when for way, when in tree}
-        if targets <= reached.keys() and {way[-1] for way, _ in tree} - {way[0] for way, _ in tree} <= targets:
+        reached = dict.fromkeys(sources, -1) | {way[-1]: when for way, when in tree}
+        if (
+            targets <= reached.keys()
+            and {way[-1] for way, _ in tree} - {way[0] for way, _ in tree} <= targets
+        ):
             found.add(tree)
             continue
         for when in range(step, steps):

@@ -2,8 +2,8 @@
 
     max c x   with   A x <= b,  x >= 0,  where b >= 0, so that x = 0 is a start
 
-A basis is believed where its primal and dual solutions, solved for in fractions, are feasible: that proves the
-optimum. Where they are not, the simplex method in fractions (Bland's rule) starts from nothing.
+A basis is believed where its primal and dual solutions, in fractions, are feasible: that proves the optimum.
+Where they are not, the simplex method in fractions (Bland's rule) starts from nothing.
 """
 
 from __future__ import annotations
@@ -57,13 +57,18 @@ class Program:
         if basic is None:
             return None
         inside, tight = basic
-        square = [{column: row[column] for column in inside if column in row} for row in map(self.rows.__getitem__, tight)]
+        square = [
+            {column: row[column] for column in inside if column in row}
+            for row in map(self.rows.__getitem__, tight)
+        ]
         primal = _solved(square, [self.bounds[row] for row in tight])
         transposed: dict[int, Row] = {column: {} for column in inside}
         for place, row in enumerate(square):
             for column, value in row.items():
                 transposed[column][place] = value
-        prices = _solved([transposed[column] for column in inside], [Fraction(column == target) for column in inside])
+        prices = _solved(
+            [transposed[column] for column in inside], [Fraction(column == target) for column in inside]
+        )
         if primal is None or prices is None or min([*primal.values(), *prices.values()], default=0) < 0:
             return None
         if any(_dot(row, primal) > bound for row, bound in zip(self.rows, self.bounds, strict=True)):
@@ -86,7 +91,11 @@ class Program:
             entering = min((column for column, gain in gains.items() if gain > 0), default=None)
             if entering is None:
                 break
-            ratios = [(right[i] / row[entering], basis[i], i) for i, row in enumerate(rows) if row.get(entering, 0) > 0]
+            ratios = [
+                (right[i] / row[entering], basis[i], i)
+                for i, row in enumerate(rows)
+                if row.get(entering, 0) > 0
+            ]
             assert ratios, "the program is bounded"
             pivot = min(ratios)[2]
             scale = rows[pivot][entering]
@@ -110,12 +119,22 @@ def _proposed(
     model.setOptionValue("threads", 1)
     model.setOptionValue("solver", "simplex")
     for column in range(count):
-        model.addCol(-1.0 if column == target else 0.0, 0.0, highspy.kHighsInf, 0, np.array([], dtype=np.int32), np.array([]))
+        model.addCol(
+            -1.0 if column == target else 0.0,
+            0.0,
+            highspy.kHighsInf,
+            0,
+            np.array([], dtype=np.int32),
+            np.array([]),
+        )
     widest = max([bound for bound in bounds if bound], default=Fraction(1))
     for row, bound in zip(rows, bounds, strict=True):
         model.addRow(
-            -highspy.kHighsInf, float(bound / widest), len(row),
-            np.array(list(row), dtype=np.int32), np.array([float(value) for value in row.values()]),
+            -highspy.kHighsInf,
+            float(bound / widest),
+            len(row),
+            np.array(list(row), dtype=np.int32),
+            np.array([float(value) for value in row.values()]),
         )
     model.run()
     basis = model.getBasis()
@@ -150,7 +169,9 @@ def _solved(rows: list[Row], right: list[Fraction]) -> dict[int, Fraction] | Non
         taken.append((pivot, row, value))
     found: dict[int, Fraction] = {}
     for pivot, row, value in reversed(taken):
-        found[pivot] = value - sum((entry * found[column] for column, entry in row.items() if column != pivot), Fraction(0))
+        found[pivot] = value - sum(
+            (entry * found[column] for column, entry in row.items() if column != pivot), Fraction(0)
+        )
     return found
 
 

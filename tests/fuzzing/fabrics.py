@@ -125,3 +125,18 @@ def _equal_latency(_: Random) -> Fraction:
 
 def _some_latency(rng: Random) -> Fraction:
     return Fraction(rng.randint(0, 50), 10)
+
+
+def shuffled(rng: Random, topology: Topology, *, spoil: bool) -> tuple[Topology, tuple[int, ...]]:
+    """The fabric with other numbers, and which; `spoil` swaps the bandwidths of two links besides."""
+    hubs = range(topology.ranks, topology.size)
+    images = (*rng.sample(range(topology.ranks), topology.ranks), *rng.sample(hubs, len(hubs)))
+    rates = [link.bandwidth for link in topology.links]
+    if spoil and len(rates) > 1:
+        first, second = rng.sample(range(len(rates)), 2)
+        rates[first], rates[second] = rates[second], rates[first]
+    links = [
+        Link(images[link.src], images[link.dst], rate, link.latency_us)
+        for link, rate in zip(topology.links, rates, strict=True)
+    ]
+    return Topology.build(topology.name, topology.ranks, links, topology.switches), images

@@ -1,8 +1,8 @@
 """The best rates there can be, by linear programs over all cuts and all ways through switches.
 
-Trees of the ranks exist for a rate where every set of ranks sends what those outside need of it (Edmonds 1973),
-and an edge of a tree is a way from rank to rank through switches. So a program divides the links among the ways,
-with a row for every set of ranks. Paths are flows. All of it is exponential, exact, and meant for seven ranks.
+Trees of the ranks exist for a rate where every set of ranks sends what those outside need of it (Edmonds
+1973), and an edge of a tree is a way from rank to rank through switches. So a program divides the links among
+the ways, with a row for every set of ranks. Paths are flows. All of it is exact, and meant for seven ranks.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 
 from fuzzing.exact_lp import Program
-
 from synth.collective import Collective, Kind
 from synth.topology import Topology
 
 Way = tuple[int, ...]
 TREES = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
-FLOWS = (Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL)
 
 
 def ways(topology: Topology, ranks: Sequence[int], through: Sequence[int]) -> list[Way]:
@@ -73,7 +71,9 @@ def add_trees(
                 program.at_most({**roots, **into})
 
 
-def uses(name: str, routes: Sequence[Way], collective: Collective) -> dict[tuple[int, int], dict[object, int]]:
+def uses(
+    name: str, routes: Sequence[Way], collective: Collective
+) -> dict[tuple[int, int], dict[object, int]]:
     """Which variables of `add_trees` load each link."""
     found: dict[tuple[int, int], dict[object, int]] = {}
     for way in routes:
@@ -138,7 +138,10 @@ def least_cut(topology: Topology, collective: Collective) -> Fraction:
 
 def leaving(topology: Topology, side: frozenset[int]) -> Fraction:
     """GB/s of the links out of a set of vertices."""
-    return sum((rate for (src, dst), rate in topology.bandwidth.items() if src in side and dst not in side), Fraction(0))
+    return sum(
+        (rate for (src, dst), rate in topology.bandwidth.items() if src in side and dst not in side),
+        Fraction(0),
+    )
 
 
 def must_leave(collective: Collective, side: frozenset[int]) -> Fraction:

@@ -59,7 +59,9 @@ def _wrong_ends(schedule: Schedule) -> list[str]:
         everyone = Counter(ranks) if kind in SUMS else Counter([chunk.owner])
         everywhere = {Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLREDUCE}
         at = ranks if kind in everywhere else [chunk.target if kind in ROUTED else chunk.owner]
-        wrong += [f"chunk {index} at {rank}: {held[index, rank]}" for rank in at if held[index, rank] != everyone]
+        wrong += [
+            f"chunk {index} at {rank}: {held[index, rank]}" for rank in at if held[index, rank] != everyone
+        ]
     return wrong
 
 
@@ -77,7 +79,9 @@ def _wrong_rate(schedule: Schedule) -> list[str]:
         rate = 1 / max(Fraction(share) / bandwidth[hop] for hop, share in load.items())
     else:
         unit = schedule.topology.bandwidth_unit
-        over = [key for key, sent in of_step.items() if sent > schedule.rounds[key[0]] * bandwidth[key[1]] / unit]
+        over = [
+            key for key, sent in of_step.items() if sent > schedule.rounds[key[0]] * bandwidth[key[1]] / unit
+        ]
         if over:
             return [f"step and link {over[0]} are too full"]
         rate = unit / (sum(schedule.rounds) * schedule.chunks[0].share)

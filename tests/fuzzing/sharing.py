@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from fuzzing.exact_lp import Program
 from fuzzing.limits import TREES, add_flows, add_trees, uses, ways
-
 from synth.collective import Collective
 from synth.topology import Topology
 
@@ -15,7 +14,12 @@ GAIN = 1 + Fraction(1, 10**6)
 
 
 def who_can_gain(
-    topology: Topology, groups: Sequence[Collective], weights: Sequence[Fraction], rates: Sequence[Fraction], *, relays: bool
+    topology: Topology,
+    groups: Sequence[Collective],
+    weights: Sequence[Fraction],
+    rates: Sequence[Fraction],
+    *,
+    relays: bool,
 ) -> list[int]:
     """The groups whose rate could be a millionth higher, with all that have as little or less at theirs."""
     able = []
@@ -40,15 +44,14 @@ def _reachable(
     for number, floor in floors.items():
         group = groups[number]
         program.at_most({"part": floor, ("rate", number): -1})
-        others = set(range(topology.size if relays else topology.ranks)) - set(group.ranks)
-        inner = set(range(topology.ranks, topology.size)) | (others if relays else set())
-        seen = topology if relays else _without(topology, others)
+        fabric = seen(topology, group, relays=relays)
         if group.kind in TREES:
-            routes = ways(topology, group.ranks, sorted(inner))
+            inner = [vertex for vertex in range(fabric.size) if vertex not in group.ranks]
+            routes = ways(fabric, group.ranks, inner)
             add_trees(program, f"tree {number}", routes, group, ("rate", number))
             mine = uses(f"tree {number}", routes, group)
         else:
-            mine = add_flows(program, f"flow {number}", seen, group, ("rate", number))
+            mine = add_flows(program, f"flow {number}", fabric, group, ("rate", number))
         for hop, users in mine.items():
             loads.setdefault(hop, {}).update(users)
     for hop, users in loads.items():
@@ -56,7 +59,8 @@ def _reachable(
     return program.maximum("part")
 
 
-def _without(topology: Topology, ranks: set[int]) -> Topology:
-    """The topology with nothing at some ranks."""
-    links = [link for link in topology.links if not {link.src, link.dst} & ranks]
+def seen(topology: Topology, group: Collective, *, relays: bool) -> Topology:
+    """What a group may use: without relays there is nothing at ranks of others."""
+    strangers = set() if relays else set(range(topology.ranks)) - set(group.ranks)
+    links = [link for link in topology.links if not {link.src, link.dst} & strangers]
     return Topology.build(topology.name, topology.ranks, links, topology.switches)
