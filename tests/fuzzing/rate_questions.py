@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from random import Random
 from typing import Any
@@ -180,24 +181,32 @@ def ask_implicit(rng: Random, tally: Tally) -> None:
         kinds = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLTOALL, Kind.ALLTOALL)
     collective = Collective(rng.choice(kinds), tuple(range(topology.ranks)))
     small = topology.ranks <= (3 if topology.switches else 5)
-    height = rng.randint(1, topology.ranks) if rng.random() < 0.5 and small else None
-    height = None if collective.kind is Kind.ALLTOALL else height
+    wishes: list[dict[str, Any]] = [{}, {"tolerance": Fraction(1, 10)}, {"max_trees": 1}, {"max_trees": 2}]
+    wishes += [{"max_height": rng.randint(1, max(2, topology.ranks // 2))}] * (6 if small else 0)
+    wish = {} if collective.kind is Kind.ALLTOALL else rng.choice(wishes)
+    height = wish.get("max_height")
     graph, roots = spreading(topology, collective)
     lowest = None if height is None else all_trees.best_of_height(graph, roots, height)
-    with tally.no_crash("implicit", collective, height):
+    with tally.no_crash("implicit", collective, wish):
         try:
-            found = solve_implicit(topology, collective, max_height=height)
+            found = solve_implicit(topology, collective, **wish)
         except InfeasibleError as error:
-            tally.label("infeasible: implicit", lowest == 0, collective, height, error)
+            tally.label("infeasible: implicit", lowest == 0, collective, wish, error)
             return
         verdict = synth.verify(found, every_translate=True)
         written = found.expand()
     tally.label("verified (every translate)", verdict.correct, collective, verdict.errors[:2])
-    tally.replay(written, collective, height)
+    tally.replay(written, collective, wish)
     best = limits.best_rate(topology, collective)
     same = best <= found.bound.rate <= best * ROUNDED
     tally.label("implicit: the same limit", same, collective, found.bound.rate, best)
     tally.rate(written, best, collective)
+    if "tolerance" in wish:
+        kept = found.rate >= best * (1 - wish["tolerance"]) * CLOSE
+        tally.label("tolerance", kept, collective, wish, found.rate, best)
+    if "max_trees" in wish and collective.kind is not Kind.ALLREDUCE:
+        most = max(Counter(chunk.owner for chunk in written.chunks).values())
+        tally.label("max trees", most <= wish["max_trees"], collective, wish, most)
     if lowest is not None:
         tally.label("rate is possible", found.rate <= lowest, collective, height, found.rate, lowest)
         if dict(found.method.settings).get("best_trees") == "proved":
