@@ -18,7 +18,7 @@ from synth.formats import topology_to_document
 from synth.schedule import Schedule
 from synth.topology import Topology
 
-CLOSE = 1 - Fraction(2, 10**9)  # what labels that say "to 1e-9" may miss, with the rounding of that figure
+CLOSE = 1 - Fraction(1, 10**9)  # what labels that say "to 1e-9" may miss
 ROUNDED = 1 + Fraction(1, 10**6)  # how loose a bound of rounded prices may be
 TREES = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 FLOWS = (Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL)
