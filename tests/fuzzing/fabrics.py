@@ -69,19 +69,22 @@ def times(topology: Topology, factor: Fraction) -> Topology:
 
 
 class _Rates:
-    """Bandwidths of one fabric: any, or a few that come again and again."""
+    """Bandwidths of one fabric: any, of any magnitude, or a few that come again and again."""
 
     def __init__(self, rng: Random, decimals: int, largest: int | None) -> None:
         self._rng = rng
-        self._unit = Fraction(1, 10 ** rng.randint(0, decimals))
-        self._most = rng.choice([1, 3, 30, 400]) if largest is None else largest
+        parts = rng.choice([3, 7, 12]) if decimals == MOST_DECIMALS and rng.random() < 0.05 else 1
+        self._unit = Fraction(1, parts * 10 ** rng.randint(0, decimals))
+        self._most = int((rng.choice([1, 3, 30, 400]) if largest is None else largest) / self._unit)
+        self._uneven = rng.random() < 0.15
         self._few = [self._any() for _ in range(rng.choice([1, 2, 3]))] if rng.random() < 0.4 else []
 
     def draw(self) -> Fraction:
         return self._rng.choice(self._few) if self._few else self._any()
 
     def _any(self) -> Fraction:
-        return self._unit * self._rng.randint(1, int(self._most / self._unit))
+        most = max(1, int(self._most ** self._rng.random())) if self._uneven else self._most
+        return self._unit * self._rng.randint(1, most)
 
 
 def _connecting(rng: Random, size: int, *, both_ways: bool) -> set[tuple[int, int]]:
