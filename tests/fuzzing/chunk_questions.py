@@ -98,7 +98,6 @@ def ask_allreduce(rng: Random, tally: Tally) -> None:
     _check_bound(tally, topology, collective)
     found = _frontier(tally, topology, collective, most)
     if isinstance(found, InfeasibleError) and not _is_of_compositions(str(found)):
-        # With rounds enough for every chunk anywhere, one chunk is as good as many.
         exists = chunk_search.exists_in_long_steps(topology, collective, most)
         refuted = None if exists is None else not exists
         tally.label("infeasible: steps of an allreduce", refuted, topology.ranks, most, found)
@@ -130,7 +129,7 @@ def _check_bound(tally: Tally, topology: Topology, collective: Collective) -> No
     for chunks in (1, 2, 3):
         rounds = int(-(-least * chunks // 1)) - 1
         for steps in range(1, min(rounds, 4) + 1):
-            exists = chunk_search.exists(topology, collective, chunks, steps, rounds)
+            exists = chunk_search.exists(topology, collective, chunks, steps, rounds, several=True)
             refuted = None if exists is None else not exists
             tally.label("scope: every schedule (search)", refuted, chunks, steps, rounds, bound)
 

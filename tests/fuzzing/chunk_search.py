@@ -1,8 +1,9 @@
 """Whether there is a schedule of C chunks, S steps and R rounds, and the least R/C of S steps over all C.
 
-A rank may hold several partial sums of a chunk, each a set of contributors, and send any of them; two that do
-not overlap add up. Where nothing is added, a set is the whole block. One formula for each division of the
-rounds among the steps, answered by Glucose with sequential counters.
+Of an allreduce, a rank holds one partial sum of each chunk, a set of contributors: what it sends is added to
+the receiver's, which it must not overlap, or takes its place. A schedule can say no more. Ranks that keep
+several sums and send any of them are searched besides: what limits every allreduce must hold for them. One
+formula for each division of the rounds among the steps, answered by Glucose with sequential counters.
 """
 
 from __future__ import annotations
@@ -53,27 +54,44 @@ def divisions(total: int, count: int) -> Iterator[tuple[int, ...]]:
         yield tuple(end - start for start, end in pairwise((0, *cuts, total)))
 
 
-def exists(topology: Topology, collective: Collective, chunks: int, steps: int, rounds: int) -> bool | None:
-    """Whether a schedule exists; C of an allreduce is of the whole buffer. None: not found out."""
-    answers = [_exists(topology, collective, chunks, division) for division in divisions(rounds, steps)]
+def exists(
+    topology: Topology, collective: Collective, chunks: int, steps: int, rounds: int, *, several: bool = False
+) -> bool | None:
+    """Whether a schedule exists; C of an allreduce is of the whole buffer. None: not found out.
+
+    `several` lets ranks of an allreduce keep several partial sums of a chunk.
+    """
+    every = divisions(rounds, steps)
+    answers = [_exists(topology, collective, chunks, division, several=several) for division in every]
     return True if True in answers else None if None in answers else False
 
 
 def exists_in_long_steps(topology: Topology, collective: Collective, steps: int) -> bool | None:
-    """Whether a schedule of so many steps exists, however long they are."""
-    everything = len(collective.ranks) * 2 ** len(collective.ranks)  # sends of one chunk in one step, at most
+    """Whether a schedule of so many steps exists, however long they are; a chunk is then as good as many."""
+    everything = len(collective.ranks) * 2 ** len(collective.ranks)  # sends of a chunk in a step, at most
     return _exists(topology, collective, 1, [everything * len(topology.links)] * steps)
 
 
-def _exists(topology: Topology, collective: Collective, chunks: int, rounds: Sequence[int]) -> bool | None:
+def _exists(
+    topology: Topology,
+    collective: Collective,
+    chunks: int,
+    rounds: Sequence[int],
+    *,
+    several: bool = False,
+) -> bool | None:
     graph, asked = turned(topology, collective)
     routes = ways(graph, range(graph.ranks), range(graph.ranks, graph.size))
     pool, clauses = IDPool(), []
     sends: dict[tuple[int, tuple[int, int]], list[int]] = {}
-    for block, (sums, start, end) in enumerate(_blocks(asked)):
+    if asked.kind is Kind.ALLREDUCE and not several:
         for chunk in range(chunks):
-            clauses += _moves(pool, (block, chunk), graph.ranks, routes, len(rounds), sums, start, sends)
-            clauses += [[pool.id(("has", block, chunk, rank, what, len(rounds)))] for rank, what in end]
+            clauses += _one_sum(pool, chunk, asked.ranks, routes, len(rounds), sends)
+    else:
+        for block, (sums, start, end) in enumerate(_blocks(asked)):
+            for chunk in range(chunks):
+                clauses += _moves(pool, (block, chunk), graph.ranks, routes, len(rounds), sums, start, sends)
+                clauses += [[pool.id(("has", block, chunk, rank, what, len(rounds)))] for rank, what in end]
     for (step, hop), used in sends.items():
         room = int(graph.bandwidth[hop] / graph.bandwidth_unit) * rounds[step]
         if room < len(used):
@@ -82,6 +100,45 @@ def _exists(topology: Topology, collective: Collective, chunks: int, rounds: Seq
         solver.conf_budget(CONFLICTS)
         found: bool | None = solver.solve_limited()
         return found
+
+
+def _one_sum(
+    pool: IDPool,
+    chunk: int,
+    ranks: Sequence[int],
+    routes: Sequence[Way],
+    steps: int,
+    sends: dict[tuple[int, tuple[int, int]], list[int]],
+) -> list[list[int]]:
+    """What a chunk of an allreduce among all ranks may do: each rank has the contributions of one set."""
+
+    def has(rank: int, whose: int, step: int) -> int:
+        return int(pool.id(("has", chunk, rank, whose, step)))
+
+    clauses = [[has(rank, whose, 0) * (1 if rank == whose else -1)] for rank in ranks for whose in ranks]
+    clauses += [[has(rank, whose, steps)] for rank in ranks for whose in ranks]
+    for step, rank in product(range(steps), ranks):
+        arriving = [way for way in routes if way[-1] == rank]
+        adds = {way: pool.id(("add", chunk, way, step)) for way in arriving}
+        copies = {way: pool.id(("copy", chunk, way, step)) for way in arriving}
+        for way in arriving:
+            for hop in pairwise(way):
+                sends.setdefault((step, hop), []).extend([adds[way], copies[way]])
+            # Nothing else arrives where something takes the place of what was there.
+            others = [*adds.values(), *(copies[other] for other in arriving if other != way)]
+            clauses += [[-copies[way], -other] for other in others]
+        for whose in ranks:
+            before, after = has(rank, whose, step), has(rank, whose, step + 1)
+            brought = []
+            for way in arriving:
+                sender, part = has(way[0], whose, step), pool.id(("part", chunk, way, whose, step))
+                clauses += [[-part, adds[way]], [-part, sender], [part, -adds[way], -sender]]
+                clauses += [[-part, -before], *([-part, -other] for other in brought), [-part, after]]
+                clauses += [[-copies[way], -after, sender], [-copies[way], after, -sender]]
+                brought.append(part)
+            kept = list(copies.values())
+            clauses += [[*kept, -before, after], [*kept, -after, before, *brought]]
+    return clauses
 
 
 Holding = tuple[int, frozenset[int]]
