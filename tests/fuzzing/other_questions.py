@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from fuzzing import all_rings, limits, sharing
 from fuzzing.fabrics import fabric, shuffled
 from fuzzing.tally import FLOWS, ROUNDED, TREES, Tally, draw_collective
+from synth.api import approach
 from synth.cli import app
 from synth.collective import NAMED_KINDS, Collective, Kind
 from synth.errors import InfeasibleError, TimedOutError
@@ -22,7 +23,7 @@ from synth.formats import topology_to_document
 from synth.groups.solver import solve_groups
 from synth.groups.verifier import verify_groups
 from synth.isomorphism import Shape
-from synth.methods import Request, select
+from synth.methods import Request
 from synth.selection import SIZES
 from synth.simulator import simulate
 from synth.sweeps.renumbering import renumbered
@@ -121,9 +122,10 @@ def ask_fastest(rng: Random, tally: Tally) -> None:
     """The choice at a size is the fastest of its candidates by simulation; so is the table at every size."""
     topology = tally.draw(fabric(rng, ranks=(2, 4), switches=1, decimals=1, largest=3))
     collective = draw_collective(rng, topology)
-    with tally.no_crash("select", collective):
+    request = Request(cache=False, deadline_s=30)
+    with tally.no_crash(collective, request):
         try:
-            selection = select(topology, collective, Request(cache=False, deadline_s=30))
+            selection = approach(topology, collective, request=request).selection()
         except (InfeasibleError, TimedOutError):
             return
         if selection.out_of_time is not None:

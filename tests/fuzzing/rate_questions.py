@@ -15,7 +15,6 @@ from synth.certificate import Bound, Cut, Dual, Partition, Scope
 from synth.collective import Collective, Demand, Kind
 from synth.errors import InfeasibleError
 from synth.faults import without
-from synth.implicit.methods import solve_implicit
 from synth.repair import repair
 from synth.schedule import Schedule
 from synth.topology import Topology
@@ -189,7 +188,7 @@ def ask_implicit(rng: Random, tally: Tally) -> None:
     lowest = None if height is None else all_trees.best_of_height(graph, roots, height)
     with tally.no_crash("implicit", collective, wish):
         try:
-            found = solve_implicit(topology, collective, **wish)
+            found = synth.solve(topology, collective, form="implicit", **wish)
         except InfeasibleError as error:
             tally.label("infeasible: implicit", lowest == 0, collective, wish, error)
             return
