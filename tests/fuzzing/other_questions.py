@@ -29,6 +29,8 @@ from synth.simulator import simulate
 from synth.sweeps.renumbering import renumbered
 from synth.topology import Topology
 
+TIE = 1 + 1e-8  # times are sums of rounded ones: what ties exactly may differ in the last nanosecond
+
 
 def ask_rings(rng: Random, tally: Tally) -> None:
     """The widest ring, the largest set of rings, the hypercube, and that there is none of them."""
