@@ -224,7 +224,8 @@ def _run(model: Any) -> str:
 def _most_at(fabric: Fabric, rings: Sequence[Ring], duals: Mapping[Hop, float]) -> int:
     """The number of rings that prices of the links allow, exactly: each ring costs as much as the cheapest."""
     prices = {hop: round(abs(dual) * PRICE_PARTS) for hop, dual in duals.items()}
-    cheapest = min(sum(prices.get(hop, 0) * passes for hop, passes in links_of(ring).items()) for ring in rings)
+    costs = (sum(prices.get(hop, 0) * times for hop, times in links_of(ring).items()) for ring in rings)
+    cheapest = min(costs)
     offered = sum(fabric.capacity[hop] * price for hop, price in prices.items())
     return offered // cheapest if cheapest else sum(fabric.capacity.values())
 
