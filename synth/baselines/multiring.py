@@ -222,7 +222,7 @@ def _run(model: Any) -> str:
 
 
 def _most_at(fabric: Fabric, rings: Sequence[Ring], duals: Mapping[Hop, float]) -> int:
-    """The number of rings that prices of the links allow, exactly: each ring costs as much as the cheapest."""
+    """The number of rings that prices of the links allow, exactly: none costs less than the cheapest."""
     prices = {hop: round(abs(dual) * PRICE_PARTS) for hop, dual in duals.items()}
     costs = (sum(prices.get(hop, 0) * times for hop, times in links_of(ring).items()) for ring in rings)
     cheapest = min(costs)
