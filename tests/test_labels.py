@@ -90,3 +90,8 @@ def test_what_an_allreduce_can_say():
     everyone = Collective.on(turn, "allreduce")
     assert exists(turn, everyone, 1, 2, 2, several=True) is True
     assert exists(turn, everyone, 1, 2, 2) is False
+    # A relay holds nothing at first, and takes a step of its own.
+    hub = Topology.build("hub", 3, [Link(*ends, Fraction(1)) for ends in [(0, 2), (2, 0), (1, 2), (2, 1)]])
+    pair = Collective.on(hub, "allreduce", ranks=[0, 1])
+    assert exists(hub, pair, 1, 1, 3) is False
+    assert exists(hub, pair, 1, 2, 2) is True

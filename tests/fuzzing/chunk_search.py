@@ -86,7 +86,7 @@ def _exists(
     sends: dict[tuple[int, tuple[int, int]], list[int]] = {}
     if asked.kind is Kind.ALLREDUCE and not several:
         for chunk in range(chunks):
-            clauses += _one_sum(pool, chunk, asked.ranks, routes, len(rounds), sends)
+            clauses += _one_sum(pool, chunk, asked.ranks, graph.ranks, routes, len(rounds), sends)
     else:
         for block, (sums, start, end) in enumerate(_blocks(asked)):
             for chunk in range(chunks):
@@ -106,18 +106,21 @@ def _one_sum(
     pool: IDPool,
     chunk: int,
     ranks: Sequence[int],
+    everyone: int,
     routes: Sequence[Way],
     steps: int,
     sends: dict[tuple[int, tuple[int, int]], list[int]],
 ) -> list[list[int]]:
-    """What a chunk of an allreduce among all ranks may do: each rank has the contributions of one set."""
+    """What a chunk of an allreduce may do: each rank or relay has the contributions of one set of ranks."""
 
     def has(rank: int, whose: int, step: int) -> int:
         return int(pool.id(("has", chunk, rank, whose, step)))
 
-    clauses = [[has(rank, whose, 0) * (1 if rank == whose else -1)] for rank in ranks for whose in ranks]
+    clauses = [
+        [has(rank, whose, 0) * (1 if rank == whose else -1)] for rank in range(everyone) for whose in ranks
+    ]
     clauses += [[has(rank, whose, steps)] for rank in ranks for whose in ranks]
-    for step, rank in product(range(steps), ranks):
+    for step, rank in product(range(steps), range(everyone)):
         arriving = [way for way in routes if way[-1] == rank]
         adds = {way: pool.id(("add", chunk, way, step)) for way in arriving}
         copies = {way: pool.id(("copy", chunk, way, step)) for way in arriving}
