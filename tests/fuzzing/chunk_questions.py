@@ -17,6 +17,7 @@ from synth.schedule import Schedule
 from synth.topology import Topology
 
 DEADLINE_S = 15  # a late answer says less; what it says must be true
+ONE_SUM = "with one partial sum per rank and chunk"
 COPIES = tuple(kind for kind in NAMED_KINDS if kind is not Kind.ALLREDUCE)
 
 
@@ -37,7 +38,9 @@ def ask_size(rng: Random, tally: Tally) -> None:
         return
     if answer is None:
         return
-    exists = chunk_search.exists(topology, collective, chunks, steps, rounds)
+    # "None" is said of whatever copies and adds, unless it is said of one partial sum.
+    several = not isinstance(answer, Schedule) and ONE_SUM not in str(answer)
+    exists = chunk_search.exists(topology, collective, chunks, steps, rounds, several=several)
     if isinstance(answer, Schedule):
         tally.label("found (the reference finds one)", exists, collective, size)
     elif not _is_of_compositions(str(answer)):
@@ -91,7 +94,7 @@ def _none_missing(reached: dict[int, list[Fraction]], ratios: dict[int, Fraction
 
 
 def ask_allreduce(rng: Random, tally: Tally) -> None:
-    """What is said of an allreduce over every schedule is true of all that add partial sums."""
+    """What is said of an allreduce over every schedule is true of all that copy and add partial sums."""
     topology = tally.draw(_tiny_fabric(rng, most=rng.choice([2, 3, 3, 4])))
     collective = Collective(Kind.ALLREDUCE, tuple(range(topology.ranks)))
     most = rng.randint(1, 4)
@@ -104,19 +107,42 @@ def ask_allreduce(rng: Random, tally: Tally) -> None:
     if found is None or isinstance(found, InfeasibleError):
         return
     for point in found.points:
-        if not point.is_proved or _is_of_compositions(f"{getattr(point, 'scope', '')} {point.proof}"):
-            continue
-        for chunks in range(1, min(4, point.chunks) + 1):
-            fewer = -(-point.ratio * chunks // 1) - 1  # the most rounds that would be better
-            sizes = {"least": fewer}
-            if chunks < point.chunks and (point.ratio * chunks).denominator == 1:
-                sizes["smallest C"] = point.ratio * chunks
-            for name, rounds in sizes.items():
-                if rounds >= point.steps:
-                    exists = chunk_search.exists(topology, collective, chunks, point.steps, int(rounds))
+        name, shown = (point.chunks, point.steps, point.rounds), (point.least, point.proof)
+        _check_none(tally, "least", topology, collective, point.steps, point.least, *name, *shown)
+        if point.is_proved:
+            tally.label("allreduce frontier: proved", point.ratio == point.least, *name, *shown)
+            for chunks in range(1, min(4, point.chunks)):
+                if (rounds := point.ratio * chunks).denominator == 1 and rounds >= point.steps:
+                    exists = chunk_search.exists(
+                        topology, collective, chunks, point.steps, int(rounds), several=True
+                    )
                     refuted = None if exists is None else not exists
-                    shown = (chunks, point.steps, rounds, point.ratio, point.proof)
-                    tally.label(f"allreduce frontier: {name}", refuted, *shown)
+                    tally.label("allreduce frontier: smallest C", refuted, chunks, *name, *shown)
+    for steps in range(1, found.points[-1].steps if found.points else 0):
+        reached = [point.ratio for point in found.points if point.steps <= steps]
+        if steps not in found.open_steps and reached:
+            _check_none(tally, "nothing missing", topology, collective, steps, min(reached), found.open_steps)
+        elif steps not in found.open_steps:
+            exists = chunk_search.exists_in_long_steps(topology, collective, steps)
+            tally.label("allreduce frontier: latency", None if exists is None else not exists, steps)
+
+
+def _check_none(
+    tally: Tally,
+    name: str,
+    topology: Topology,
+    collective: Collective,
+    steps: int,
+    ratio: Fraction,
+    *shown: object,
+) -> None:
+    """Nothing that copies and adds has a smaller R/C in so many steps, as far as few chunks can tell."""
+    for chunks in range(1, 5):
+        rounds = -(-ratio * chunks // 1) - 1  # the most that would be better
+        if rounds >= steps:
+            exists = chunk_search.exists(topology, collective, chunks, steps, int(rounds), several=True)
+            refuted = None if exists is None else not exists
+            tally.label(f"allreduce frontier: {name}", refuted, chunks, steps, rounds, ratio, *shown)
 
 
 def _check_bound(tally: Tally, topology: Topology, collective: Collective) -> None:

@@ -2,8 +2,8 @@
 
 Of an allreduce, a rank holds one partial sum of each chunk, a set of contributors: what it sends is added to
 the receiver's, which it must not overlap, or takes its place. A schedule can say no more. Ranks that keep
-several sums and send any of them are searched besides: what limits every allreduce must hold for them. One
-formula for each division of the rounds among the steps, answered by Glucose with sequential counters.
+several sums and send any of them are searched besides: what is proved over every schedule must hold for them,
+too. One formula for each division of the rounds among the steps, answered by Glucose with sequential counters.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def exists(
 
 
 def exists_in_long_steps(topology: Topology, collective: Collective, steps: int) -> bool | None:
-    """Whether a schedule of so many steps exists, however long they are; a chunk is then as good as many."""
+    """Whether any allreduce takes so few steps, however long they are; a chunk is then as good as many."""
     everything = len(collective.ranks) * 2 ** len(collective.ranks)  # sends of a chunk in a step, at most
-    return _exists(topology, collective, 1, [everything * len(topology.links)] * steps)
+    return _exists(topology, collective, 1, [everything * len(topology.links)] * steps, several=True)
 
 
 def _exists(

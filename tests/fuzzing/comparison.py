@@ -56,6 +56,7 @@ from fuzzing.rate_questions import (
 )
 from fuzzing.tally import CrashedError, Tally
 from fuzzing.tree_questions import ask_few, ask_height
+from synth.errors import InfeasibleError, InputError, TimedOutError
 
 QUESTIONS: dict[str, Callable[[Random, Tally], None]] = {
     "bound": ask_bound,
@@ -106,4 +107,7 @@ def compare(seed: int, tally: Tally, often: Mapping[str, int] = OFTEN) -> None:
     tally.seed, tally.question, tally.topology = seed, name, None
     tally.fabrics += 1
     with suppress(CrashedError):  # noted already
-        QUESTIONS[name](rng, tally)
+        try:
+            QUESTIONS[name](rng, tally)
+        except (InputError, InfeasibleError, TimedOutError) as error:  # none that the question reckons with
+            tally.note(f"crash: {type(error).__name__}: {error}")

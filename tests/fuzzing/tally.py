@@ -59,7 +59,7 @@ class Tally:
             return
         self.compared[name] += 1
         if not is_true:
-            self._note(f"{name}: {', '.join(map(str, shown))}")
+            self.note(f"{name}: {', '.join(map(str, shown))}")
 
     @contextmanager
     def no_crash(self, *asked: object) -> Iterator[None]:
@@ -69,10 +69,11 @@ class Tally:
         except (InputError, InfeasibleError, TimedOutError):
             raise
         except Exception as error:
-            self._note(f"crash: {type(error).__name__}: {error}; asked {', '.join(map(str, asked))}")
+            self.note(f"crash: {type(error).__name__}: {error}; asked {', '.join(map(str, asked))}")
             raise CrashedError from error
 
-    def _note(self, line: str) -> None:
+    def note(self, line: str) -> None:
+        """Note what is false."""
         shown = "" if self.topology is None else topology_to_document(self.topology)
         self.false.append(f"seed {self.seed} {self.question}: {line}\n    on {shown}")
 
