@@ -3,7 +3,8 @@
 Of an allreduce, a rank holds one partial sum of each chunk, a set of contributors: what it sends is added to
 the receiver's, which it must not overlap, or takes its place. A schedule can say no more. Ranks that keep
 several sums and send any of them are searched besides: what is proved over every schedule must hold for them,
-too. One formula for each division of the rounds among the steps, answered by Glucose with sequential counters.
+too. One formula for each division of the rounds among the steps, answered by Glucose with sequential
+counters.
 """
 
 from __future__ import annotations
