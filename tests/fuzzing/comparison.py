@@ -29,7 +29,7 @@ are said, what they mean, = the reference, which shares no code with whoever say
     does not fit            halving-doubling: no order of the ranks is a hypercube = all orders
     levels are exact, alone groups: no sharing is fairer, nothing is faster alone = sharing
     repaired                repair: as exact as anew = limits.best_rate of what is left
-    fastest by simulation   selection: at a size, and at all of the table = all candidates simulated
+    fastest by simulation   selection: at a size, and where the table looks = all candidates simulated
     one by renumbering      isomorphism: or not = all renumberings; a schedule goes over = replay
     (units)                 bandwidths 10**k as large change no label and no share = each other
 
