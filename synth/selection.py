@@ -38,7 +38,7 @@ SIZES = tuple(takewhile(lambda size: size <= 1 << 30, (1 << power for power in c
 
 @dataclass(frozen=True)
 class Choice:
-    """A schedule and from which size on it is the fastest (up to the next choice)."""
+    """A schedule and the first of the sizes looked at where it is the fastest; it serves up to the next."""
 
     from_bytes: int
     schedule: AnySchedule
@@ -76,7 +76,8 @@ class Selection:
     def choices(self, sizes: Sequence[int] = SIZES) -> tuple[Choice, ...]:
         """Where the fastest changes, over ascending sizes.
 
-        Every second size is looked at, and one between two only where their choices differ.
+        Every second size is looked at, and one between two only where their choices differ: where they do
+        not, something else may be a little faster there.
         """
         coarse = sorted({*sizes[::2], *sizes[-1:]})
         fastest = {size: self.fastest(size) for size in coarse}

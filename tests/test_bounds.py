@@ -221,6 +221,19 @@ def test_alltoall_on_a_ring_is_limited_by_lengths():
     assert found.rate == Fraction(8) / (Fraction(4 * 4) / 4)
 
 
+def test_alltoall_with_nine_decimals():
+    """Offers of 1e9 units and more per link, on which HiGHS gives up where they are the costs."""
+    rates = {(0, 1): "815640921", (0, 2): "299991953", (1, 5): "707561652", (2, 0): "391047227"}
+    rates |= {(2, 4): "479387848", (3, 2): "805003186", (3, 4): "368318127", (4, 0): "433097519"}
+    rates |= {(4, 1): "401835851", (4, 3): "679708427", (5, 2): "274310158", (5, 3): "112607932"}
+    links = [Link(src, dst, Fraction(rate) / 10**9) for (src, dst), rate in rates.items()]
+    topology = Topology.build("fine", 4, links, ["left", "right"])
+    # What rank 1 sends to the other three passes one link.
+    found = bound(topology, Collective.on(topology, "alltoall"))
+    assert found.rate <= Fraction("0.707561652") * 4 / 3
+    assert found.rate == certified_rate(topology, Collective.on(topology, "alltoall"), found.certificate)
+
+
 def test_relay_that_reduces_beats_a_switch():
     """A hub that copies and reduces lets four ranks allreduce at link rate, a switch only at 2/3 of it."""
     links = [link for rank in range(4) for link in (Link(rank, 4, Fraction(1)), Link(4, rank, Fraction(1)))]

@@ -156,6 +156,13 @@ def test_distances_by_networkx(data: st.DataObject) -> None:
         certified_rate(topology, collective, replace(dual, distance=dual.distance + 1))
 
 
+def test_beside_a_slow_link_that_nobody_needs() -> None:
+    """As the longest length is 1, those of links 1e9 times as fast are rounded to 0, and prove nothing."""
+    slow = Topology.build("slow", 2, [Link(0, 1, Fraction(10)), Link(1, 0, Fraction(1, 10**8))])
+    found = bound(slow, Collective.custom(slow, [demand({0}, {1})]))
+    assert found.rate == 10
+
+
 def test_lengths_prove_more_than_cuts_where_ways_are_long() -> None:
     """Ring of 5, a block from each i to i + 2.
 

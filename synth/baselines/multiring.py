@@ -7,8 +7,9 @@ integer program picks how often to use each (HiGHS).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
+from typing import Any
 
 from synth.baselines.budget import Budget, BudgetError
 from synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
@@ -30,7 +31,10 @@ LISTED_RANKS = 12
 LISTED_RINGS = 6_000
 LISTING_STEPS = 1_000_000
 PICKING_CASES = 200
+PRICE_PARTS = 1 << 40
+"""Into how many parts prices are rounded: of 2**40 units of bandwidth a ring less would be told apart."""
 FLOW_RANKS = 64
+BY_HIGHS = "HiGHS, floating point"
 
 
 def solve_multiring(
@@ -39,7 +43,8 @@ def solve_multiring(
     """The schedule over the largest set of link-disjoint rings.
 
     `Method.settings` holds `rings` (how many, in units), `rings_at_most` (what the cuts allow) and
-    `proved_largest`: "yes" where the cuts are met or all rings of a graph without switches were listed,
+    `proved_largest`: "yes" where the cuts are met, or where all rings of a graph without switches were listed
+    and prices of its links show that no more fit; `BY_HIGHS` where only HiGHS's integer program says so;
     "no" where the set is only the largest that was found.
 
     Raises:
@@ -60,7 +65,7 @@ def solve_multiring(
         listable=not topology.switches and len(collective.ranks) <= LISTED_RANKS,
     )
     if not chosen:
-        if proved:
+        if proved == "yes":
             raise no_ring("multiring", topology, collective)
         raise InfeasibleError(
             f"multiring: no ring found through the {len(collective.ranks)} ranks of {topology.name} within "
@@ -69,15 +74,15 @@ def solve_multiring(
     settings = (
         ("rings", sum(times for _, times in chosen)),
         ("rings_at_most", at_most),
-        ("proved_largest", "yes" if proved else "no"),
+        ("proved_largest", proved),
     )
     return ring_schedule(topology, collective, Method("multiring", seed, settings), bound, chosen)
 
 
 def _largest_set(
     fabric: Fabric, at_most: int, seed: int, deadline: Deadline, *, listable: bool
-) -> tuple[list[tuple[Ring, int]], bool]:
-    """Rings with their multiplicities, and whether no other set is larger."""
+) -> tuple[list[tuple[Ring, int]], str]:
+    """Rings with their multiplicities, and how it is known that no other set is larger."""
     found: dict[tuple[Hop, ...], Ring] = {}
     best: list[tuple[Ring, int]] = []
     none_exists = False
@@ -91,7 +96,7 @@ def _largest_set(
         best = max(best, rings, key=_size)
         none_exists |= exhausted and not rings
         if _size(best) >= at_most or none_exists:
-            return best, True
+            return best, "yes"
     complete = False
     if listable:
         try:
@@ -99,11 +104,13 @@ def _largest_set(
             complete = True
         except BudgetError:
             pass
-    try:
-        best = max(best, _pick(fabric, list(found.values()), deadline), key=_size)
-    except BudgetError:
-        complete = False
-    return best, complete or _size(best) >= at_most
+    if not found:
+        return [], "yes" if complete else "no"
+    picked, most, closed = _pick(fabric, list(found.values()), deadline)
+    best = max(best, picked, key=_size)
+    if _size(best) >= min(at_most, most if complete else at_most):
+        return best, "yes"
+    return best, BY_HIGHS if complete and closed and _size(picked) == _size(best) else "no"
 
 
 def _size(rings: Iterable[tuple[Ring, int]]) -> int:
@@ -163,38 +170,64 @@ def _all_rings(fabric: Fabric, seed: int, deadline: Deadline) -> Iterator[Ring]:
         yield ring
 
 
-def _pick(fabric: Fabric, rings: Sequence[Ring], deadline: Deadline) -> list[tuple[Ring, int]]:
-    """How often to use each ring so that there are as many as possible.
+def _pick(
+    fabric: Fabric, rings: Sequence[Ring], deadline: Deadline
+) -> tuple[list[tuple[Ring, int]], int, bool]:
+    """How often to use each ring, how many rings there can be at most, and whether HiGHS says these are most.
 
     Raises:
-        BudgetError: the program ran out of the cases that it may look at.
         TimedOutError: the deadline passed.
     """
     import highspy
 
-    model = new_model(mip_max_nodes=PICKING_CASES)
+    # Rings are counted in whole numbers: a gap below one is none.
+    model = new_model(mip_max_nodes=PICKING_CASES, mip_rel_gap=0.0, mip_abs_gap=0.999)
     limit_time(model, deadline.left_s)
     through: dict[Hop, list[tuple[int, int]]] = {}
     for column, ring in enumerate(rings):
         links = links_of(ring)
-        model.addVar(0.0, float(min(fabric.capacity[hop] // passes for hop, passes in links.items())))
+        model.addVar(0.0, highspy.kHighsInf)  # the links limit it; a limit of its own would take their prices
         model.changeColCost(column, -1.0)
-        model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
         for hop, passes in links.items():
             through.setdefault(hop, []).append((column, passes))
     for hop, entries in through.items():
         columns = [column for column, _ in entries]
         passes_of = [float(passes) for _, passes in entries]
         model.addRow(0.0, float(fabric.capacity[hop]), len(entries), columns, passes_of)
+    _run(model)
+    most = _most_at(fabric, rings, dict(zip(through, model.getSolution().row_dual, strict=False)))
+    for column in range(len(rings)):
+        model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+    closed = _run(model) == "Optimal"
+    values = model.getSolution().col_value
+    # Rounding a fraction of a unit up may overfill a link, so that whole numbers are counted out again.
+    left = dict(fabric.capacity)
+    picked: list[tuple[Ring, int]] = []
+    for ring, value in zip(rings, values, strict=False):
+        links = links_of(ring)
+        times = min(round(value), *(left[hop] // passes for hop, passes in links.items()))
+        if times > 0:
+            picked.append((ring, times))
+            for hop, passes in links.items():
+                left[hop] -= passes * times
+    return picked, most, closed
+
+
+def _run(model: Any) -> str:
     model.run()
-    status = model.modelStatusToString(model.getModelStatus())
+    status: str = model.modelStatusToString(model.getModelStatus())
     if status == "Time limit reached":
         raise TimedOutError("the choice of link-disjoint rings did not end within its deadline")
-    if status not in {"Optimal", "Empty"}:
-        raise BudgetError
-    values = model.getSolution().col_value
-    picked = [(ring, round(value)) for ring, value in zip(rings, values, strict=True)]
-    return [(ring, times) for ring, times in picked if times]
+    return status
+
+
+def _most_at(fabric: Fabric, rings: Sequence[Ring], duals: Mapping[Hop, float]) -> int:
+    """The number of rings that prices of the links allow, exactly: none costs less than the cheapest."""
+    prices = {hop: round(abs(dual) * PRICE_PARTS) for hop, dual in duals.items()}
+    costs = (sum(prices.get(hop, 0) * times for hop, times in links_of(ring).items()) for ring in rings)
+    cheapest = min(costs)
+    offered = sum(fabric.capacity[hop] * price for hop, price in prices.items())
+    return offered // cheapest if cheapest else sum(fabric.capacity.values())
 
 
 def _rings_at_most(topology: Topology, fabric: Fabric) -> int:

@@ -28,7 +28,7 @@ from synth.bounds.orbits import orbit_lengths
 from synth.bounds.routing_lp import routing_duals
 from synth.bounds.strength import strength
 from synth.certificate import Bound, Certificate, Cut, Dual
-from synth.certification import certified_rate, certified_scope, dual_of
+from synth.certification import certified_rate, certified_scope, dual_of, dual_or_none
 from synth.certification.metric import RANKS_BESIDE_RELAYS
 from synth.certification.rates import share_leaving
 from synth.collective import Collective, Kind
@@ -219,7 +219,8 @@ def _priced(topology: Topology, collective: Collective) -> list[Dual]:
     lengths = solved_program(topology, collective).lengths
     if math.lcm(*(length.denominator for length in lengths)) > _FINEST:
         lengths = tuple(Fraction(round(length * _FINEST), _FINEST) for length in lengths)
-    return [dual_of(topology, collective, lengths)] if any(lengths) else []
+    dual = dual_or_none(topology, collective, lengths)
+    return [] if dual is None else [dual]
 
 
 def _least(topology: Topology, collective: Collective, certificates: Iterable[Certificate]) -> Certificate:

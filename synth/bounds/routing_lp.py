@@ -24,7 +24,7 @@ from synth.bounds.linear_program import LinearProgram
 from synth.bounds.near_fractions import near_fractions
 from synth.bounds.routing_trees import Alike, RoutingProgram
 from synth.certificate import Dual
-from synth.certification import dual_of
+from synth.certification import dual_or_none
 from synth.collective import Collective, Kind
 from synth.compiled import Ints
 from synth.deadline import Deadline
@@ -57,7 +57,9 @@ def routing_duals(topology: Topology, collective: Collective, deadline_s: float 
             candidates = [near_fractions(ConcurrentFlow(topology, collective).lengths(deadline_s))]
     except TimedOutError:
         log.info("%s on %s: no time for the best lengths", collective.kind, topology.name)
-    return [dual_of(topology, collective, lengths) for lengths in [*candidates, *simple]]
+    # Beside a slow link that nobody needs, the lengths of all others may be rounded to 0.
+    duals = [dual_or_none(topology, collective, lengths) for lengths in [*candidates, *simple]]
+    return [dual for dual in duals if dual is not None]
 
 
 def _lengths_of_trees(

@@ -59,12 +59,18 @@ def dual_of(topology: Topology, collective: Collective, lengths: tuple[Fraction,
     Raises:
         InputError: lengths that do not fit the links, are negative, or prove nothing.
     """
+    dual = dual_or_none(topology, collective, lengths)
+    if dual is None:
+        raise InputError(f"dual for {collective.kind}: nothing travels a positive distance")
+    return dual
+
+
+def dual_or_none(topology: Topology, collective: Collective, lengths: tuple[Fraction, ...]) -> Dual | None:
+    """As `dual_of`; None where lengths prove nothing, as rounded ones may."""
     offered = zip(topology.links, lengths, strict=False)
     capacity = sum((link.bandwidth * length for link, length in offered), Fraction(0))
     distance = Metric.of(topology, lengths).distance(collective)
-    if distance <= 0:
-        raise InputError(f"dual for {collective.kind}: nothing travels a positive distance")
-    return Dual(lengths, capacity, distance)
+    return Dual(lengths, capacity, distance) if distance > 0 else None
 
 
 def share_leaving(collective: Collective, side: frozenset[Vertex]) -> Fraction:

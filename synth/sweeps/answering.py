@@ -1,4 +1,4 @@
-"""One question of a table answered: which schedule is the fastest from which message size on.
+"""One question of a table answered: which schedule serves which message sizes (`Selection.choices`).
 
 Answers are plain documents, so that a worker on another machine can send one back; who asked writes files.
 """

@@ -1,0 +1,188 @@
+"""The optimum of a linear program in fractions: HiGHS proposes a basis, exact numbers decide.
+
+    max c x   with   A x <= b,  x >= 0,  where b >= 0, so that x = 0 is a start
+
+A basis is believed where its primal and dual solutions, in fractions, are feasible: that proves the optimum.
+Where they are not, the simplex method in fractions (Bland's rule) starts from nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import highspy
+import numpy as np
+
+Row = dict[int, Fraction]
+
+
+@dataclass
+class Program:
+    """Variables by any name; `maximum` solves it."""
+
+    columns: dict[Hashable, int] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    bounds: list[Fraction] = field(default_factory=list)
+    values: dict[Hashable, Fraction] = field(default_factory=dict)
+
+    def at_most(self, coefficients: Mapping[Hashable, Fraction | int], bound: Fraction | int = 0) -> None:
+        """Add a row."""
+        assert bound >= 0
+        row: Row = {}
+        for name, coefficient in coefficients.items():
+            if coefficient:
+                row[self.columns.setdefault(name, len(self.columns))] = Fraction(coefficient)
+        self.rows.append(row)
+        self.bounds.append(Fraction(bound))
+
+    def equal(self, coefficients: Mapping[Hashable, Fraction | int]) -> None:
+        """Add a row that is zero."""
+        self.at_most(coefficients)
+        self.at_most({name: -coefficient for name, coefficient in coefficients.items()})
+
+    def maximum(self, name: Hashable) -> Fraction:
+        """The largest value of one variable, exactly; `values` then holds all of them."""
+        target = self.columns.setdefault(name, len(self.columns))
+        found = self._by_basis(target)
+        if found is None:
+            found = self._by_simplex(target)
+        self.values = {name: found.get(column, Fraction(0)) for name, column in self.columns.items()}
+        return found.get(target, Fraction(0))
+
+    def _by_basis(self, target: int) -> dict[int, Fraction] | None:
+        """The solution of HiGHS's last basis, if exact numbers prove it."""
+        basic = _proposed(self.rows, self.bounds, len(self.columns), target)
+        if basic is None:
+            return None
+        inside, tight = basic
+        square = [
+            {column: row[column] for column in inside if column in row}
+            for row in map(self.rows.__getitem__, tight)
+        ]
+        primal = _solved(square, [self.bounds[row] for row in tight])
+        transposed: dict[int, Row] = {column: {} for column in inside}
+        for place, row in enumerate(square):
+            for column, value in row.items():
+                transposed[column][place] = value
+        prices = _solved(
+            [transposed[column] for column in inside], [Fraction(column == target) for column in inside]
+        )
+        if primal is None or prices is None or min([*primal.values(), *prices.values()], default=0) < 0:
+            return None
+        if any(_dot(row, primal) > bound for row, bound in zip(self.rows, self.bounds, strict=True)):
+            return None
+        needed: Row = {}
+        for place, price in prices.items():
+            for column, value in self.rows[tight[place]].items():
+                needed[column] = needed.get(column, Fraction(0)) + price * value
+        if needed.get(target, Fraction(0)) < 1 or any(value < 0 for value in needed.values()):
+            return None
+        return primal
+
+    def _by_simplex(self, target: int) -> dict[int, Fraction]:
+        """Bland's rule on a tableau of sparse rows; slack number i is column -1 - i."""
+        rows = [{**row, -1 - i: Fraction(1)} for i, row in enumerate(self.rows)]
+        right = list(self.bounds)
+        basis = [-1 - i for i in range(len(rows))]
+        gains: Row = {target: Fraction(1)}
+        while True:
+            entering = min((column for column, gain in gains.items() if gain > 0), default=None)
+            if entering is None:
+                break
+            ratios = [
+                (right[i] / row[entering], basis[i], i)
+                for i, row in enumerate(rows)
+                if row.get(entering, 0) > 0
+            ]
+            assert ratios, "the program is bounded"
+            pivot = min(ratios)[2]
+            scale = rows[pivot][entering]
+            rows[pivot] = {column: value / scale for column, value in rows[pivot].items()}
+            right[pivot] /= scale
+            for i, row in enumerate(rows):
+                if i != pivot and entering in row:
+                    right[i] -= row[entering] * right[pivot]
+                    _subtract(row, rows[pivot], row[entering])
+            _subtract(gains, rows[pivot], gains[entering])
+            basis[pivot] = entering
+        return {column: right[i] for i, column in enumerate(basis) if column >= 0}
+
+
+def _proposed(
+    rows: list[Row], bounds: list[Fraction], count: int, target: int
+) -> tuple[list[int], list[int]] | None:
+    """The columns that HiGHS leaves in its basis, and the rows whose slack it does not."""
+    model = highspy.Highs()
+    model.setOptionValue("output_flag", False)
+    model.setOptionValue("threads", 1)
+    model.setOptionValue("solver", "simplex")
+    for column in range(count):
+        model.addCol(
+            -1.0 if column == target else 0.0,
+            0.0,
+            highspy.kHighsInf,
+            0,
+            np.array([], dtype=np.int32),
+            np.array([]),
+        )
+    widest = max([bound for bound in bounds if bound], default=Fraction(1))
+    for row, bound in zip(rows, bounds, strict=True):
+        model.addRow(
+            -highspy.kHighsInf,
+            float(bound / widest),
+            len(row),
+            np.array(list(row), dtype=np.int32),
+            np.array([float(value) for value in row.values()]),
+        )
+    model.run()
+    basis = model.getBasis()
+    if not basis.valid:
+        return None
+    is_basic = highspy.HighsBasisStatus.kBasic
+    inside = [column for column, status in enumerate(basis.col_status) if status == is_basic]
+    tight = [row for row, status in enumerate(basis.row_status) if status != is_basic]
+    return (inside, tight) if len(inside) == len(tight) else None
+
+
+def _solved(rows: list[Row], right: list[Fraction]) -> dict[int, Fraction] | None:
+    """The only solution of as many equations as unknowns; None where there is not exactly one."""
+    left = [({**row}, value) for row, value in zip(rows, right, strict=True)]
+    taken: list[tuple[int, Row, Fraction]] = []
+    while left:
+        left.sort(key=lambda entry: -len(entry[0]))
+        row, value = left.pop()  # the shortest keeps the others short
+        if not row:
+            return None
+        pivot = next(iter(row))
+        scale = row[pivot]
+        row, value = {column: entry / scale for column, entry in row.items()}, value / scale
+        changed = []
+        for other, rest in left:
+            if pivot in other:
+                factor = other[pivot]
+                _subtract(other, row, factor)
+                rest -= factor * value  # noqa: PLW2901
+            changed.append((other, rest))
+        left = changed
+        taken.append((pivot, row, value))
+    found: dict[int, Fraction] = {}
+    for pivot, row, value in reversed(taken):
+        found[pivot] = value - sum(
+            (entry * found[column] for column, entry in row.items() if column != pivot), Fraction(0)
+        )
+    return found
+
+
+def _subtract(row: Row, other: Row, factor: Fraction) -> None:
+    for column, value in other.items():
+        changed = row.get(column, Fraction(0)) - factor * value
+        if changed:
+            row[column] = changed
+        else:
+            row.pop(column, None)
+
+
+def _dot(row: Row, values: Mapping[int, Fraction]) -> Fraction:
+    return sum((value * values[column] for column, value in row.items() if column in values), Fraction(0))
