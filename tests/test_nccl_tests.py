@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -291,33 +292,35 @@ def test_no_thread_of_gloo_is_left() -> None:
         assert second in {"ScheduleError", "ExecutionError"}  # the rank's own, or that it lost others
 
 
-def workers() -> list[str]:
-    """The command lines of all workers of a sweep that are there."""
+def workers(mark: str) -> list[str]:
+    """The command lines of all workers that were started with this in their environment."""
     lines = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            is_ours = mark.encode() in (process / "environ").read_bytes()
         except OSError:
             continue
-        if "backends.worker" in line and "arborcast-bench-" in line:
+        if is_ours and "backends.worker" in line:
             lines.append(line)
     return lines
 
 
-def test_rows_come_one_by_one_and_an_interruption_leaves_no_process() -> None:
-    before = workers()
+def test_rows_come_one_by_one_and_an_interruption_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = f"sweep-{uuid.uuid4()}"  # other tests run sweeps at the same time
+    monkeypatch.setenv("ARBORCAST_TESTS", mark)
     seen: list[Row] = []
 
     def show(row: Row) -> None:
         seen.append(row)
         if len(seen) == 2:
-            assert len(workers()) > len(before)
+            assert len(workers(mark)) == 2
             raise KeyboardInterrupt  # as Ctrl-C does while we wait
 
     with pytest.raises(KeyboardInterrupt):
         run_local(sweep_of(ring_allreduce(2), (8, 64, 256 << 20), iterations=2), on_row=show, timeout_s=100)
     assert [row.asked_bytes for row in seen] == [8, 64]
-    assert workers() == before
+    assert workers(mark) == []
 
 
 def test_a_rank_that_fails_ends_all_with_its_reason() -> None:
