@@ -308,13 +308,13 @@ def workers(mark: str) -> list[str]:
 
 def test_rows_come_one_by_one_and_an_interruption_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = f"sweep-{uuid.uuid4()}"  # other tests run sweeps at the same time
-    monkeypatch.setenv("ARBORCAST_TESTS", mark)
+    monkeypatch.setenv("SWEEP_OF_THIS_TEST", mark)
     seen: list[Row] = []
 
     def show(row: Row) -> None:
         seen.append(row)
         if len(seen) == 2:
-            assert len(workers(mark)) == 2
+            assert len(workers(mark)) >= 2  # the ranks, and what they were forked from
             raise KeyboardInterrupt  # as Ctrl-C does while we wait
 
     with pytest.raises(KeyboardInterrupt):
