@@ -206,6 +206,30 @@ def test_the_fullest_link_is_full_at_the_declared_rate() -> None:
     assert verify(VALID["alltoall in rounds"][0]).max_link_load == Fraction(2, 3)
 
 
+def test_loads_are_counted_over_bandwidths() -> None:
+    """1/3 over a link of 5/2 GB/s and 2/3 over one of 4 GB/s, which is the fuller one: 6 GB/s."""
+    two_ways = Topology.build(
+        "two ways", 3, [Link(0, 1, Fraction(5, 2)), Link(0, 2, Fraction(4)), Link(2, 1, Fraction(4))]
+    )
+    schedule = draw(
+        two_ways,
+        on(two_ways, "broadcast", ranks=(0, 1)),
+        parts("1/3", 0, 0, 0),
+        ["0>1:0 0>2:1 0>2:2", "2>1:1 2>1:2"],
+    )
+    verdict = verify(schedule)
+    assert (verdict.correct, verdict.rate, verdict.max_link_load) == (True, 6, 1)
+    assert verdict.loads == {(0, 1): Fraction(1, 3), (0, 2): Fraction(2, 3), (2, 1): Fraction(2, 3)}
+    slower = verify(replace(schedule, rate=Fraction(3)))
+    assert (slower.correct, slower.rate, slower.max_link_load) == (False, 6, Fraction(1, 2))
+
+
+def test_a_schedule_that_moves_nothing_has_no_rate() -> None:
+    whole = VALID["broadcast"][0]
+    verdict = verify(replace(whole, transfers=()))
+    assert not verdict.correct and (verdict.rate, verdict.max_link_load) == (0, 0)
+
+
 @pytest.mark.parametrize("kind", NAMED_KINDS)
 @pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (3, 1), (2, 0, 3)])
 def test_before_and_after_agree_with_the_definition_of_collectives(
@@ -332,6 +356,7 @@ def test_an_overfull_link() -> None:
     )
     assert verdict.max_link_load == Fraction(4, 3)
     assert verdict.rate == Fraction(3, 2)
+    assert not any(line.startswith("rate:") for line in verdict.errors)  # the links say it
 
 
 def test_an_overfull_link_of_a_switch_is_named() -> None:
@@ -374,6 +399,14 @@ def test_a_wrong_owner() -> None:
     )
 
 
+def test_every_wrong_owner_is_named() -> None:
+    schedule = VALID["broadcast both ways round"][0]
+    chunks = [replace(chunk, owner=1) for chunk in schedule.chunks]
+    assert len(chunks) == 2
+    words = "broadcast with root 0 moves no block with owner 1"
+    broken(replace(schedule, chunks=tuple(chunks)), f"chunk 0: {words}", f"chunk 1: {words}")
+
+
 def test_a_wrong_target() -> None:
     schedule = VALID["gather"][0]
     chunks = (schedule.chunks[0], replace(schedule.chunks[1], target=1))
@@ -399,6 +432,9 @@ def test_rounds_need_equal_shares() -> None:
     again = tuple(replace(t, chunk=3) for t in schedule.transfers if t.chunk == 2)
     halves = replace(schedule, chunks=chunks, transfers=(*schedule.transfers, *again))
     broken(halves, "rounds: chunks must be of one share, got 1/6 and 1/3")
+    assert verify(halves).rate == 0
+    nothing = verify(replace(schedule, transfers=(), rounds=()))
+    assert nothing.rate == 0 and not any(line.startswith("rounds:") for line in nothing.errors)
 
 
 def test_a_rate_beyond_the_rounds() -> None:
@@ -432,6 +468,18 @@ def test_a_bound_that_its_certificate_does_not_prove() -> None:
     schedule = VALID["broadcast"][0]
     better = Bound(Fraction(2), schedule.bound.certificate)
     broken(replace(schedule, bound=better), "bound: 2 GB/s declared, its certificate proves 1 GB/s")
+
+
+def test_a_certificate_that_is_none() -> None:
+    schedule = VALID["broadcast"][0]
+    nowhere = Bound(schedule.bound.rate, Cut(frozenset({99}), Fraction(1)))
+    verdict = verify(replace(schedule, bound=nowhere))
+    assert not verdict.correct and verdict.errors[0].startswith("bound: ")
+
+
+def test_a_bound_may_claim_less_than_its_certificate() -> None:
+    schedule = VALID["broadcast"][0]
+    assert verify(replace(schedule, bound=replace(schedule.bound, scope=Scope.TREES))).correct
 
 
 def test_a_rate_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,6 +521,7 @@ def test_many_errors_are_counted() -> None:
     assert len(verdict.errors) == 6
     # 49 chunks reach nobody, and the bound of 1 GB/s is exceeded by what is left.
     assert verdict.errors[-1] == "and 45 more"
+    assert len(verify(schedule).errors) == 21 and verify(schedule).errors[-1] == "and 30 more"
 
 
 # --- broken on purpose, everywhere ----------------------------------------------------------------------
