@@ -285,6 +285,21 @@ def test_a_dropped_contribution() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("1>0:0+ 2>0:0+ 3>0:0+ 4>0:0+", "ranks 0, 1, 2, 3, ... (5 in all) (and 5 more ranks)"),
+        ("1>0:0+ 2>0:0+ 3>0:0+", "ranks 0, 1, 2, 3 (and 5 more ranks)"),
+    ],
+)
+def test_what_is_missing_is_told_in_few_words(given: str, words: str) -> None:
+    links = [Link(a, b, Fraction(1)) for a in range(6) for b in range(6) if a != b]
+    mesh = Topology.build("mesh", 6, links)
+    schedule = draw(mesh, on(mesh, "allreduce"), parts("1", 0), [given, "0>1:0 0>2:0 0>3:0 0>4:0 0>5:0"])
+    wanted = "chunk 0: rank 0 must end with the contribution of ranks 0, 1, 2, 3, ... (6 in all), got that of"
+    broken(schedule, f"{wanted} {words}")
+
+
 def test_swapped_steps_of_a_broadcast() -> None:
     schedule = VALID["broadcast"][0]
     swapped = tuple(replace(t, step=1 - t.step) for t in schedule.transfers)
