@@ -66,7 +66,7 @@ SUMMARY: tuple[tuple[str, str, Callable[[Document], Table]], ...] = (
     ("scale_growth", "Growth over the ranks", scale.table_of_growth),
     ("scale_tacos", "Large tori beside TACOS", scale.table_of_tacos),
     ("scale_uses", "What a large schedule costs whoever uses it", scale.table_of_uses),
-    ("frontier", "Whole frontiers of chunk schedules (allreduce: of compositions)", frontier.table),
+    ("frontier", "Whole frontiers of chunk schedules", frontier.table),
     ("peers", "Public synthesizers on the same questions, in turns on the same machine", peers.table),
     ("loopback", "The process group on one machine, as multiples of gloo's speed", loopback.table),
     ("pipeline_curves", "Pipelined training on digits beside serial training", training.table_of_curves),

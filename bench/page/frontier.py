@@ -16,14 +16,13 @@ PEER = "SCCL"
 
 
 def section(document: Document | None) -> Section:
-    """Frontiers of chunk schedules; results before allreduce was searched as it is have its compositions."""
+    """Frontiers of chunk schedules."""
     if document is None:
         return missing(NAME, TITLE, COMMAND)
     parts: list[Part] = [
         text(
-            "Best trades between steps and rounds per chunk, (C, S, R); proved: nothing is better. An "
-            "allreduce measured before it was searched as it is: of compositions of a reduce-scatter and an "
-            "allgather. On one core, without the cache; SCCL's tool ran in turns with ours in the same run.",
+            "Best trades between steps and rounds per chunk, (C, S, R); proved: no schedule is better. On "
+            "one core, without the cache; SCCL's tool, where shown, ran in turns with ours in the same run.",
             tone="quiet",
         ),
         table(document),
