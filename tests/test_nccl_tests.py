@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -292,34 +293,38 @@ def test_no_thread_of_gloo_is_left() -> None:
         assert second in {"ScheduleError", "ExecutionError"}  # the rank's own, or that it lost others
 
 
-def workers(mark: str) -> list[str]:
-    """The command lines of all workers that were started with this in their environment."""
-    lines = []
+def workers(mark: str) -> list[int]:
+    """All workers that were started with this in their environment."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            is_ours = mark.encode() in (process / "environ").read_bytes()
+            is_worker = b"backends.worker" in (process / "cmdline").read_bytes()
+            if is_worker and mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
         except OSError:
             continue
-        if is_ours and "backends.worker" in line:
-            lines.append(line)
-    return lines
+    return found
 
 
 def test_rows_come_one_by_one_and_an_interruption_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = f"sweep-{uuid.uuid4()}"  # other tests run sweeps at the same time
     monkeypatch.setenv("SWEEP_OF_THIS_TEST", mark)
     seen: list[Row] = []
+    ends: list[int] = []
 
     def show(row: Row) -> None:
         seen.append(row)
         if len(seen) == 2:
-            assert len(workers(mark)) >= 2  # the ranks, and what they were forked from
+            ends.extend(map(os.pidfd_open, workers(mark)))
             raise KeyboardInterrupt  # as Ctrl-C does while we wait
 
     with pytest.raises(KeyboardInterrupt):
         run_local(sweep_of(ring_allreduce(2), (8, 64, 256 << 20), iterations=2), on_row=show, timeout_s=100)
     assert [row.asked_bytes for row in seen] == [8, 64]
+    assert len(ends) >= 2  # the ranks, and what they were forked from
+    for end in ends:  # what is killed ends soon, not at once
+        assert select.select([end], [], [], 60.0)[0], "a worker goes on"
+        os.close(end)
     assert workers(mark) == []
 
 
