@@ -200,6 +200,11 @@ def _status() -> int:
         else:
             fail(_line(error))
         return next(status for kind, status in STATUS.items() if isinstance(error, kind))
+    except SystemError as error:
+        # Ctrl-C inside a compiled kernel: numba's dispatcher returns with the exception set, and Python wraps it.
+        if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            raise
+        status = INTERRUPTED
     if status == INTERRUPTED:
         fail("interrupted")
     return int(status)

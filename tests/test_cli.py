@@ -477,6 +477,27 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("cause", "status"), [(KeyboardInterrupt(), 130), (ValueError("7"), None)])
+def test_ctrl_c_inside_a_compiled_kernel(
+    cause: BaseException,
+    status: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Python wraps what a C function leaves behind beside its result; a Ctrl-C in it is still one."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise SystemError("returned a result with an exception set") from cause
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr(sys, "argv", ["synth", "bound", "dgx1"])
+    with pytest.raises(SystemExit if status else SystemError) as ended:
+        cli.main()
+    if status:
+        assert ended.value.code == status  # type: ignore[union-attr]
+        assert capsys.readouterr().err == "synth: interrupted\n"
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m synth.cli topologies | head -1"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
