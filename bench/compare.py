@@ -20,8 +20,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.document import Row, read_document
-from synth.errors import InputError
+from arborcast.bench.document import Row, read_document
+from arborcast.synth.errors import InputError
 
 TOLERANCE = 0.05
 EXACT = 1e-9
@@ -92,7 +92,7 @@ def compare(old: Document, new: Document, *, tolerance: float = TOLERANCE) -> Co
     than a part of 1e-9. A figure that became null is worse. Truth values are figures, 0 and 1.
 
     Args:
-        old: a document as `bench.document.read_document` gives it.
+        old: a document as `arborcast.bench.document.read_document` gives it.
         new: another one of the same question.
         tolerance: part of the old value that does not matter, at least 0.
 
@@ -350,7 +350,7 @@ def comparison_document(found: Mapping[str, Comparison], lonely: Mapping[str, Pa
 
 
 def _table(title: str, changes: Sequence[Change], most: int) -> list[str]:
-    from synth.console import table
+    from arborcast.synth.cli.console import table
 
     if not changes:
         return []

@@ -68,7 +68,7 @@ class Contender:
         self._name = name
         self._told = CONTENDERS[name]
         if self._told is not None:
-            import backends.group.register  # noqa: F401 - makes "synth" known
+            import arborcast.torch_backend  # noqa: F401 - makes "synth" known
         with _environment(self._told or {}):
             self._group: Any = dist.new_group(backend="gloo" if self._told is None else "synth")
 
@@ -123,10 +123,9 @@ def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
 
 
 def _executor_call(case: Case, ranks: int, group: dist.ProcessGroup) -> Call:
-    import synth
-    import topologies
-    from backends.torch_p2p import Executor
-    from synth.collective import Collective
+    from arborcast import synth, topologies
+    from arborcast.backends.executors.torch_p2p import Executor
+    from arborcast.synth.collective import Collective
 
     topology = topologies.load(f"full:{ranks}")
     executor = Executor(synth.solve(topology, Collective.on(topology, case.collective)), group)

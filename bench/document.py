@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.measured import circumstances
-from bench.provenance import SYNTHESIS, provenance
-from synth.collective import Kind, bandwidths
-from synth.errors import InputError
-from synth.formats.atomic import write_atomically
+from arborcast.bench.measured import circumstances
+from arborcast.bench.provenance import SYNTHESIS, provenance
+from arborcast.synth.collective import Kind, bandwidths
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.atomic import write_atomically
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -126,7 +126,7 @@ def document(
         measures: the columns of figures.
         units: what figures mean, where their name does not say it.
         packages: whose versions matter.
-        code: the folders of code that the figures depend on, see `bench.provenance`.
+        code: the folders of code that the figures depend on, see `arborcast.bench.provenance`.
         more: further entries, such as the rates that links delivered.
 
     Raises:

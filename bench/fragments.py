@@ -19,16 +19,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import synth
-import topologies
-from bench.allocations.nccl import MODELLED, NCCL, NCCL_RELAYS, PCIE, Over, nccl_rate, nccl_rings
-from bench.document import Measure, document, write_document
-from synth.collective import Collective, Kind, bandwidths
-from synth.console import progress, table
-from synth.errors import CollectiveError, InfeasibleError, InputError
-from synth.progress import report
-from synth.sweeps.fragments import Fragment, representatives
-from synth.topology import Topology
+from arborcast import synth, topologies
+from arborcast.bench.allocations.nccl import MODELLED, NCCL, NCCL_RELAYS, PCIE, Over, nccl_rate, nccl_rings
+from arborcast.bench.document import Measure, document, write_document
+from arborcast.synth.cli.console import progress, table
+from arborcast.synth.collective import Collective, Kind, bandwidths
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
+from arborcast.synth.progress import report
+from arborcast.synth.sweeps.fragments import Fragment, representatives
+from arborcast.synth.topology import Topology
 
 RESULTS = Path(__file__).resolve().parent / "results" / "fragments.json"
 SIZE_BYTES = 1 << 30
@@ -346,7 +345,7 @@ def _arguments() -> argparse.Namespace:
 
 def _draw(rows: Sequence[Row], path: Path) -> list[Path]:
     """One picture per machine; the first has the path itself, the others their name in it."""
-    from bench.allocations.figure import draw_fragments
+    from arborcast.bench.allocations.figure import draw_fragments
 
     boxes = list(dict.fromkeys(row["box"] for row in rows))
     names = [re.sub(r"[^\w=.]+", "-", box) for box in boxes]

@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.document import Measure, document, write_document
-from bench.instances import INSTANCES, print_instances, summary_of, table_of
-from bench.measured import run
-from bench.sccl import Answer, Peer, Point, add_options
+from arborcast.bench.document import Measure, document, write_document
+from arborcast.bench.instances import INSTANCES, print_instances, summary_of, table_of
+from arborcast.bench.measured import run
+from arborcast.bench.sccl import Answer, Peer, Point, add_options
 
 if TYPE_CHECKING:
-    from synth.collective import Collective
-    from synth.topology import Topology
+    from arborcast.synth.collective import Collective
+    from arborcast.synth.topology import Topology
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results"
@@ -172,8 +172,8 @@ def _theirs(case: Case, peer: Peer, limit_s: float) -> Answer:
 
 
 def _question(case: Case) -> tuple[Topology, Collective]:
-    import topologies
-    from synth.collective import Collective
+    from arborcast import topologies
+    from arborcast.synth.collective import Collective
 
     topology = topologies.load(case.spec)
     return topology, Collective.on(topology, case.collective)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.measured import run
-from bench.sccl import Peer, Point
+from arborcast.bench.measured import run
+from arborcast.bench.sccl import Peer, Point
 
 HOME = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "ours.py"
@@ -144,8 +144,8 @@ def _mark(case: Case, cells: Sequence[Cell]) -> None:
 
 
 def _peer_cell(case: Case, peer: Peer, limit_s: float) -> Cell:
-    import topologies
-    from synth.collective import Collective
+    from arborcast import topologies
+    from arborcast.synth.collective import Collective
 
     topology = topologies.load(case.spec)
     answer = peer.instance(topology, Collective.on(topology, case.collective), case.point, limit_s)

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from bench.contenders import (
+from arborcast.bench.contenders import (
     BASELINE,
     COLLECTIVES,
     CONTENDERS,
@@ -33,8 +33,8 @@ from bench.contenders import (
     Measured,
     Sample,
 )
-from bench.document import TIME, Measure, document, write_document
-from bench.provenance import RUNTIME
+from arborcast.bench.document import TIME, Measure, document, write_document
+from arborcast.bench.provenance import RUNTIME
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "loopback.json"
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    from synth.sizes import parse_size
+    from arborcast.synth.formats.sizes import parse_size
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="numbers of processes")
@@ -146,7 +146,7 @@ def _child(
     import torch
     import torch.distributed as dist
 
-    from backends.torch_names import FileStore
+    from arborcast.backends.group.torch_compat import FileStore
 
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -315,7 +315,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         "target",
     )
     layout = "{:>5} {:14} {:>8} {:14}{:>10}{:>10}{:>8} {:>13}{:>7}  {:9} {}"
-    from synth.sizes import format_size
+    from arborcast.synth.formats.sizes import format_size
 
     print()
     print(layout.format(*titles))

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from bench.document import TIME, Measure, document, timed_row
-from bench.provenance import RUNTIME
-from synth.collective import Kind
-from synth.sizes import parse_size
+from arborcast.bench.document import TIME, Measure, document, timed_row
+from arborcast.bench.provenance import RUNTIME
+from arborcast.synth.collective import Kind
+from arborcast.synth.formats.sizes import parse_size
 
 if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
@@ -120,7 +120,7 @@ def _rank(question: Question, rank: int, store: str, answers: SimpleQueue[Any]) 
     import torch
     import torch.distributed as dist
 
-    from backends.torch_names import FileStore
+    from arborcast.backends.group.torch_compat import FileStore
 
     device = torch.device("cpu")
     torch.set_num_threads(1)
@@ -149,9 +149,8 @@ def _contenders(
     """What is measured: the schedule in words, and by name what combines a tensor in place."""
     import torch.distributed as dist
 
-    import synth
-    import topologies
-    from backends.grouped import GroupedExecutor
+    from arborcast import synth, topologies
+    from arborcast.backends.executors.grouped import GroupedExecutor
 
     schedule = synth.solve(topologies.load(question.spec), "allreduce")
     executor = GroupedExecutor(

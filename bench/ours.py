@@ -48,9 +48,9 @@ def checked(spec: str, kind: str, root: str, max_steps: str) -> dict[str, Any]:
 
 
 def _pareto(spec: str, kind: str, root: str, max_steps: str) -> tuple[float, Any]:
-    import topologies
-    from synth.chunks.frontier import pareto
-    from synth.collective import Collective
+    from arborcast import topologies
+    from arborcast.synth.chunks.frontier import pareto
+    from arborcast.synth.collective import Collective
 
     topology = topologies.load(spec)  # afresh, because it caches what it has derived
     collective = Collective.on(topology, kind, root=int(root))
@@ -66,17 +66,17 @@ def solver(
 
     The time is that of writing the instance in the solver's terms and of solving it.
     """
-    import topologies
-    from synth import bounds
-    from synth.chunks.lift import prune
-    from synth.chunks.mirror import schedule_of
-    from synth.chunks.orbits import Orbits
-    from synth.chunks.outcome import Found, Instance
-    from synth.chunks.portfolio import ENCODINGS
-    from synth.chunks.problem import Problem
-    from synth.chunks.symmetry import useful_groups
-    from synth.collective import Collective
-    from synth.schedule import Method
+    from arborcast import topologies
+    from arborcast.synth import bounds
+    from arborcast.synth.chunks.encodings.outcome import Found, Instance
+    from arborcast.synth.chunks.problem.instance import Problem
+    from arborcast.synth.chunks.problem.prune import prune
+    from arborcast.synth.chunks.problem.time_reversal import schedule_of
+    from arborcast.synth.chunks.solvers.portfolio import ENCODINGS
+    from arborcast.synth.chunks.symmetry.groups import useful_groups
+    from arborcast.synth.chunks.symmetry.orbits import Orbits
+    from arborcast.synth.collective import Collective
+    from arborcast.synth.schedule import Method
 
     topology = topologies.load(spec)
     collective = Collective.on(topology, kind, root=int(root))
@@ -109,7 +109,7 @@ def solver(
 
 
 def _is_correct(schedule: Any) -> bool:
-    from synth.verifier import verify
+    from arborcast.synth.verification.verifier import verify
 
     return bool(verify(schedule).correct)
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.adapters.answer import Answer, CannotAskError, Contender, Question
-from bench.adapters.forestcoll import ForestColl
-from bench.adapters.ours import FRONTIER, Ours
-from bench.adapters.rows import SIZES, format_table, judged, ratios, refusal, timing_of
-from bench.adapters.sccl import Sccl
-from bench.adapters.tacos import Tacos
-from bench.document import Measure, document, write_document
-from synth.collective import Kind
-from synth.errors import InputError
+from arborcast.bench.adapters.answer import Answer, CannotAskError, Contender, Question
+from arborcast.bench.adapters.forestcoll import ForestColl
+from arborcast.bench.adapters.ours import FRONTIER, Ours
+from arborcast.bench.adapters.rows import SIZES, format_table, judged, ratios, refusal, timing_of
+from arborcast.bench.adapters.sccl import Sccl
+from arborcast.bench.adapters.tacos import Tacos
+from arborcast.bench.document import Measure, document, write_document
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
 
 RESULTS = Path(__file__).resolve().parent / "results" / "peers.json"
 PEERS = ("sccl", "forestcoll", "tacos")
@@ -99,9 +99,9 @@ def compare(
     Raises:
         InputError: no peer or an unknown one, a checkout that lacks what it must have, a wrong question.
     """
-    import topologies
-    from synth.bounds import bound
-    from synth.collective import Collective
+    from arborcast import topologies
+    from arborcast.synth.bounds import bound
+    from arborcast.synth.collective import Collective
 
     contenders = contenders_of(peers, sccl_python)
     if runs < 1:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.document import Measure, document, write_document
-from bench.provenance import TRAINING
+from arborcast.bench.document import Measure, document, write_document
+from arborcast.bench.provenance import TRAINING
 
 HOME = Path(__file__).resolve().parent
 TORCH = ("arborcast", "numpy", "torch")
@@ -24,7 +24,7 @@ TORCH = ("arborcast", "numpy", "torch")
 
 def curves(quick: bool) -> dict[str, Any]:
     """Differences from serial training."""
-    from bench.training.digits import LIMIT, curve_rows
+    from arborcast.bench.training.digits import LIMIT, curve_rows
 
     return document(
         "Is pipelined training on digits equal to serial training?",
@@ -43,7 +43,7 @@ def curves(quick: bool) -> dict[str, Any]:
 
 def prediction(quick: bool) -> dict[str, Any]:
     """Predicted against measured time of a step, with layers that sleep."""
-    from bench.training.sleeping import sleeping_rows
+    from arborcast.bench.training.sleeping import sleeping_rows
 
     return document(
         "How far is the predicted time of a step from the measured one?",
@@ -66,8 +66,8 @@ def prediction(quick: bool) -> dict[str, Any]:
 
 def plans(quick: bool) -> dict[str, Any]:
     """SPP's plan against the others on its two testbeds."""
-    from bench.training.spp_testbeds import compare
-    from pipeline import networks
+    from arborcast.bench.training.spp_testbeds import compare
+    from arborcast.pipeline.model import zoo as networks
 
     names = networks.NAMES[:2] if quick else networks.NAMES
     return document(
@@ -86,7 +86,7 @@ def plans(quick: bool) -> dict[str, Any]:
 
 def divisible(quick: bool) -> dict[str, Any]:
     """The paper's sweeps, by the model."""
-    from bench.training import divisible_paper as paper
+    from arborcast.bench.training import divisible_paper as paper
 
     rows = paper.divisible_sweeps()
     return document(
@@ -112,7 +112,7 @@ def divisible(quick: bool) -> dict[str, Any]:
 
 def planner(quick: bool) -> dict[str, Any]:
     """The planner's own time."""
-    from bench.training.planner_time import planner_rows
+    from arborcast.bench.training.planner_time import planner_rows
 
     return document(
         "How long does planning take?",
@@ -132,8 +132,8 @@ def planner(quick: bool) -> dict[str, Any]:
 
 def testbed(quick: bool) -> dict[str, Any]:
     """A training step on emulated links."""
-    from bench.emulation.machine import check_machine
-    from bench.training.testbed_step import CASES, step_rows
+    from arborcast.bench.emulation.machine import check_machine
+    from arborcast.bench.training.testbed_step import CASES, step_rows
 
     check_machine()
     cases = CASES[:1] if quick else CASES
@@ -163,7 +163,7 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table of the columns that are no longer than a cell."""
-    from synth.console import table
+    from arborcast.synth.cli.console import table
 
     names = [name for name in rows[0] if not isinstance(rows[0][name], dict)]
     return table(names, [[_cell(row[name]) for name in names] for row in rows], left=2)
@@ -179,8 +179,8 @@ def main() -> int:
     """Answer the questions that the command line asks for."""
     # This file has the name of the package that it measures: its folder must not be searched for that.
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HOME]
-    from bench.emulation.machine import EmulationError
-    from synth.errors import InputError
+    from arborcast.bench.emulation.machine import EmulationError
+    from arborcast.synth.errors import InputError
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", action="append", choices=tuple(PARTS), help="of the questions; all")

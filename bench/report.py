@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench.page import (
+from arborcast.bench.page import (
     divisible,
     fragments,
     frontier,
@@ -24,14 +24,14 @@ from bench.page import (
     testbed,
     training,
 )
-from bench.page.headline import headline
-from bench.page.markdown import replace_between_markers, sentence_markdown, table_markdown
-from bench.page.page import page
-from bench.page.parts import Cell, Section, Table
-from bench.page.results import Document, read_results
-from bench.provenance import doubts
-from synth.errors import InputError
-from synth.formats.atomic import write_atomically
+from arborcast.bench.page.headline import headline
+from arborcast.bench.page.markdown import replace_between_markers, sentence_markdown, table_markdown
+from arborcast.bench.page.page import page
+from arborcast.bench.page.parts import Cell, Section, Table
+from arborcast.bench.page.results import Document, read_results
+from arborcast.bench.provenance import doubts
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.atomic import write_atomically
 
 HOME = Path(__file__).resolve().parent.parent
 

@@ -20,10 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.document import Measure, document, write_document
-from bench.measured import run
-from bench.scaling import cases
-from bench.scaling.cases import Case
+from arborcast.bench.document import Measure, document, write_document
+from arborcast.bench.measured import run
+from arborcast.bench.scaling import cases
+from arborcast.bench.scaling.cases import Case
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results"
@@ -82,7 +82,13 @@ def uses(arguments: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for spec in specs[:2] if arguments.quick else specs:
         for kind in ("allgather", "allreduce"):
-            rows.append({"topology": spec, "collective": kind, **_answer("bench.scaling.uses", [spec, kind])})
+            rows.append(
+                {
+                    "topology": spec,
+                    "collective": kind,
+                    **_answer("arborcast.bench.scaling.uses", [spec, kind]),
+                }
+            )
     return document(
         "What does a large schedule cost whoever uses it?",
         rows,
@@ -106,7 +112,7 @@ def heights(arguments: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for spec in specs[:1] if arguments.quick else specs:
         for kind in ("allgather", "allreduce"):
-            found = _answer("bench.scaling.heights", [spec, kind])
+            found = _answer("arborcast.bench.scaling.heights", [spec, kind])
             if found.get("timed_out"):
                 print(f"{spec}, {kind}: heights not found in {LIMIT_S} s", file=sys.stderr)
                 continue
@@ -122,11 +128,11 @@ def heights(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def tacos(arguments: argparse.Namespace) -> dict[str, Any]:
     """TACOS and ours on the same tori, in turns."""
-    import topologies
-    from bench.adapters.answer import Question
-    from bench.adapters.tacos import Tacos
-    from synth.bounds import bound
-    from synth.collective import Collective
+    from arborcast import topologies
+    from arborcast.bench.adapters.answer import Question
+    from arborcast.bench.adapters.tacos import Tacos
+    from arborcast.synth.bounds import bound
+    from arborcast.synth.collective import Collective
 
     peer = Tacos(arguments.tacos)
     peer.check()
@@ -162,7 +168,7 @@ def tacos(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tacos_run(answer: Any, limit: Any) -> dict[str, Any]:
-    from synth.verifier import verify
+    from arborcast.synth.verification.verifier import verify
 
     found = {"verdict": answer.verdict, "seconds": answer.finished.seconds}
     if answer.verdict == "found":
@@ -205,7 +211,7 @@ def _rows(chosen: Iterable[Case], quick: bool) -> list[dict[str, Any]]:
 
 
 def _answer_case(case: Case) -> dict[str, Any]:
-    return _answer("bench.scaling.children", [json.dumps(asdict(case))])
+    return _answer("arborcast.bench.scaling.children", [json.dumps(asdict(case))])
 
 
 def _answer(module: str, arguments: Sequence[str]) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from bench.measured import Finished, run
+from arborcast.bench.measured import Finished, run
 
 if TYPE_CHECKING:
-    from synth.collective import Collective
-    from synth.topology import Topology
+    from arborcast.synth.collective import Collective
+    from arborcast.synth.topology import Topology
 
 HOME = Path(__file__).resolve().parent.parent
 
@@ -272,8 +272,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.sccl is None:
         parser.error("--sccl PATH is needed")
-    import topologies
-    from synth.collective import Collective
+    from arborcast import topologies
+    from arborcast.synth.collective import Collective
 
     peer = Peer(arguments.sccl, arguments.sccl_python)
     peer.check()

@@ -4,7 +4,7 @@ Nothing is timed here: schedules run in our simulator, NCCL's ring and tree are 
 NVLS, and named "model" in every row), both on links of NCCL's own rates, so that the figures are the same on
 every machine. Each row has two times. `time_us` counts bandwidth and latency of links only, which flatters
 whatever is simulated beside NCCL's model, most of all at small sizes. `time_us_with_nccl_overhead` charges
-our schedules what NCCL charges itself (`bench.clusters.overhead`), and speed-ups are computed from that one.
+our schedules what NCCL charges itself (`arborcast.bench.clusters.overhead`), and speed-ups are computed from that one.
 
 "selection" is the product's choice by `time_us`; "selection-with-overhead" is the choice that one makes who
 knows the overhead. Where `speed_up` is below 1, the best other method is faster: those rows stay, and the
@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.clusters.candidates import Candidate, candidates
-from bench.clusters.machines import QUICK, SPECS, Planning, load, network_switches, planning
-from bench.clusters.overhead import Charge, Overhead
-from bench.clusters.words import (
+from arborcast.bench.clusters.candidates import Candidate, candidates
+from arborcast.bench.clusters.machines import QUICK, SPECS, Planning, load, network_switches, planning
+from arborcast.bench.clusters.overhead import Charge, Overhead
+from arborcast.bench.clusters.words import (
     SELECTION,
     WITH_OVERHEAD,
     Sweep,
@@ -35,17 +35,17 @@ from bench.clusters.words import (
     format_table,
     results_document,
 )
-from bench.document import timed_row, write_document
-from synth.baselines import BASELINES
-from synth.bounds import bound
-from synth.certificate import Bound
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import CollectiveError
-from synth.nccl_model import TREE, ModelTime, nccl_times
-from synth.simulator import Timing
-from synth.simulator import sweep as simulate_sizes
-from synth.topology import Topology
+from arborcast.bench.document import timed_row, write_document
+from arborcast.synth.baselines import BASELINES
+from arborcast.synth.baselines.nccl_model import TREE, ModelTime, nccl_times
+from arborcast.synth.bounds import bound
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError
+from arborcast.synth.simulation.simulator import Timing
+from arborcast.synth.simulation.simulator import sweep as simulate_sizes
+from arborcast.synth.topology import Topology
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "sweeps.json"
@@ -102,7 +102,7 @@ def sweep(
     """Our selection, the baselines and NCCL's models over message sizes.
 
     Args:
-        topology: the fabric; `bench.clusters.machines.load` gives the machines their planning rates.
+        topology: the fabric; `arborcast.bench.clusters.machines.load` gives the machines their planning rates.
         collective: among all ranks, one that is done along trees.
         sizes: of the whole buffer, in bytes, ascending.
         deadline_s: after which nothing more is begun and what is left is listed as skipped; None for no
@@ -264,7 +264,7 @@ def main() -> None:
     write_document(arguments.json, found)
     print(f"written: {arguments.json}")
     if arguments.picture is not None:
-        from bench.clusters.figure import draw
+        from arborcast.bench.clusters.figure import draw
 
         draw(found["rows"], arguments.picture)
         print(f"written: {arguments.picture}")

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.document import Measure, document, write_document
+from arborcast.bench.document import Measure, document, write_document
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "synthesis.json"
@@ -140,12 +140,12 @@ def _in_child(*child: str) -> dict[str, Any]:
 
 def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
     """In the child: a bound or trees, again and again, after a warm-up on the same code paths."""
-    import topologies
-    from synth.bounds import bound
-    from synth.collective import Collective
-    from synth.packing.exact import pack_exactly
-    from synth.topology import Topology
-    from synth.tree import Packing
+    from arborcast import topologies
+    from arborcast.synth.bounds import bound
+    from arborcast.synth.collective import Collective
+    from arborcast.synth.packing.exact import pack_exactly
+    from arborcast.synth.topology import Topology
+    from arborcast.synth.tree import Packing
 
     def trees(topology: Topology) -> Packing:
         rate = bound(topology, Collective.on(topology, "allgather")).rate / topology.ranks
@@ -173,7 +173,7 @@ def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
 
 def _start_up_row() -> dict[str, Any]:
     """The whole process `synth bound dgx1 allreduce`, start-up included, once everything is cached."""
-    command = [sys.executable, "-c", "from synth.cli import main; main()", *START_UP]
+    command = [sys.executable, "-c", "from arborcast.synth.cli.app import main; main()", *START_UP]
     environment = os.environ | {"PYTHONPATH": str(HOME)}
     seconds, cpu_seconds, peak = [], [], 0
     for turn in range(6):

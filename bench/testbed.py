@@ -19,22 +19,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.contest.cases import CASES, KINDS, MIB, SERVICES, Case, case_of, column, targets_of, worst_column
-from bench.contest.contenders import GLOO, KNOWN, MESSAGES, METHODS, RING, Contender, line_up
-from bench.contest.predictions import ORDERS, predict, predict_results
-from bench.contest.ranks import Order, run_order
-from bench.contest.rows import Limits, delivered_fabric, format_table, links_of, rows_of
-from bench.document import TIME, Measure, Row, document, read_document, write_document
-from bench.emulation import network
-from bench.emulation.delivery import check_delivery, delivered
-from bench.emulation.machine import EmulationError, check_machine, real_time
-from bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
-from bench.emulation.processes import run_inside
-from bench.provenance import RUNTIME
-from synth.collective import Collective, Kind
-from synth.errors import InputError
-from synth.sizes import format_size, parse_size
-from synth.topology import Hop, Topology
+from arborcast.bench.contest.cases import (
+    CASES,
+    KINDS,
+    MIB,
+    SERVICES,
+    Case,
+    case_of,
+    column,
+    targets_of,
+    worst_column,
+)
+from arborcast.bench.contest.contenders import GLOO, KNOWN, MESSAGES, METHODS, RING, Contender, line_up
+from arborcast.bench.contest.predictions import ORDERS, predict, predict_results
+from arborcast.bench.contest.ranks import Order, run_order
+from arborcast.bench.contest.rows import Limits, delivered_fabric, format_table, links_of, rows_of
+from arborcast.bench.document import TIME, Measure, Row, document, read_document, write_document
+from arborcast.bench.emulation import network
+from arborcast.bench.emulation.delivery import check_delivery, delivered
+from arborcast.bench.emulation.machine import EmulationError, check_machine, real_time
+from arborcast.bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
+from arborcast.bench.emulation.processes import run_inside
+from arborcast.bench.provenance import RUNTIME
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.sizes import format_size, parse_size
+from arborcast.synth.topology import Hop, Topology
 
 RESULTS = Path(__file__).resolve().parent / "results" / "testbed.json"
 LEAST_RUNS = 5
@@ -85,7 +95,7 @@ def measure(
         kinds: of `KINDS`.
         sizes: bytes of the whole buffer; what they cannot win is spared the slow contenders, see `_fits`.
         slowest_mbit: Mbit/s of the slowest link; the others are in proportion.
-        methods: of `bench.contest.contenders.KNOWN`; `METHODS` where None.
+        methods: of `arborcast.bench.contest.contenders.KNOWN`; `METHODS` where None.
         runs: rounds after the first, which warms up and is not counted.
         root: of a broadcast.
         say: told in a line what happens, and what warns.

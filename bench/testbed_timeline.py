@@ -16,23 +16,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.contest.cases import case_of
-from bench.contest.contenders import GLOO, METHODS, TREES, line_up
-from bench.contest.ranks import Order, pieces_of
-from bench.contest.recording import Trace, trace_order
-from bench.contest.rows import Limits
-from bench.contest.timeline import Timeline
-from bench.contest.wires import Load, uses
-from bench.emulation import network
-from bench.emulation.delivery import check_delivery, delivered
-from bench.emulation.machine import EmulationError, check_machine
-from bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
-from bench.emulation.processes import run_inside
-from synth.collective import Collective
-from synth.errors import InputError
-from synth.formats.atomic import write_atomically
-from synth.sizes import format_size, parse_size
-from synth.topology import Topology
+from arborcast.bench.contest.cases import case_of
+from arborcast.bench.contest.contenders import GLOO, METHODS, TREES, line_up
+from arborcast.bench.contest.ranks import Order, pieces_of
+from arborcast.bench.contest.recording import Trace, trace_order
+from arborcast.bench.contest.rows import Limits
+from arborcast.bench.contest.timeline import Timeline
+from arborcast.bench.contest.wires import Load, uses
+from arborcast.bench.emulation import network
+from arborcast.bench.emulation.delivery import check_delivery, delivered
+from arborcast.bench.emulation.machine import EmulationError, check_machine
+from arborcast.bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
+from arborcast.bench.emulation.processes import run_inside
+from arborcast.synth.collective import Collective
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.sizes import format_size, parse_size
+from arborcast.synth.topology import Topology
 
 
 def record(
@@ -59,7 +59,7 @@ def record(
         timeout_s: how long a rank may make no progress.
 
     Raises:
-        InputError: the method has no schedule here, or what `bench.testbed.measure` raises it for.
+        InputError: the method has no schedule here, or what `arborcast.bench.testbed.measure` raises it for.
         EmulationError: as there.
     """
     check_machine()
@@ -182,7 +182,7 @@ def main() -> None:
         )
         print(format_links(timeline))
         if arguments.output is not None:
-            from bench.contest.timeline_picture import draw
+            from arborcast.bench.contest.timeline_picture import draw
 
             draw(timeline, arguments.output)
             text = json.dumps(as_document(timeline))

@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import synth
-import topologies
-from backends import launch
-from synth.comparison import Comparison, compare
-from synth.console import gigabytes
-from synth.pictures import draw_sweep, draw_timeline, draw_topology, draw_trees
-from synth.schedule import Schedule
-from synth.sizes import format_size, size_range
-from synth.verifier import Verdict
+from arborcast import synth, topologies
+from arborcast.backends.measure import launch
+from arborcast.synth.baselines.comparison import Comparison, compare
+from arborcast.synth.cli.console import gigabytes
+from arborcast.synth.formats.sizes import format_size, size_range
+from arborcast.synth.pictures import draw_sweep, draw_timeline, draw_topology, draw_trees
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.verification.verifier import Verdict
 
 from demo_report import certificate_in_words, picture_name, write_report  # isort: skip  (lies beside this file)
 

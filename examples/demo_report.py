@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from synth.certificate import Bound, Cut, Dual, Partition
-from synth.formats.atomic import write_atomically
-from synth.schedule import Schedule
-from synth.sizes import format_size
-from synth.topology import Topology
+from arborcast.synth.certificate import Bound, Cut, Dual, Partition
+from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
     from demo import Result

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-import backends.group.register  # noqa: F401  (not needed where arborcast is installed: torch finds it)
+import arborcast.torch_backend  # noqa: F401  (not needed where arborcast is installed: torch finds it)
 
 BATCH = 128  # images per step, on all ranks together
 HELD_OUT = 360  # of 1797 images

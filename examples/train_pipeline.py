@@ -23,13 +23,12 @@ import torch.distributed.nn.functional  # keeps the default group that it finds:
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import pipeline
-import topologies
-from pipeline.pictures import draw_timelines
-from pipeline.pictures.timeline import title_of
-from pipeline.stages import ORDERS
-from synth.errors import InputError
-from synth.pictures.canvas import FAINT, PALETTE, check_path, headline, picture
+from arborcast import pipeline, topologies
+from arborcast.pipeline.pictures import draw_timelines
+from arborcast.pipeline.pictures.timeline import title_of
+from arborcast.pipeline.planning.plan import ORDERS
+from arborcast.synth.errors import InputError
+from arborcast.synth.pictures.canvas import FAINT, PALETTE, check_path, headline, picture
 
 BATCH = 120  # images per step, of 1797
 LIMIT = 1e-6  # the same sums of float32, in another order

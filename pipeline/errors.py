@@ -6,7 +6,7 @@ command line.
 
 from __future__ import annotations
 
-from synth.errors import InputError
+from arborcast.synth.errors import InputError
 
 
 class PartitionError(InputError):

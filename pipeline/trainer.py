@@ -19,34 +19,34 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.errors import BatchError, PlanError
-from pipeline.layered import Layered
-from pipeline.run import checkpoints
-from pipeline.run.agreement import Agreement
-from pipeline.run.batch_norm import (
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.run import checkpoints
+from arborcast.pipeline.run.agreement import Agreement
+from arborcast.pipeline.run.batch_norm import (
     DeferredStatistics,
     find_batch_norm,
     restore_batch_norm,
     synchronise_batch_norm,
 )
-from pipeline.run.batches import Batch, Signature, Tensors, as_tuple
-from pipeline.run.boundary import FakeStage
-from pipeline.run.divisibility import check_divisible
-from pipeline.run.giving_up import GivingUp
-from pipeline.run.groups import Groups, fabric_of
-from pipeline.run.links import Links, Messages
-from pipeline.run.losses import REDUCTIONS, LossFunction
-from pipeline.run.passes import Passes
-from pipeline.run.place import Place
-from pipeline.run.precision import Precision
-from pipeline.run.recorder import NullRecorder, Recorder, Records
-from pipeline.run.ties import TieGroups
-from pipeline.run.update import OptimizerOf, Update, check_optimizer
-from pipeline.run.weights import broadcast_weights
-from pipeline.stages import Plan
-from pipeline.timeline import Timeline
-from synth.errors import InputError
-from synth.topology import Topology
+from arborcast.pipeline.run.batches import Batch, Signature, Tensors, as_tuple
+from arborcast.pipeline.run.boundary import FakeStage
+from arborcast.pipeline.run.divisibility import check_divisible
+from arborcast.pipeline.run.giving_up import GivingUp
+from arborcast.pipeline.run.groups import Groups, fabric_of
+from arborcast.pipeline.run.links import Links, Messages
+from arborcast.pipeline.run.losses import REDUCTIONS, LossFunction
+from arborcast.pipeline.run.passes import Passes
+from arborcast.pipeline.run.place import Place
+from arborcast.pipeline.run.precision import Precision
+from arborcast.pipeline.run.recorder import NullRecorder, Recorder, Records
+from arborcast.pipeline.run.ties import TieGroups
+from arborcast.pipeline.run.update import OptimizerOf, Update, check_optimizer
+from arborcast.pipeline.run.weights import broadcast_weights
+from arborcast.pipeline.simulation.timeline import Timeline
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Topology
 
 BATCH_NORMS = ("microbatch", "deferred")
 """When running statistics of batch norm change."""
@@ -355,7 +355,7 @@ class Trainer:
         self.close()
 
     def _trace(self, inputs: Tensors) -> None:
-        from pipeline.tracing import trace
+        from arborcast.pipeline.model.traced import trace
 
         assert self._waiting is not None, "the caller asked"
         model, optimizer = self._waiting

@@ -4,78 +4,79 @@
     schedule = synth.solve(fabric, "allreduce")
     synth.verify(schedule)
 
-Names are loaded on first use, so that importing this package costs nothing.
+What is named here is public. `arborcast.synth.groups` answers for several collectives at once.
+A question passes `api` (which form and method answers it), then the folder of the method: `packing` and
+`implicit` (trees), `routes`, `chunks`, `baselines`; all of them rest on `bounds`, `lp`, `symmetry` and
+`kernels`.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from arborcast.lazy import loader
 
 if TYPE_CHECKING:
-    from synth.api import bound as bound
-    from synth.api import pareto as pareto
-    from synth.api import solve as solve
-    from synth.certificate import Bound as Bound
-    from synth.chunks.frontier import Frontier as Frontier
-    from synth.collective import Collective as Collective
-    from synth.collective import Demand as Demand
-    from synth.collective import Kind as Kind
-    from synth.errors import InfeasibleError as InfeasibleError
-    from synth.errors import InputError as InputError
-    from synth.errors import TimedOutError as TimedOutError
-    from synth.faults import Faulty as Faulty
-    from synth.faults import without as without
-    from synth.formats import read_collective as read_collective
-    from synth.formats import read_schedule as read_schedule
-    from synth.formats import write_schedule as write_schedule
-    from synth.formats.any_schedule import read_any_schedule as read_any_schedule
-    from synth.formats.any_schedule import write_any_schedule as write_any_schedule
-    from synth.implicit.schedule import ImplicitSchedule as ImplicitSchedule
-    from synth.schedule import Schedule as Schedule
-    from synth.simulator import Timing as Timing
-    from synth.simulator import simulate as simulate
-    from synth.topology import Link as Link
-    from synth.topology import Topology as Topology
-    from synth.verifier import Verdict as Verdict
-    from synth.verifier import verify as verify
+    from arborcast.synth.api import bound as bound
+    from arborcast.synth.api import pareto as pareto
+    from arborcast.synth.api import solve as solve
+    from arborcast.synth.certificate import Bound as Bound
+    from arborcast.synth.chunks.frontier import Frontier as Frontier
+    from arborcast.synth.collective import Collective as Collective
+    from arborcast.synth.collective import Demand as Demand
+    from arborcast.synth.collective import Kind as Kind
+    from arborcast.synth.errors import InfeasibleError as InfeasibleError
+    from arborcast.synth.errors import InputError as InputError
+    from arborcast.synth.errors import TimedOutError as TimedOutError
+    from arborcast.synth.faults.faulty import Faulty as Faulty
+    from arborcast.synth.faults.faulty import without as without
+    from arborcast.synth.faults.repair import repair as repair
+    from arborcast.synth.formats import read_collective as read_collective
+    from arborcast.synth.formats import read_schedule as read_schedule
+    from arborcast.synth.formats import write_schedule as write_schedule
+    from arborcast.synth.formats.any_schedule import read_any_schedule as read_any_schedule
+    from arborcast.synth.formats.any_schedule import write_any_schedule as write_any_schedule
+    from arborcast.synth.implicit.schedule import ImplicitSchedule as ImplicitSchedule
+    from arborcast.synth.schedule import Schedule as Schedule
+    from arborcast.synth.simulation.simulator import Timing as Timing
+    from arborcast.synth.simulation.simulator import simulate as simulate
+    from arborcast.synth.sweeps.sweep import sweep as sweep
+    from arborcast.synth.topology import Link as Link
+    from arborcast.synth.topology import Topology as Topology
+    from arborcast.synth.verification.verifier import Verdict as Verdict
+    from arborcast.synth.verification.verifier import verify as verify
 
-_HOME = {
-    "Bound": "certificate",
-    "Collective": "collective",
-    "Demand": "collective",
-    "Faulty": "faults",
-    "Frontier": "chunks.frontier",
-    "ImplicitSchedule": "implicit.schedule",
-    "InfeasibleError": "errors",
-    "InputError": "errors",
-    "Kind": "collective",
-    "Link": "topology",
-    "Schedule": "schedule",
-    "TimedOutError": "errors",
-    "Timing": "simulator",
-    "Topology": "topology",
-    "Verdict": "verifier",
-    "bound": "api",
-    "pareto": "api",
-    "read_any_schedule": "formats.any_schedule",
-    "read_collective": "formats",
-    "read_schedule": "formats",
-    "simulate": "simulator",
-    "solve": "api",
-    "verify": "verifier",
-    "without": "faults",
-    "write_any_schedule": "formats.any_schedule",
-    "write_schedule": "formats",
+_HOMES = {
+    "Bound": "arborcast.synth.certificate",
+    "Collective": "arborcast.synth.collective",
+    "Demand": "arborcast.synth.collective",
+    "Faulty": "arborcast.synth.faults.faulty",
+    "Frontier": "arborcast.synth.chunks.frontier",
+    "ImplicitSchedule": "arborcast.synth.implicit.schedule",
+    "InfeasibleError": "arborcast.synth.errors",
+    "InputError": "arborcast.synth.errors",
+    "Kind": "arborcast.synth.collective",
+    "Link": "arborcast.synth.topology",
+    "Schedule": "arborcast.synth.schedule",
+    "TimedOutError": "arborcast.synth.errors",
+    "Timing": "arborcast.synth.simulation.simulator",
+    "Topology": "arborcast.synth.topology",
+    "Verdict": "arborcast.synth.verification.verifier",
+    "bound": "arborcast.synth.api",
+    "pareto": "arborcast.synth.api",
+    "read_any_schedule": "arborcast.synth.formats.any_schedule",
+    "read_collective": "arborcast.synth.formats",
+    "read_schedule": "arborcast.synth.formats",
+    "repair": "arborcast.synth.faults.repair",
+    "simulate": "arborcast.synth.simulation.simulator",
+    "solve": "arborcast.synth.api",
+    "sweep": "arborcast.synth.sweeps.sweep",
+    "verify": "arborcast.synth.verification.verifier",
+    "without": "arborcast.synth.faults.faulty",
+    "write_any_schedule": "arborcast.synth.formats.any_schedule",
+    "write_schedule": "arborcast.synth.formats",
 }
 
-__all__ = list(_HOME)
+__all__ = list(_HOMES)
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from its module on first use (PEP 562)."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'synth' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"synth.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)

@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args, overload
 
-from synth.certificate import Bound
-from synth.collective import Collective, Kind
-from synth.errors import InputError
-from synth.faults import Faulty, left_of
-from synth.methods import SERVES, Request, Wishes, check_knobs, natural_method, solve_by_method
-from synth.topology import Topology
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.faults.faulty import Faulty, left_of
+from arborcast.synth.methods import SERVES, Request, Wishes, check_knobs, natural_method, solve_by_method
+from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from synth.chunks.frontier import Frontier
-    from synth.implicit.schedule import AnySchedule, ImplicitSchedule
-    from synth.implicit.translations import Translations
-    from synth.schedule import Schedule
-    from synth.selection import Selection
+    from arborcast.synth.chunks.frontier import Frontier
+    from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+    from arborcast.synth.schedule import Schedule
+    from arborcast.synth.selection import Selection
+    from arborcast.synth.symmetry.translations import Translations
 
 Form: TypeAlias = Literal["auto", "explicit", "implicit"]
 """How a schedule is written: every chunk, or representatives and the translations that make the others."""
@@ -95,10 +95,10 @@ def solve(
         form: "explicit" for a `Schedule`, in which every chunk is written out; "implicit" for an
             `ImplicitSchedule`, representatives and translations; "auto" decides as `approach` says, and is
             explicit for up to `LARGEST_EXPLICIT` ranks.
-        method: "auto" or one of `synth.methods.METHODS`.
+        method: "auto" or one of `arborcast.synth.methods.METHODS`.
         root: for kinds that have one.
         ranks: those that take part; the others may forward, copy and reduce on the way. None for all.
-        **wishes: the fields of `synth.methods.Request`: `size_bytes`, `max_trees`, `deadline_s`, ...
+        **wishes: the fields of `arborcast.synth.methods.Request`: `size_bytes`, `max_trees`, `deadline_s`, ...
 
     Raises:
         InputError: an unknown method, a wish that it does not have, a collective that does not fit, or a form
@@ -117,7 +117,7 @@ class Approach:
     Attributes:
         topology: the fabric, or what is left of it.
         collective: on it.
-        method: "auto" or one of `synth.methods.METHODS`.
+        method: "auto" or one of `arborcast.synth.methods.METHODS`.
         request: what the method is told.
         translations: those by which it is answered, in implicit form; None where chunks are written out.
         faulty: given where the healthy fabric's schedule is repaired; else None.
@@ -138,11 +138,11 @@ class Approach:
     def best(self) -> AnySchedule:
         """By the method that was named, or of the best rate; raises as `solve`."""
         if self.translations is not None:
-            from synth.implicit.methods import answer_implicitly
+            from arborcast.synth.implicit.methods import answer_implicitly
 
             return answer_implicitly(self.topology, self.collective, self.translations, self.request)
         if self.faulty is not None:
-            from synth.packing.partly_symmetric import solve_partly_symmetric
+            from arborcast.synth.faults.partly_symmetric import solve_partly_symmetric
 
             return solve_partly_symmetric(
                 self.faulty,
@@ -155,10 +155,10 @@ class Approach:
     def candidates(self) -> Iterator[AnySchedule]:
         """Every schedule worth comparing over sizes, as they are found; raises as `solve`, in between."""
         if self.translations is not None:
-            from synth.implicit.methods import implicit_candidates
+            from arborcast.synth.implicit.methods import implicit_candidates
 
             return implicit_candidates(self.topology, self.collective, self.translations, self.request)
-        from synth.selection import candidates
+        from arborcast.synth.selection import candidates
 
         request = replace(self.request, size_bytes=None)
         return candidates(self.topology, self.collective, request, of_best_rate=self.best)
@@ -170,7 +170,7 @@ class Approach:
             InfeasibleError: no method has a schedule.
             TimedOutError: the deadline passed before there was any schedule.
         """
-        from synth.selection import compared
+        from arborcast.synth.selection import compared
 
         return compared(self.candidates(), self.collective.kind)
 
@@ -219,7 +219,7 @@ def _translations(
         )
     if form == "explicit" or method not in {"auto", natural}:
         return None
-    from synth.implicit.methods import translations_for
+    from arborcast.synth.implicit.methods import translations_for
 
     if form == "implicit":
         return translations_for(topology, collective, seed=request.seed)
@@ -234,7 +234,7 @@ def _translations(
 
 def _is_better_repaired(faulty: Faulty, collective: Collective, method: str, request: Request) -> bool:
     """Whether what is left is solved from the schedule of the healthy fabric."""
-    from synth.packing.partly_symmetric import SERVED
+    from arborcast.synth.faults.partly_symmetric import SERVED
 
     if collective.kind not in SERVED or len(collective.ranks) < faulty.topology.ranks:
         return False
@@ -262,7 +262,7 @@ def bound(
     Raises:
         CollectiveError: the collective does not fit the topology.
     """
-    from synth import bounds
+    from arborcast.synth import bounds
 
     return bounds.bound(topology, as_collective(topology, collective, root=root, ranks=ranks))
 
@@ -287,7 +287,7 @@ def pareto(
         collective: a kind by name, or a whole `Collective` (then `root` and `ranks` are not used).
         root: for kinds that have one.
         ranks: those that take part; None for all.
-        max_steps: see `synth.chunks.frontier.pareto`, like all that follow.
+        max_steps: see `arborcast.synth.chunks.frontier.pareto`, like all that follow.
         tolerance: how near to the static limit is near enough.
         deadline_s: limit in seconds; what was found by then is returned.
         seed: of the solvers.
@@ -298,7 +298,7 @@ def pareto(
         InputError: a collective that does not fit, or a number out of its range.
         InfeasibleError: some rank cannot be reached, or not in `max_steps`; carries the proof.
     """
-    from synth.chunks import frontier
+    from arborcast.synth.chunks import frontier
 
     return frontier.pareto(
         topology,

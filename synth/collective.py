@@ -14,8 +14,8 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
-from synth.errors import CollectiveError
-from synth.topology import Topology
+from arborcast.synth.errors import CollectiveError
+from arborcast.synth.topology import Topology
 
 Contributors: TypeAlias = frozenset[int]
 

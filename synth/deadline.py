@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from synth.errors import TimedOutError
+from arborcast.synth.errors import TimedOutError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from synth.certificate import Bound
-    from synth.chunks.step_bound import StepBound
-    from synth.implicit.schedule import AnySchedule
+    from arborcast.synth.certificate import Bound
+    from arborcast.synth.chunks.bounds.certificate import StepBound
+    from arborcast.synth.implicit.schedule import AnySchedule
 
 
 class InputError(ValueError):

@@ -1,7 +1,7 @@
 """The methods by name, and what each may be told.
 
 This is the one place that knows all of them. Each lives in its own module and is imported only when it is
-asked for, so that the start of the command stays fast. `synth.api` decides which one answers a question.
+asked for, so that the start of the command stays fast. `arborcast.synth.api` decides which one answers a question.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from synth.collective import TREE_KINDS, Collective, Kind
-from synth.errors import InputError, TimedOutError
-from synth.schedule import Schedule
-from synth.topology import Topology
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
-    from synth.packing.solver import TreeMethod
+    from arborcast.synth.packing.solver import TreeMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Request:
     Attributes:
         max_trees: at most so many trees (per root for allgather and reduce-scatter); None for any number.
         tolerance: with few trees, the part of the optimum that may be given up for fewer of them; None
-            for the default of `synth.packing.fewest`.
+            for the default of `arborcast.synth.packing.fewest`.
         epsilon: the part of the optimum that the multiplicative weights may miss; None for the default of
-            `synth.packing.mwu`.
+            `arborcast.synth.packing.mwu`.
         seed: breaks ties; the same seed gives the same schedule on any machine.
         deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
         size_bytes: with the method "auto", the message size for which the schedule should be fastest;
             None for the best rate, which is what counts for large messages.
-        chunks: C of a chunk schedule (see `synth.chunks.solver.Size`, like the next two).
+        chunks: C of a chunk schedule (see `arborcast.synth.chunks.fixed_size.Size`, like the next two).
         steps: S of a chunk schedule.
         rounds: R of a chunk schedule.
         cache: whether answers of solvers are kept and used on disk.
@@ -101,7 +101,7 @@ _IN_WORDS = {
 def solve_by_method(topology: Topology, collective: Collective, method: str, request: Request) -> Schedule:
     """The schedule of one method, written out; by "auto" the one of the best rate, whatever the size.
 
-    `synth.api` decides which method a question is for; here nothing is decided.
+    `arborcast.synth.api` decides which method a question is for; here nothing is decided.
 
     Raises:
         InputError: a collective that the method does not do.
@@ -148,7 +148,7 @@ def check_knobs(method: str, collective: Collective, request: Request) -> None:
 
 def _best_of_frontier(topology: Topology, collective: Collective, request: Request) -> Schedule:
     """The highest rate of any chunk schedule that was found."""
-    from synth.chunks.frontier import pareto as find
+    from arborcast.synth.chunks.frontier import pareto as find
 
     frontier = find(
         topology, collective, deadline_s=request.deadline_s, seed=request.seed, cache=request.cache
@@ -166,8 +166,8 @@ def _best_of_frontier(topology: Topology, collective: Collective, request: Reque
 
 def _by_trees(name: TreeMethod) -> Method:
     def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
-        from synth.packing.mwu import DEFAULT_EPSILON
-        from synth.packing.solver import solve_by_trees
+        from arborcast.synth.packing.mwu import DEFAULT_EPSILON
+        from arborcast.synth.packing.solver import solve_by_trees
 
         return solve_by_trees(
             topology,
@@ -185,14 +185,14 @@ def _by_trees(name: TreeMethod) -> Method:
 
 
 def _by_routes(topology: Topology, collective: Collective, request: Request) -> Schedule:
-    from synth.routes import solve_by_routes
+    from arborcast.synth.routes.solver import solve_by_routes
 
     return solve_by_routes(topology, collective, seed=request.seed, deadline_s=request.deadline_s)
 
 
 def _by_baseline(name: str) -> Method:
     def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
-        from synth.baselines import solve_baseline
+        from arborcast.synth.baselines import solve_baseline
 
         return solve_baseline(topology, collective, name, seed=request.seed, deadline_s=request.deadline_s)
 
@@ -201,7 +201,7 @@ def _by_baseline(name: str) -> Method:
 
 def _by_chunks(name: str) -> Method:
     def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
-        from synth.chunks.solver import Size, solve_by_chunks
+        from arborcast.synth.chunks.fixed_size import Size, solve_by_chunks
 
         assert request.chunks is not None and request.steps is not None and request.rounds is not None, (
             "checked with the other knobs"

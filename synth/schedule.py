@@ -2,7 +2,7 @@
 
 A schedule is complete in itself: it holds its topology, its collective and its bound. Building one checks
 its form (indices, shares of the right type); whether it does what the collective asks is for
-`synth.verifier` to say, which shares no code with the builders.
+`arborcast.synth.verification.verifier` to say, which shares no code with the builders.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from itertools import chain, pairwise, repeat
 from operator import attrgetter
 from typing import TypeAlias
 
-from synth.certificate import Bound
-from synth.collective import Collective, Kind
-from synth.errors import ScheduleError
-from synth.topology import Hop, Topology, Vertex
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import ScheduleError
+from arborcast.synth.topology import Hop, Topology, Vertex
 
 Settings: TypeAlias = tuple[tuple[str, str | int | None], ...]
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, pairwise, takewhile
 
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from synth.implicit.schedule import AnySchedule
-from synth.methods import METHODS, NEED_SIZE, Request, natural_method, solve_by_method
-from synth.schedule import Schedule
-from synth.topology import Topology
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.methods import METHODS, NEED_SIZE, Request, natural_method, solve_by_method
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
 
 FEW_TREES = (1, 2)
 """Tree counts that are tried besides the full packing: few trees are shallow and start fast."""
@@ -58,7 +58,7 @@ class Selection:
 
     def fastest(self, size_bytes: int) -> AnySchedule:
         """The one with the least simulated time; the first of equals."""
-        from synth.simulator import simulate
+        from arborcast.synth.simulation.simulator import simulate
 
         return min(self.schedules, key=lambda schedule: simulate(schedule, size_bytes).time_us)
 
@@ -171,7 +171,7 @@ def _shallow(
     """Packings of lower trees than the ones found first, near their rate."""
     if topology.ranks > LARGEST_SHALLOW:
         return
-    from synth.packing.solver import shallow_schedules
+    from arborcast.synth.packing.solver import shallow_schedules
 
     deadline.check("the comparison of methods")
     yield from shallow_schedules(topology, collective, below=below, seed=request.seed, deadline=deadline)
@@ -181,9 +181,9 @@ def _frontier(
     topology: Topology, collective: Collective, request: Request, deadline: Deadline
 ) -> Iterator[Schedule]:
     """Chunk schedules of few steps, found with little effort and therefore unproved."""
-    from synth.chunks.compositions import latency_of_parts
-    from synth.chunks.frontier import pareto
-    from synth.chunks.problem import TooManyRoutesError
+    from arborcast.synth.chunks.frontier import pareto
+    from arborcast.synth.chunks.problem.instance import TooManyRoutesError
+    from arborcast.synth.chunks.sums.compositions import latency_of_parts
 
     deadline.check("the comparison of methods")
     try:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from numbers import Rational
 from typing import TypeAlias
 
-from synth.errors import TopologyError
+from arborcast.synth.errors import TopologyError
 
 Vertex: TypeAlias = int
 Hop: TypeAlias = tuple[Vertex, Vertex]  # the ends of a link

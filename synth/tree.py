@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from synth.schedule import Settings
-from synth.topology import Vertex
+from arborcast.synth.schedule import Settings
+from arborcast.synth.topology import Vertex
 
 
 @dataclass(frozen=True, slots=True)

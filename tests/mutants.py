@@ -35,17 +35,17 @@ SLOWER = 5
 """How many times as long as the module itself a mutant may take before it counts as killed: it hangs."""
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "synth.verifier": ("test_verifier.py",),
-    "synth.replay": ("test_verifier.py",),
-    "synth.certification.rates": ("test_certification.py",),
-    "synth.certification.metric": ("test_certification.py",),
-    "synth.certification.trees": ("test_certification.py",),
-    "synth.certification.ways": ("test_certification.py",),
-    "synth.events": ("test_simulator.py",),
-    "backends.lowering": ("test_program.py", "test_interpreter.py"),
-    "backends.deadlock": ("test_deadlock.py", "test_program.py"),
-    "backends.arithmetic": ("test_arithmetic.py",),
-    "pipeline.run.gradients": ("test_gradient_buffer.py",),
+    "arborcast.synth.verification.verifier": ("verification/test_verifier.py",),
+    "arborcast.synth.verification.replay": ("verification/test_verifier.py",),
+    "arborcast.synth.certification.rates": ("verification/test_certification.py",),
+    "arborcast.synth.certification.metric": ("verification/test_certification.py",),
+    "arborcast.synth.certification.trees": ("verification/test_certification.py",),
+    "arborcast.synth.certification.ways": ("verification/test_certification.py",),
+    "arborcast.synth.simulation.events": ("simulation/test_simulator.py",),
+    "arborcast.backends.lowering.lower": ("lowering/test_program.py", "executors/test_interpreter.py"),
+    "arborcast.backends.lowering.deadlock": ("lowering/test_deadlock.py", "lowering/test_program.py"),
+    "arborcast.backends.dataflow.arithmetic": ("dataflow/test_arithmetic.py",),
+    "arborcast.pipeline.run.gradients": ("training/test_gradient_buffer.py",),
 }
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -191,7 +191,7 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.mutant.module:
+        if fullname != f"arborcast.{self.mutant.module}":
             return None
         return importlib.util.spec_from_loader(fullname, self, origin=str(_path(fullname)))
 
@@ -269,7 +269,7 @@ def main() -> int:
     if unknown:
         parser.error(f"{unknown[0]}: must be one of {', '.join(TARGETS)}")
     os.environ["NUMBA_DISABLE_JIT"] = "1"
-    sys.path[:0] = [str(HOME), str(HOME / "tests")]
+    sys.path[:0] = [str(HOME)]
     known = equivalents()
     failed = False
     for module in chosen.modules or TARGETS:

@@ -6,8 +6,8 @@ topologies.load("cluster.yaml", ranks=[0, 1, 3])
 
 from __future__ import annotations
 
-from topologies.catalog import Entry, Parameter, catalog
-from topologies.rates import GPUS, Rates
-from topologies.spec import load
+from arborcast.topologies.catalog import Entry, Parameter, catalog
+from arborcast.topologies.rates import GPUS, Rates
+from arborcast.topologies.spec import load
 
 __all__ = ["GPUS", "Entry", "Parameter", "Rates", "catalog", "load"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from synth.topology import Topology
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

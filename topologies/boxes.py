@@ -1,17 +1,17 @@
 """The machines of the catalog: DGX and MI250 boxes, alone or joined by a fabric.
 
 Ranks are numbered box by box, inside a box as the machine's own tools number the GPUs. Latencies are those
-of `topologies.rates`; where none has been published it says so.
+of `arborcast.topologies.rates`; where none has been published it says so.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-from synth.errors import TopologyError
-from synth.topology import Link, Topology
-from topologies.builders import cable, check_size, rotation, side_by_side, without_identity
-from topologies.rates import FABRIC_HOP_US, GPUS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.builders import cable, check_size, rotation, side_by_side, without_identity
+from arborcast.topologies.rates import FABRIC_HOP_US, GPUS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 
 # NVLinks per pair of GPUs of a DGX-1 with V100, numbered as nvidia-smi does (NCCL issue 671).
 DGX1_NVLINKS = (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from synth.errors import TopologyError
-from synth.topology import Link, Topology, Vertex
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.topology import Link, Topology, Vertex
 
 MAX_VERTICES = 1 << 16
 MAX_LINKS = 1 << 21

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from synth.errors import TopologyError
-from synth.formats.numerals import parse_number, shorten
-from synth.topology import Topology
-from topologies import boxes, graphs, grids
-from topologies.beyond import Beyond, nvlink_sharp
-from topologies.builders import MAX_VERTICES
-from topologies.rates import Rates
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.numerals import parse_number, shorten
+from arborcast.synth.topology import Topology
+from arborcast.topologies import boxes, graphs, grids
+from arborcast.topologies.beyond import Beyond, nvlink_sharp
+from arborcast.topologies.builders import MAX_VERTICES
+from arborcast.topologies.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from synth.errors import InputError, TopologyError
-from synth.formats.documents import topology_from_document
-from synth.formats.numerals import shorten
-from synth.formats.reading import parse_json, read_text, shorten_path
-from synth.topology import Topology
-from topologies.rates import Rates
+from arborcast.synth.errors import InputError, TopologyError
+from arborcast.synth.formats.documents import topology_from_document
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
+from arborcast.synth.topology import Topology
+from arborcast.topologies.rates import Rates
 
 MAX_TOPOLOGY_BYTES = 16 << 20
 
@@ -47,11 +47,11 @@ def load_file(
         if gpu is not None and kind != "nvidia-smi":
             raise TopologyError(f"{place}: gpu is for nvidia-smi text only, and this is {kind}")
         if kind == "nvidia-smi":
-            from topologies.nvidia_smi import parse_nvidia_smi
+            from arborcast.topologies.nvidia_smi import parse_nvidia_smi
 
             return parse_nvidia_smi(text, place, gpu=gpu, pcie=pcie, rates=rates)
         if kind == "XML":
-            from topologies.nccl_xml import parse_nccl_xml
+            from arborcast.topologies.nccl_xml import parse_nccl_xml
 
             return parse_nccl_xml(text, place, pcie=pcie, rates=rates)
         if pcie or rates is not Rates.DATASHEET:
@@ -81,7 +81,7 @@ def _from_document(text: str, place: str, kind: str) -> Topology:
     if kind == "JSON":
         document = parse_json(text, place)
     else:
-        from synth.formats.yaml_text import parse_yaml
+        from arborcast.synth.formats.yaml_text import parse_yaml
 
         document = parse_yaml(text, place)
     if not isinstance(document, dict):

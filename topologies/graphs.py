@@ -10,9 +10,16 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from synth.errors import TopologyError
-from synth.topology import Link, Topology
-from topologies.builders import cable, check_size, grid_images, rotation, side_by_side, without_identity
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.builders import (
+    cable,
+    check_size,
+    grid_images,
+    rotation,
+    side_by_side,
+    without_identity,
+)
 
 
 def star(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from synth.errors import TopologyError
-from synth.topology import Link, Topology
-from topologies.builders import (
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.builders import (
     cable,
     check_size,
     coordinates,

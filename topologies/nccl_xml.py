@@ -15,11 +15,11 @@ from fractions import Fraction
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from synth.errors import InputError, TopologyError
-from synth.formats.numerals import shorten
-from synth.topology import Link, Topology
-from topologies.builders import MAX_VERTICES, cable, with_obvious_symmetries
-from topologies.rates import (
+from arborcast.synth.errors import InputError, TopologyError
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.builders import MAX_VERTICES, cable, with_obvious_symmetries
+from arborcast.topologies.rates import (
     BETWEEN_SOCKETS,
     NVLINK_LATENCY_US,
     NVSWITCH_HOP_US,
@@ -67,7 +67,7 @@ def parse_nccl_xml(text: str, place: str, *, pcie: bool = False, rates: Rates = 
         text: the XML; a DTD and entities are refused.
         place: what errors begin with.
         pcie: whether PCIe links become links too: a tree of switches with the speed and width of each, the
-            CPUs joined pairwise (10 GB/s each way, see `topologies.rates`).
+            CPUs joined pairwise (10 GB/s each way, see `arborcast.topologies.rates`).
         rates: the data sheet's GB/s per NVLink of the compute capability, or NCCL's constant.
 
     Raises:

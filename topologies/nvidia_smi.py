@@ -13,12 +13,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from synth.errors import InputError, TopologyError
-from synth.formats.numerals import shorten
-from synth.topology import Link, Topology
-from topologies.builders import cable, check_size, with_obvious_symmetries
-from topologies.pcie_paths import LEVELS, pcie_tree
-from topologies.rates import GPUS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Gpu, Rates, gpu_named, slot_rate
+from arborcast.synth.errors import InputError, TopologyError
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.builders import cable, check_size, with_obvious_symmetries
+from arborcast.topologies.pcie_paths import LEVELS, pcie_tree
+from arborcast.topologies.rates import (
+    GPUS,
+    NVLINK_LATENCY_US,
+    NVSWITCH_HOP_US,
+    Gpu,
+    Rates,
+    gpu_named,
+    slot_rate,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +64,7 @@ def parse_nvidia_smi(
         text: the saved output, possibly with other text before and after it.
         place: what errors begin with.
         gpu: the generation (see `topologies.GPUS`).
-        pcie: whether PCIe paths become links too, as a tree of switches (see `topologies.pcie_paths`).
+        pcie: whether PCIe paths become links too, as a tree of switches (see `arborcast.topologies.pcie_paths`).
         rates: which rates an NVLink has.
 
     Raises:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from synth.topology import Link, Vertex
-from topologies.builders import cable
-from topologies.rates import BETWEEN_SOCKETS, PCIE_HOP_US
+from arborcast.synth.topology import Link, Vertex
+from arborcast.topologies.builders import cable
+from arborcast.topologies.rates import BETWEEN_SOCKETS, PCIE_HOP_US
 
 LEVELS = {"PIX": "pcie", "PXB": "bridges", "PHB": "hostbridge", "NODE": "numa", "SYS": "host"}
 """The ways over PCIe from near to far, with what the switch that stands for each is called."""

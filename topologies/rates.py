@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
-from synth.errors import TopologyError
-from synth.formats.numerals import shorten
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.numerals import shorten
 
 
 class Rates(StrEnum):

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from synth.errors import TopologyError
-from synth.formats.numerals import shorten
-from synth.topology import Topology
-from topologies.catalog import catalog, entry_named
-from topologies.rates import Rates
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.topology import Topology
+from arborcast.topologies.catalog import catalog, entry_named
+from arborcast.topologies.rates import Rates
 
 _SUFFIXES = {".yaml", ".yml", ".json", ".xml", ".txt"}
 
@@ -29,7 +29,7 @@ def load(
     What stands before the first colon decides. If it is a name of the catalog (`DGX1` is `dgx1`), the catalog
     counts (a file of that name is reached as `./dgx1`). Otherwise the spec is a path when it contains a
     separator, ends in .yaml, .yml, .json, .xml or .txt, or exists. Anything else is unknown. What a file
-    holds is seen from its content: see `topologies.files.load_file`.
+    holds is seen from its content: see `arborcast.topologies.files.load_file`.
 
     Args:
         spec: `dgx1`, `dgx-a100:boxes=2`, `torus:4x4,bandwidth=25`, ... (see `catalog`), or a path to a YAML
@@ -57,7 +57,7 @@ def load(
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
         topology = entry.build(arguments, chosen)
     elif _is_path(spec):
-        from topologies.files import load_file
+        from arborcast.topologies.files import load_file
 
         topology = load_file(spec, gpu=gpu, pcie=pcie, rates=chosen)
     else:

@@ -1,7 +1,7 @@
 """The CUDA side of a group: an inner NCCL, and synthesized allreduce and broadcast on its messages.
 
-Nothing here has run on a GPU yet; `backends.grouped` says which of its parts have run on CPU tensors. What
-schedules do not serve, and small messages, NCCL does by itself.
+Nothing here has run on a GPU yet; `arborcast.backends.executors.grouped` says which of its parts have run on CPU
+tensors. What schedules do not serve, and small messages, NCCL does by itself.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from backends.grouped import GroupedExecutor
-from backends.torch_names import Store
-from synth.collective import Kind
-from synth.implicit.schedule import AnySchedule
+from arborcast.backends.executors.grouped import GroupedExecutor
+from arborcast.backends.group.torch_compat import Store
+from arborcast.synth.collective import Kind
+from arborcast.synth.implicit.schedule import AnySchedule
 
 NCCL_BELOW = 1 << 20
 """Bytes below which NCCL serves by itself: an estimate, not measured on a GPU yet."""

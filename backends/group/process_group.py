@@ -28,8 +28,8 @@ from torch._C._distributed_c10d import (
     BroadcastOptions,
 )
 
-from backends.errors import ExecutionError
-from backends.group.arguments import (
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.group.arguments import (
     are_plain_alike,
     fits,
     fits_single,
@@ -44,15 +44,15 @@ from backends.group.arguments import (
     spread,
     written,
 )
-from backends.group.communicator import SERVED, Communicator
-from backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
-from backends.group.fabric import Fabric
-from backends.group.incarnation import fresh_store
-from backends.group.options import Options
-from backends.group.work_queue import WorkQueue
-from backends.torch_names import PrefixStore, Store, break_gloo, new_gloo
-from synth.collective import Kind
-from synth.implicit.schedule import AnySchedule
+from arborcast.backends.group.communicator import SERVED, Communicator
+from arborcast.backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
+from arborcast.backends.group.options import Options
+from arborcast.backends.group.torch_compat import PrefixStore, Store, break_gloo, new_gloo
+from arborcast.backends.group.work_queue import WorkQueue
+from arborcast.backends.schedules.fabric import Fabric
+from arborcast.backends.schedules.incarnation import fresh_store
+from arborcast.synth.collective import Kind
+from arborcast.synth.implicit.schedule import AnySchedule
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from backends.errors import ExecutionError
+from arborcast.backends.errors import ExecutionError
 
 
 class QueuedWork(dist.Work):

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from backends.errors import ExecutionError
-from backends.group.queued_work import QueuedWork
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.group.queued_work import QueuedWork
 
 IDLE_S = 60.0
 """A thread that has had nothing to do for so long ends, unless it is the only one."""

@@ -10,11 +10,11 @@ import statistics
 from dataclasses import dataclass
 from fractions import Fraction
 
-from backends.probe.inference import Miss, misses
-from backends.probe.measurements import Flow, Measurements
-from backends.probe.prediction import Predictor, ratio
-from synth.errors import InputError
-from synth.topology import Link, Topology
+from arborcast.backends.probe.inference import Miss, misses
+from arborcast.backends.probe.measurements import Flow, Measurements
+from arborcast.backends.probe.prediction import Predictor, ratio
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Link, Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from backends.channels.network import Network
-from backends.probe.measurements import Flow, Load, Measurements, Spread
-from backends.probe.plan import broad_loads, matchings, solo_rounds, targeted_loads
-from backends.probe.traffic import Period, flood, ping_pong
-from synth import progress
+from arborcast.backends.probe.measurements import Flow, Load, Measurements, Spread
+from arborcast.backends.probe.plan import broad_loads, matchings, solo_rounds, targeted_loads
+from arborcast.backends.probe.traffic import Period, flood, ping_pong
+from arborcast.backends.transport.network import Network
+from arborcast.synth import progress
 
 Part = TypeVar("Part")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 
-from backends.probe.measurements import Flow, Load, Spread
+from arborcast.backends.probe.measurements import Flow, Load, Spread
 
 
 def matchings(ranks: int) -> list[tuple[Flow, ...]]:

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 
-from backends.probe.measurements import Flow
-from synth.topology import Hop, Topology, Vertex
+from arborcast.backends.probe.measurements import Flow
+from arborcast.synth.topology import Hop, Topology, Vertex
 
 Limit: TypeAlias = tuple[frozenset[Flow], float]
 """Flows that share something, and how much of it there is: their rates add up to at most this, GB/s."""

@@ -8,12 +8,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from backends.probe.comparison import Comparison
-from backends.probe.inference import Inference
-from backends.probe.measurements import Flow, Measurements, Spread
-from backends.probe.prediction import Predictor
-from synth.formats import topology_to_document
-from synth.topology import Link, Topology
+from arborcast.backends.probe.comparison import Comparison
+from arborcast.backends.probe.inference import Inference
+from arborcast.backends.probe.measurements import Flow, Measurements, Spread
+from arborcast.backends.probe.prediction import Predictor
+from arborcast.synth.formats import topology_to_document
+from arborcast.synth.topology import Link, Topology
 
 
 def topology_file(found: Inference, measured: Measurements) -> str:

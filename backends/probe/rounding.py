@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from fractions import Fraction
 
-from backends.probe.measurements import Spread
+from arborcast.backends.probe.measurements import Spread
 
 _MULTIPLES = 8
 """Rates are made whole multiples of the lowest one up to here; above, anything would be near to one."""

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from backends.channels.network import Network
-from backends.probe.measurements import Measurements
-from backends.probe.measuring import Effort, measure
-from backends.torchrun import job_group
+from arborcast.backends.measure.torchrun import job_group
+from arborcast.backends.probe.measurements import Measurements
+from arborcast.backends.probe.measuring import Effort, measure
+from arborcast.backends.transport.network import Network
 
 _PREFIX = "arborcast/probe"
 

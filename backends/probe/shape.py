@@ -20,9 +20,9 @@ from fractions import Fraction
 from itertools import pairwise, permutations
 from typing import TypeAlias
 
-from backends.probe.measurements import Flow, Measurements, Spread
-from backends.probe.rounding import clustered
-from synth.topology import Link, Topology
+from arborcast.backends.probe.measurements import Flow, Measurements, Spread
+from arborcast.backends.probe.rounding import clustered
+from arborcast.synth.topology import Link, Topology
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 Label: TypeAlias = int | str  # a rank, or the name of a switch

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from backends.channels.channel import Channel
-from backends.errors import ExecutionError
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.transport.channel import Channel
 
 PING_BYTES = 8
 _LAST = 1  # first byte of the message after which a sender stops

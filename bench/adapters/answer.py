@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
-from bench.measured import Finished
-from synth.certificate import Bound
-from synth.collective import Collective
-from synth.schedule import Schedule
-from synth.topology import Topology
+from arborcast.bench.measured import Finished
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from bench.adapters.answer import (
+from arborcast.bench.adapters.answer import (
     LONGEST_REPEATED_S,
     Algorithm,
     Answer,
@@ -26,14 +26,14 @@ from bench.adapters.answer import (
     answer_of,
     without_repeat,
 )
-from bench.measured import Finished, run
-from synth.collective import Kind
-from synth.errors import InputError
-from synth.packing.carrier import breadth_first
-from synth.packing.lift import lift_trees
-from synth.schedule import Method
-from synth.topology import Topology
-from synth.tree import Tree, TreeEdge
+from arborcast.bench.measured import Finished, run
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.packing.carrier import breadth_first
+from arborcast.synth.packing.lift import lift_trees
+from arborcast.synth.schedule import Method
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree, TreeEdge
 
 CHILD = Path(__file__).resolve().parent / "forestcoll_child.py"
 MODULE = "pipeline_allgather.py"

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.adapters.answer import Answer, Question, Reading
-    from synth.schedule import Schedule
-    from synth.topology import Topology
+    from arborcast.bench.adapters.answer import Answer, Question, Reading
+    from arborcast.synth.schedule import Schedule
+    from arborcast.synth.topology import Topology
 
 HOME = Path(__file__).resolve().parent.parent.parent
 FRONTIER = "frontier"
@@ -39,9 +39,9 @@ class Ours:
         """It is always there."""
 
     def ask(self, question: Question, limit_s: float) -> Answer:
-        """See `bench.adapters.answer.Contender`."""
-        from bench.adapters.answer import answer_of, without_repeat
-        from bench.measured import run
+        """See `arborcast.bench.adapters.answer.Contender`."""
+        from arborcast.bench.adapters.answer import answer_of, without_repeat
+        from arborcast.bench.measured import run
 
         root = question.collective.root or 0
         with TemporaryDirectory() as scratch:
@@ -54,8 +54,8 @@ class Ours:
 
 
 def _read(output: str, folder: Path) -> Reading:
-    from bench.adapters.answer import Algorithm
-    from synth.formats.schedules import read_schedule
+    from arborcast.bench.adapters.answer import Algorithm
+    from arborcast.synth.formats.schedules import read_schedule
 
     told = json.loads(output)
     algorithms: list[Algorithm] = []
@@ -69,9 +69,9 @@ def main() -> None:
     """In the child: find the schedules, write them down, find them again, say how long that took."""
     method, spec, listed, kind, root, folder = sys.argv[1:]
     ranks = None if listed == "all" else tuple(map(int, listed.split(",")))
-    import topologies
-    from bench.adapters.answer import LONGEST_REPEATED_S
-    from synth.formats.schedules import write_schedule
+    from arborcast import topologies
+    from arborcast.bench.adapters.answer import LONGEST_REPEATED_S
+    from arborcast.synth.formats.schedules import write_schedule
 
     start = time.perf_counter()
     found = _found(method, topologies.load(spec, ranks=ranks), kind, int(root))
@@ -96,7 +96,7 @@ def main() -> None:
 
 def _found(method: str, topology: Topology, kind: str, root: int) -> list[tuple[str, Schedule]]:
     """Schedules with what tells them apart."""
-    from synth.api import pareto, solve
+    from arborcast.synth.api import pareto, solve
 
     if method == FRONTIER:
         points = pareto(topology, kind, root=root, cache=False).points

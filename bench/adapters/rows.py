@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from bench.adapters.answer import Algorithm, Answer, Question
-from synth.simulator import sweep
-from synth.verifier import verify
+from arborcast.bench.adapters.answer import Algorithm, Answer, Question
+from arborcast.synth.simulation.simulator import sweep
+from arborcast.synth.verification.verifier import verify
 
 SIZES = {"time_us_64KiB": 64 << 10, "time_us_64MiB": 64 << 20}
 EMPTY = (

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import sccl
-from bench.adapters.answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
-from synth.collective import Kind
-from synth.errors import InputError
-from synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.bench import sccl
+from arborcast.bench.adapters.answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 
 SUFFIX = ".msccl.json"
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from bench.adapters.answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
-from bench.measured import run
-from synth.collective import Kind
-from synth.errors import InputError
-from synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.bench.adapters.answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
+from arborcast.bench.measured import run
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 
 PROGRAM = Path("build") / "bin" / "tacos-sends"
 CHUNK_BYTES = 1 << 20

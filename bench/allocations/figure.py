@@ -1,7 +1,7 @@
 """The picture of a survey, as BLINK draws it: for each allocation a pair of bars, trees beside NCCL's ring.
 
 One panel per collective, allocations in groups by their size, the optimum as a line across its pair. It shows
-what the rows of `bench.fragments.survey` say and works out nothing.
+what the rows of `arborcast.bench.fragments.survey` say and works out nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from bench.allocations.nccl import NCCL, NCCL_RELAYS, Over
-from synth.errors import InputError
-from synth.pictures.canvas import FAINT, INK, LETTERS_PER_INCH, PALETTE, QUIET, headline, picture
+from arborcast.bench.allocations.nccl import NCCL, NCCL_RELAYS, Over
+from arborcast.synth.errors import InputError
+from arborcast.synth.pictures.canvas import FAINT, INK, LETTERS_PER_INCH, PALETTE, QUIET, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ def draw_fragments(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
     """Draw the rows of one box, in the order in which they come.
 
     Args:
-        rows: of `bench.fragments.survey`.
+        rows: of `arborcast.bench.fragments.survey`.
         path: an .svg or .png file.
 
     Raises:

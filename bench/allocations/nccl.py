@@ -1,9 +1,9 @@
 """What NCCL's planning model makes of a fragment: which rings it has, over what, and their rate.
 
-Figures of the model, not measurements (see `synth.nccl_model`): those of large messages in protocol Simple.
-Two generations of its search for rings are told apart, because they differ where a fragment has no ring of
-direct links: since 2.8.3 a ring may pass through another GPU (path type NVB, `src/graph/paths.cc`), before
-that, as when BLINK was measured, all went over PCIe.
+Figures of the model, not measurements (see `arborcast.synth.baselines.nccl_model`): those of large messages in protocol
+Simple. Two generations of its search for rings are told apart, because they differ where a fragment has no
+ring of direct links: since 2.8.3 a ring may pass through another GPU (path type NVB, `src/graph/paths.cc`),
+before that, as when BLINK was measured, all went over PCIe.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from enum import StrEnum
 from fractions import Fraction
 from random import Random
 
-from synth.baselines.budget import Budget
-from synth.baselines.hamiltonian import Fabric, find_ring, links_of, rings_of
-from synth.baselines.paths import Path, Paths, switch_paths
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import CollectiveError
-from synth.highs import new_model
-from synth.nccl_model import Medium, Plan, Protocol, nccl_plan, nccl_times
-from synth.topology import Hop, Topology
-from topologies.rates import GPUS, Rates, slot_rate
+from arborcast.synth.baselines.budget import Budget
+from arborcast.synth.baselines.hamiltonian import Fabric, find_ring, links_of, rings_of
+from arborcast.synth.baselines.nccl_model import Medium, Plan, Protocol, nccl_plan, nccl_times
+from arborcast.synth.baselines.paths import Path, Paths, switch_paths
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError
+from arborcast.synth.lp.highs import new_model
+from arborcast.synth.topology import Hop, Topology
+from arborcast.topologies.rates import GPUS, Rates, slot_rate
 
 PCIE = slot_rate(GPUS["v100"], Rates.NCCL)
 """GB/s of a ring over PCIe of generation 3, 16 lanes: 12.

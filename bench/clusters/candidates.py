@@ -1,6 +1,6 @@
 """The schedules among which a size sweep chooses, each built or left out with its reason.
 
-They are those of `synth.selection`, with what it finds too slow on hundreds of ranks left out by rules on the
+They are those of `arborcast.synth.selection`, with what it finds too slow on hundreds of ranks left out by rules on the
 number of ranks, so that the answer does not depend on the machine; the deadline is the last resort.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from synth.baselines import BASELINES, solve_baseline
-from synth.certificate import Bound
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from synth.packing.solver import shallow_schedules, solve_by_trees
-from synth.schedule import Schedule
-from synth.selection import EXTRA_STEPS, FEW_TREES, LARGEST_FRONTIER, LARGEST_SHALLOW
-from synth.topology import Topology
+from arborcast.synth.baselines import BASELINES, solve_baseline
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.selection import EXTRA_STEPS, FEW_TREES, LARGEST_FRONTIER, LARGEST_SHALLOW
+from arborcast.synth.topology import Topology
 
 FEW_TREES_UP_TO = 32
 """Ranks up to which few trees are chosen well; above, an allreduce or broadcast gets the first one found."""
@@ -125,9 +125,9 @@ def _shallow(
 
 
 def _frontier(topology: Topology, collective: Collective, deadline: Deadline) -> Iterator[Candidate]:
-    from synth.chunks.compositions import latency_of_parts
-    from synth.chunks.frontier import pareto
-    from synth.chunks.problem import TooManyRoutesError
+    from arborcast.synth.chunks.frontier import pareto
+    from arborcast.synth.chunks.problem.instance import TooManyRoutesError
+    from arborcast.synth.chunks.sums.compositions import latency_of_parts
 
     if deadline.has_passed:
         yield Candidate("chunks", None, f"the deadline of {deadline.allowed_s:g} s had passed")

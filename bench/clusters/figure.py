@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.errors import InputError
-from synth.pictures.canvas import INK, PALETTE, QUIET, check_path, headline, picture
-from synth.sizes import format_size
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.pictures.canvas import INK, PALETTE, QUIET, check_path, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path | str, *, over: str = "sp
     """Draw the rows of a sweep.
 
     Args:
-        rows: of `bench.sweeps`, of any number of machines, which keep their order.
+        rows: of `arborcast.bench.sweeps`, of any number of machines, which keep their order.
         path: an .svg or .png file.
         over: the column drawn: "speed_up_over_nccl", or "speed_up" for the best of all others.
 

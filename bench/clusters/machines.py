@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-import topologies
-from synth.collective import Collective
-from synth.errors import CollectiveError, InfeasibleError
-from synth.nccl_model import CLUSTER_PLANS, KNOWN_PLANS, Plan, nccl_plan
-from synth.topology import Topology
-from topologies.rates import Rates
+from arborcast import topologies
+from arborcast.synth.baselines.nccl_model import CLUSTER_PLANS, KNOWN_PLANS, Plan, nccl_plan
+from arborcast.synth.collective import Collective
+from arborcast.synth.errors import CollectiveError, InfeasibleError
+from arborcast.synth.topology import Topology
+from arborcast.topologies.rates import Rates
 
 TORUS = "bandwidth=25,latency=0.7"
 """Links of the tori: one NVLink of 25 GB/s each way, with the latency of the catalog's NVLinks."""

@@ -28,8 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.collective import Collective, Kind
-from synth.nccl_model import (
+from arborcast.synth.baselines.nccl_model import (
     BASE_US,
     HOP_US,
     NET_OVERHEAD_US,
@@ -40,7 +39,8 @@ from synth.nccl_model import (
     Protocol,
     nccl_times,
 )
-from synth.schedule import Schedule
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.schedule import Schedule
 
 RINGS = ("ring", "multiring")
 

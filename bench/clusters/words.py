@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.document import Measure, document
-from synth.sizes import format_size
+from arborcast.bench.document import Measure, document
+from arborcast.synth.formats.sizes import format_size
 
 EVEN = 0.005
 """Part by which two times may differ and still count as even in the summary."""

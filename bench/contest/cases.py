@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.document import Row
-from synth.collective import Kind
-from synth.errors import InputError
-from synth.topology import Topology
+from arborcast.bench.document import Row
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Topology
 
 KINDS = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER)
 MIB = 1 << 20
@@ -38,7 +38,7 @@ class Case:
     @property
     def topology(self) -> Topology:
         """What it is about."""
-        import topologies
+        from arborcast import topologies
 
         return topologies.load(self.spec, ranks=self.ranks)
 

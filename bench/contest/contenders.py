@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-import synth
-from backends.group.options import Options
-from backends.group.table import Table
-from synth.chunks.compositions import latency_of_parts, parts_of
-from synth.chunks.frontier import pareto
-from synth.collective import Collective
-from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.schedule import Schedule
-from synth.topology import Topology
-from synth.verifier import verify
+from arborcast import synth
+from arborcast.backends.group.options import Options
+from arborcast.backends.schedules.table import Table
+from arborcast.synth.chunks.frontier import pareto
+from arborcast.synth.chunks.sums.compositions import latency_of_parts, parts_of
+from arborcast.synth.collective import Collective
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
+from arborcast.synth.verification.verifier import verify
 
 GLOO, RING, TREES, MWU, CHUNKS, MESSAGES = "gloo", "ring", "trees", "mwu", "chunks", "torch messages"
 SELECTION = "selection"
@@ -117,7 +117,7 @@ def _contenders(
     if name == GLOO:
         return [Contender(GLOO)]
     if name == SELECTION:
-        from backends.group.synthesis import synthesize_table
+        from arborcast.backends.schedules.synthesis import synthesize_table
 
         asked = Options(deadline_s=deadline_s)
         return [Contender(name, table=synthesize_table(topology, collective.kind, collective.root, asked))]

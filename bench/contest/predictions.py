@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.contest.cases import FROM_BYTES, METHOD, SERVICES, case_of, column, worst_column
-from bench.contest.contenders import CHUNKS, METHODS, Contender, line_up
-from bench.contest.ranks import ITEM_BYTES, Order, pieces_of
-from bench.contest.rows import delivered_fabric
-from bench.document import Row
-from bench.emulation.plan import at_rates
-from synth.collective import Collective
-from synth.schedule import Schedule
-from synth.simulator import simulate
-from synth.topology import Topology
+from arborcast.bench.contest.cases import FROM_BYTES, METHOD, SERVICES, case_of, column, worst_column
+from arborcast.bench.contest.contenders import CHUNKS, METHODS, Contender, line_up
+from arborcast.bench.contest.ranks import ITEM_BYTES, Order, pieces_of
+from arborcast.bench.contest.rows import delivered_fabric
+from arborcast.bench.document import Row
+from arborcast.bench.emulation.plan import at_rates
+from arborcast.synth.collective import Collective
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.topology import Topology
 
 ORDERS = 1000
 """Random orders of which the slowest is kept, of what the process group chooses."""
@@ -56,7 +56,7 @@ def predict_results(document: Mapping[str, Any], *, orders: int = ORDERS) -> tup
     """A results file with the columns of `predict`, and the rows without: their schedule is another one now.
 
     Args:
-        document: as `bench.testbed.results_document` makes it.
+        document: as `arborcast.bench.testbed.results_document` makes it.
         orders: as `ORDERS`.
     """
     rows = [dict(row) for row in document["rows"]]

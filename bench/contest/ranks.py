@@ -13,15 +13,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.contest.contenders import Contender
-from synth.collective import Collective, Kind
-from synth.schedule import Schedule
+from arborcast.bench.contest.contenders import Contender
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
 
-    from backends.engine import Connections
-    from backends.flow import Flow
+    from arborcast.backends.dataflow.engine import Connections
+    from arborcast.backends.dataflow.task_graph import Flow
 
 LEAD_S = 0.01
 """From the word to begin until the begin: it must have reached every rank by then."""
@@ -76,7 +76,7 @@ class Order:
 
 
 def run_order(rank: int, address: str, store_path: str, order: Order) -> list[list[Round]]:
-    """Of each contender, the rounds of this rank; for `bench.emulation.processes.run_inside`.
+    """Of each contender, the rounds of this rank; for `arborcast.bench.emulation.processes.run_inside`.
 
     Raises:
         RuntimeError: a result is wrong; the message says where.
@@ -110,10 +110,10 @@ class Participant:
     ) -> None:
         import torch.distributed as dist
 
-        from backends.channels.network import Network
-        from backends.engine import Engine
-        from backends.engine_runner import peers_of
-        from backends.torch_names import FileStore, PrefixStore
+        from arborcast.backends.dataflow.engine import Engine
+        from arborcast.backends.dataflow.runner import peers_of
+        from arborcast.backends.group.torch_compat import FileStore, PrefixStore
+        from arborcast.backends.transport.network import Network
 
         self.rank = rank
         self.order = order
@@ -160,8 +160,8 @@ class Participant:
 
     def flow(self, schedule: Schedule) -> Flow:
         """What this rank's engine runs of a schedule."""
-        from backends.flow import compile_flow
-        from backends.lowering import lower_rank
+        from arborcast.backends.dataflow.task_graph import compile_flow
+        from arborcast.backends.lowering.lower import lower_rank
 
         pieces = pieces_of(schedule, self.order)
         return compile_flow(lower_rank(schedule, self.rank, self.order.elements, pieces=pieces))
@@ -210,9 +210,9 @@ class Participant:
         import torch
         import torch.distributed as dist
 
-        from backends.channels.opening import Opening
-        from backends.layout import Buffer
-        from backends.torch_reduction import operator_of
+        from arborcast.backends.group.torch_reduction import operator_of
+        from arborcast.backends.lowering.layout import Buffer
+        from arborcast.backends.transport.fingerprint import Opening
 
         kind, root = schedule.collective.kind, schedule.collective.root
         flow = self.flow(schedule)
@@ -229,7 +229,7 @@ class Participant:
         return call
 
     def _by_messages(self, schedule: Schedule) -> Callable[[], None]:
-        from backends.torch_p2p import Executor
+        from arborcast.backends.executors.torch_p2p import Executor
 
         data, executor = self.data, Executor(schedule, pieces=pieces_of(schedule, self.order))
         match schedule.collective.kind:
@@ -281,7 +281,7 @@ class Data:
 
 def pieces_of(schedule: Schedule, order: Order) -> int:
     """As the process group cuts between hosts."""
-    from backends.group.pieces import SEVERAL_HOSTS
+    from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
 
     return SEVERAL_HOSTS.pieces(schedule, order.elements * ITEM_BYTES)
 

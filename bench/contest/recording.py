@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from backends.channels.channel import Channel
-from backends.engine import Connections
-from backends.errors import ChannelClosedError
-from backends.flow import Flow
-from backends.program import Receive, Send
-from bench.contest.ranks import ITEM_BYTES, Order, Participant, pieces_of
-from synth.schedule import Schedule
+from arborcast.backends.dataflow.engine import Connections
+from arborcast.backends.dataflow.task_graph import Flow
+from arborcast.backends.errors import ChannelClosedError
+from arborcast.backends.lowering.program import Receive, Send
+from arborcast.backends.transport.channel import Channel
+from arborcast.bench.contest.ranks import ITEM_BYTES, Order, Participant, pieces_of
+from arborcast.synth.schedule import Schedule
 
 
 @dataclass(frozen=True)

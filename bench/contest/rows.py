@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from backends.group.table import describe
-from bench.contest.contenders import GLOO, RING
-from bench.contest.ranks import Order, Round, pieces_of
-from bench.document import Row, timed_row
-from bench.emulation.network import burst_bytes
-from bench.emulation.plan import EmulationPlan
-from synth import bounds
-from synth.sizes import format_size
-from synth.topology import Hop, Topology
+from arborcast.backends.schedules.table import describe
+from arborcast.bench.contest.contenders import GLOO, RING
+from arborcast.bench.contest.ranks import Order, Round, pieces_of
+from arborcast.bench.document import Row, timed_row
+from arborcast.bench.emulation.network import burst_bytes
+from arborcast.bench.emulation.plan import EmulationPlan
+from arborcast.synth import bounds
+from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.topology import Hop, Topology
 
 LEAST_IDLE = 0.05
 """Share of the processors that nobody used below which they, and not the links, may have been the limit."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.contest.contenders import Contender
-from bench.contest.ranks import Order
-from bench.contest.recording import Trace
-from bench.contest.rows import Limits
-from bench.contest.wires import Use
-from bench.emulation.plan import EmulationPlan
-from synth.topology import Hop
+from arborcast.bench.contest.contenders import Contender
+from arborcast.bench.contest.ranks import Order
+from arborcast.bench.contest.recording import Trace
+from arborcast.bench.contest.rows import Limits
+from arborcast.bench.contest.wires import Use
+from arborcast.bench.emulation.plan import EmulationPlan
+from arborcast.synth.topology import Hop
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.contest.recording import Part
-from bench.contest.timeline import Timeline
-from bench.contest.wires import Busy, joined
-from synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, headline, picture
-from synth.sizes import format_size
-from synth.topology import Hop
+from arborcast.bench.contest.recording import Part
+from arborcast.bench.contest.timeline import Timeline
+from arborcast.bench.contest.wires import Busy, joined
+from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, headline, picture
+from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

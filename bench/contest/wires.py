@@ -16,10 +16,10 @@ import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from synth.topology import Hop, Vertex
+from arborcast.synth.topology import Hop, Vertex
 
 FRAME_BYTES = 8900
-"""Of payload, in a frame of `bench.emulation.network.MTU` bytes."""
+"""Of payload, in a frame of `arborcast.bench.emulation.network.MTU` bytes."""
 
 
 @dataclass(frozen=True)

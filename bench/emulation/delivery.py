@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.emulation.machine import EmulationError, real_time
-from bench.emulation.network import MTU, Emulation
-from bench.emulation.plan import EmulationPlan
-from synth.topology import Hop
+from arborcast.bench.emulation.machine import EmulationError, real_time
+from arborcast.bench.emulation.network import MTU, Emulation
+from arborcast.bench.emulation.plan import EmulationPlan
+from arborcast.synth.topology import Hop
 
 LEAST_ALONE = 0.9
 """Share of its nominal rate that a link must deliver alone for anything to be measured on it."""

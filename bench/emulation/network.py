@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bench.emulation.machine import Namespace, check_machine, new_namespace
-from bench.emulation.plan import EmulationPlan
-from synth.topology import Vertex
+from arborcast.bench.emulation.machine import Namespace, check_machine, new_namespace
+from arborcast.bench.emulation.plan import EmulationPlan
+from arborcast.synth.topology import Vertex
 
 MTU = 9000
 """Large frames, as in networks of training clusters: headers and acknowledgements take 1.2 % of a link. With
@@ -42,7 +42,7 @@ class Emulation:
     namespaces: list[Namespace] = field(default_factory=list)
 
     def path(self, vertex: Vertex) -> str:
-        """For `bench.emulation.machine.enter`, in another process."""
+        """For `arborcast.bench.emulation.machine.enter`, in another process."""
         return self.namespaces[vertex].path
 
     def socket(self, vertex: Vertex) -> socket.socket:

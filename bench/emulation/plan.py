@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from synth.errors import InputError
-from synth.schedule import Schedule
-from synth.topology import Topology, Vertex
+from arborcast.synth.errors import InputError
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology, Vertex
 
 RETURN_SHARE = Fraction(1, 10)
 """Of a link's rate that the way back of a wire gets where no link goes back: acknowledgements need one."""

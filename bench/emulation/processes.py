@@ -17,13 +17,18 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.answers import collect
-from bench.emulation.machine import EmulationError, enter, real_time
-from bench.emulation.network import Emulation
+from arborcast.bench.answers import collect
+from arborcast.bench.emulation.machine import EmulationError, enter, real_time
+from arborcast.bench.emulation.network import Emulation
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
-    ["torch", "torch.distributed", "backends.engine", "backends.channels.network"]
+    [
+        "torch",
+        "torch.distributed",
+        "arborcast.backends.dataflow.engine",
+        "arborcast.backends.transport.network",
+    ]
 )
 _PR_SET_PDEATHSIG = 1
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
-from bench.page.parts import Cell, Table, Tone
-from bench.page.results import Row, figure, is_ours, word
-from bench.page.words import count, digits, duration, percent, plural, seconds, size, times
+from arborcast.bench.page.parts import Cell, Table, Tone
+from arborcast.bench.page.results import Row, figure, is_ours, word
+from arborcast.bench.page.words import count, digits, duration, percent, plural, seconds, size, times
 
 Column: TypeAlias = Callable[[Row], Cell]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.page.results import Document, figure, figures, median, number
-from bench.page.words import digits, percent, plural
-from bench.provenance import doubts
+from arborcast.bench.page.results import Document, figure, figures, median, number
+from arborcast.bench.page.words import digits, percent, plural
+from arborcast.bench.provenance import doubts
 
 QUIET = 0.5
 """Processes that want to run, up to which a machine has nothing else to do."""

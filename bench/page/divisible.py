@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.page.cells import Column, all_rows, counts, durations, words
-from bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
-from bench.page.results import Document, Row, figure, figures, grouped, word
-from bench.page.svg import Line, line_chart
-from bench.page.training import COMMAND
-from bench.page.words import DASH, count, digits, listed, percent, plural, times
+from arborcast.bench.page.cells import Column, all_rows, counts, durations, words
+from arborcast.bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
+from arborcast.bench.page.results import Document, Row, figure, figures, grouped, word
+from arborcast.bench.page.svg import Line, line_chart
+from arborcast.bench.page.training import COMMAND
+from arborcast.bench.page.words import DASH, count, digits, listed, percent, plural, times
 
 NAME, TITLE = "divisible", "Does the model repeat the sweeps of the Divisible paper?"
 

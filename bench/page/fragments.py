@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.page.cells import Column, all_rows, counts, method, numbers, shares, speed_ups, table_of, words
-from bench.page.parts import Cell, Part, Picture, Section, Table, Tone, grid, missing, text
-from bench.page.results import Document, Row, figure, figures, grouped, median, word
-from bench.page.svg import Dots, dot_chart
-from bench.page.words import DASH, count, digits, times
+from arborcast.bench.page.cells import (
+    Column,
+    all_rows,
+    counts,
+    method,
+    numbers,
+    shares,
+    speed_ups,
+    table_of,
+    words,
+)
+from arborcast.bench.page.parts import Cell, Part, Picture, Section, Table, Tone, grid, missing, text
+from arborcast.bench.page.results import Document, Row, figure, figures, grouped, median, word
+from arborcast.bench.page.svg import Dots, dot_chart
+from arborcast.bench.page.words import DASH, count, digits, times
 
 NAME, TITLE = "allocations", "What does each allocation of a DGX-1 give?"
 COMMAND = "python bench/fragments.py"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.page.cells import table_of, words
-from bench.page.parts import Cell, Part, Section, Table, missing, text
-from bench.page.results import Document, Row, figure, grouped, word
-from bench.page.words import DASH, count, listed, plural, seconds
+from arborcast.bench.page.cells import table_of, words
+from arborcast.bench.page.parts import Cell, Part, Section, Table, missing, text
+from arborcast.bench.page.results import Document, Row, figure, grouped, word
+from arborcast.bench.page.words import DASH, count, listed, plural, seconds
 
 NAME, TITLE = "frontiers", "How long do whole frontiers take?"
 COMMAND = "python bench/frontier.py"

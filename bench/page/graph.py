@@ -9,10 +9,10 @@ from fractions import Fraction
 from html import escape
 from typing import Any
 
-from bench.page.results import Row, number
-from bench.page.words import digits, percent
-from synth.pictures.placement import place
-from synth.topology import Link, Topology
+from arborcast.bench.page.results import Row, number
+from arborcast.bench.page.words import digits, percent
+from arborcast.synth.pictures.placement import place
+from arborcast.synth.topology import Link, Topology
 
 LEAST_DELIVERED = 0.9
 """Share of its nominal rate below which a link is drawn as one that did not keep its promise."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench.clusters.words import EVEN
-from bench.page.parts import Sentence, Strong
-from bench.page.results import Document, figure, figures, median, number, word
-from bench.page.sweeps import compared
-from bench.page.targets import Tally, tallies
-from bench.page.testbed import CHOSEN, LARGE, Case, cases_about_links
-from bench.page.words import listed, percent, plural, seconds, size, times
+from arborcast.bench.clusters.words import EVEN
+from arborcast.bench.page.parts import Sentence, Strong
+from arborcast.bench.page.results import Document, figure, figures, median, number, word
+from arborcast.bench.page.sweeps import compared
+from arborcast.bench.page.targets import Tally, tallies
+from arborcast.bench.page.testbed import CHOSEN, LARGE, Case, cases_about_links
+from arborcast.bench.page.words import listed, percent, plural, seconds, size, times
 
 Results = Mapping[str, Document]
 
@@ -73,7 +73,7 @@ def _losses(ratios: Sequence[float], thing: str) -> str:
 
 
 def _who(cases: Sequence[Case]) -> str:
-    """What the figures are of: see `bench.page.testbed.row_of_ours`."""
+    """What the figures are of: see `arborcast.bench.page.testbed.row_of_ours`."""
     only_chosen = all(case.ours.get("method") == CHOSEN for case in cases)
     return "what the process group chooses is" if only_chosen else "our schedules are"
 

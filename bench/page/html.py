@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from bench.page.circumstances import circumstances_of
-from bench.page.parts import Bars, Cell, Grid, Group, Part, Picture, Section, Sentence, Strong, Table, Text
+from arborcast.bench.page.circumstances import circumstances_of
+from arborcast.bench.page.parts import (
+    Bars,
+    Cell,
+    Grid,
+    Group,
+    Part,
+    Picture,
+    Section,
+    Sentence,
+    Strong,
+    Table,
+    Text,
+)
 
 LONG = 24
 """Letters of a cell from which on it is given room, so that a phone does not break it into words."""

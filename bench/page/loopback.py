@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.page.cells import Column, all_rows, durations, sizes, speed_ups, words
-from bench.page.parts import Cell, Part, Picture, Section, Table, grid, missing, text
-from bench.page.results import Document, Row, figure, grouped, word
-from bench.page.svg import Line, line_chart
-from bench.page.targets import tally
-from bench.page.words import DASH, count, digits, size, times
+from arborcast.bench.page.cells import Column, all_rows, durations, sizes, speed_ups, words
+from arborcast.bench.page.parts import Cell, Part, Picture, Section, Table, grid, missing, text
+from arborcast.bench.page.results import Document, Row, figure, grouped, word
+from arborcast.bench.page.svg import Line, line_chart
+from arborcast.bench.page.targets import tally
+from arborcast.bench.page.words import DASH, count, digits, size, times
 
 NAME, TITLE = "one-machine", "What does the process group cost on one machine?"
 COMMAND = "python bench/loopback.py"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench.page.parts import Cell, Sentence, Strong, Table
-from synth.errors import InputError
-from synth.formats.atomic import write_atomically
+from arborcast.bench.page.parts import Cell, Sentence, Strong, Table
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.atomic import write_atomically
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from bench.page.html import section_html, sentence_html
-from bench.page.parts import Section, Sentence
+from arborcast.bench.page.html import section_html, sentence_html
+from arborcast.bench.page.parts import Section, Sentence
 
 TITLE = "Arborcast: should I believe it?"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from bench.page.results import Document
+from arborcast.bench.page.results import Document
 
 Tone: TypeAlias = Literal["", "ours", "base", "good", "bad", "quiet"]
 """What a figure is: ours (the accent), a baseline (grey), good or bad news, or beside the point."""

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.page.cells import Column, all_rows, counts, durations, method, numbers, seconds_of, shares, words
-from bench.page.parts import Cell, Part, Picture, Section, Table, Tone, missing, text
-from bench.page.results import Document, Row, figure, figures, grouped, is_ours, word
-from bench.page.svg import Dots, dot_chart
-from bench.page.words import percent, plural, seconds, times
+from arborcast.bench.page.cells import (
+    Column,
+    all_rows,
+    counts,
+    durations,
+    method,
+    numbers,
+    seconds_of,
+    shares,
+    words,
+)
+from arborcast.bench.page.parts import Cell, Part, Picture, Section, Table, Tone, missing, text
+from arborcast.bench.page.results import Document, Row, figure, figures, grouped, is_ours, word
+from arborcast.bench.page.svg import Dots, dot_chart
+from arborcast.bench.page.words import percent, plural, seconds, times
 
 NAME, TITLE, COMMAND = "peers", "How do the public synthesizers do?", "python bench/peers.py"
 

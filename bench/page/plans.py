@@ -1,18 +1,18 @@
 """The sections of planning: plans beside other plans, predicted, and how long planning takes.
 
-What was trained is in `bench.page.training`.
+What was trained is in `arborcast.bench.page.training`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.page.cells import Column, all_rows, counts, durations, shares, words
-from bench.page.parts import Cell, Part, Section, Strong, Table, missing, text
-from bench.page.results import Document, Row, figure, figures, grouped, word
-from bench.page.targets import tally
-from bench.page.training import COMMAND, order_of, shape_of
-from bench.page.words import DASH, count, digits, duration, listed, percent, plural, seconds, times
+from arborcast.bench.page.cells import Column, all_rows, counts, durations, shares, words
+from arborcast.bench.page.parts import Cell, Part, Section, Strong, Table, missing, text
+from arborcast.bench.page.results import Document, Row, figure, figures, grouped, word
+from arborcast.bench.page.targets import tally
+from arborcast.bench.page.training import COMMAND, order_of, shape_of
+from arborcast.bench.page.words import DASH, count, digits, duration, listed, percent, plural, seconds, times
 
 # ------------------------------------------------------------------------------------- plans beside others
 

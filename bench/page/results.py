@@ -12,8 +12,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from bench.document import read_document
-from synth.errors import InputError
+from arborcast.bench.document import read_document
+from arborcast.synth.errors import InputError
 
 Row: TypeAlias = Mapping[str, Any]
 _K = TypeVar("_K", bound=Hashable)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from bench.page.cells import Column, all_rows, counts, durations, numbers, seconds_of, shares, table_of, words
-from bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
-from bench.page.results import Document, Row, figure, grouped, word
-from bench.page.svg import Line, line_chart, unit_time
-from bench.page.targets import tally
-from bench.page.words import DASH, count, digits, percent, plural, seconds, times
+from arborcast.bench.page.cells import (
+    Column,
+    all_rows,
+    counts,
+    durations,
+    numbers,
+    seconds_of,
+    shares,
+    table_of,
+    words,
+)
+from arborcast.bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
+from arborcast.bench.page.results import Document, Row, figure, grouped, word
+from arborcast.bench.page.svg import Line, line_chart, unit_time
+from arborcast.bench.page.targets import tally
+from arborcast.bench.page.words import DASH, count, digits, percent, plural, seconds, times
 
 COMMAND = "python bench/scale.py --only "
 

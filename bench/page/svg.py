@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from bench.page.parts import Tone
-from bench.page.words import digits, size
+from arborcast.bench.page.parts import Tone
+from arborcast.bench.page.words import digits, size
 
 WIDTH = 360
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.clusters.words import EVEN, WITH_OVERHEAD
-from bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
-from bench.page.results import Document, Row, figure, grouped, is_ours, median, word
-from bench.page.svg import Line, line_chart
-from bench.page.words import count, duration, percent, plural, size, times
+from arborcast.bench.clusters.words import EVEN, WITH_OVERHEAD
+from arborcast.bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
+from arborcast.bench.page.results import Document, Row, figure, grouped, is_ours, median, word
+from arborcast.bench.page.svg import Line, line_chart
+from arborcast.bench.page.words import count, duration, percent, plural, size, times
 
 NAME, TITLE, COMMAND = "sizes", "At which sizes, on larger clusters?", "python bench/sweeps.py"
 MODELS = {"nccl-ring-model": "NCCL ring", "nccl-tree-model": "NCCL tree"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.page.parts import Cell, Part, Picture, Section, Table, missing, text
-from bench.page.results import Document, Row, figure, grouped, word
-from bench.page.svg import Dots, dot_chart
-from bench.page.words import DASH, count, digits, seconds
+from arborcast.bench.page.parts import Cell, Part, Picture, Section, Table, missing, text
+from arborcast.bench.page.results import Document, Row, figure, grouped, word
+from arborcast.bench.page.svg import Dots, dot_chart
+from arborcast.bench.page.words import DASH, count, digits, seconds
 
 NAME, TITLE, COMMAND = "synthesis", "How long does synthesis take?", "python bench/synthesis.py"
 

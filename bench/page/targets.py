@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.page.results import Document, figure, number
+from arborcast.bench.page.results import Document, figure, number
 
 Verdict = bool | None
 """Met, missed, or None where the figure was not measured."""

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.contest.cases import SERVICES, column, worst_column
-from bench.page.cells import (
+from arborcast.bench.contest.cases import SERVICES, column, worst_column
+from arborcast.bench.page.cells import (
     Column,
     all_rows,
     counts,
@@ -20,11 +20,11 @@ from bench.page.cells import (
     table_of,
     words,
 )
-from bench.page.graph import delivery, graph, links_of
-from bench.page.parts import Bar, Bars, Cell, Part, Picture, Section, Table, grid, missing, text
-from bench.page.results import Document, Row, figure, figures, grouped, is_ours, word
-from bench.page.targets import tally
-from bench.page.words import DASH, duration, percent, plural, size, times
+from arborcast.bench.page.graph import delivery, graph, links_of
+from arborcast.bench.page.parts import Bar, Bars, Cell, Part, Picture, Section, Table, grid, missing, text
+from arborcast.bench.page.results import Document, Row, figure, figures, grouped, is_ours, word
+from arborcast.bench.page.targets import tally
+from arborcast.bench.page.words import DASH, duration, percent, plural, size, times
 
 NAME, TITLE, COMMAND = "links", "How close to the limit, on links that are real?", "python bench/testbed.py"
 CHOSEN = "selection"

@@ -1,17 +1,17 @@
 """The sections of pipelined training that ran: beside serial training, beside its prediction, beside gloo.
 
-What is planned and computed without a trainer is in `bench.page.plans`.
+What is planned and computed without a trainer is in `arborcast.bench.page.plans`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.page.cells import Column, all_rows, counts, durations, shares, speed_ups, words
-from bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
-from bench.page.results import Document, Row, figure, figures, grouped, median, number, word
-from bench.page.svg import Line, line_chart, unit_time
-from bench.page.words import DASH, count, digits, duration, percent, plural, times, tiny
+from arborcast.bench.page.cells import Column, all_rows, counts, durations, shares, speed_ups, words
+from arborcast.bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
+from arborcast.bench.page.results import Document, Row, figure, figures, grouped, median, number, word
+from arborcast.bench.page.svg import Line, line_chart, unit_time
+from arborcast.bench.page.words import DASH, count, digits, duration, percent, plural, times, tiny
 
 COMMAND = "python bench/pipeline.py --only "
 ORDERS = {"gpipe": "GPipe", "1f1b": "1F1B", "pe": "list order"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from synth.sizes import format_size
+from arborcast.synth.formats.sizes import format_size
 
 DASH = "–"
 

@@ -1,4 +1,4 @@
-"""A question of scale answered in a process of its own: `python -m bench.scaling.children '{"spec": ...}'`.
+"""A question of scale in a process of its own: `python -m arborcast.bench.scaling.children '{"spec": ...}'`.
 
 The answer is one line of JSON. A small question of the same sort goes first, so that compiled kernels are
 loaded and the figures are those of the work.
@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.scaling.cases import PARTLY, REPAIR, SYMMETRIC, WRITTEN_OUT, Case
+from arborcast.bench.scaling.cases import PARTLY, REPAIR, SYMMETRIC, WRITTEN_OUT, Case
 
 if TYPE_CHECKING:
-    from synth.faults import Faulty
-    from synth.implicit.schedule import AnySchedule, ImplicitSchedule
-    from synth.topology import Topology
+    from arborcast.synth.faults.faulty import Faulty
+    from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+    from arborcast.synth.topology import Topology
 
 SMALL = "dgx-a100:boxes=2"
 SEED = 0
@@ -65,7 +65,7 @@ def _answer(case: Case) -> dict[str, Any]:
     }
     laps = Laps()
     schedule = found[case.method](case, laps)
-    import synth
+    from arborcast import synth
 
     with laps.lap("verify"):
         verdict = synth.verify(schedule, every_translate=case.every_translate)
@@ -88,8 +88,7 @@ def _answer(case: Case) -> dict[str, Any]:
 
 
 def _symmetric(case: Case, laps: Laps) -> ImplicitSchedule:
-    import synth
-    import topologies
+    from arborcast import synth, topologies
 
     with laps.lap("load"):
         topology = topologies.load(case.spec)
@@ -98,8 +97,7 @@ def _symmetric(case: Case, laps: Laps) -> ImplicitSchedule:
 
 
 def _written_out(case: Case, laps: Laps) -> AnySchedule:
-    import synth
-    import topologies
+    from arborcast import synth, topologies
 
     with laps.lap("load"):
         topology = topologies.load(case.spec)
@@ -111,10 +109,9 @@ def _written_out(case: Case, laps: Laps) -> AnySchedule:
 
 
 def _repaired(case: Case, laps: Laps) -> AnySchedule:
-    import synth
-    import topologies
-    from synth.faults import parse_link
-    from synth.repair import repair
+    from arborcast import synth, topologies
+    from arborcast.synth.faults.faulty import parse_link
+    from arborcast.synth.faults.repair import repair
 
     topology = topologies.load(case.spec)
     before = synth.solve(topology, case.kind, form="implicit")
@@ -124,8 +121,8 @@ def _repaired(case: Case, laps: Laps) -> AnySchedule:
 
 
 def _partly_symmetric(case: Case, laps: Laps) -> AnySchedule:
-    import topologies
-    from synth.packing.partly_symmetric import solve_partly_symmetric
+    from arborcast import topologies
+    from arborcast.synth.faults.partly_symmetric import solve_partly_symmetric
 
     with laps.lap("load"):
         left = faulty(topologies.load(case.spec), case.faults)
@@ -138,7 +135,7 @@ def faulty(topology: Topology, text: str) -> Faulty:
 
     Links are drawn among those between vertices that stay.
     """
-    from synth.faults import without
+    from arborcast.synth.faults.faulty import without
 
     sort, *arguments = text.split(":")
     if sort == "link":

@@ -1,4 +1,4 @@
-"""The frontier of tree heights: `python -m bench.scaling.heights SPEC COLLECTIVE`, in one process.
+"""The frontier of tree heights: `python -m arborcast.bench.scaling.heights SPEC COLLECTIVE`, in one process.
 
 The answer is one line of JSON with a row for each schedule that is higher only where it is faster.
 """
@@ -19,10 +19,9 @@ def main() -> None:
 
 def rows(spec: str, kind: str) -> list[dict[str, Any]]:
     """Height, trees of each root, rate and simulated times of every point."""
-    import synth
-    import topologies
-    from synth.collective import Collective
-    from synth.packing.symmetric.frontier import symmetric_frontier
+    from arborcast import synth, topologies
+    from arborcast.synth.collective import Collective
+    from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
 
     topology = topologies.load(spec)
     points = symmetric_frontier(topology, Collective.on(topology, kind))

@@ -1,4 +1,4 @@
-"""What a large schedule costs its users: `python -m bench.scaling.uses SPEC COLLECTIVE`, in one process.
+"""What a large schedule costs: `python -m arborcast.bench.scaling.uses SPEC COLLECTIVE`, in one process.
 
 Its file is written and read, one rank's program made, a run simulated; up to 1,024 ranks the program is also
 made from the schedule written out, for comparison. The answer is one line of JSON.
@@ -30,9 +30,8 @@ def main() -> None:
 
 def answer(spec: str, kind: str) -> dict[str, Any]:
     """The figures of one schedule."""
-    import synth
-    import topologies
-    from backends.lowering import lower_rank
+    from arborcast import synth, topologies
+    from arborcast.backends.lowering.lower import lower_rank
 
     schedule = synth.solve(topologies.load(spec), kind, form="implicit")
     ranks = schedule.topology.ranks

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.training.processes import run_ranks
+from arborcast.bench.training.processes import run_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from pipeline.stages import Plan
+    from arborcast.pipeline.planning.plan import Plan
 
 BATCH = 60
 LEARNING_RATE = 0.05
@@ -112,7 +112,7 @@ def train(
     import torch
     from torch.nn.functional import cross_entropy
 
-    import pipeline
+    from arborcast import pipeline
 
     model = pipeline.Divisible(network(seed))
     trainer = pipeline.Trainer(
@@ -136,7 +136,7 @@ def train(
 
 def plan_of(shape: Sequence[int], microbatches: int, order: str, layers: int = 8) -> Plan:
     """Layers divided evenly among stages with so many replicas."""
-    from pipeline.stages import Plan, divided
+    from arborcast.pipeline.planning.plan import Plan, divided
 
     stages, start, rank = [], 0, 0
     for size, replicas in zip(divided(layers, len(shape)), shape, strict=True):

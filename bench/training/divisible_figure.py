@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.training.divisible_paper import (
+from arborcast.bench.training.divisible_paper import (
     BATCH,
     BEST,
     CALIBRATED,
@@ -16,7 +16,7 @@ from bench.training.divisible_paper import (
     MICROBATCH_SIZES,
     TILE,
 )
-from synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, headline, picture
+from arborcast.synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from pipeline.costs import Layer, Profile
-from pipeline.devices import P100
-from pipeline.network import Network
-from pipeline.simulator import simulate
-from pipeline.stages import Plan
-from synth.topology import Link, Topology
-from topologies import load
+from arborcast.pipeline.costs.devices import P100
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Layer, Profile
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
 
 LAYERS, OUTPUTS, BATCH, WIDTH = 32, 10, 1200, 5000
 FLOAT_BYTES = 4

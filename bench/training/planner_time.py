@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.costs import Profile
+    from arborcast.pipeline.costs.profile import Profile
 
 LIMIT_BYTES = 3 << 29
 
@@ -38,7 +38,7 @@ BATCH = 512
 
 def drawn_profile(layers: int, *, seed: int = 0) -> Profile:
     """Layers of about the costs of a network of residual blocks, all different."""
-    from pipeline.costs import Layer, Profile
+    from arborcast.pipeline.costs.profile import Layer, Profile
 
     draw = random.Random(seed)
     made = []
@@ -90,8 +90,7 @@ def _in_a_process(spec: str, layers: int, limit_bytes: int | None) -> dict[str, 
 
 def plan_twice(spec: str, layers: int, limit_bytes: int | None) -> dict[str, Any]:
     """The same planned twice, both timed."""
-    import pipeline
-    import topologies
+    from arborcast import pipeline, topologies
 
     topology = topologies.load(spec)
     profile = drawn_profile(layers)

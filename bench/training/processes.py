@@ -14,8 +14,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.answers import collect
-from bench.emulation.machine import real_time
+from arborcast.bench.answers import collect
+from arborcast.bench.emulation.machine import real_time
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["torch", "torch.distributed"])
@@ -86,7 +86,7 @@ def _main(
     import torch
     import torch.distributed as dist
 
-    from backends.torch_names import FileStore
+    from arborcast.backends.group.torch_compat import FileStore
 
     torch.set_num_threads(1)
     answer: tuple[str | None, Any]

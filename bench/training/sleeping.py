@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from bench.training.processes import run_ranks
+from arborcast.bench.training.processes import run_ranks
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from pipeline.costs import Profile
-    from pipeline.divisible import Divisible
-    from pipeline.network import Network
-    from pipeline.stages import Plan
-    from pipeline.timeline import Timeline
+    from arborcast.pipeline.costs.links import Network
+    from arborcast.pipeline.costs.profile import Profile
+    from arborcast.pipeline.model.divisible import Divisible
+    from arborcast.pipeline.planning.plan import Plan
+    from arborcast.pipeline.simulation.timeline import Timeline
 
 ORDERS = ("gpipe", "1f1b", "pe")
 MICROBATCHES = (1, 2, 4, 8, 16, 24, 40)
@@ -54,7 +54,7 @@ class Sleep:
 
     def model(self) -> Divisible:
         """The layers, each with one parameter."""
-        from pipeline.divisible import Divisible
+        from arborcast.pipeline.model.divisible import Divisible
 
         return Divisible([_layer(self.forward_us, self.backward_us) for _ in range(self.layers)])
 
@@ -66,7 +66,7 @@ class Sleep:
 
     def plan(self, stages: int, microbatches: int, order: str) -> Plan:
         """Layers divided evenly among stages of one rank each."""
-        from pipeline.stages import Plan, divided
+        from arborcast.pipeline.planning.plan import Plan, divided
 
         made, start = [], 0
         for rank, size in enumerate(divided(self.layers, stages)):
@@ -162,7 +162,7 @@ def sleeping_rows(
     order and number of stages to the runs that have `fitted` set, at most three; both relative to the
     measured time, without their sign.
     """
-    from pipeline.simulator import simulate
+    from arborcast.pipeline.simulation.simulator import simulate
 
     sleep = Sleep() if sleep is None else sleep
     profile, serial_us = costs(sleep, timeout_s)
@@ -212,7 +212,7 @@ def _train(
     import torch
     import torch.distributed as dist
 
-    import pipeline
+    from arborcast import pipeline
 
     inputs, targets = sleep.data()
     results = []
@@ -245,7 +245,7 @@ def costs(sleep: Sleep, timeout_s: float) -> tuple[Profile, float]:
 
 
 def _profile(rank: int, sleep: Sleep) -> tuple[Profile, float]:
-    import pipeline
+    from arborcast import pipeline
 
     inputs, targets = sleep.data()
     # With few samples: after a long sleep a process finds cold caches, which no computing layer does.
@@ -293,7 +293,7 @@ def handling_us(
     It is found by bisection: so much that one plan takes as long as simulated. Ranks that share cores have
     each their own, so that it holds for this number of stages.
     """
-    from pipeline.simulator import simulate
+    from arborcast.pipeline.simulation.simulator import simulate
 
     (seen,) = measure(sleep, [plan], runs, timeout_s)
     low, high = 0.0, seen.time_us / plan.microbatches
@@ -308,8 +308,8 @@ def handling_us(
 
 def links(sleep: Sleep, ranks: int, timeout_s: float, *, repeats: int = 50) -> Network:
     """What messages between ranks of this machine cost, as a network in which all are connected."""
-    from pipeline.network import BYTES_PER_US, Network
-    from synth.topology import Link, Topology
+    from arborcast.pipeline.costs.links import BYTES_PER_US, Network
+    from arborcast.synth.topology import Link, Topology
 
     small, large = 64, sleep.batch * sleep.width * 4
     start_us, whole_us = run_ranks(
@@ -350,7 +350,7 @@ def _equation(
     measured: Sequence[tuple[int, float]], stages: int, serial_us: float
 ) -> dict[int, tuple[float, bool]]:
     """By number of microbatches, what equation (3) says, and whether it was fitted to that run."""
-    from pipeline.cost_model import Run, fit
+    from arborcast.pipeline.costs.cost_model import Run, fit
 
     numbers = sorted(number for number, _ in measured)
     chosen = {numbers[0], numbers[len(numbers) // 2], numbers[-1]}

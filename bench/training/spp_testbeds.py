@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from pipeline.costs import Profile
-from pipeline.devices import GTX_1080_TI, V100
-from pipeline.errors import BatchError, PlanError
-from pipeline.network import Network
-from pipeline.planner import plan as planned
-from pipeline.planning.alternatives import METHODS
-from pipeline.prediction import predict
-from pipeline.stages import Plan
-from synth.topology import Topology
-from topologies import load
-from topologies.builders import cable
-from topologies.rates import FABRIC_HOP_US, PCIE_HOP_US
+from arborcast.pipeline.costs.devices import GTX_1080_TI, V100
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.planning.alternatives import METHODS
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.planning.planner import plan as planned
+from arborcast.pipeline.simulation.prediction import predict
+from arborcast.synth.topology import Topology
+from arborcast.topologies import load
+from arborcast.topologies.builders import cable
+from arborcast.topologies.rates import FABRIC_HOP_US, PCIE_HOP_US
 
 PCIE = Fraction(12)
 """GB/s each way of a PCIe 3.0 slot with 16 lanes: NCCL's planning figure; the standard says 15.75."""
@@ -46,7 +46,7 @@ class Testbed:
     Attributes:
         name: in rows.
         topology: its ranks and links.
-        device: of its ranks, as `pipeline.networks.analytic_profile` names it.
+        device: of its ranks, as `arborcast.pipeline.model.zoo.analytic_profile` names it.
         memory_bytes: of a rank that a plan may use.
     """
 
@@ -90,16 +90,16 @@ def testbeds() -> tuple[Testbed, ...]:
 def compare(names: Sequence[str], *, microbatches: Sequence[int] = MICROBATCHES) -> list[dict[str, Any]]:
     """The rows of all networks on both testbeds.
 
-    A batch has as many samples per rank as `pipeline.networks.SAMPLES` says; profiles are analytic.
+    A batch has as many samples per rank as `arborcast.pipeline.model.zoo.SAMPLES` says; profiles are analytic.
 
     Args:
-        names: of `pipeline.networks`.
+        names: of `arborcast.pipeline.model.zoo`.
         microbatches: each method's choice.
 
     Raises:
         ProfileError: there is no such network.
     """
-    from pipeline import networks
+    from arborcast.pipeline.model import zoo as networks
 
     return [
         row

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.emulation import network
-from bench.emulation.plan import at_rates, plan_emulation
-from bench.emulation.processes import run_inside
+from arborcast.bench.emulation import network
+from arborcast.bench.emulation.plan import at_rates, plan_emulation
+from arborcast.bench.emulation.processes import run_inside
 
 if TYPE_CHECKING:
-    from pipeline.stages import Plan
-    from synth.topology import Topology
+    from arborcast.pipeline.planning.plan import Plan
+    from arborcast.synth.topology import Topology
 
 WAYS = ("synth", "gloo")
 
@@ -50,7 +50,7 @@ class Case:
 
     def topology(self) -> Topology:
         """At the rates of the emulation."""
-        import topologies
+        from arborcast import topologies
 
         whole = topologies.load(self.spec)
         return at_rates(whole if self.ranks is None else whole.subset(self.ranks), self.mbit)
@@ -103,8 +103,8 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
 
 def plan_of(case: Case, topology: Topology) -> Plan:
     """Stages of equal layers with the asked replicas."""
-    from pipeline.planning.device_order import device_order
-    from pipeline.stages import Plan, divided
+    from arborcast.pipeline.planning.device_order import device_order
+    from arborcast.pipeline.planning.plan import Plan, divided
 
     order = device_order(topology)
     stages, start, rank = [], 0, 0
@@ -121,7 +121,7 @@ def measure(
     import torch
     import torch.distributed as dist
 
-    from backends.torch_names import FileStore
+    from arborcast.backends.group.torch_compat import FileStore
 
     os.environ["ARBORCAST_TRANSPORT"] = "sockets"  # not the memory that ranks share here
     assert plan.topology is not None, "the plan is for an emulation"
@@ -154,7 +154,7 @@ def _trainer(case: Case, plan: Plan, way: str) -> Any:
     import torch
     from torch import nn
 
-    import pipeline
+    from arborcast import pipeline
 
     torch.manual_seed(1)
     layers: Sequence[nn.Module] = [

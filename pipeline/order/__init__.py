@@ -6,12 +6,12 @@ without knowing how it was made, `bound` limits the time of the list order.
 
 from __future__ import annotations
 
-from pipeline.actions import Order
-from pipeline.order.cap import capped
-from pipeline.order.gpipe import gpipe
-from pipeline.order.list_order import list_order
-from pipeline.order.one_forward_one_backward import one_forward_one_backward
-from pipeline.stages import Plan
+from arborcast.pipeline.order.actions import Order
+from arborcast.pipeline.order.cap import capped
+from arborcast.pipeline.order.gpipe import gpipe
+from arborcast.pipeline.order.list_order import list_order
+from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_backward
+from arborcast.pipeline.planning.plan import Plan
 
 __all__ = ["capped", "gpipe", "list_order", "one_forward_one_backward", "order_of"]
 

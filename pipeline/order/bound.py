@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise
 
-from pipeline.costs import Profile
-from pipeline.network import BYTES_PER_US, Network
-from pipeline.simulation.synchronisation import replicas_us, ties_us
-from pipeline.stages import Plan, overlaps, shares
+from arborcast.pipeline.costs.links import BYTES_PER_US, Network
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.planning.plan import Plan, overlaps, shares
+from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
 
 CONDITION = (
     "order pe without a cap; as many samples in each microbatch as in the largest; each message at the even "

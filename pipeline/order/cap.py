@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from pipeline.actions import Action, Order, Phase
-from pipeline.errors import PlanError
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order.actions import Action, Order, Phase
 
 
 def capped(order: Order, max_in_flight: int) -> Order:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pipeline.actions import Action, Phase
-from pipeline.errors import PlanError
-from pipeline.order.messages import Step
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order.actions import Action, Phase
+from arborcast.pipeline.order.messages import Step
 
 
 def check_order(steps: Sequence[Sequence[Step]], *, tags: bool = False) -> None:

@@ -7,7 +7,7 @@ in serial training, so that they round alike.
 
 from __future__ import annotations
 
-from pipeline.actions import Action, Order, Phase
+from arborcast.pipeline.order.actions import Action, Order, Phase
 
 
 def gpipe(stages: int, microbatches: int) -> Order:

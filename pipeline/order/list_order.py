@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from pipeline.actions import Action, Order, Phase
-from pipeline.order.cap import capped
+from arborcast.pipeline.order.actions import Action, Order, Phase
+from arborcast.pipeline.order.cap import capped
 
 
 def list_order(stages: int, microbatches: int, max_in_flight: int | None = None) -> Order:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.actions import Action, Order, Phase
-from pipeline.errors import PlanError
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order.actions import Action, Order, Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ messages cost nothing, and keeps as many microbatches in flight.
 
 from __future__ import annotations
 
-from pipeline.actions import Action, Order, Phase
+from arborcast.pipeline.order.actions import Action, Order, Phase
 
 
 def one_forward_one_backward(stages: int, microbatches: int) -> Order:

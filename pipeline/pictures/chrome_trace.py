@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pipeline.stages import Plan
-from pipeline.timeline import Interval, Timeline
-from synth.formats.atomic import write_atomically
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.simulation.timeline import Interval, Timeline
+from arborcast.synth.formats.atomic import write_atomically
 
 COLOURS = {
     "forward": "thread_state_running",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cost_model import PipelineModel, Run, residuals
-from synth.errors import InputError
-from synth.pictures.canvas import FAINT, PALETTE, QUIET, headline, picture
+from arborcast.pipeline.costs.cost_model import PipelineModel, Run, residuals
+from arborcast.synth.errors import InputError
+from arborcast.synth.pictures.canvas import FAINT, PALETTE, QUIET, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.costs import Profile
-from pipeline.errors import PlanError
-from pipeline.pictures.timeline import (
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.pictures.timeline import (
     COMPUTES,
     LOOKS,
     axis_of,
@@ -21,13 +21,13 @@ from pipeline.pictures.timeline import (
     title_of,
     width_for,
 )
-from pipeline.stages import Plan, Stage
-from synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, check_path, headline, picture
+from arborcast.pipeline.planning.plan import Plan, Stage
+from arborcast.synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, check_path, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from pipeline.prediction import Prediction
+    from arborcast.pipeline.simulation.prediction import Prediction
 
 MAX_NAMED = 40
 """Layers that are still named below their bars."""

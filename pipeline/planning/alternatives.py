@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from pipeline.costs import Profile
-from pipeline.errors import BatchError, PlanError
-from pipeline.network import Network
-from pipeline.planning.data_parallel import data_parallel
-from pipeline.planning.hetpipe import hetpipe
-from pipeline.planning.memory import Limit
-from pipeline.planning.pipedream import pipedream
-from pipeline.planning.straight_gpipe import straight_gpipe
-from pipeline.simulator import simulate
-from pipeline.stages import Plan
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.planning.data_parallel import data_parallel
+from arborcast.pipeline.planning.hetpipe import hetpipe
+from arborcast.pipeline.planning.memory import Limit
+from arborcast.pipeline.planning.pipedream import pipedream
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.planning.straight_gpipe import straight_gpipe
+from arborcast.pipeline.simulation.simulator import simulate
 
 Method: TypeAlias = Callable[..., Plan]
 

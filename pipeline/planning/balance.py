@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import inf
 
-from pipeline.errors import PlanError
+from arborcast.pipeline.errors import PlanError
 
 
 def balanced(costs: Sequence[float], parts: int) -> tuple[tuple[int, int], ...]:

@@ -13,9 +13,9 @@ from itertools import combinations
 from math import lcm
 from typing import TypeAlias
 
-from pipeline.network import Network
-from pipeline.planning.hosts import levels
-from synth.topology import Topology
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.planning.hosts import levels
+from arborcast.synth.topology import Topology
 
 Weights: TypeAlias = Mapping[int, Mapping[int, int]]
 """Of the edges of each rank, by neighbour."""

@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.planning.memory import peak_in_flight
-from pipeline.planning.prm import Partition
-from pipeline.planning.tables import Crossing, Floats, Integers, LayerTables
+from arborcast.pipeline.planning.memory import peak_in_flight
+from arborcast.pipeline.planning.prm import Partition
+from arborcast.pipeline.planning.tables import Crossing, Floats, Integers, LayerTables
 
 
 @dataclass(frozen=True, slots=True)

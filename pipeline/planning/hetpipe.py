@@ -18,14 +18,14 @@ from functools import cache
 from itertools import accumulate, chain
 from math import inf
 
-from pipeline.costs import Profile
-from pipeline.errors import BatchError, PlanError
-from pipeline.network import Network, boundary_messages
-from pipeline.planning.balance import balanced_by
-from pipeline.planning.hosts import Groups, levels
-from pipeline.planning.memory import Limit
-from pipeline.planning.room import Room, both_ways, fitted, range_room
-from pipeline.stages import Plan
+from arborcast.pipeline.costs.links import Network, boundary_messages
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.planning.balance import balanced_by
+from arborcast.pipeline.planning.hosts import Groups, levels
+from arborcast.pipeline.planning.memory import Limit
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.planning.room import Room, both_ways, fitted, range_room
 
 
 def hetpipe(
@@ -38,14 +38,14 @@ def hetpipe(
 ) -> Plan:
     """The plan of the policy with the shortest predicted step.
 
-    Hosts are read from the rates (`pipeline.planning.hosts`); a fabric of one level is one host, whose two
+    Hosts are read from the rates (`arborcast.pipeline.planning.hosts`); a fabric of one level is one host, whose two
     halves HD takes. Every policy is tried at every level.
 
     Raises:
         PlanError: no policy gives a plan that fits and whose workers are joined (the last one's refusal).
         BatchError: there are fewer samples than microbatches.
     """
-    from pipeline.simulator import simulate
+    from arborcast.pipeline.simulation.simulator import simulate
 
     Plan([(0, profile.depth, (0,))], microbatches).microbatch_sizes(batch)  # raises where it must
     found = levels(network)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from pipeline.errors import PlanError
-from pipeline.network import Network
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.errors import PlanError
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 """Ranks, ascending, in groups by their first rank."""

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pipeline import actions
-from pipeline.costs import Profile
-from pipeline.errors import BatchError, PlanError
-from pipeline.stages import Plan
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.order import actions
+from arborcast.pipeline.planning.plan import Plan
 
 Limit: TypeAlias = int | Mapping[int, int]
 """Bytes of memory for a plan: of every rank, or by rank."""
@@ -60,7 +60,7 @@ def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Mem
     Raises:
         BatchError: some replica would have no sample.
     """
-    from pipeline.order import order_of
+    from arborcast.pipeline.order import order_of
 
     in_flight = actions.peak_in_flight(order_of(plan)[stage])
     return _memory(plan, profile, batch, stage, in_flight)
@@ -73,7 +73,7 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
         PlanError: says on which stage most is missing, how much, of what limit; or a rank has no limit.
         BatchError: some replica would have no sample.
     """
-    from pipeline.order import order_of
+    from arborcast.pipeline.order import order_of
 
     limits = rank_limits(limit, plan.ranks)
     worst, message = 0, ""

@@ -19,13 +19,13 @@ from itertools import accumulate
 from math import inf
 from typing import TypeAlias
 
-from pipeline.costs import Profile
-from pipeline.errors import PlanError
-from pipeline.network import BYTES_PER_US, Network
-from pipeline.planning.hosts import Groups, levels
-from pipeline.planning.memory import Limit
-from pipeline.planning.room import Room, both_ways, fitted, range_room
-from pipeline.stages import Plan, Stage
+from arborcast.pipeline.costs.links import BYTES_PER_US, Network
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.planning.hosts import Groups, levels
+from arborcast.pipeline.planning.memory import Limit
+from arborcast.pipeline.planning.plan import Plan, Stage
+from arborcast.pipeline.planning.room import Room, both_ways, fitted, range_room
 
 StageCost: TypeAlias = Callable[[int, int, int, int], float]
 """`cost(start, end, first, count)`: of the layers [start, end) on devices first..first + count - 1."""
@@ -77,7 +77,7 @@ def pipedream(
         raise refusal
     if len(found) == 1:
         return found[0]
-    from pipeline.simulator import simulate
+    from arborcast.pipeline.simulation.simulator import simulate
 
     return min(found, key=lambda plan: simulate(plan, profile, network, batch=batch).time_us)
 

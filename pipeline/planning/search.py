@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, product
 from typing import TypeAlias
 
-from pipeline.costs import Profile
-from pipeline.errors import PlanError
-from pipeline.network import Network
-from pipeline.order import order_of
-from pipeline.planning.device_order import device_order, transposed
-from pipeline.planning.estimate import StepCosts, estimates_us, step_costs
-from pipeline.planning.memory import check_memory, fits
-from pipeline.planning.prm import Partition, Question, partitions, roomiest
-from pipeline.planning.tables import DeviceTables, LayerTables
-from pipeline.simulator import simulate
-from pipeline.stages import Plan, Stage
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order import order_of
+from arborcast.pipeline.planning.device_order import device_order, transposed
+from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
+from arborcast.pipeline.planning.memory import check_memory, fits
+from arborcast.pipeline.planning.plan import Plan, Stage
+from arborcast.pipeline.planning.prm import Partition, Question, partitions, roomiest
+from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
+from arborcast.pipeline.simulation.simulator import simulate
 
 FEW = 12
 """Numbers of microbatches up to which the dynamic program is run for each at once."""

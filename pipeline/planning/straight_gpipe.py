@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.costs import Profile
-from pipeline.network import Network
-from pipeline.planning.balance import balanced
-from pipeline.planning.memory import Limit
-from pipeline.planning.room import both_ways, fitted
-from pipeline.stages import Plan
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.planning.balance import balanced
+from arborcast.pipeline.planning.memory import Limit
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.planning.room import both_ways, fitted
 
 
 def straight_gpipe(

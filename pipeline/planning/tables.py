@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.costs import Profile
-from pipeline.network import BYTES_PER_US, Network, boundary_messages
-from synth.topology import Topology
+from arborcast.pipeline.costs.links import BYTES_PER_US, Network, boundary_messages
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.synth.topology import Topology
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]

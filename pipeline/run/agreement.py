@@ -11,10 +11,10 @@ from datetime import timedelta
 
 from torch.distributed.distributed_c10d import _get_default_store
 
-from backends.torch_names import PrefixStore, Store
-from pipeline.errors import BatchError
-from pipeline.run.failures import TrainingError
-from synth.errors import InputError
+from arborcast.backends.group.torch_compat import PrefixStore, Store
+from arborcast.pipeline.errors import BatchError
+from arborcast.pipeline.run.failures import TrainingError
+from arborcast.synth.errors import InputError
 
 _OCCASIONS = {"batch": "a batch has a new shape or trains other parameters", "trainer": "a trainer is made"}
 

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
-from pipeline.errors import BatchError, PartitionError
-from pipeline.run.weights import distinct
+from arborcast.pipeline.errors import BatchError, PartitionError
+from arborcast.pipeline.run.weights import distinct
 
 _TRACED = (torch.ops.aten.batch_norm.default, nn.functional.batch_norm)
 """What a graph may call: from torch.export, from fx."""

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pipeline.errors import BatchError
-from pipeline.stages import Plan
+from arborcast.pipeline.errors import BatchError
+from arborcast.pipeline.planning.plan import Plan
 
 _SAMPLED = 1024
 """Values of a tensor that tell its data from other data."""

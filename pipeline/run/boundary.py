@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from pipeline.errors import PartitionError
-from pipeline.layered import Layered
-from pipeline.run.batches import described, spread_dims
-from pipeline.run.failures import first_line
-from pipeline.run.modes import evaluating
+from arborcast.pipeline.errors import PartitionError
+from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.run.batches import described, spread_dims
+from arborcast.pipeline.run.failures import first_line
+from arborcast.pipeline.run.modes import evaluating
 
 
 @dataclass(frozen=True, slots=True)

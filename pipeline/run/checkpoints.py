@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.errors import CheckpointError
-from pipeline.stages import Plan
-from synth.formats.atomic import replacing
-from synth.formats.reading import shorten_path
+from arborcast.pipeline.errors import CheckpointError
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.synth.formats.atomic import replacing
+from arborcast.synth.formats.reading import shorten_path
 
 OptimizerState: TypeAlias = dict[str, Any]
 """`{"state": {name: {key: value}}, "groups": [{"names": [name], "options": {key: value}}],

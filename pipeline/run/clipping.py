@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from synth.errors import InputError
+from arborcast.synth.errors import InputError
 
 
 def clip_gradients(

@@ -13,9 +13,9 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from pipeline.errors import PlanError
-from pipeline.layered import Layered
-from pipeline.stages import Plan
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.planning.plan import Plan
 
 _ATEN = torch.ops.aten
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from backends.errors import ExecutionError
-from synth.errors import InputError
+from arborcast.backends.errors import ExecutionError
+from arborcast.synth.errors import InputError
 
 _GLOO_CLOSED = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"

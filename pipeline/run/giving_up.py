@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pipeline.run.agreement import Agreement
-from pipeline.run.failures import TrainingError, cause_of, is_of_others, words_of
-from synth.errors import InputError
+from arborcast.pipeline.run.agreement import Agreement
+from arborcast.pipeline.run.failures import TrainingError, cause_of, is_of_others, words_of
+from arborcast.synth.errors import InputError
 
 
 class GivingUp:

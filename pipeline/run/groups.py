@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BarrierOptions
 
-import topologies
-from backends.group.options import Options
-from backends.group.process_group import SynthGroup
-from backends.torch_names import break_gloo
-from pipeline.errors import PlanError
-from pipeline.run.failures import TrainingError, words_of
-from pipeline.stages import Plan
-from synth.errors import InputError
-from synth.topology import Topology
+from arborcast import topologies
+from arborcast.backends.group.options import Options
+from arborcast.backends.group.process_group import SynthGroup
+from arborcast.backends.group.torch_compat import break_gloo
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.run.failures import TrainingError, words_of
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Topology
 
 COLLECTIVES = ("synth", "gloo")
 """What sums gradients over replicas: synthesized schedules, or gloo's own."""
@@ -65,7 +65,7 @@ class Groups:
     def make(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Another group with the same collectives; None on ranks outside. Every rank of the job calls it."""
         if self._backend == "synth":
-            import backends.group.register  # noqa: F401 (makes the backend known)
+            import arborcast.torch_backend  # noqa: F401 (makes the backend known)
         made = dist.new_group(
             sorted(ranks), timeout=self._timeout, backend=self._backend, pg_options=self._options
         )

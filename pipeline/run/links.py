@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.run.failures import TrainingError, words_of
-from pipeline.run.recorder import NullRecorder, Records
+from arborcast.pipeline.run.failures import TrainingError, words_of
+from arborcast.pipeline.run.recorder import NullRecorder, Records
 
 _WATCHERS = 16
 """Threads that note when messages end, where that is recorded."""

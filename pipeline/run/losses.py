@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from pipeline.run.batches import Tensors, as_tuple, spread_dims
-from pipeline.run.failures import first_line
-from synth.errors import InputError
+from arborcast.pipeline.run.batches import Tensors, as_tuple, spread_dims
+from arborcast.pipeline.run.failures import first_line
+from arborcast.synth.errors import InputError
 
 REDUCTIONS = ("mean", "sum")
 """What a loss function that returns one number does over the samples that it is given."""

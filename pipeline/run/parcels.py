@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.run.boundary import Wire
+from arborcast.pipeline.run.boundary import Wire
 
 ALIGNMENT = 64
 """Bytes at whose multiples tensors begin in a message: every data type may be read there."""

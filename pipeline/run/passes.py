@@ -17,24 +17,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.actions import peak_in_flight
-from pipeline.errors import BatchError
-from pipeline.order import order_of
-from pipeline.order.messages import with_messages
-from pipeline.run.batch_norm import DeferredStatistics
-from pipeline.run.batches import Batch, Signature
-from pipeline.run.boundary import FakeStage
-from pipeline.run.groups import Groups
-from pipeline.run.links import Links
-from pipeline.run.losses import Losses, LossFunction
-from pipeline.run.modes import evaluating
-from pipeline.run.place import Place
-from pipeline.run.precision import Precision
-from pipeline.run.recorder import Records
-from pipeline.run.runtime import StageRuntime, forward_only
-from pipeline.run.stage import ReplicaStage
-from pipeline.stages import Plan
-from synth.errors import InputError
+from arborcast.pipeline.errors import BatchError
+from arborcast.pipeline.order import order_of
+from arborcast.pipeline.order.actions import peak_in_flight
+from arborcast.pipeline.order.messages import with_messages
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.run.batch_norm import DeferredStatistics
+from arborcast.pipeline.run.batches import Batch, Signature
+from arborcast.pipeline.run.boundary import FakeStage
+from arborcast.pipeline.run.groups import Groups
+from arborcast.pipeline.run.links import Links
+from arborcast.pipeline.run.losses import Losses, LossFunction
+from arborcast.pipeline.run.modes import evaluating
+from arborcast.pipeline.run.place import Place
+from arborcast.pipeline.run.precision import Precision
+from arborcast.pipeline.run.recorder import Records
+from arborcast.pipeline.run.runtime import StageRuntime, forward_only
+from arborcast.pipeline.run.stage import ReplicaStage
+from arborcast.synth.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from synth.errors import InputError
+from arborcast.synth.errors import InputError
 
 _TYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

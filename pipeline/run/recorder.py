@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 
 import torch.distributed as dist
 
-from pipeline.timeline import KINDS, Interval, Timeline
+from arborcast.pipeline.simulation.timeline import KINDS, Interval, Timeline
 
 NS_PER_US = 1000
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -78,7 +78,8 @@ class Recorder:
         """Note an interval of the clock.
 
         Args:
-            kind: one of `pipeline.timeline.KINDS`, except "waiting", which follows from the others.
+            kind: one of `arborcast.pipeline.simulation.timeline.KINDS`, except "waiting", which follows from the
+            others.
             microbatch: None where it belongs to no single one.
             start_ns: what `time.perf_counter_ns` said at its beginning.
             end_ns: likewise at its end.

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
-from pipeline.actions import Order, Phase
-from pipeline.order.messages import Step
-from pipeline.run.losses import Losses
-from pipeline.run.stage import ReplicaStage
+from arborcast.pipeline.order.actions import Order, Phase
+from arborcast.pipeline.order.messages import Step
+from arborcast.pipeline.run.losses import Losses
+from arborcast.pipeline.run.stage import ReplicaStage
 
 _KINDS = {
     ("receive", Phase.FORWARD): _ComputationType.RECV_F,

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.run.batch_norm import DeferredStatistics, statistics_once
-from pipeline.run.boundary import Boundaries, Wire
-from pipeline.run.links import Links, Pending
-from pipeline.run.parcels import Arrival, Parcel, packed, sharing
-from pipeline.run.place import Place
-from pipeline.run.recorder import Records
+from arborcast.pipeline.run.batch_norm import DeferredStatistics, statistics_once
+from arborcast.pipeline.run.boundary import Boundaries, Wire
+from arborcast.pipeline.run.links import Links, Pending
+from arborcast.pipeline.run.parcels import Arrival, Parcel, packed, sharing
+from arborcast.pipeline.run.place import Place
+from arborcast.pipeline.run.recorder import Records
 
 _FORWARD, _BACKWARD = 0, 1
 

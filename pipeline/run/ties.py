@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.errors import PlanError
-from pipeline.run.gradients import GradientBuffer
-from pipeline.stages import Plan
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.run.gradients import GradientBuffer
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import nn
 
-from pipeline.run.clipping import clip_gradients
-from pipeline.run.gradients import GradientBuffer
-from pipeline.run.groups import Groups
-from pipeline.run.place import Place
-from pipeline.run.precision import Precision
-from pipeline.run.recorder import Records
-from pipeline.run.ties import TieGroups
-from synth.errors import InputError
+from arborcast.pipeline.run.clipping import clip_gradients
+from arborcast.pipeline.run.gradients import GradientBuffer
+from arborcast.pipeline.run.groups import Groups
+from arborcast.pipeline.run.place import Place
+from arborcast.pipeline.run.precision import Precision
+from arborcast.pipeline.run.recorder import Records
+from arborcast.pipeline.run.ties import TieGroups
+from arborcast.synth.errors import InputError
 
 OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer] | torch.optim.Optimizer
 """Makes an optimizer of parameters; or one of the whole model's."""

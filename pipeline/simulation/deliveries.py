@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from pipeline.network import BYTES_PER_US, Network
-from pipeline.simulation.clock import Clock
-from pipeline.simulation.link_sharing import Flow, Links
-from pipeline.timeline import Interval
-from synth.topology import Hop
+from arborcast.pipeline.costs.links import BYTES_PER_US, Network
+from arborcast.pipeline.simulation.clock import Clock
+from arborcast.pipeline.simulation.link_sharing import Flow, Links
+from arborcast.pipeline.simulation.timeline import Interval
+from arborcast.synth.topology import Hop
 
 T = TypeVar("T")
 Arrival: TypeAlias = Callable[[float, T], None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
-from synth.topology import Hop
+from arborcast.synth.topology import Hop
 
 
 class Flow:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from pipeline.costs import Profile
-from pipeline.errors import PlanError
-from pipeline.network import Network
-from pipeline.stages import Plan
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.planning.plan import Plan
 
 
 def replicas_us(plan: Plan, profile: Profile, network: Network) -> tuple[float, ...]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from synth.certificate import Bound
-from synth.collective import TREE_KINDS, Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, InputError
-from synth.reachability import who_is_cut_off
-from synth.schedule import Schedule
-from synth.topology import Topology
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
+from arborcast.synth.routes.reachability import who_is_cut_off
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
 
 SUPPORTED: Mapping[str, tuple[Kind, ...]] = {
     "ring": TREE_KINDS,
@@ -61,25 +61,25 @@ def solve_baseline(
         raise CollectiveError(f"{collective.kind}: method {method} makes only {supported}")
     collective.check(topology)
     if bound is None:
-        from synth import bounds  # compiled kernels come with it
+        from arborcast.synth import bounds  # compiled kernels come with it
 
         bound = bounds.bound(topology, collective)
     if bound.rate == Fraction(0):
         raise InfeasibleError(who_is_cut_off(topology, collective), bound)
     match method:
         case "ring":
-            from synth.baselines.ring import solve_ring
+            from arborcast.synth.baselines.ring import solve_ring
 
             return solve_ring(topology, collective, bound, seed, deadline)
         case "multiring":
-            from synth.baselines.multiring import solve_multiring
+            from arborcast.synth.baselines.multiring import solve_multiring
 
             return solve_multiring(topology, collective, bound, seed, deadline)
         case "binary-tree":
-            from synth.baselines.binary_tree import solve_binary_tree
+            from arborcast.synth.baselines.binary_tree import solve_binary_tree
 
             return solve_binary_tree(topology, collective, bound, deadline)
         case _:
-            from synth.baselines.halving_doubling import solve_halving_doubling
+            from arborcast.synth.baselines.halving_doubling import solve_halving_doubling
 
             return solve_halving_doubling(topology, collective, bound, deadline)

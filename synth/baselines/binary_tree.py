@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from synth.baselines.pattern import Pattern, lay
-from synth.certificate import Bound
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.schedule import Chunk, Schedule, Transfer
-from synth.topology import Topology
+from arborcast.synth.baselines.pattern import Pattern, lay
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.topology import Topology
 
 ParentOf = Mapping[int, int | None]
 

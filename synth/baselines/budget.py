@@ -5,7 +5,7 @@ A budget shapes results, so that a fast and a slow machine find the same; a dead
 
 from __future__ import annotations
 
-from synth.deadline import Deadline
+from arborcast.synth.deadline import Deadline
 
 
 class BudgetError(Exception):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from synth.baselines.budget import Budget, BudgetError
-from synth.baselines.paths import Pair
-from synth.deadline import Deadline
+from arborcast.synth.baselines.budget import Budget, BudgetError
+from arborcast.synth.baselines.paths import Pair
+from arborcast.synth.deadline import Deadline
 
 EMBEDDING_STEPS = 50_000
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from synth.baselines.pattern import Pattern, lay
-from synth.certificate import Bound
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import InfeasibleError
-from synth.schedule import Chunk, Schedule, Transfer
-from synth.topology import Topology
+from arborcast.synth.baselines.pattern import Pattern, lay
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.topology import Topology
 
 
 def solve_halving_doubling(

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
-from synth.baselines.budget import Budget, BudgetError
-from synth.baselines.paths import Path, Paths
-from synth.deadline import Deadline
-from synth.errors import TimedOutError
-from synth.highs import limit_time, new_model
-from synth.topology import Hop
+from arborcast.synth.baselines.budget import Budget, BudgetError
+from arborcast.synth.baselines.paths import Path, Paths
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.topology import Hop
 
 Ring: TypeAlias = tuple[Path, ...]
 SEARCH_STEPS = 2_000

@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from synth.baselines.budget import Budget, BudgetError
-from synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
-from synth.baselines.paths import Path, switch_paths
-from synth.baselines.rings import no_ring, ring_schedule
-from synth.certificate import Bound
-from synth.collective import Collective
-from synth.deadline import Deadline
-from synth.errors import InfeasibleError, TimedOutError
-from synth.highs import limit_time, new_model
-from synth.schedule import Method, Schedule
-from synth.topology import Hop, Topology
+from arborcast.synth.baselines.budget import Budget, BudgetError
+from arborcast.synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
+from arborcast.synth.baselines.paths import Path, switch_paths
+from arborcast.synth.baselines.rings import no_ring, ring_schedule
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError, TimedOutError
+from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.schedule import Method, Schedule
+from arborcast.synth.topology import Hop, Topology
 
 GREEDY_TRIES = 16
 HASTY_TRIES = 3

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeAlias
 
-from synth.topology import Hop, Topology, Vertex
+from arborcast.synth.topology import Hop, Topology, Vertex
 
 Pair: TypeAlias = tuple[int, int]
 PATHS_PER_PAIR = 8

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from synth.baselines.embedding import embeddings
-from synth.baselines.paths import Pair, Path, Paths, switch_paths
-from synth.certificate import Bound
-from synth.collective import Collective
-from synth.deadline import Deadline
-from synth.errors import InfeasibleError
-from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Hop, Topology
+from arborcast.synth.baselines.embedding import embeddings
+from arborcast.synth.baselines.paths import Pair, Path, Paths, switch_paths
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.topology import Hop, Topology
 
 EMBEDDINGS_COMPARED = 64
 

@@ -10,16 +10,16 @@ import math
 from fractions import Fraction
 from random import Random
 
-from synth.baselines.budget import BudgetError
-from synth.baselines.hamiltonian import Fabric, Ring, find_ring
-from synth.baselines.paths import Paths, switch_paths
-from synth.baselines.rings import no_ring, ring_schedule
-from synth.certificate import Bound
-from synth.collective import Collective
-from synth.deadline import Deadline
-from synth.errors import InfeasibleError
-from synth.schedule import Method, Schedule
-from synth.topology import Hop, Topology
+from arborcast.synth.baselines.budget import BudgetError
+from arborcast.synth.baselines.hamiltonian import Fabric, Ring, find_ring
+from arborcast.synth.baselines.paths import Paths, switch_paths
+from arborcast.synth.baselines.rings import no_ring, ring_schedule
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.schedule import Method, Schedule
+from arborcast.synth.topology import Hop, Topology
 
 
 def solve_ring(

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from synth.baselines.hamiltonian import Ring
-from synth.certificate import Bound
-from synth.collective import Collective, Kind
-from synth.errors import InfeasibleError, Prover
-from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Topology
+from arborcast.synth.baselines.hamiltonian import Ring
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InfeasibleError, Prover
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.topology import Topology
 
 MOST_TRANSFERS = 4_000_000
 

@@ -13,26 +13,26 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
-from synth.bounds.balance import sufficient_part
-from synth.bounds.capacity_lp import solved_program
-from synth.bounds.cuts import cut_out_of, tightest_cut
-from synth.bounds.demand_cuts import demand_cuts
-from synth.bounds.free_roots import (
+from arborcast.synth.bounds.capacity_lp import solved_program
+from arborcast.synth.bounds.cuts import cut_out_of, tightest_cut
+from arborcast.synth.bounds.demand_cuts import demand_cuts
+from arborcast.synth.bounds.orbits import orbit_lengths
+from arborcast.synth.bounds.root_demands import (
     LARGEST_TWO_WAY,
     free_roots,
     is_connected,
     side_lengths,
     symmetric_part,
 )
-from synth.bounds.orbits import orbit_lengths
-from synth.bounds.routing_lp import routing_duals
-from synth.bounds.strength import strength
-from synth.certificate import Bound, Certificate, Cut, Dual
-from synth.certification import certified_rate, certified_scope, dual_of, dual_or_none
-from synth.certification.metric import RANKS_BESIDE_RELAYS
-from synth.certification.rates import share_leaving
-from synth.collective import Collective, Kind
-from synth.topology import Topology
+from arborcast.synth.bounds.routing_lp import routing_duals
+from arborcast.synth.bounds.strength import strength
+from arborcast.synth.bounds.switch_balance import sufficient_part
+from arborcast.synth.certificate import Bound, Certificate, Cut, Dual
+from arborcast.synth.certification import certified_rate, certified_scope, dual_of, dual_or_none
+from arborcast.synth.certification.metric import RANKS_BESIDE_RELAYS
+from arborcast.synth.certification.rates import share_leaving
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.topology import Topology
 
 _MIRRORED = {
     Kind.REDUCE: Kind.BROADCAST,
@@ -50,7 +50,7 @@ def bound(topology: Topology, collective: Collective, *, deadline_s: float | Non
     Exact (some schedule reaches it) without relays: for trees by Edmonds 1973 and Bang-Jensen, Frank,
     Jackson 1995, for an allreduce among schedules along trees, for gather and scatter always, for an
     alltoall unless its lengths had to be rounded, which beyond 600 orbits of links and ranks they are
-    (`synth.bounds.routing_trees`). Prices of a linear program with a common denominator beyond 2**30 are
+    (`arborcast.synth.bounds.routing_trees`). Prices of a linear program with a common denominator beyond 2**30 are
     rounded, which loosens the limit by as little and keeps it valid. With relays it is a limit that need
     not be reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
     than `RANKS_BESIDE_RELAYS` ranks has only its cut. The limit of a custom collective is as exact as that of

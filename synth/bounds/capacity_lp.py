@@ -14,13 +14,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from synth.bounds.balance import sufficient_part
-from synth.bounds.capacity_program import CapacityProgram, CapacitySolution, Growth
-from synth.bounds.cuts import tightest_cut
-from synth.collective import Collective, Kind
-from synth.errors import CollectiveError, InfeasibleError, NumericalError
-from synth.flow import distances_to, link_arrays, residual_capacity, residual_graph
-from synth.topology import Topology
+from arborcast.synth.bounds.capacity_program import CapacityProgram, CapacitySolution, Growth
+from arborcast.synth.bounds.cuts import tightest_cut
+from arborcast.synth.bounds.switch_balance import sufficient_part
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import CollectiveError, InfeasibleError, NumericalError
+from arborcast.synth.kernels.max_flow import distances_to, link_arrays, residual_capacity, residual_graph
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
     """The best way to share links among the trees of a broadcast, an allgather or an allreduce.
 
     Args:
-        topology: the fabric of the ranks that take part; make relays switches first (`synth.relays`).
+        topology: the fabric of the ranks that take part; make relays switches first (`arborcast.synth.packing.relays`).
         collective: for a reduce or reduce-scatter, ask for its mirror image on the reversed topology.
 
     Returns:
         Exact bandwidths: `out` lets the roots reach every rank at their rates, and so does the reverse of
-        `into`. The rate is that of `synth.bounds.bound` wherever trees reach it.
+        `into`. The rate is that of `arborcast.synth.bounds.bound` wherever trees reach it.
 
     Raises:
         CollectiveError: another kind of collective, or relays.

@@ -3,7 +3,7 @@
 Trees of total weight x grow from their roots exactly when every set of vertices that holds roots and not
 all ranks is left by as much capacity as the roots in it need, and every switch sends on what it receives
 (Edmonds 1973; Bang-Jensen, Frank, Jackson 1995). `CapacityProgram` adds cuts found by maximum flows until
-none is violated, and the last vertex is made exact. `synth.bounds.capacity_lp` has the forms for collectives.
+none is violated, and the last vertex is made exact. `arborcast.synth.bounds.capacity_lp` has the forms for collectives.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.bounds.linear_program import ExactVertex, LinearProgram
-from synth.compiled import Flags, Ints
-from synth.flow import LARGEST_TOTAL, dinic, reachable, reaching, residual_graph
-from synth.topology import Topology
+from arborcast.synth.kernels.compiled import Flags, Ints
+from arborcast.synth.kernels.max_flow import LARGEST_TOTAL, dinic, reachable, reaching, residual_graph
+from arborcast.synth.lp.linear_program import ExactVertex, LinearProgram
+from arborcast.synth.topology import Topology
 
 _PARTS = 2**30  # floating values are separated in whole parts of the program's scale
 _ENOUGH = 2**50  # more of these parts than trees can ever use on one link

@@ -13,10 +13,17 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.certificate import Cut
-from synth.compiled import Flags, Ints, kernel
-from synth.flow import checked_int64, dinic, link_arrays, members, reachable, residual_graph
-from synth.topology import Topology, Vertex
+from arborcast.synth.certificate import Cut
+from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.kernels.max_flow import (
+    checked_int64,
+    dinic,
+    link_arrays,
+    members,
+    reachable,
+    residual_graph,
+)
+from arborcast.synth.topology import Topology, Vertex
 
 
 @dataclass(frozen=True, slots=True)

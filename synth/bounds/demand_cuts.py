@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 
-from synth.bounds.cuts import cut_out_of, tightest_cut
-from synth.certificate import Cut
-from synth.certification.rates import share_leaving
-from synth.collective import Collective, Demand
-from synth.topology import Link, Topology, Vertex
+from arborcast.synth.bounds.cuts import cut_out_of, tightest_cut
+from arborcast.synth.certificate import Cut
+from arborcast.synth.certification.rates import share_leaving
+from arborcast.synth.collective import Collective, Demand
+from arborcast.synth.topology import Link, Topology, Vertex
 
 
 def demand_cuts(topology: Topology, collective: Collective) -> list[Cut]:

@@ -11,8 +11,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.flow import link_arrays
-from synth.topology import Topology, Vertex
+from arborcast.synth.kernels.max_flow import link_arrays
+from arborcast.synth.topology import Topology, Vertex
 
 
 def orbit_lengths(topology: Topology, side: Iterable[Vertex]) -> tuple[Fraction, ...]:

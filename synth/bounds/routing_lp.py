@@ -1,6 +1,6 @@
 """The limit of an alltoall or a custom collective by link lengths: no block travels less than a shortest way.
 
-For an alltoall `synth.bounds.routing_trees` finds the best lengths exactly. For a custom collective a linear
+For an alltoall `arborcast.synth.bounds.routing_trees` finds the best lengths exactly. For a custom collective a linear
 program over the flows of each source finds them in floating point (its prices); they are rounded to small
 denominators and the rate that the rounded lengths prove is computed exactly: a valid bound whatever was lost
 in rounding, and usually nothing is. Blocks with
@@ -20,16 +20,16 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.bounds.linear_program import LinearProgram
-from synth.bounds.near_fractions import near_fractions
-from synth.bounds.routing_trees import Alike, RoutingProgram
-from synth.certificate import Dual
-from synth.certification import dual_or_none
-from synth.collective import Collective, Kind
-from synth.compiled import Ints
-from synth.deadline import Deadline
-from synth.errors import TimedOutError
-from synth.topology import Topology, Vertex
+from arborcast.synth.bounds.routing_trees import Alike, RoutingProgram
+from arborcast.synth.certificate import Dual
+from arborcast.synth.certification import dual_or_none
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.lp.linear_program import LinearProgram
+from arborcast.synth.lp.rationalize import near_fractions
+from arborcast.synth.topology import Topology, Vertex
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.bounds.linear_program import LinearProgram
-from synth.bounds.near_fractions import near_fractions
-from synth.bounds.shortest_ways import FAR, ShortestTree, Ways
-from synth.collective import Collective
-from synth.compiled import Ints, kernel
-from synth.deadline import Deadline
-from synth.topology import Permutation, Topology
+from arborcast.synth.bounds.shortest_paths import FAR, ShortestTree, Ways
+from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.lp.linear_program import LinearProgram
+from arborcast.synth.lp.rationalize import near_fractions
+from arborcast.synth.topology import Permutation, Topology
 
 LARGEST_EXACT = 600
 """Orbits of links and ranks together up to which the program is solved exactly: a dense system."""

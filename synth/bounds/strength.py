@@ -12,10 +12,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.certificate import Partition
-from synth.compiled import Flags, Ints, kernel
-from synth.flow import checked_int64, dinic, link_arrays, reachable, residual_graph
-from synth.topology import Topology, Vertex
+from arborcast.synth.certificate import Partition
+from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.kernels.max_flow import checked_int64, dinic, link_arrays, reachable, residual_graph
+from arborcast.synth.topology import Topology, Vertex
 
 
 def partition_of(topology: Topology, blocks: Iterable[Iterable[Vertex]]) -> Partition:

@@ -1,7 +1,7 @@
 """How far data must travel under link lengths: the number that a dual certificate stands on.
 
 Every distance is a lower limit of what each unit of the buffer takes, summed over links with their lengths:
-shortest ways for what is never copied, cheapest trees for what is. `synth.certification.rates` sets it
+shortest ways for what is never copied, cheapest trees for what is. `arborcast.synth.certification.rates` sets it
 against what all links offer.
 """
 
@@ -15,13 +15,13 @@ from functools import cached_property
 
 import numpy as np
 
-from synth.certification.spanning import joining_cost
-from synth.certification.trees import cheapest_cost, cheapest_costs
-from synth.certification.ways import FAR, Matrix, ways_between
-from synth.collective import Collective, Kind
-from synth.compiled import Ints, kernel
-from synth.errors import InputError
-from synth.topology import Topology, Vertex
+from arborcast.synth.certification.spanning import joining_cost
+from arborcast.synth.certification.trees import cheapest_cost, cheapest_costs
+from arborcast.synth.certification.ways import FAR, Matrix, ways_between
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.topology import Topology, Vertex
 
 RANKS_BESIDE_RELAYS = 16
 """With relays a dual needs Steiner trees: exponential in the ranks, hence only up to so many."""

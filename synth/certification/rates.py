@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from synth.certificate import Certificate, Cut, Dual, Partition, Scope
-from synth.certification.metric import Metric
-from synth.collective import Collective, Kind
-from synth.errors import InputError
-from synth.topology import Topology, Vertex
+from arborcast.synth.certificate import Certificate, Cut, Dual, Partition, Scope
+from arborcast.synth.certification.metric import Metric
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Topology, Vertex
 
 
 def certified_rate(topology: Topology, collective: Collective, certificate: Certificate) -> Fraction:

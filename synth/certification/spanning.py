@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-from synth.errors import InputError
-from synth.topology import Topology, Vertex
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Topology, Vertex
 
 
 def joining_cost(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synth.certification.ways import FAR, Matrix
-from synth.compiled import Ints
-from synth.errors import InputError
+from arborcast.synth.certification.ways import FAR, Matrix
+from arborcast.synth.errors import InputError
+from arborcast.synth.kernels.compiled import Ints
 
 
 @dataclass(frozen=True, eq=False)

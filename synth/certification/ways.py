@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.compiled import Flags, Ints, kernel
-from synth.topology import Topology, Vertex
+from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.topology import Topology, Vertex
 
 FAR = 1 << 60
 """The distance of what cannot be reached, in int64; what lengths add up to must stay below it."""

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from synth.chunks.cache import ChunkCache
-from synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
-from synth.chunks.problem import Problem
-from synth.chunks.search import Searcher
-from synth.chunks.step_bound import StaticLimit, StepBound
-from synth.chunks.step_certification import certified_ratio
-from synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, step_optimum
-from synth.chunks.workers import Workers
-from synth.deadline import Deadline
-from synth.progress import report
+from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
+from arborcast.synth.chunks.bounds.check import certified_ratio
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.solvers.cache import ChunkCache
+from arborcast.synth.chunks.solvers.optimum_documents import optimum_from_document, optimum_to_document
+from arborcast.synth.chunks.solvers.search import Searcher
+from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, step_optimum
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.progress import report
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from synth.chunks.frontier import Frontier
-from synth.chunks.points import Point
+from arborcast.synth.chunks.frontier import Frontier
+from arborcast.synth.chunks.sums.points import Point
 
 Document: TypeAlias = dict[str, Any]
 

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from synth.chunks.compositions import parts_of
-from synth.chunks.documents import frontier_to_document
-from synth.chunks.frontier import Frontier
-from synth.chunks.mirror import IMAGES
-from synth.chunks.optimum_documents import limit_to_document
-from synth.errors import InputError
-from synth.formats import write_schedule
-from synth.formats.atomic import write_atomically
+from arborcast.synth.chunks.documents import frontier_to_document
+from arborcast.synth.chunks.frontier import Frontier
+from arborcast.synth.chunks.problem.time_reversal import IMAGES
+from arborcast.synth.chunks.solvers.optimum_documents import limit_to_document
+from arborcast.synth.chunks.sums.compositions import parts_of
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats import write_schedule
+from arborcast.synth.formats.atomic import write_atomically
 
 PICTURE = "frontier.svg"
 
@@ -30,7 +30,7 @@ def check_folder(folder: Path) -> None:
         InputError: there is something else of that name, its parent does not exist, or pictures cannot be
             drawn here.
     """
-    from synth.pictures.canvas import check_path
+    from arborcast.synth.pictures.canvas import check_path
 
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: must be a folder to write to, got a file")
@@ -50,7 +50,7 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
     Raises:
         InputError: a file cannot be written.
     """
-    from synth.pictures import draw_frontier, draw_steps
+    from arborcast.synth.pictures import draw_frontier, draw_steps
 
     try:
         folder.mkdir(exist_ok=True)

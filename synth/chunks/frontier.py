@@ -1,9 +1,9 @@
 """The frontier between latency (steps) and bandwidth (rounds per chunk), complete where it can be proved.
 
 For each number of steps from the latency on: the least R/C over all C, and the smallest C that attains it
-(`synth.chunks.curve`). Points that improve on all fewer steps are the frontier. It ends where the static
+(`arborcast.synth.chunks.curve`). Points that improve on all fewer steps are the frontier. It ends where the static
 limit is reached, within a tolerance of it, at the largest S asked, or at the deadline. An allreduce is no
-problem of copies, and has a way of its own (`synth.chunks.sum_frontier`).
+problem of copies, and has a way of its own (`arborcast.synth.chunks.sums.frontier`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from synth import bounds
-from synth.chunks.compositions import Half, latency_of_parts, proof_of, static_ratio
-from synth.chunks.curve import Curve, Effort
-from synth.chunks.points import Point, Traced, point_method
-from synth.chunks.sum_frontier import trace_allreduce
-from synth.chunks.sums import sum_problem
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import InfeasibleError, InputError, Prover
-from synth.reachability import who_is_cut_off
-from synth.topology import Topology
+from arborcast.synth import bounds
+from arborcast.synth.chunks.curve import Curve, Effort
+from arborcast.synth.chunks.sums.compositions import Half, latency_of_parts, proof_of, static_ratio
+from arborcast.synth.chunks.sums.frontier import trace_allreduce
+from arborcast.synth.chunks.sums.instance import sum_problem
+from arborcast.synth.chunks.sums.points import Point, Traced, point_method
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError, InputError, Prover
+from arborcast.synth.routes.reachability import who_is_cut_off
+from arborcast.synth.topology import Topology
 
 STEPS_BEYOND_LATENCY = 6
 """How many more steps than the fewest possible are looked at where nothing else is asked."""

@@ -15,12 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import takewhile
 
-from synth.chunks.flow_bounds import cut_bound, flow_bound
-from synth.chunks.lift import Plan
-from synth.chunks.orbits import Group
-from synth.chunks.outcome import Impossible, Unfinished
-from synth.chunks.search import Answer, Searcher
-from synth.chunks.step_bound import (
+from arborcast.synth.chunks.bounds.certificate import (
     MessageLengths,
     PairLengths,
     PathLengths,
@@ -28,14 +23,19 @@ from synth.chunks.step_bound import (
     StepBound,
     TreeLengths,
 )
-from synth.chunks.step_certification import MOST_TREE_TARGETS
-from synth.chunks.symmetry import problem_group
-from synth.chunks.tree_bounds import TreeBound, tree_bound
-from synth.chunks.tree_plan import NoPlanError, plan_of
-from synth.chunks.whole_trees import eligible
-from synth.chunks.worker import WorkerDiedError
-from synth.errors import Prover, TimedOutError
-from synth.progress import report
+from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS
+from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound
+from arborcast.synth.chunks.encodings.outcome import Impossible, Unfinished
+from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.solvers.search import Answer, Searcher
+from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.chunks.symmetry.groups import problem_group
+from arborcast.synth.chunks.symmetry.orbits import Group
+from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound
+from arborcast.synth.chunks.trees.plan import NoPlanError, plan_of
+from arborcast.synth.chunks.trees.whole_trees import eligible
+from arborcast.synth.errors import Prover, TimedOutError
+from arborcast.synth.progress import report
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,11 @@
 """Topologies, collectives, bounds, certificates and schedules to files and back, one line for every error."""
 
-from synth.formats.collectives import MAX_COLLECTIVE_BYTES, collective_from_document, read_collective
-from synth.formats.documents import (
+from arborcast.synth.formats.collectives import (
+    MAX_COLLECTIVE_BYTES,
+    collective_from_document,
+    read_collective,
+)
+from arborcast.synth.formats.documents import (
     bound_from_document,
     bound_to_document,
     certificate_from_document,
@@ -9,7 +13,7 @@ from synth.formats.documents import (
     topology_from_document,
     topology_to_document,
 )
-from synth.formats.schedules import (
+from arborcast.synth.formats.schedules import (
     MAX_SCHEDULE_BYTES,
     SCHEDULE_FORMAT,
     read_schedule,

@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from synth.errors import ScheduleError
-from synth.formats.documents import Document
-from synth.formats.implicit import (
+from arborcast.synth.errors import ScheduleError
+from arborcast.synth.formats.documents import Document
+from arborcast.synth.formats.implicit import (
     IMPLICIT_FORMAT,
     implicit_from_document,
     implicit_to_document,
     write_implicit,
 )
-from synth.formats.numerals import shorten
-from synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
-from synth.formats.schedules import (
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
+from arborcast.synth.formats.schedules import (
     MAX_SCHEDULE_BYTES,
     SCHEDULE_FORMAT,
     schedule_from_document,
     schedule_to_document,
     write_schedule,
 )
-from synth.implicit.schedule import ImplicitSchedule
-from synth.schedule import Schedule
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.schedule import Schedule
 
 _HEAD = 1000
 """Characters within which a schedule file names its format."""

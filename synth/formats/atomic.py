@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from synth.errors import InputError
-from synth.formats.reading import shorten_path
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.reading import shorten_path
 
 
 def write_atomically(path: Path | str, content: str | bytes) -> None:

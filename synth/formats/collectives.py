@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from synth.collective import Collective, Demand
-from synth.errors import CollectiveError, InputError
-from synth.formats.documents import Document, prefixed, raising
-from synth.formats.numerals import shorten
-from synth.formats.reading import parse_json, read_text, shorten_path
-from synth.topology import Topology
+from arborcast.synth.collective import Collective, Demand
+from arborcast.synth.errors import CollectiveError, InputError
+from arborcast.synth.formats.documents import Document, prefixed, raising
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
+from arborcast.synth.topology import Topology
 
 MAX_COLLECTIVE_BYTES = 16 << 20
 
@@ -62,7 +62,7 @@ def read_collective(
 def _parse(text: str, place: str) -> object:
     if place.lower().endswith(".json") or text.lstrip()[:1] == "{":
         return parse_json(text, place)
-    from synth.formats.yaml_text import parse_yaml
+    from arborcast.synth.formats.yaml_text import parse_yaml
 
     return parse_yaml(text, place)
 
@@ -75,7 +75,7 @@ def collective_from_document(
     Raises:
         CollectiveError: as for `read_collective`.
     """
-    from synth.formats.shapes import CustomShape, check_shape
+    from arborcast.synth.formats.shapes import CustomShape, check_shape
 
     with raising(CollectiveError):
         shape = check_shape(CustomShape, document, place)

@@ -1,6 +1,6 @@
 """Topologies, bounds and certificates to plain documents (what JSON and YAML hold) and back.
 
-Numbers are exact both ways: fractions are written as text such as "25/2". `synth.formats` offers these
+Numbers are exact both ways: fractions are written as text such as "25/2". `arborcast.synth.formats` offers these
 functions to everyone else and adds the schedules that contain such documents.
 """
 
@@ -12,10 +12,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope
-from synth.errors import InputError, ScheduleError, TopologyError
-from synth.formats.numerals import shorten
-from synth.topology import Link, Switch, Topology, Vertex
+from arborcast.synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope
+from arborcast.synth.errors import InputError, ScheduleError, TopologyError
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.topology import Link, Switch, Topology, Vertex
 
 Document: TypeAlias = dict[str, Any]
 
@@ -60,7 +60,7 @@ def topology_from_document(document: object, place: str) -> Topology:
     Raises:
         TopologyError: the document has another shape, or breaks a rule of topologies.
     """
-    from synth.formats.shapes import TopologyShape, check_shape
+    from arborcast.synth.formats.shapes import TopologyShape, check_shape
 
     with raising(TopologyError):
         return read_topology(check_shape(TopologyShape, document, place), place, "")
@@ -164,7 +164,7 @@ def bound_from_document(document: object, topology: Topology, place: str) -> Bou
     Raises:
         ScheduleError: the document has another shape, or names what the topology has not.
     """
-    from synth.formats.shapes import BoundShape, check_shape
+    from arborcast.synth.formats.shapes import BoundShape, check_shape
 
     with raising(ScheduleError):
         return read_bound(check_shape(BoundShape, document, place), topology, place, "")
@@ -200,7 +200,7 @@ def certificate_from_document(document: object, topology: Topology, place: str) 
     Raises:
         ScheduleError: the document has another shape, or names what the topology has not.
     """
-    from synth.formats.shapes import CertificateShape, check_shape
+    from arborcast.synth.formats.shapes import CertificateShape, check_shape
 
     with raising(ScheduleError):
         return _certificate(check_shape(CertificateShape, document, place), topology, place, "")

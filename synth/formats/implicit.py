@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from synth.certificate import Bound, Dual
-from synth.collective import Collective
-from synth.errors import InputError, ScheduleError
-from synth.formats.atomic import replacing
-from synth.formats.documents import (
+from arborcast.synth.certificate import Bound, Dual
+from arborcast.synth.collective import Collective
+from arborcast.synth.errors import InputError, ScheduleError
+from arborcast.synth.formats.atomic import replacing
+from arborcast.synth.formats.documents import (
     Document,
     bound_to_document,
     prefixed,
@@ -28,10 +28,10 @@ from synth.formats.documents import (
     read_topology,
     topology_to_document,
 )
-from synth.formats.numerals import shorten
-from synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
-from synth.formats.runs import from_runs, to_runs
-from synth.formats.schedules import (
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
+from arborcast.synth.formats.runs import from_runs, to_runs
+from arborcast.synth.formats.schedules import (
     check_format,
     chunk_to_document,
     dump,
@@ -43,9 +43,9 @@ from synth.formats.schedules import (
     transfer_lines,
     write_entries,
 )
-from synth.implicit.schedule import ImplicitSchedule
-from synth.implicit.translations import Integers, Translations
-from synth.topology import Link, Permutation, Topology
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.symmetry.translations import Integers, Translations
+from arborcast.synth.topology import Link, Permutation, Topology
 
 IMPLICIT_FORMAT = "arborcast.implicit/1"
 MAX_IMPLICIT_BYTES = 1 << 28
@@ -108,8 +108,8 @@ def implicit_from_document(document: object, place: str) -> ImplicitSchedule:
         ScheduleError: another format or version, another shape, an index or number out of range, links that
             are not one of each orbit.
     """
-    from synth.formats.implicit_shapes import ImplicitShape
-    from synth.formats.shapes import check_shape
+    from arborcast.synth.formats.implicit_shapes import ImplicitShape
+    from arborcast.synth.formats.shapes import check_shape
 
     with raising(ScheduleError):
         check_format(document, IMPLICIT_FORMAT, place)

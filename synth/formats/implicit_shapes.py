@@ -1,4 +1,4 @@
-"""The shape of implicit schedule files: what differs from explicit ones (see `synth.formats.shapes`)."""
+"""The shape of implicit schedule files: what differs from explicit ones (see `arborcast.synth.formats.shapes`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from synth.formats.numerals import shorten
-from synth.formats.shapes import (
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.shapes import (
     MAPPING,
     MAX_RANKS,
     Amount,

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from synth.errors import InputError
-from synth.formats.numerals import parse_number, shorten
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.numerals import parse_number, shorten
 
 
 def read_text(path: Path | str, *, max_bytes: int) -> str:

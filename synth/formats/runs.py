@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from synth.errors import InputError
-from synth.formats.numerals import shorten
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.numerals import shorten
 
 SHORTEST = 3
 """Runs of fewer numbers are written out."""

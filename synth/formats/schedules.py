@@ -12,11 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from synth.collective import Collective, Kind
-from synth.errors import InputError, ScheduleError
-from synth.formats.atomic import replacing
-from synth.formats.collectives import demands_to_documents, read_demands
-from synth.formats.documents import (
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError, ScheduleError
+from arborcast.synth.formats.atomic import replacing
+from arborcast.synth.formats.collectives import demands_to_documents, read_demands
+from arborcast.synth.formats.documents import (
     Document,
     bound_to_document,
     prefixed,
@@ -25,10 +25,10 @@ from synth.formats.documents import (
     read_topology,
     topology_to_document,
 )
-from synth.formats.numerals import shorten
-from synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
-from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Topology
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.topology import Topology
 
 SCHEDULE_FORMAT = "arborcast.schedule/1"
 MAX_SCHEDULE_BYTES = 1 << 30
@@ -62,7 +62,7 @@ def schedule_from_document(document: object, place: str) -> Schedule:
     Raises:
         ScheduleError: another format or version, another shape, an index or number out of range.
     """
-    from synth.formats.shapes import ScheduleShape, check_shape
+    from arborcast.synth.formats.shapes import ScheduleShape, check_shape
 
     with raising(ScheduleError):
         check_format(document, SCHEDULE_FORMAT, place)

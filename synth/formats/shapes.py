@@ -1,6 +1,6 @@
 """The shapes of files: which keys there are and what kind of value each takes, checked by pydantic.
 
-Only the form is checked here; `synth.formats` turns what passed into values and checks what it means.
+Only the form is checked here; `arborcast.synth.formats` turns what passed into values and checks what it means.
 Every error becomes one line: `FILE: links[2].bandwidth: must be positive, got -1`.
 """
 
@@ -14,8 +14,8 @@ from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationE
 from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from synth.errors import InputError
-from synth.formats.numerals import parse_number, shorten
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.numerals import parse_number, shorten
 
 # Limits of what a fabric or a schedule can sensibly hold. They keep a typing error (ranks: 10e9) from
 # filling the memory, and whole numbers within what compiled kernels can count.

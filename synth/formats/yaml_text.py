@@ -13,8 +13,8 @@ from typing import NoReturn
 
 import yaml
 
-from synth.errors import InputError
-from synth.formats.numerals import parse_number, shorten
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.numerals import parse_number, shorten
 
 MAX_NESTING = 32
 

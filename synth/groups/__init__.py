@@ -1,9 +1,9 @@
 """Several groups of ranks at once on one fabric, its links shared as fairly as possible."""
 
-from synth.groups.certificate import JointCertificate, Level
-from synth.groups.result import GroupSchedule, GroupSchedules
-from synth.groups.solver import solve_groups
-from synth.groups.verifier import JointVerdict, verify_groups
+from arborcast.synth.groups.certificate import JointCertificate, Level
+from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
+from arborcast.synth.groups.solver import solve_groups
+from arborcast.synth.groups.verifier import JointVerdict, verify_groups
 
 __all__ = [
     "GroupSchedule",

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from synth.certification.metric import Metric, Others
-from synth.collective import Collective
-from synth.errors import InputError
-from synth.topology import Topology
+from arborcast.synth.certification.metric import Metric, Others
+from arborcast.synth.collective import Collective
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

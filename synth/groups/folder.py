@@ -8,14 +8,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from synth.errors import InputError, ScheduleError
-from synth.formats import read_schedule, write_schedule
-from synth.formats.atomic import write_atomically
-from synth.formats.numerals import shorten
-from synth.formats.reading import parse_json, read_text, shorten_path
-from synth.groups.certificate import JointCertificate, Level
-from synth.groups.result import GroupSchedule, GroupSchedules
-from synth.topology import Topology
+from arborcast.synth.errors import InputError, ScheduleError
+from arborcast.synth.formats import read_schedule, write_schedule
+from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
+from arborcast.synth.groups.certificate import JointCertificate, Level
+from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
+from arborcast.synth.topology import Topology
 
 GROUPS_FORMAT = "arborcast.groups/1"
 GROUPS_FILE = "groups.json"
@@ -99,8 +99,8 @@ def read_groups(folder: Path | str) -> GroupSchedules:
     Raises:
         InputError: a file cannot be read, or is not what it must be; names the file and the place.
     """
-    from synth.formats.shapes import check_shape
-    from synth.groups.shapes import GroupsShape
+    from arborcast.synth.formats.shapes import check_shape
+    from arborcast.synth.groups.shapes import GroupsShape
 
     path = Path(folder) / GROUPS_FILE
     place = shorten_path(path)

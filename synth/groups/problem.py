@@ -14,12 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
-from synth.bounds.capacity_lp import most_central
-from synth.collective import Collective, Kind
-from synth.compiled import Ints
-from synth.groups.symmetry import Move, inverse, moves
-from synth.groups.view import View, view_of
-from synth.topology import Topology
+from arborcast.synth.bounds.capacity_lp import most_central
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.groups.symmetry import Move, inverse, moves
+from arborcast.synth.groups.view import View, view_of
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

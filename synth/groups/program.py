@@ -1,7 +1,7 @@
 """The linear program that shares bandwidth among groups, with cuts generated as needed.
 
 Each layer has a share of each link; the trees of a group fit its shares exactly when every cut is crossed by
-as much as its roots need and every switch sends on what it receives (see `synth.bounds.capacity_program`),
+as much as its roots need and every switch sends on what it receives (see `arborcast.synth.bounds.capacity_program`),
 and what moves along paths is a flow. Shares add up to at most the bandwidth.
 """
 
@@ -15,12 +15,19 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.bounds.linear_program import ExactVertex, LinearProgram
-from synth.compiled import Flags, Ints
-from synth.deadline import Deadline
-from synth.errors import NumericalError
-from synth.flow import LARGEST_TOTAL, dinic, link_arrays, reachable, reaching, residual_graph
-from synth.groups.problem import Problem
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import NumericalError
+from arborcast.synth.groups.problem import Problem
+from arborcast.synth.kernels.compiled import Flags, Ints
+from arborcast.synth.kernels.max_flow import (
+    LARGEST_TOTAL,
+    dinic,
+    link_arrays,
+    reachable,
+    reaching,
+    residual_graph,
+)
+from arborcast.synth.lp.linear_program import ExactVertex, LinearProgram
 
 _PARTS = 2**30  # floating values are separated in whole parts of the program's scale
 _ENOUGH = 2**50  # more of these parts than any group can ever use on one link

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from synth.bounds import bound
-from synth.certificate import Bound, Certificate, Cut, Dual, Partition
-from synth.collective import Collective, Kind
-from synth.compiled import Ints
-from synth.deadline import Deadline
-from synth.groups.problem import Problem
-from synth.groups.program import Shares
-from synth.groups.routing import Way, lift_ways, ways_of_flow
-from synth.groups.view import View
-from synth.packing.carrier import Carrier, Pair, centred, merge, mirrored, pair_up
-from synth.packing.exact import pack_exactly
-from synth.packing.lift import lift
-from synth.schedule import Method, Schedule, Settings
-from synth.topology import Topology, Vertex
-from synth.tree import Tree, TreeEdge
+from arborcast.synth.bounds import bound
+from arborcast.synth.certificate import Bound, Certificate, Cut, Dual, Partition
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.groups.problem import Problem
+from arborcast.synth.groups.program import Shares
+from arborcast.synth.groups.routing import Way, lift_ways, ways_of_flow
+from arborcast.synth.groups.view import View
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.packing.carrier import Carrier, Pair, centred, merge, mirrored, pair_up
+from arborcast.synth.packing.exact import pack_exactly
+from arborcast.synth.packing.lift import lift
+from arborcast.synth.schedule import Method, Schedule, Settings
+from arborcast.synth.topology import Topology, Vertex
+from arborcast.synth.tree import Tree, TreeEdge
 
 
 @dataclass(frozen=True)

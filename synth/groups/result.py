@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from synth.collective import Collective
-from synth.groups.certificate import JointCertificate
-from synth.schedule import Schedule
-from synth.topology import Topology
+from arborcast.synth.collective import Collective
+from arborcast.synth.groups.certificate import JointCertificate
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from synth.certificate import Bound
-from synth.collective import Collective
-from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Hop, Topology, Vertex
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.topology import Hop, Topology, Vertex
 
 
 @dataclass(frozen=True, slots=True)

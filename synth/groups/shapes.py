@@ -1,4 +1,4 @@
-"""The shape of `groups.json`, beside those of `synth.formats.shapes`."""
+"""The shape of `groups.json`, beside those of `arborcast.synth.formats.shapes`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from synth.formats.shapes import MAPPING, AnyNumber, LengthShape
+from arborcast.synth.formats.shapes import MAPPING, AnyNumber, LengthShape
 
 _Index = Annotated[int, Field(ge=0, le=1 << 20)]
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from synth.collective import bandwidths
-from synth.errors import InputError
-from synth.groups.result import GroupSchedules
-from synth.schedule import Chunk, Schedule, Transfer
-from synth.service import EARLIEST
-from synth.simulator import MAX_PASSAGES, MAX_PIECES, MIN_PIECE_BYTES, Timing
-from synth.sizes import LARGEST_SIZE, format_size
+from arborcast.synth.collective import bandwidths
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
+from arborcast.synth.groups.result import GroupSchedules
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.simulation.service import EARLIEST
+from arborcast.synth.simulation.simulator import MAX_PASSAGES, MAX_PIECES, MIN_PIECE_BYTES, Timing
 
 if TYPE_CHECKING:
-    from synth.hops import Hops
+    from arborcast.synth.simulation.hops import Hops
 
 
 def simulate_groups(
@@ -24,8 +24,8 @@ def simulate_groups(
 ) -> tuple[Timing, ...]:
     """The time of each group when all start at once.
 
-    A link serves pieces as `synth.simulator` says, whichever group they are of: first those of early steps.
-    It does not know of shares, so that a group that finishes leaves its links to the others.
+    A link serves pieces as `arborcast.synth.simulation.simulator` says, whichever group they are of: first those of
+    early steps. It does not know of shares, so that a group that finishes leaves its links to the others.
 
     Args:
         found: what runs.
@@ -36,7 +36,9 @@ def simulate_groups(
     Raises:
         InputError: other numbers of sizes than of groups, or one that is not positive.
     """
-    from synth.hops import Hops  # compiled kernels come with it; a folder is read without
+    from arborcast.synth.simulation.hops import (
+        Hops,  # compiled kernels come with it; a folder is read without
+    )
 
     if len(sizes) != len(found.groups):
         raise InputError(f"sizes: must be one for each of the {len(found.groups)} groups, got {len(sizes)}")

@@ -11,16 +11,16 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, InputError, Prover
-from synth.groups.certificate import JointCertificate, Level, level_bound
-from synth.groups.problem import Problem
-from synth.groups.program import JointProgram, Shares
-from synth.groups.realization import alone_topology, schedules_of
-from synth.groups.result import GroupSchedule, GroupSchedules
-from synth.reachability import who_is_cut_off
-from synth.topology import Topology
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, Prover
+from arborcast.synth.groups.certificate import JointCertificate, Level, level_bound
+from arborcast.synth.groups.problem import Problem
+from arborcast.synth.groups.program import JointProgram, Shares
+from arborcast.synth.groups.realization import alone_topology, schedules_of
+from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
+from arborcast.synth.routes.reachability import who_is_cut_off
+from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def solve_groups(
     Returns:
         For each group its rate among the others, the one it would reach alone, and its schedule; and the
         certificate that nothing is fairer: among schedules along trees for an allreduce, see
-        `synth.bounds.bound`, and among those that pass other ranks as `relays` says.
+        `arborcast.synth.bounds.bound`, and among those that pass other ranks as `relays` says.
 
     Raises:
         InputError: no group, other numbers of weights, a weight that is not positive.

@@ -13,9 +13,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.collective import Collective
-from synth.compiled import Ints
-from synth.topology import Topology
+from arborcast.synth.collective import Collective
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.topology import Topology
 
 MOST_ELEMENTS = 4096
 """So many products of the declared symmetries are looked at; fewer symmetries make a larger program."""

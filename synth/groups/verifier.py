@@ -9,11 +9,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 
-from synth.errors import InputError
-from synth.groups.certificate import certified_levels
-from synth.groups.result import GroupSchedules
-from synth.topology import Hop
-from synth.verifier import verify
+from arborcast.synth.errors import InputError
+from arborcast.synth.groups.certificate import certified_levels
+from arborcast.synth.groups.result import GroupSchedules
+from arborcast.synth.topology import Hop
+from arborcast.synth.verification.verifier import verify
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from synth.collective import Collective, Kind
-from synth.topology import Link, Topology, Vertex
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.topology import Link, Topology, Vertex
 
 _SPREADING = {
     Kind.REDUCE: Kind.BROADCAST,

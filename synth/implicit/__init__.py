@@ -1,1 +1,4 @@
-"""Large symmetric schedules kept small: representatives and the translations that make all the others."""
+"""Large symmetric schedules kept small: representatives and the translations that make all the others.
+
+`methods` is the entry and says which questions have such an answer; trees come from `packing.symmetric`.
+"""

@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from synth.bounds.routing_trees import Alike, BestRouting, WeightedTree
-from synth.bounds.shortest_ways import FAR, Ways
-from synth.collective import Collective
-from synth.topology import Topology, Vertex
+from arborcast.synth.bounds.routing_trees import Alike, BestRouting, WeightedTree
+from arborcast.synth.bounds.shortest_paths import FAR, Ways
+from arborcast.synth.collective import Collective
+from arborcast.synth.topology import Topology, Vertex
 
 Path: TypeAlias = tuple[Vertex, ...]
 Load: TypeAlias = tuple[int, ...]

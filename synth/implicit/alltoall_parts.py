@@ -14,9 +14,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.deadline import Deadline
-from synth.highs import limit_time, new_model
-from synth.implicit.alltoall_options import Load, Options, Path
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.implicit.alltoall_options import Load, Options, Path
+from arborcast.synth.lp.highs import limit_time, new_model
 
 MOST_PARTS = 24
 """Into how many equal parts a block is divided at most before the shares of the optimal flow are taken."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import InputError
-from synth.implicit.schedule import ImplicitSchedule
-from synth.implicit.translations import Translations
-from synth.topology import Topology
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InputError
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
-    from synth.methods import Request
+    from arborcast.synth.methods import Request
 
 IMPLICIT_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
 """The kinds that name no rank, so that a translation of the fabric is one of the collective."""
@@ -37,7 +37,7 @@ def translations_for(topology: Topology, collective: Collective, *, seed: int = 
     if len(collective.ranks) < topology.ranks:
         relays = topology.ranks - len(collective.ranks)
         raise InputError(f"{kind}: the implicit form is for all ranks of a topology, got {relays} relays")
-    from synth.implicit.search import translations_of
+    from arborcast.synth.symmetry.translation_search import translations_of
 
     found = translations_of(topology, seed=seed)
     if found.order == 1:
@@ -57,12 +57,12 @@ def answer_implicitly(
         TimedOutError: the deadline passed.
     """
     if collective.kind is Kind.ALLTOALL:
-        from synth.implicit.routes import solve_symmetric_alltoall
+        from arborcast.synth.implicit.routes import solve_symmetric_alltoall
 
         return solve_symmetric_alltoall(
             topology, collective, translations=translations, seed=request.seed, deadline_s=request.deadline_s
         )
-    from synth.packing.symmetric.solver import solve_symmetric
+    from arborcast.synth.packing.symmetric.solver import solve_symmetric
 
     return solve_symmetric(
         topology,
@@ -85,7 +85,7 @@ def implicit_candidates(
     asks_for_a_shape = (request.max_trees, request.max_height) != (None, None)
     if collective.kind is Kind.ALLTOALL or asks_for_a_shape:
         return
-    from synth.packing.symmetric.frontier import symmetric_frontier
+    from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
 
     deadline.check("the comparison of methods")
     yield from symmetric_frontier(

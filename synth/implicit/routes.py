@@ -1,6 +1,6 @@
 """All-to-all at scale: the blocks of one rank of each orbit on shortest ways, the rest are translates.
 
-The limit and an optimal flow come from one small linear program over orbits (`synth.bounds.routing_trees`);
+The limit and an optimal flow come from one small linear program over orbits (`arborcast.synth.bounds.routing_trees`);
 the flow becomes few ways per block with small shares, at exactly the limit where the program was solved
 exactly. Ranks forward on the way: a way through ranks is several transfers in consecutive steps.
 """
@@ -13,21 +13,21 @@ from itertools import pairwise
 
 import numpy as np
 
-from synth.bounds import bound
-from synth.bounds.routing_lp import lengths_of_links
-from synth.bounds.routing_trees import Alike, BestRouting, RoutingProgram
-from synth.certificate import Bound
-from synth.certification import dual_of
-from synth.collective import Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from synth.implicit.alltoall_options import options_of, shares_of_trees
-from synth.implicit.alltoall_parts import Part, divide
-from synth.implicit.schedule import ImplicitSchedule
-from synth.implicit.translations import Translations
-from synth.reachability import who_is_cut_off
-from synth.schedule import Chunk, Method, Transfer
-from synth.topology import Topology
+from arborcast.synth.bounds import bound
+from arborcast.synth.bounds.routing_lp import lengths_of_links
+from arborcast.synth.bounds.routing_trees import Alike, BestRouting, RoutingProgram
+from arborcast.synth.certificate import Bound
+from arborcast.synth.certification import dual_of
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
+from arborcast.synth.implicit.alltoall_options import options_of, shares_of_trees
+from arborcast.synth.implicit.alltoall_parts import Part, divide
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.routes.reachability import who_is_cut_off
+from arborcast.synth.schedule import Chunk, Method, Transfer
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Topology
 
 
 def solve_symmetric_alltoall(
@@ -57,7 +57,7 @@ def solve_symmetric_alltoall(
     collective.check(topology)
     deadline = Deadline.after(deadline_s)
     if translations is None:
-        from synth.implicit.search import translations_of
+        from arborcast.synth.symmetry.translation_search import translations_of
 
         translations = translations_of(topology, ranks=collective.ranks, seed=seed)
     alike = Alike.under(topology, collective, translations.generators)

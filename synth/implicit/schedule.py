@@ -15,12 +15,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from synth.certificate import Bound
-from synth.collective import Collective
-from synth.errors import ScheduleError
-from synth.implicit.translations import Translations
-from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Topology
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective
+from arborcast.synth.errors import ScheduleError
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True)

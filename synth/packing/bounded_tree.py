@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synth.compiled import Ints, kernel
-from synth.edmonds import LengthArray
+from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.kernels.edmonds import LengthArray
 
 LARGEST_EXACT = 16
 """Ranks up to which `cheapest_bounded` may be asked: its tables hold a number per set of ranks."""

@@ -8,13 +8,13 @@ from itertools import chain, product
 
 import numpy as np
 
-from synth.arborescence import FORBIDDEN, LogicalGraph, cheapest_arborescence
-from synth.bounds.capacity_lp import most_central
-from synth.compiled import Flags, Ints
-from synth.errors import InfeasibleError
-from synth.packing.carrier import AnyCarrier, Carrier, Pair, merge, with_weight
-from synth.topology import Topology
-from synth.tree import Tree
+from arborcast.synth.bounds.capacity_lp import most_central
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, cheapest_arborescence
+from arborcast.synth.kernels.compiled import Flags, Ints
+from arborcast.synth.packing.carrier import AnyCarrier, Carrier, Pair, merge, with_weight
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree
 
 CANDIDATES = 200
 """In all, besides the known ones; the heaviest of each group are kept."""

@@ -13,9 +13,9 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
-from synth.schedule import Settings
-from synth.topology import Hop
-from synth.tree import Tree, TreeEdge
+from arborcast.synth.schedule import Settings
+from arborcast.synth.topology import Hop
+from arborcast.synth.tree import Tree, TreeEdge
 
 
 @dataclass(frozen=True, slots=True)

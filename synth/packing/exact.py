@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
 
-from synth.arborescence import LogicalGraph
-from synth.deadline import Deadline
-from synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
-from synth.packing.first_trees import take_first
-from synth.packing.packer import Packer, RoutedPacking
-from synth.packing.routed import levels
-from synth.packing.warm_start import Stump
-from synth.topology import Topology, gcd_of_fractions
-from synth.tree import Packing, Tree
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
+from arborcast.synth.faults.warm_start import Stump
+from arborcast.synth.kernels.arborescence import LogicalGraph
+from arborcast.synth.packing.first_trees import take_first
+from arborcast.synth.packing.packer import Packer, RoutedPacking
+from arborcast.synth.packing.routed import levels
+from arborcast.synth.topology import Topology, gcd_of_fractions
+from arborcast.synth.tree import Packing, Tree
 
 log = logging.getLogger(__name__)
 

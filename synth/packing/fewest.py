@@ -4,7 +4,7 @@ Fewer trees mean larger messages and fewer of them. BLINK's integer program choo
 (of the exact packing, of the multiplicative weights, and the widest single tree). With one root, or with
 an allreduce's pairs, HiGHS closes it; with all roots it does not, and weights that favour what is already
 used, followed by dropping what can be dropped, choose instead, beside trees that were woven around each
-other (`synth.packing.reweave`).
+other (`arborcast.synth.packing.reweave`).
 
 Source: Wang et al., BLINK (MLSys 2020), section 4; Candes, Wakin, Boyd (2008) for the reweighting.
 """
@@ -21,18 +21,18 @@ from typing import Generic
 
 import numpy as np
 
-from synth.deadline import Deadline
-from synth.errors import InputError
-from synth.packing.candidates import CANDIDATES, candidates, wide_pairs, widest_trees
-from synth.packing.carrier import AnyCarrier, Pair, Pairing, merge, shape
-from synth.packing.mwu import weigh_pairs, weigh_trees
-from synth.packing.reweave import reweave
-from synth.packing.ruling_out import EFFORT, is_ruled_out
-from synth.packing.tree_program import CLOSE, Floats, few
-from synth.packing.weights import Choice
-from synth.schedule import Settings
-from synth.topology import Topology
-from synth.tree import Packing, Tree
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InputError
+from arborcast.synth.lp.tree_program import CLOSE, Floats, few
+from arborcast.synth.packing.candidates import CANDIDATES, candidates, wide_pairs, widest_trees
+from arborcast.synth.packing.carrier import AnyCarrier, Pair, Pairing, merge, shape
+from arborcast.synth.packing.mwu import weigh_pairs, weigh_trees
+from arborcast.synth.packing.reweave import reweave
+from arborcast.synth.packing.ruling_out import EFFORT, is_ruled_out
+from arborcast.synth.packing.weights import Choice
+from arborcast.synth.schedule import Settings
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Packing, Tree
 
 DEFAULT_TOLERANCE = Fraction(1, 20)
 

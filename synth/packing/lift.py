@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from synth.certificate import Bound
-from synth.collective import TREE_KINDS, Collective, Kind
-from synth.errors import CollectiveError
-from synth.packing.carrier import Carrier, Pair, breadth_first, centred, merge
-from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Topology
-from synth.tree import Tree, TreeEdge
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.errors import CollectiveError
+from arborcast.synth.packing.carrier import Carrier, Pair, breadth_first, centred, merge
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree, TreeEdge
 
 
 def lift_trees(

@@ -18,14 +18,14 @@ from typing import Generic
 
 import numpy as np
 
-from synth.arborescence import LogicalGraph, cheapest_arborescence
-from synth.compiled import Ints
-from synth.deadline import Deadline
-from synth.errors import InputError
-from synth.packing.carrier import AnyCarrier, Pair, Pairing, congestion, with_weight
-from synth.schedule import Settings
-from synth.topology import Topology
-from synth.tree import Packing, Tree
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InputError
+from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.packing.carrier import AnyCarrier, Pair, Pairing, congestion, with_weight
+from arborcast.synth.schedule import Settings
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Packing, Tree
 
 DEFAULT_EPSILON = Fraction(1, 20)
 DEFAULT_ITERATIONS = 200_000

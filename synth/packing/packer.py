@@ -1,6 +1,6 @@
 """The state of one exact packing and the search for its next trees: whole units on links and ranks.
 
-`synth.packing.exact` is the entry and says how it works; `synth.packing.first_trees` takes out what is known
+`arborcast.synth.packing.exact` is the entry and says how it works; `arborcast.synth.packing.first_trees` takes out what is known
 before the search begins.
 """
 
@@ -15,18 +15,18 @@ from random import Random
 
 import numpy as np
 
-from synth.arborescence import FORBIDDEN, LogicalGraph, Routes
-from synth.compiled import Ints
-from synth.deadline import Deadline
-from synth.errors import TimedOutError
-from synth.flow import checked_int64
-from synth.packing.overuse import fitting_tree
-from synth.packing.routed import RoutedTree
-from synth.packing.tight_cuts import TightCuts
-from synth.progress import report
-from synth.schedule import Settings
-from synth.topology import gcd_of_fractions
-from synth.tree import Packing
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.kernels.max_flow import checked_int64
+from arborcast.synth.packing.capacity_repair import fitting_tree
+from arborcast.synth.packing.routed import RoutedTree
+from arborcast.synth.packing.tight_cuts import TightCuts
+from arborcast.synth.progress import report
+from arborcast.synth.schedule import Settings
+from arborcast.synth.topology import gcd_of_fractions
+from arborcast.synth.tree import Packing
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ LARGEST_IDLENESS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class RoutedPacking:
-    """A packing whose trees are arrays; see `synth.tree.Packing`."""
+    """A packing whose trees are arrays; see `arborcast.synth.tree.Packing`."""
 
     trees: tuple[RoutedTree, ...]
     settings: Settings = ()

@@ -14,11 +14,11 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from synth.arborescence import LogicalGraph, Routes, cheapest_arborescence
-from synth.compiled import Ints
-from synth.deadline import Deadline
-from synth.topology import Topology
-from synth.tree import Tree
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.kernels.arborescence import LogicalGraph, Routes, cheapest_arborescence
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree
 
 _ROUNDS = 24
 _LONGEST = 1 << 20  # the length of the most crowded link

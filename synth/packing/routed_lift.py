@@ -1,4 +1,4 @@
-"""Trees as arrays into a schedule: what `synth.packing.lift` does, for a million transfers at once.
+"""Trees as arrays into a schedule: what `arborcast.synth.packing.lift` does, for a million transfers at once.
 
 Chunks, steps and order are the same, so that who asks cannot tell which of the two lifted. Relays and pairs
 whose trees differ are for `lift` alone.
@@ -13,14 +13,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.arborescence import LogicalGraph
-from synth.certificate import Bound
-from synth.collective import Collective, Kind
-from synth.compiled import Flags, Ints
-from synth.flow import LARGEST_TOTAL
-from synth.packing.routed import RoutedTree, centred_routes, levels, merged, over, reverse_links
-from synth.schedule import Chunk, Method, Schedule, Transfer
-from synth.topology import Topology, Vertex
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.kernels.arborescence import LogicalGraph
+from arborcast.synth.kernels.compiled import Flags, Ints
+from arborcast.synth.kernels.max_flow import LARGEST_TOTAL
+from arborcast.synth.packing.routed import RoutedTree, centred_routes, levels, merged, over, reverse_links
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.topology import Topology, Vertex
 
 
 @dataclass(frozen=True, eq=False)

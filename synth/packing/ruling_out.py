@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from synth.deadline import Deadline
-from synth.packing.tree_program import TreeProgram, TreeRows, Weighable, is_below
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.lp.tree_program import TreeProgram, TreeRows, Weighable, is_below
 
 _WHOLE = 1 << 20  # what the full use of a tree counts, so that parts of it are whole numbers
 EFFORT = 150_000

@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from synth.arborescence import LogicalGraph
-from synth.bounds import bound
-from synth.bounds.capacity_lp import Split, most_central, split_bandwidth
-from synth.certificate import Bound
-from synth.collective import TREE_KINDS, Collective, Kind
-from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
-from synth.packing.carrier import (
+from arborcast.synth.bounds import bound
+from arborcast.synth.bounds.capacity_lp import Split, most_central, split_bandwidth
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from arborcast.synth.faults.warm_start import Stump, rebound
+from arborcast.synth.kernels.arborescence import LogicalGraph
+from arborcast.synth.packing.bounded_height import NO_DEADLINE, Shallow, pack_shallow, shallow_frontier
+from arborcast.synth.packing.carrier import (
     AnyCarrier,
     Carrier,
     Pairing,
@@ -30,21 +32,19 @@ from synth.packing.carrier import (
     rerooted,
     with_weight,
 )
-from synth.packing.exact import pack_routed
-from synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
-from synth.packing.lift import lift
-from synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
-from synth.packing.packer import RoutedPacking
-from synth.packing.routed import RoutedTree
-from synth.packing.routed_lift import lift_routed
-from synth.packing.shallow import NO_DEADLINE, Shallow, pack_shallow, shallow_frontier
-from synth.packing.splits import best_splits
-from synth.packing.warm_start import Stump, rebound
-from synth.reachability import who_is_cut_off
-from synth.relays import relays_as_switches
-from synth.schedule import Method, Schedule, Settings
-from synth.topology import Topology
-from synth.tree import Packing, Tree
+from arborcast.synth.packing.exact import pack_routed
+from arborcast.synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
+from arborcast.synth.packing.lift import lift
+from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
+from arborcast.synth.packing.packer import RoutedPacking
+from arborcast.synth.packing.relays import relays_as_switches
+from arborcast.synth.packing.routed import RoutedTree
+from arborcast.synth.packing.routed_lift import lift_routed
+from arborcast.synth.packing.splits import best_splits
+from arborcast.synth.routes.reachability import who_is_cut_off
+from arborcast.synth.schedule import Method, Schedule, Settings
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Packing, Tree
 
 TreeMethod: TypeAlias = Literal["trees", "mwu"]
 _Carriers: TypeAlias = Sequence[Carrier] | Sequence[RoutedTree]
@@ -150,7 +150,7 @@ def solve_by_trees(
         deadline_s: seconds from now.
         epsilon: the part of the optimum that "mwu" may miss.
         max_height: the most edges between a root and a rank, for "trees"; edges pass switches. None for any.
-        known: trees to start from, for "trees" without a height (see `synth.repair`).
+        known: trees to start from, for "trees" without a height (see `arborcast.synth.faults.repair`).
 
     Returns:
         The schedule; its rate is below its bound where the method, the number of trees or relays that

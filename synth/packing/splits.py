@@ -1,7 +1,7 @@
 """How an allreduce shares each link between gathering and spreading, among the splits that are known.
 
 Free roots by the linear program, halves of every link with equal roots or with free ones: all exact, some
-with lower trees, some in a moment at a thousand ranks. `synth.packing.solver` packs what comes out.
+with lower trees, some in a moment at a thousand ranks. `arborcast.synth.packing.solver` packs what comes out.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from synth.bounds.capacity_lp import Split, split_bandwidth
-from synth.bounds.free_roots import (
+from arborcast.synth.bounds.capacity_lp import Split, split_bandwidth
+from arborcast.synth.bounds.root_demands import (
     LARGEST_TWO_WAY,
     free_roots,
     is_connected,
     spread_roots,
     symmetric_part,
 )
-from synth.collective import Collective, Kind
-from synth.topology import Topology
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.topology import Topology
 
 _FREE_ROOTS_UP_TO = 64  # ranks; above, roots stay equal where that reaches the bound
 

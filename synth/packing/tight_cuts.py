@@ -1,6 +1,6 @@
 """Which trees may be taken out: every cut must keep enough bandwidth for the demands that stay.
 
-The invariant of `synth.packing.exact`: for each set of vertices that lacks a rank, the links that leave it
+The invariant of `arborcast.synth.packing.exact`: for each set of vertices that lacks a rank, the links that leave it
 still hold at least the demands of the ranks inside. Maximum flows test it; a set that breaks it says how
 much must be given back, and goes into the pool of tight cuts, which the next trees pay for leaving.
 """
@@ -12,11 +12,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.arborescence import LogicalGraph
-from synth.compiled import Flags, Ints, kernel
-from synth.errors import InfeasibleError
-from synth.flow import dinic, members, reachable, residual_graph
-from synth.topology import Vertex
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.kernels.arborescence import LogicalGraph
+from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.kernels.max_flow import dinic, members, reachable, residual_graph
+from arborcast.synth.topology import Vertex
 
 
 class OverloadedCutError(InfeasibleError):

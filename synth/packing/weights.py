@@ -14,9 +14,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Generic
 
-from synth.packing.carrier import AnyCarrier, hops, with_weight
-from synth.packing.tree_program import CLOSE, Floats, TreeProgram, TreeRows, Weighed, is_below
-from synth.topology import Topology
+from arborcast.synth.lp.tree_program import CLOSE, Floats, TreeProgram, TreeRows, Weighed, is_below
+from arborcast.synth.packing.carrier import AnyCarrier, hops, with_weight
+from arborcast.synth.topology import Topology
 
 _LARGEST_DENOMINATOR = 64  # weights are looked for as whole parts of up to this before equations are solved
 _CLEAR = 1e-6  # relative: a floating rate that is so far from another one tells which is larger

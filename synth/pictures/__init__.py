@@ -4,11 +4,11 @@ Needs matplotlib (the extra `viz`), which is imported when something is drawn an
 decides anything: a picture shows what a `Topology`, a `Schedule` or the simulator says.
 """
 
-from synth.pictures.curves import draw_sweep
-from synth.pictures.fabric import draw_topology
-from synth.pictures.frontier import draw_frontier
-from synth.pictures.steps import draw_steps
-from synth.pictures.timelines import draw_timeline
-from synth.pictures.trees import draw_trees
+from arborcast.synth.pictures.curves import draw_sweep
+from arborcast.synth.pictures.fabric import draw_topology
+from arborcast.synth.pictures.frontier import draw_frontier
+from arborcast.synth.pictures.steps import draw_steps
+from arborcast.synth.pictures.timelines import draw_timeline
+from arborcast.synth.pictures.trees import draw_trees
 
 __all__ = ["draw_frontier", "draw_steps", "draw_sweep", "draw_timeline", "draw_topology", "draw_trees"]

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.errors import InputError
-from synth.formats.atomic import write_atomically
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

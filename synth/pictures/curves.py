@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.certificate import Bound
-from synth.errors import InputError
-from synth.pictures.canvas import INK, PALETTE, check_path, headline, picture
-from synth.simulator import Timing
-from synth.sizes import format_size
+from arborcast.synth.certificate import Bound
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.pictures.canvas import INK, PALETTE, check_path, headline, picture
+from arborcast.synth.simulation.simulator import Timing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

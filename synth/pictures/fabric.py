@@ -8,9 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from synth.pictures.canvas import FAINT, INK, QUIET, headline, picture
-from synth.pictures.placement import Placement, Point, place
-from synth.topology import Topology, Vertex
+from arborcast.synth.pictures.canvas import FAINT, INK, QUIET, headline, picture
+from arborcast.synth.pictures.placement import Placement, Point, place
+from arborcast.synth.topology import Topology, Vertex
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

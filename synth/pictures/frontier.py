@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Protocol
 
-from synth.pictures.canvas import INK, LETTERS_PER_INCH, PALETTE, QUIET, headline, picture
+from arborcast.synth.pictures.canvas import INK, LETTERS_PER_INCH, PALETTE, QUIET, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ _MOST_UPRIGHT = 13
 
 
 class FrontierPoint(Protocol):
-    """What is drawn of a point (`synth.chunks.frontier.Point` is one).
+    """What is drawn of a point (`arborcast.synth.chunks.frontier.Point` is one).
 
     Attributes:
         chunks: C.
@@ -41,7 +41,7 @@ class FrontierPoint(Protocol):
 
 
 class DrawnFrontier(Protocol):
-    """What is drawn of a frontier (`synth.chunks.frontier.Frontier` is one).
+    """What is drawn of a frontier (`arborcast.synth.chunks.frontier.Frontier` is one).
 
     Attributes:
         points: in order of steps, each with a smaller R/C than the one before.

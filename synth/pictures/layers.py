@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from synth.topology import Vertex
+from arborcast.synth.topology import Vertex
 
 Neighbours = Mapping[Vertex, Collection[Vertex]]
 Row = list[Vertex]

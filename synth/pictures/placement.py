@@ -1,7 +1,7 @@
 """Where the vertices of a topology go on paper, found from the graph alone.
 
 Grids and tori become grids. Without switches everything else is a circle. Switches over switches become
-rows (`synth.pictures.layers`). Of other switches the outermost go to the middle, and what falls apart
+rows (`arborcast.synth.pictures.layers`). Of other switches the outermost go to the middle, and what falls apart
 without them becomes groups around it, each placed by the same rules.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from synth.pictures.layers import layered, levels_of
-from synth.topology import Topology, Vertex
+from arborcast.synth.pictures.layers import layered, levels_of
+from arborcast.synth.topology import Topology, Vertex
 
 Point = tuple[float, float]
 Group = tuple[Vertex, ...]

@@ -12,9 +12,17 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from synth.errors import InputError
-from synth.pictures.canvas import INK, LETTERS_PER_INCH, PALETTE, QUIET, check_path, headline, picture
-from synth.schedule import Schedule, Transfer
+from arborcast.synth.errors import InputError
+from arborcast.synth.pictures.canvas import (
+    INK,
+    LETTERS_PER_INCH,
+    PALETTE,
+    QUIET,
+    check_path,
+    headline,
+    picture,
+)
+from arborcast.synth.schedule import Schedule, Transfer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

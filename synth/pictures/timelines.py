@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from synth.pictures.canvas import PALETTE, QUIET, check_path, headline, picture
-from synth.schedule import Schedule
-from synth.simulator import Occupation, simulate, timeline
-from synth.sizes import format_size
-from synth.topology import Hop
+from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.pictures.canvas import PALETTE, QUIET, check_path, headline, picture
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.simulator import Occupation, simulate, timeline
+from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

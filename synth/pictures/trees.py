@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from synth.errors import InputError
-from synth.pictures.canvas import INK, PALETTE, check_path, headline, picture
-from synth.schedule import Schedule, Transfer
+from arborcast.synth.errors import InputError
+from arborcast.synth.pictures.canvas import INK, PALETTE, check_path, headline, picture
+from arborcast.synth.schedule import Schedule, Transfer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

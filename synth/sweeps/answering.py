@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from synth.api import approach
-from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.faults import Faulty
-from synth.formats.any_schedule import any_schedule_to_document
-from synth.implicit.schedule import AnySchedule
-from synth.methods import Request
-from synth.selection import Selection
-from synth.sweeps.questions import Question
-from synth.topology import Topology
-from synth.verifier import verify
+from arborcast.synth.api import approach
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.faults.faulty import Faulty
+from arborcast.synth.formats.any_schedule import any_schedule_to_document
+from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.methods import Request
+from arborcast.synth.selection import Selection
+from arborcast.synth.sweeps.questions import Question
+from arborcast.synth.topology import Topology
+from arborcast.synth.verification.verifier import verify
 
 SOLVED, INFEASIBLE, LATE, UNSERVED = "solved", "infeasible", "out of time", "not served"
 FAILED = "failed"

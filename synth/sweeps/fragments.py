@@ -13,10 +13,10 @@ from itertools import combinations
 from math import comb
 from typing import Any
 
-from synth.automorphisms import automorphisms_of
-from synth.errors import InputError
-from synth.isomorphism import Shape
-from synth.topology import Permutation, Topology
+from arborcast.synth.errors import InputError
+from arborcast.synth.symmetry.automorphisms import automorphisms_of
+from arborcast.synth.symmetry.isomorphism import Shape
+from arborcast.synth.topology import Permutation, Topology
 
 MOST_RANKS = 16
 """Of these there are 65,519 sets of two and more; every further rank doubles them."""

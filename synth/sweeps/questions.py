@@ -14,13 +14,13 @@ from itertools import combinations
 from math import comb
 from typing import Any
 
-from synth.automorphisms import automorphisms_of
-from synth.collective import Collective, Kind
-from synth.errors import InputError
-from synth.faults import Faulty, left_of, without
-from synth.permutations import orbits
-from synth.sweeps.fragments import MOST_RANKS, representatives
-from synth.topology import Hop, Permutation, Topology
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.faults.faulty import Faulty, left_of, without
+from arborcast.synth.sweeps.fragments import MOST_RANKS, representatives
+from arborcast.synth.symmetry.automorphisms import automorphisms_of
+from arborcast.synth.symmetry.permutations import orbits
+from arborcast.synth.topology import Hop, Permutation, Topology
 
 DEFAULT_KINDS = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.BROADCAST)
 

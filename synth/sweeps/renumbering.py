@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from synth.certificate import Bound, Certificate, Cut, Dual, Partition
-from synth.schedule import Chunk, Schedule, Transfer
-from synth.topology import Permutation, Topology
+from arborcast.synth.certificate import Bound, Certificate, Cut, Dual, Partition
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.topology import Permutation, Topology
 
 
 def renumbered(schedule: Schedule, topology: Topology, images: Permutation) -> Schedule:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synth.errors import InputError
-from synth.formats import topology_to_document
-from synth.formats.atomic import write_atomically
-from synth.methods import Request
-from synth.sweeps.answering import LATE, Answered, answered, as_text
-from synth.sweeps.questions import Question
-from synth.topology import Topology
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats import topology_to_document
+from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.methods import Request
+from arborcast.synth.sweeps.answering import LATE, Answered, answered, as_text
+from arborcast.synth.sweeps.questions import Question
+from arborcast.synth.topology import Topology
 
 SWEEP_FORMAT = "arborcast.sweep/1"
 HEAD, ANSWERS, SCHEDULES = "sweep.json", "answers", "schedules"
@@ -56,7 +56,7 @@ def sweep(
 
     Args:
         machine: all of it.
-        asked: questions about it, see `synth.sweeps.questions.questions`.
+        asked: questions about it, see `arborcast.synth.sweeps.questions.questions`.
         folder: where answers are and go; made where it does not exist.
         request: seed, deadline for each question and the like.
         sizes: message sizes in bytes over which schedules are compared; None for the best rate alone.

@@ -11,18 +11,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from synth.collective import NAMED_KINDS, Kind
-from synth.errors import InputError
-from synth.formats import topology_from_document
-from synth.formats.any_schedule import read_any_schedule
-from synth.implicit.schedule import AnySchedule, ImplicitSchedule
-from synth.isomorphism import Shape
-from synth.permutations import identity
-from synth.sweeps.answering import SOLVED
-from synth.sweeps.questions import Question
-from synth.sweeps.renumbering import renumbered
-from synth.sweeps.sweep import ANSWERS, HEAD, SCHEDULES, SWEEP_FORMAT, read_json
-from synth.topology import Hop, Topology
+from arborcast.synth.collective import NAMED_KINDS, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats import topology_from_document
+from arborcast.synth.formats.any_schedule import read_any_schedule
+from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.sweeps.answering import SOLVED
+from arborcast.synth.sweeps.questions import Question
+from arborcast.synth.sweeps.renumbering import renumbered
+from arborcast.synth.sweeps.sweep import ANSWERS, HEAD, SCHEDULES, SWEEP_FORMAT, read_json
+from arborcast.synth.symmetry.isomorphism import Shape
+from arborcast.synth.symmetry.permutations import identity
+from arborcast.synth.topology import Hop, Topology
 
 
 @dataclass(frozen=True)

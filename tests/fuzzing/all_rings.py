@@ -10,9 +10,9 @@ from itertools import pairwise, permutations, product
 import highspy
 import numpy as np
 
-from fuzzing.exact_lp import Program
-from fuzzing.limits import Way, ways
-from synth.topology import Topology
+from arborcast.synth.topology import Topology
+from tests.fuzzing.exact_lp import Program
+from tests.fuzzing.limits import Way, ways
 
 Ring = tuple[tuple[tuple[int, int], int], ...]
 

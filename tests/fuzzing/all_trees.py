@@ -8,10 +8,10 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, pairwise, product
 
-from fuzzing.exact_lp import Program
-from fuzzing.limits import Way, ways
-from synth.collective import Collective, Kind
-from synth.topology import Topology
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.topology import Topology
+from tests.fuzzing.exact_lp import Program
+from tests.fuzzing.limits import Way, ways
 
 Uses = tuple[tuple[tuple[int, int], int], ...]
 

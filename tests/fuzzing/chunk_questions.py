@@ -6,15 +6,15 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
-import synth
-from fuzzing import chunk_search
-from fuzzing.fabrics import fabric
-from fuzzing.tally import Tally, draw_collective
-from synth.chunks.step_bound import StepBound
-from synth.collective import NAMED_KINDS, Collective, Kind
-from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.schedule import Schedule
-from synth.topology import Topology
+from arborcast import synth
+from arborcast.synth.chunks.bounds.certificate import StepBound
+from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
+from tests.fuzzing import chunk_search
+from tests.fuzzing.fabrics import fabric
+from tests.fuzzing.tally import Tally, draw_collective
 
 DEADLINE_S = 15  # a late answer says less; what it says must be true
 ONE_SUM = "with one partial sum per rank and chunk"

@@ -17,10 +17,10 @@ from pysat.card import CardEnc, EncType
 from pysat.formula import IDPool
 from pysat.solvers import Glucose4
 
-from fuzzing.exact_lp import Program
-from fuzzing.limits import Way, ways
-from synth.collective import Collective, Kind
-from synth.topology import Topology
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.topology import Topology
+from tests.fuzzing.exact_lp import Program
+from tests.fuzzing.limits import Way, ways
 
 CONFLICTS = 20_000
 MIRRORED = {Kind.REDUCE: Kind.BROADCAST, Kind.REDUCE_SCATTER: Kind.ALLGATHER}

@@ -43,9 +43,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from random import Random
 
-from fuzzing.chunk_questions import ask_allreduce, ask_frontier, ask_size
-from fuzzing.other_questions import ask_command, ask_fastest, ask_groups, ask_renumbered, ask_rings
-from fuzzing.rate_questions import (
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from tests.fuzzing.chunk_questions import ask_allreduce, ask_frontier, ask_size
+from tests.fuzzing.other_questions import ask_command, ask_fastest, ask_groups, ask_renumbered, ask_rings
+from tests.fuzzing.rate_questions import (
     ask_bound,
     ask_custom,
     ask_implicit,
@@ -54,9 +55,8 @@ from fuzzing.rate_questions import (
     ask_repair,
     ask_units,
 )
-from fuzzing.tally import CrashedError, Tally
-from fuzzing.tree_questions import ask_few, ask_height
-from synth.errors import InfeasibleError, InputError, TimedOutError
+from tests.fuzzing.tally import CrashedError, Tally
+from tests.fuzzing.tree_questions import ask_few, ask_height
 
 QUESTIONS: dict[str, Callable[[Random, Tally], None]] = {
     "bound": ask_bound,

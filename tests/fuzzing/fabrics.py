@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from random import Random
 
-from synth.topology import Link, Topology
+from arborcast.synth.topology import Link, Topology
 
 MOST_DECIMALS = 9
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise
 
-from fuzzing.exact_lp import Program
-from synth.collective import Collective, Kind
-from synth.topology import Topology
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.topology import Topology
+from tests.fuzzing.exact_lp import Program
 
 Way = tuple[int, ...]
 TREES = (Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)

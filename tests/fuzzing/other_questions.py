@@ -12,22 +12,22 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from fuzzing import all_rings, limits, sharing
-from fuzzing.fabrics import fabric, shuffled
-from fuzzing.tally import FLOWS, ROUNDED, TREES, Tally, draw_collective
-from synth.api import approach
-from synth.cli import app
-from synth.collective import NAMED_KINDS, Collective, Kind
-from synth.errors import InfeasibleError, TimedOutError
-from synth.formats import topology_to_document
-from synth.groups.solver import solve_groups
-from synth.groups.verifier import verify_groups
-from synth.isomorphism import Shape
-from synth.methods import Request
-from synth.selection import SIZES
-from synth.simulator import simulate
-from synth.sweeps.renumbering import renumbered
-from synth.topology import Topology
+from arborcast.synth.api import approach
+from arborcast.synth.cli import app
+from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
+from arborcast.synth.errors import InfeasibleError, TimedOutError
+from arborcast.synth.formats import topology_to_document
+from arborcast.synth.groups.solver import solve_groups
+from arborcast.synth.groups.verifier import verify_groups
+from arborcast.synth.methods import Request
+from arborcast.synth.selection import SIZES
+from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.sweeps.renumbering import renumbered
+from arborcast.synth.symmetry.isomorphism import Shape
+from arborcast.synth.topology import Topology
+from tests.fuzzing import all_rings, limits, sharing
+from tests.fuzzing.fabrics import fabric, shuffled
+from tests.fuzzing.tally import FLOWS, ROUNDED, TREES, Tally, draw_collective
 
 TIE = 1 + 1e-8  # times are sums of rounded ones: what ties exactly may differ in the last nanosecond
 

@@ -7,17 +7,17 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
-import synth
-from fuzzing import all_trees, chunk_search, limits
-from fuzzing.fabrics import fabric, times
-from fuzzing.tally import CLOSE, FLOWS, ROUNDED, TREES, Tally, draw_collective, spreading
-from synth.certificate import Bound, Cut, Dual, Partition, Scope
-from synth.collective import Collective, Demand, Kind
-from synth.errors import InfeasibleError
-from synth.faults import without
-from synth.repair import repair
-from synth.schedule import Schedule
-from synth.topology import Topology
+from arborcast import synth
+from arborcast.synth.certificate import Bound, Cut, Dual, Partition, Scope
+from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.faults.faulty import without
+from arborcast.synth.faults.repair import repair
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
+from tests.fuzzing import all_trees, chunk_search, limits
+from tests.fuzzing.fabrics import fabric, times
+from tests.fuzzing.tally import CLOSE, FLOWS, ROUNDED, TREES, Tally, draw_collective, spreading
 
 
 def ask_bound(rng: Random, tally: Tally) -> None:

@@ -6,8 +6,8 @@ from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 
-from synth.collective import Kind
-from synth.schedule import Schedule
+from arborcast.synth.collective import Kind
+from arborcast.synth.schedule import Schedule
 
 ROUTED = {Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL}
 SUMS = {Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.ALLREDUCE}

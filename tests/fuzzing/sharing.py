@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from fuzzing.exact_lp import Program
-from fuzzing.limits import TREES, add_flows, add_trees, uses, ways
-from synth.collective import Collective
-from synth.topology import Topology
+from arborcast.synth.collective import Collective
+from arborcast.synth.topology import Topology
+from tests.fuzzing.exact_lp import Program
+from tests.fuzzing.limits import TREES, add_flows, add_trees, uses, ways
 
 GAIN = 1 + Fraction(1, 10**6)
 

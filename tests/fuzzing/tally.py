@@ -10,13 +10,13 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
-import synth
-from fuzzing.replay import objections
-from synth.collective import NAMED_KINDS, Collective, Kind
-from synth.errors import InfeasibleError, InputError, TimedOutError
-from synth.formats import topology_to_document
-from synth.schedule import Schedule
-from synth.topology import Topology
+from arborcast import synth
+from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.formats import topology_to_document
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
+from tests.fuzzing.replay import objections
 
 CLOSE = 1 - Fraction(1, 10**9)  # what labels that say "to 1e-9" may miss
 ROUNDED = 1 + Fraction(1, 10**6)  # how loose a bound of rounded prices may be

@@ -7,12 +7,12 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
-from fuzzing import all_trees, limits
-from fuzzing.fabrics import fabric
-from fuzzing.tally import CLOSE, TREES, Tally, draw_collective, spreading
-from synth.errors import InfeasibleError
-from synth.schedule import Schedule
-from synth.topology import Topology
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
+from tests.fuzzing import all_trees, limits
+from tests.fuzzing.fabrics import fabric
+from tests.fuzzing.tally import CLOSE, TREES, Tally, draw_collective, spreading
 
 SEARCHED = 1 - Fraction(2, 10**6)  # what an integer program's "best" may miss
 MOST_CARRIERS = 16  # all choices of a few of them are tried

@@ -7,12 +7,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from synth.arborescence import LogicalGraph
-from synth.compiled import Ints
-from synth.packing.bounded_tree import LARGEST_EXACT, UNUSABLE, cheapest_bounded, effort_of
-from synth.packing.symmetric.columns import Column
-from synth.packing.symmetric.growth import Grown
-from synth.packing.symmetric.problem import Problem
+from arborcast.synth.kernels.arborescence import LogicalGraph
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.packing.bounded_tree import LARGEST_EXACT, UNUSABLE, cheapest_bounded, effort_of
+from arborcast.synth.packing.symmetric.columns import Column
+from arborcast.synth.packing.symmetric.growth import Grown
+from arborcast.synth.packing.symmetric.problem import Problem
 
 _EFFORT = 20_000_000  # additions that one pricing is worth, a tenth of a second
 

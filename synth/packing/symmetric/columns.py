@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from synth.packing.symmetric.growth import Grown
+from arborcast.synth.packing.symmetric.growth import Grown
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,11 @@ from functools import cached_property
 
 import numpy as np
 
-from synth.arborescence import FORBIDDEN
-from synth.compiled import Flags, Ints, kernel
-from synth.errors import InfeasibleError
-from synth.flow import by_vertex, link_arrays
-from synth.topology import Topology
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.kernels.arborescence import FORBIDDEN
+from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.kernels.max_flow import by_vertex, link_arrays
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, eq=False)

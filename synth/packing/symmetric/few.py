@@ -11,13 +11,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.deadline import Deadline
-from synth.packing.ruling_out import is_ruled_out
-from synth.packing.symmetric.columns import Column
-from synth.packing.symmetric.problem import Problem
-from synth.packing.symmetric.weights import exact_rate
-from synth.packing.tree_program import CLOSE, TreeProgram, few
-from synth.schedule import Settings
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, few
+from arborcast.synth.packing.ruling_out import is_ruled_out
+from arborcast.synth.packing.symmetric.columns import Column
+from arborcast.synth.packing.symmetric.problem import Problem
+from arborcast.synth.packing.symmetric.weights import exact_rate
+from arborcast.synth.schedule import Settings
 
 _SEARCH_LIMIT = 200  # vertices of the branch and bound
 _MOST_COLUMNS = 120  # a larger choice takes too long

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from synth.collective import Collective
-from synth.deadline import Deadline
-from synth.errors import TimedOutError
-from synth.implicit.schedule import ImplicitSchedule
-from synth.implicit.translations import Translations
-from synth.packing.symmetric.columns import Column
-from synth.packing.symmetric.few import few_trees
-from synth.packing.symmetric.generation import Generation
-from synth.packing.symmetric.solver import (
+from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.packing.symmetric.columns import Column
+from arborcast.synth.packing.symmetric.few import few_trees
+from arborcast.synth.packing.symmetric.generation import Generation
+from arborcast.synth.packing.symmetric.solver import (
     Question,
     generated,
     least_height,
@@ -25,9 +24,10 @@ from synth.packing.symmetric.solver import (
     question_of,
     simplest,
 )
-from synth.packing.symmetric.weights import Chosen, weigh_exactly
-from synth.schedule import Settings
-from synth.topology import Topology
+from arborcast.synth.packing.symmetric.weights import Chosen, weigh_exactly
+from arborcast.synth.schedule import Settings
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Topology
 
 _MOST_HEIGHTS = 4  # below that of the optimum
 _FEW = (1, 2)  # trees per root that are tried at each height

@@ -15,15 +15,15 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.compiled import Ints
-from synth.deadline import Deadline
-from synth.packing.symmetric.bounded import bounded_trees, is_small
-from synth.packing.symmetric.columns import Column, Pool
-from synth.packing.symmetric.contraction import Nest, contract
-from synth.packing.symmetric.growth import grow
-from synth.packing.symmetric.hops import hops_from
-from synth.packing.symmetric.problem import Problem
-from synth.packing.tree_program import CLOSE, Floats, TreeProgram, Weighed, whole_prices
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.lp.tree_program import CLOSE, Floats, TreeProgram, Weighed, whole_prices
+from arborcast.synth.packing.symmetric.bounded import bounded_trees, is_small
+from arborcast.synth.packing.symmetric.columns import Column, Pool
+from arborcast.synth.packing.symmetric.contraction import Nest, contract
+from arborcast.synth.packing.symmetric.growth import grow
+from arborcast.synth.packing.symmetric.hops import hops_from
+from arborcast.synth.packing.symmetric.problem import Problem
 
 log = logging.getLogger(__name__)
 

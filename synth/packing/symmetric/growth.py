@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from synth.arborescence import FORBIDDEN
-from synth.compiled import Flags, Ints, kernel
-from synth.packing.symmetric.contraction import Graph, Nest
-from synth.tree import Tree, TreeEdge
+from arborcast.synth.kernels.arborescence import FORBIDDEN
+from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.packing.symmetric.contraction import Graph, Nest
+from arborcast.synth.tree import Tree, TreeEdge
 
 Network: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints]
 """For the kernels: tails, heads and lengths of links, offsets of vertices, both orbits of links."""

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from synth.compiled import Ints, kernel
-from synth.packing.symmetric.contraction import Graph
+from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.packing.symmetric.contraction import Graph
 
 
 @lru_cache(maxsize=64)

@@ -8,17 +8,17 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.certificate import Bound
-from synth.collective import Collective, Kind
-from synth.implicit.schedule import ImplicitSchedule
-from synth.implicit.translations import Translations
-from synth.packing.carrier import Carrier, Pair, centred, mirrored, pair_up
-from synth.packing.lift import gathering, relayed, spreading
-from synth.packing.symmetric.problem import Problem
-from synth.packing.symmetric.weights import Chosen
-from synth.schedule import Chunk, Method, Settings, Transfer
-from synth.topology import Topology
-from synth.tree import Tree, TreeEdge
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.packing.carrier import Carrier, Pair, centred, mirrored, pair_up
+from arborcast.synth.packing.lift import gathering, relayed, spreading
+from arborcast.synth.packing.symmetric.problem import Problem
+from arborcast.synth.packing.symmetric.weights import Chosen
+from arborcast.synth.schedule import Chunk, Method, Settings, Transfer
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree, TreeEdge
 
 
 def lift_symmetric(

@@ -12,16 +12,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.bounds import bound
-from synth.bounds.cuts import tightest_cut
-from synth.certificate import Bound, Cut, Dual, Scope
-from synth.collective import Collective, Kind
-from synth.compiled import Ints
-from synth.errors import InfeasibleError
-from synth.implicit.translations import Translations
-from synth.packing.symmetric.contraction import Graph, contract
-from synth.reachability import who_is_cut_off
-from synth.topology import Topology
+from arborcast.synth.bounds import bound
+from arborcast.synth.bounds.cuts import tightest_cut
+from arborcast.synth.certificate import Bound, Cut, Dual, Scope
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.packing.symmetric.contraction import Graph, contract
+from arborcast.synth.routes.reachability import who_is_cut_off
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Topology
 
 _MOST_CUTS = 16
 """Orbits of ranks that are asked for a tight cut of their own."""

@@ -13,14 +13,14 @@ from functools import cached_property
 
 import numpy as np
 
-from synth.collective import Collective, Kind
-from synth.compiled import Ints
-from synth.implicit.translations import Translations
-from synth.packing.symmetric.contraction import Graph
-from synth.packing.symmetric.growth import Orbits
-from synth.packing.symmetric.hops import hops_from
-from synth.packing.tree_program import TreeRows
-from synth.topology import Topology
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.lp.tree_program import TreeRows
+from arborcast.synth.packing.symmetric.contraction import Graph
+from arborcast.synth.packing.symmetric.growth import Orbits
+from arborcast.synth.packing.symmetric.hops import hops_from
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def problem_of(
     """The problem of an allgather, reduce-scatter or allreduce among all ranks of a topology.
 
     An allreduce on links that are alike both ways gathers along the trees on which it spreads, and one root
-    is as good as any mixture (see `synth.bounds.capacity_lp`), a central one gives low trees; elsewhere each
+    is as good as any mixture (see `arborcast.synth.bounds.capacity_lp`), a central one gives low trees; elsewhere each
     root orbit has a share.
     """
     roots = translations.representatives

@@ -15,11 +15,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.compiled import Ints
-from synth.packing.symmetric.columns import Column
-from synth.packing.symmetric.generation import Generation
-from synth.packing.symmetric.weights import Chosen, filled
-from synth.packing.tree_program import Weighed
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.lp.tree_program import Weighed
+from arborcast.synth.packing.symmetric.columns import Column
+from arborcast.synth.packing.symmetric.generation import Generation
+from arborcast.synth.packing.symmetric.weights import Chosen, filled
 
 _MOST_EDGES = 1 << 17  # tree edges that whole parts are worth
 _HOPELESS = 1.25  # uses over room: here prices among equals do not decide, and more trees do not help

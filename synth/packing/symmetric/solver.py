@@ -13,26 +13,26 @@ from fractions import Fraction
 
 import numpy as np
 
-from synth.certificate import Bound, Cut, Dual
-from synth.collective import Collective, Kind
-from synth.compiled import Ints
-from synth.deadline import Deadline
-from synth.errors import CollectiveError, InfeasibleError, InputError, Prover, TimedOutError
-from synth.implicit.schedule import ImplicitSchedule
-from synth.implicit.translations import Translations
-from synth.packing.symmetric.columns import Column
-from synth.packing.symmetric.few import few_trees, within_tolerance
-from synth.packing.symmetric.generation import COARSE, FINE, Generation
-from synth.packing.symmetric.hops import hops_from
-from synth.packing.symmetric.lifting import lift_symmetric
-from synth.packing.symmetric.limits import symmetric_bound, tight_lengths
-from synth.packing.symmetric.problem import Problem, problem_of
-from synth.packing.symmetric.series import in_few_parts
-from synth.packing.symmetric.weights import Chosen, denominators, exact_rate, weigh_exactly
-from synth.packing.tree_program import CLOSE, TreeProgram, whole_prices
-from synth.relays import relays_as_switches
-from synth.schedule import Settings
-from synth.topology import Topology
+from arborcast.synth.certificate import Bound, Cut, Dual
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, Prover, TimedOutError
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, whole_prices
+from arborcast.synth.packing.relays import relays_as_switches
+from arborcast.synth.packing.symmetric.columns import Column
+from arborcast.synth.packing.symmetric.few import few_trees, within_tolerance
+from arborcast.synth.packing.symmetric.generation import COARSE, FINE, Generation
+from arborcast.synth.packing.symmetric.hops import hops_from
+from arborcast.synth.packing.symmetric.lifting import lift_symmetric
+from arborcast.synth.packing.symmetric.limits import symmetric_bound, tight_lengths
+from arborcast.synth.packing.symmetric.problem import Problem, problem_of
+from arborcast.synth.packing.symmetric.series import in_few_parts
+from arborcast.synth.packing.symmetric.weights import Chosen, denominators, exact_rate, weigh_exactly
+from arborcast.synth.schedule import Settings
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Topology
 
 SYMMETRIC_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 """The kinds of collective that trees without a distinguished root serve."""
@@ -162,7 +162,7 @@ def question_of(
     collective.check(topology)
     flat, among = relays_as_switches(topology, collective)
     if translations is None:
-        from synth.implicit.search import translations_of
+        from arborcast.synth.symmetry.translation_search import translations_of
 
         translations = translations_of(topology, seed=seed)
     translations.check_automorphisms(topology)

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from synth.deadline import Deadline
-from synth.packing.symmetric.columns import Column
-from synth.packing.symmetric.generation import price_of
-from synth.packing.symmetric.problem import Problem
-from synth.packing.tree_program import CLOSE, TreeProgram, TreeRows, Weighed
-from synth.packing.tree_program import whole_parts as program_in_parts
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, TreeRows, Weighed
+from arborcast.synth.lp.tree_program import whole_parts as program_in_parts
+from arborcast.synth.packing.symmetric.columns import Column
+from arborcast.synth.packing.symmetric.generation import price_of
+from arborcast.synth.packing.symmetric.problem import Problem
 
 _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _LARGEST_PARTS = 4096

@@ -1,0 +1,332 @@
+"""Runs collectives of one group on this rank, one after the other, over the channels of its network.
+
+Each call begins with its opening, which goes to all peers that get data and to the next rank of the group,
+and is compared with those of all peers that send data and of the rank before: so that a call which is not the
+same everywhere is noticed somewhere, before its bytes are used. The first failure ends the engine. Its reason
+goes to all peers, which pass it on; everybody fails at once and knows the first cause.
+
+Calls that something else serves, as gloo does small ones, are accompanied instead of run:
+
+    engine.agree(opening)              # gloo ends the process when more bytes come than it expects
+    work = gloo.allreduce(...)
+    work.get_future().add_done_callback(lambda _: engine.ring())
+    engine.stand_by(work.is_completed) # raises at once where a peer gives up
+    work.wait()
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+from arborcast.backends.dataflow.peer_progress import Line, LineError
+from arborcast.backends.dataflow.poller import READ, Bell, Lookout
+from arborcast.backends.dataflow.run import FlowRun
+from arborcast.backends.dataflow.task_graph import Flow, compile_flow
+from arborcast.backends.errors import ChannelClosedError, DisagreementError, ExecutionError
+from arborcast.backends.group.torch_reduction import Operator
+from arborcast.backends.lowering.layout import Buffer
+from arborcast.backends.lowering.program import Program
+from arborcast.backends.transport.channel import Channel
+from arborcast.backends.transport.fingerprint import Opening
+
+_GAVE_UP = "gave up: "
+_EMPTY: tuple[int, ...] = ()
+_NOTHING = compile_flow(Program(0, (), 0, 0, 0, False, 1))  # of a rank that only compares openings
+
+
+class Connections(Protocol):
+    """What the engine needs of a network; see `arborcast.backends.transport.network`.
+
+    Attributes:
+        size: ranks of the group.
+        channels: by peer; those to the rank before and the next one are there whenever something runs.
+    """
+
+    size: int
+
+    @property
+    def channels(self) -> Mapping[int, Channel]:
+        """By peer."""
+
+    def abort(self, reason: str) -> None:
+        """Tell all peers, and close."""
+
+
+class Engine:
+    """Everything that a rank of one group runs; used by one thread at a time.
+
+    Args:
+        rank: of this process in the group.
+        network: its channels; the engine aborts it at the first failure.
+        timeout_s: after how long without any progress a run fails.
+        search_s: how long a rank whose peer went without a word asks the others for the cause.
+    """
+
+    def __init__(self, rank: int, network: Connections, *, timeout_s: float, search_s: float = 0.2) -> None:
+        self.rank = rank
+        self._network = network
+        self._timeout_s = timeout_s
+        self._search_s = search_s
+        self._next = (rank + 1) % network.size
+        self._before = (rank - 1) % network.size
+        self._lookout = Lookout()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell_lock = threading.Lock()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._begun: Opening | None = None
+        self._has_agreed = False  # the rank before, to what has begun
+        self._failure: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine refuses every further call; None while it does not."""
+        return self._failure
+
+    def run(
+        self,
+        flow: Flow,
+        memory: Mapping[Buffer, Tensor],
+        opening: Opening,
+        operator: Operator | None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Do this rank's part of one collective; return when its own buffers are final.
+
+        Args:
+            flow: compiled for this rank and this number of elements.
+            memory: the input and the output where the flow has them: flat, contiguous, of one type, without
+                gradient.
+            opening: the same on all ranks that make the same call.
+            operator: how contributions are combined; None where the flow has no reductions.
+            dtype: of the elements; needed only where this rank has neither input nor output.
+
+        Raises:
+            DisagreementError: a peer means another call; both are in the message.
+            ExecutionError: a peer died or gave up, or nothing happened for `timeout_s`. The engine is of no
+                more use.
+        """
+        self._refuse_after_failure()
+        run = None
+        try:
+            lines = self._lines(flow)
+            whole = self._with_scratch(flow, memory, dtype)
+            run = FlowRun(
+                flow,
+                whole,
+                operator,
+                opening,
+                lines,
+                self._lookout,
+                rank=self.rank,
+                timeout_s=self._timeout_s,
+            )
+            self._open(opening, {*flow.sends, self._next})
+            run.run()
+        except BaseException as error:
+            self._fail(error, opening, run)
+
+    def agree(self, opening: Opening) -> None:
+        """Compare openings with the next rank and the one before; nothing else is sent.
+
+        Raises:
+            DisagreementError: the rank before means another call.
+            ExecutionError: a peer died or gave up, or the rank before did not come for `timeout_s`.
+        """
+        self.begin(opening)
+        self.stand_by()
+
+    def begin(self, opening: Opening) -> None:
+        """The first half of `agree`: send the opening of a call that something else serves, without waiting.
+
+        `stand_by` must follow before the next call of any sort.
+        """
+        self._refuse_after_failure()
+        self._begun = opening
+        self._has_agreed = False
+        try:
+            self._open(opening, {self._next})
+        except BaseException as error:
+            self._fail(error, opening, None)
+
+    def stand_by(
+        self,
+        is_done: Callable[[], bool] = lambda: True,
+        *,
+        look_every_s: float = 0.1,
+        needed: int | None = None,
+    ) -> None:
+        """The second half: return when the rank before agrees and `is_done`, fail if a peer gives up before.
+
+        It may be called again for the same call, with another `is_done`.
+
+        Args:
+            is_done: whether what serves the call has ended; call `ring` when it has.
+            look_every_s: how often to ask without having been rung for.
+            needed: the rank without which it never ends; its death is then a failure.
+
+        Raises:
+            ExecutionError: as for `agree`; another peer that goes after it has agreed is no failure.
+        """
+        self._refuse_after_failure()
+        opening = self._begun
+        assert opening is not None, "stand_by follows begin"
+        run = None
+        try:
+            has_agreed = self._has_agreed or self._sees(opening)
+            if has_agreed and not self._is_full() and is_done():
+                self._has_agreed = True
+                return
+            lines = {
+                peer: Line(
+                    channel,
+                    awaits_opening=peer == self._before and not has_agreed,
+                    must_stay=peer == needed,
+                )
+                for peer, channel in self._network.channels.items()
+            }
+            run = FlowRun(
+                _NOTHING, {}, None, opening, lines, self._lookout, rank=self.rank, timeout_s=self._timeout_s
+            )
+            self._lookout.want(self._bell, READ)
+            try:
+                run.run(until=is_done, bell=Bell(self._bell, look_every_s))
+            finally:
+                self._lookout.want(self._bell, 0)
+            self._has_agreed = True
+        except BaseException as error:
+            self._fail(error, opening, run)
+
+    def ring(self) -> None:
+        """Make `stand_by` ask again whether all is done; from any thread."""
+        with self._bell_lock:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
+
+    def give_up(self, reason: str) -> None:
+        """End the engine because of a failure elsewhere, and tell all peers; once is enough."""
+        if self._failure is None:
+            self._failure = reason.splitlines()[0] if reason else "no reason given"
+            self._lookout.clear()
+            self._network.abort(_GAVE_UP + self._failure)
+
+    def blame(self, opening: Opening, error: str) -> NoReturn:
+        """End the engine because what served a call in its place failed with an error that names no rank.
+
+        Raises:
+            ExecutionError: with the peer that went or gave up, where one did or does so within a moment.
+        """
+        self._refuse_after_failure()
+        lines = {peer: Line(channel) for peer, channel in self._network.channels.items()}
+        run = FlowRun(
+            _NOTHING, {}, None, opening, lines, self._lookout, rank=self.rank, timeout_s=self._timeout_s
+        )
+        told = run.find_reason(None, self._search_s)
+        blamed = "" if told is None else f" ({told})"
+        self._end(f"rank {self.rank}: {opening}: {error}{blamed}", told)
+
+    def close(self) -> None:
+        """Free what the engine holds besides the network; it must not be used any more."""
+        with self._bell_lock:  # who rings late must not find another file under this number
+            if self._bell >= 0:
+                os.close(self._bell)
+                self._bell = -1
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def _lines(self, flow: Flow) -> dict[int, Line]:
+        """One for every channel, those that the flow does not use included: they too may bring bad news."""
+        lines = {}
+        for peer, channel in self._network.channels.items():
+            receives = flow.receives.get(peer, _EMPTY)
+            lines[peer] = Line(
+                channel,
+                sends=flow.sends.get(peer, _EMPTY),
+                receives=receives,
+                awaits_opening=bool(receives) or peer == self._before,
+            )
+        return lines
+
+    def _open(self, opening: Opening, peers: set[int]) -> None:
+        data = opening.to_bytes()
+        for peer in peers - {self.rank}:
+            try:
+                self._network.channels[peer].open(data)
+            except ChannelClosedError as error:
+                raise LineError(f"begin together with rank {peer}", error) from error
+
+    def _sees(self, opening: Opening) -> bool:
+        """Whether the rank before is known to make the same call."""
+        if self._before == self.rank:
+            return True
+        try:
+            data = self._network.channels[self._before].opening()
+        except ChannelClosedError as error:
+            raise LineError(f"begin together with rank {self._before}", error) from error
+        if data is not None:
+            opening.check(self.rank, Opening.from_bytes(data), self._before)
+        return data is not None
+
+    def _is_full(self) -> bool:
+        """Whether the opening is still on this side."""
+        return self._next != self.rank and self._network.channels[self._next].wants_write
+
+    def _with_scratch(
+        self, flow: Flow, memory: Mapping[Buffer, Tensor], dtype: torch.dtype | None
+    ) -> dict[Buffer, Tensor]:
+        """The memory with working space, which all lengths and types share since only one call runs."""
+        whole = dict(memory)
+        if not flow.scratch_elements:
+            return whole
+        if dtype is None:
+            dtype = next(iter(memory.values())).dtype
+        needed = flow.scratch_elements * dtype.itemsize
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        whole[Buffer.SCRATCH] = self._scratch[:needed].view(dtype)
+        return whole
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
+
+    def _fail(self, error: BaseException, opening: Opening, run: FlowRun | None) -> NoReturn:
+        """Tell the peers why, and raise an error that says on which rank and in which collective.
+
+        What a peer gave as its reason is passed on as it is, so that the first cause is what everybody knows.
+        Where another thread has ended the engine, what it pulled from under this run is not the reason.
+        """
+        if self._failure is not None:
+            raise ExecutionError(f"rank {self.rank}: {opening}: {self._failure}") from error
+        if isinstance(error, DisagreementError):
+            message = str(error)
+            if not message.startswith(f"rank {self.rank},"):  # a channel's, which does not know the call
+                message = f"rank {self.rank}: {opening}: {message}"
+            self.give_up(message)
+            raise DisagreementError(message) from error
+        if not isinstance(error, ExecutionError):
+            self.give_up(f"rank {self.rank}: {opening}: {type(error).__name__}: {error}")
+            raise error
+        told: ChannelClosedError | None = None
+        if isinstance(error, LineError):
+            told = error.closed
+            if told.reason is None and run is not None:
+                told = run.find_reason(told.peer, self._search_s)
+        self._end(f"rank {self.rank}: {opening}: {error}", told, error)
+
+    def _end(
+        self, message: str, told: ChannelClosedError | None, error: BaseException | None = None
+    ) -> NoReturn:
+        """Give up for the reason that a peer has told, where it did, and raise."""
+        cause = None
+        if told is not None and told.reason is not None and told.reason.startswith(_GAVE_UP):
+            cause = told.reason.removeprefix(_GAVE_UP)
+            if cause not in message:
+                message += f" ({told})"
+        self.give_up(cause or message)
+        raise ExecutionError(message) from error

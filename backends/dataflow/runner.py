@@ -1,0 +1,144 @@
+"""One schedule run by the engine of the process group "synth", without the group around it.
+
+The same connections, piece sizes, openings and data flow as in training, for schedules that the group would
+not have chosen: any kind, relays included. `arborcast.backends.measure.sweep` measures through it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from arborcast.backends.dataflow.engine import Engine
+from arborcast.backends.dataflow.task_graph import Flow, compile_flow
+from arborcast.backends.group.options import Options
+from arborcast.backends.group.tensor_checks import check_overlap, check_tensor
+from arborcast.backends.group.torch_compat import PrefixStore, Store
+from arborcast.backends.group.torch_reduction import operator_of
+from arborcast.backends.lowering.layout import Buffer
+from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.rank_view import digest_of, partners_of
+from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
+from arborcast.backends.schedules.settings import are_on_one_host
+from arborcast.backends.transport.fingerprint import Opening
+from arborcast.backends.transport.network import Network
+from arborcast.synth.errors import InputError
+from arborcast.synth.implicit.schedule import AnySchedule
+
+FLOWS_KEPT = 8
+
+
+class EngineRunner:
+    """Runs one schedule; every rank of its topology makes one at the same time.
+
+    Args:
+        schedule: a correct one, in either form.
+        store: that all ranks share.
+        rank: of this process in the schedule's topology.
+        timeout_s: to connect within, and without any progress in a call.
+        options: transport, address and piece size are heeded; from the environment where None, as a process
+            group does.
+
+    Raises:
+        InputError: options that break a rule.
+        ExecutionError: a rank did not come in time.
+    """
+
+    def __init__(
+        self,
+        schedule: AnySchedule,
+        store: Store,
+        rank: int,
+        *,
+        timeout_s: float,
+        options: Options | None = None,
+    ) -> None:
+        self.rank = rank
+        self.schedule = schedule
+        options = Options.from_environment() if options is None else options
+        size = schedule.topology.ranks
+        rule = ONE_HOST if are_on_one_host(PrefixStore("hosts", store), rank, size) else SEVERAL_HOSTS
+        self._cut = replace(rule, piece_bytes=options.piece_bytes or rule.piece_bytes)
+        self._network = Network(
+            PrefixStore("channels", store),
+            rank,
+            size,
+            timeout_s=timeout_s,
+            transport=options.transport,
+            address=options.address,
+        )
+        self._network.connect(peers_of([schedule], rank, size))
+        self._engine = Engine(rank, self._network, timeout_s=timeout_s)
+        self._flows: OrderedDict[tuple[int, torch.dtype], Flow] = OrderedDict()
+        self._digest = digest_of(schedule)[:8]
+        self._sequence = 0
+
+    def run(
+        self,
+        count: int,
+        dtype: torch.dtype,
+        *,
+        given: Tensor | None = None,
+        output: Tensor | None = None,
+        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+    ) -> None:
+        """One call; arguments as for `arborcast.backends.executors.torch_p2p.Executor.run`.
+
+        Raises:
+            InputError: tensors that do not fit, or a reduction that the group leaves to gloo.
+            ExecutionError: a peer died, or nothing happened for too long; no further call will work.
+        """
+        collective = self.schedule.collective
+        flow = self._flow(count, dtype)
+        program, cpu = flow.program, torch.device("cpu")
+        given = check_tensor(f"{collective.kind}: input", given, program.input_elements, dtype, cpu)
+        output = check_tensor(f"{collective.kind}: output", output, program.output_elements, dtype, cpu)
+        check_overlap(collective, self.rank, given, output)
+        operator = operator_of(op, dtype) if collective.kind.reduces else None
+        if collective.kind.reduces and operator is None:
+            raise InputError(f"{op} of {dtype}: the process group leaves it to gloo; run it by messages")
+        memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
+        elements = str(dtype).removeprefix("torch.") + ("" if operator is None else f" {operator.name}")
+        root = -1 if collective.root is None else collective.root
+        opening = Opening(self._sequence, count, root, collective.kind, elements, self._digest)
+        self._sequence += 1
+        held = {buffer: tensor for buffer, tensor in memory.items() if tensor is not None}
+        self._engine.run(flow, held, opening, operator, dtype=dtype)
+        if operator is not None and output is not None:
+            operator.after(output, program.contributors)
+
+    def close(self) -> None:
+        """Leave in good order."""
+        self._network.close()
+        self._engine.close()
+
+    def give_up(self, reason: str) -> None:
+        """Tell the other ranks why this one ends early."""
+        self._engine.give_up(reason)
+
+    def _flow(self, count: int, dtype: torch.dtype) -> Flow:
+        flow = self._flows.get((count, dtype))
+        if flow is None:
+            pieces = self._cut.pieces(self.schedule, count * dtype.itemsize)
+            flow = compile_flow(lower_rank(self.schedule, self.rank, count, pieces=pieces))
+            while len(self._flows) >= FLOWS_KEPT:
+                self._flows.popitem(last=False)
+            self._flows[count, dtype] = flow
+        return flow
+
+
+def peers_of(schedules: Iterable[AnySchedule], rank: int, size: int) -> set[int]:
+    """Whom a rank exchanges messages with.
+
+    Args:
+        schedules: that are to be run.
+        rank: the one that asks.
+        size: ranks of the group; neighbours in their circle compare openings, whatever the schedules.
+    """
+    neighbours = {(rank + 1) % size, (rank - 1) % size}
+    return neighbours.union(*(partners_of(schedule, rank) for schedule in schedules)) - {rank}

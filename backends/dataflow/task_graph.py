@@ -1,0 +1,363 @@
+"""From a program to what a data-flow run of it needs: who waits for whom, and the order of each peer's bytes.
+
+A `Flow` is a plain value without torch in it. A receive into scratch whose data is only reduced into
+something else becomes one action with that reduction, so that arriving bytes are combined where they land
+and the scratch is not needed. `arborcast.backends.dataflow.engine` runs flows over channels.
+
+    program of a tree's root                       its flow
+    0  receive scratch[0:4] from rank 1            0  output[0:4] += what comes from rank 1
+    1  receive scratch[4:8] from rank 2            1  output[0:4] += what comes from rank 2, after 0
+    2  reduce scratch[0:4] into output[0:4]
+    3  reduce scratch[4:8] into output[0:4]
+    4  send output[0:4] to rank 1                  2  send output[0:4] to rank 1, after 1
+
+Reductions keep the order of the program, so that results do not depend on who is fast.
+
+Why flows cannot deadlock, even with channels that hold no more than one part of a message: all ranks have
+their messages in one global order, and each channel carries its messages in that order. Every action waits
+only for actions that stand before it (`compile_flow` fuses nothing that would wait for more). Take the first
+message in the global order that is not complete. All that its two ends wait for is earlier: messages, which
+are complete, and local actions, which are done as soon as what they wait for is. So the sender may send and
+the receiver may receive. No message before it is left in its channel, and none after it has entered. So the
+channel is empty, or holds a part of this message that the receiver can take at once; either way it moves on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
+from arborcast.synth.simulation.service import AHEAD
+
+
+class Act(IntEnum):
+    """What an action does; `COMBINE` receives and reduces at once."""
+
+    SEND = 0
+    RECEIVE = 1
+    COMBINE = 2
+    REDUCE = 3
+    COPY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One operation of a program, or two that have become one.
+
+    Attributes:
+        act: what to do.
+        operation: as messages show it; of a combine the receive, into where its data is combined.
+        into: what is written; what is sent, for a send.
+        source: of a reduction or copy what is read besides; of a combine what the arriving data is combined
+            with (often `into` itself); `into` for the others.
+        into_number: the place of `into` among the flow's slices.
+        source_number: that of `source`.
+        peer: of a message, -1 for what is local.
+        waiters: the actions that wait for this one.
+    """
+
+    act: Act
+    operation: Operation
+    into: Slice
+    source: Slice
+    into_number: int
+    source_number: int
+    peer: int
+    waiters: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one rank does in a collective on buffers of one length, as a graph.
+
+    Attributes:
+        program: what it was made of; its scratch is numbered differently.
+        actions: in the order of the program.
+        sends: the actions that send to each peer, in the order in which their bytes must go.
+        receives: the actions that receive from each peer, in the order in which their bytes come.
+        slices: all that the actions use, each once.
+        cuts: of each buffer, how to cut it so that (almost) all slices come out of one pass: the lengths of
+            consecutive stretches with the number of the slice that each is, -1 for none. A slice that
+            overlaps another one in part is not among them.
+        waits: of every action, how many others must be complete before.
+        at_once: the local actions that wait for nothing.
+        computes: whether anything is combined or copied here.
+        scratch_elements: length of the working space that is still needed.
+    """
+
+    program: Program
+    actions: tuple[Action, ...]
+    sends: Mapping[int, tuple[int, ...]]
+    receives: Mapping[int, tuple[int, ...]]
+    slices: tuple[Slice, ...]
+    cuts: Mapping[Buffer, tuple[tuple[int, int], ...]]
+    waits: tuple[int, ...]
+    at_once: tuple[int, ...]
+    computes: bool
+    scratch_elements: int
+
+    @property
+    def peers_out(self) -> tuple[int, ...]:
+        """The ranks that something is sent to."""
+        return tuple(self.sends)
+
+    @property
+    def peers_in(self) -> tuple[int, ...]:
+        """The ranks that something is received from."""
+        return tuple(self.receives)
+
+
+def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
+    """The flow of a program of `arborcast.backends.lowering.lower`; linear in the number of its operations.
+
+    Slices that are in use at the same time must be equal or disjoint, which those of lowered programs are.
+
+    Args:
+        program: of one rank.
+        ahead: by how much logical time sends may run ahead of what comes in; at least 1. What is waited
+            for is earlier in the global order, so that the proof above holds.
+    """
+    if ahead < 1:
+        raise ValueError(f"ahead must be at least 1, got {ahead}")
+    drafts = _fuse(program.operations)
+    _pace(drafts, ahead)
+    starts = _renumber(
+        part for draft in drafts for part in (draft.into, draft.source) if part.buffer is Buffer.SCRATCH
+    )
+    numbers = {draft.index: number for number, draft in enumerate(drafts)}
+    waiters: list[list[int]] = [[] for _ in drafts]
+    orders: dict[bool, dict[int, list[int]]] = {True: defaultdict(list), False: defaultdict(list)}
+    for number, draft in enumerate(drafts):
+        for before in draft.after:
+            waiters[numbers[before]].append(number)
+        if draft.peer >= 0:
+            orders[draft.act is Act.SEND][draft.peer].append(number)
+    slices: dict[Slice, int] = {}
+    actions = []
+    for number, draft in enumerate(drafts):
+        into, source = _moved(draft.into, starts), _moved(draft.source, starts)
+        actions.append(
+            Action(
+                draft.act,
+                _shown(draft),
+                into,
+                source,
+                slices.setdefault(into, len(slices)),
+                slices.setdefault(source, len(slices)),
+                draft.peer,
+                tuple(waiters[number]),
+            )
+        )
+    return Flow(
+        program,
+        tuple(actions),
+        {peer: tuple(order) for peer, order in sorted(orders[True].items())},
+        {peer: tuple(order) for peer, order in sorted(orders[False].items())},
+        tuple(slices),
+        _cut(slices),
+        tuple(len(draft.after) for draft in drafts),
+        tuple(number for number, draft in enumerate(drafts) if draft.peer < 0 and not draft.after),
+        any(draft.act >= Act.COMBINE for draft in drafts),
+        starts.elements,
+    )
+
+
+def _pace(drafts: list[_Draft], ahead: int) -> None:
+    """Let each send wait for what is due `ahead` before it."""
+    receives = [draft for draft in drafts if draft.peer >= 0 and draft.act is not Act.SEND]
+    following = _next_of_same_peer(receives)
+    due = 0
+    # Messages of one peer come in order, and go in order: of what comes from a peer the last is waited for,
+    # and what the send before to the same peer waits for is waited for.
+    done: dict[int, int] = defaultdict(int)
+    for draft in drafts:
+        if draft.act is not Act.SEND:
+            continue
+        while due < len(receives) and receives[due].operation.time <= draft.operation.time - ahead:
+            due += 1
+        before, done[draft.peer] = done[draft.peer], due
+        draft.after.update(receives[at].index for at in range(before, due) if following[at] >= due)
+
+
+def _next_of_same_peer(receives: list[_Draft]) -> list[int]:
+    """For each receive, the place of the next from its peer; behind the end where there is none."""
+    following = [len(receives)] * len(receives)
+    latest: dict[int, int] = {}
+    for at, draft in enumerate(receives):
+        if draft.peer in latest:
+            following[latest[draft.peer]] = at
+        latest[draft.peer] = at
+    return following
+
+
+@dataclass(slots=True)
+class _Draft:
+    """An action while operations are known by their index in the program."""
+
+    index: int
+    act: Act
+    operation: Operation
+    into: Slice
+    source: Slice
+    peer: int
+    after: set[int]
+
+
+def _fuse(operations: tuple[Operation, ...]) -> list[_Draft]:
+    """One draft for every operation but the reductions that have joined a receive."""
+    joins = _find_joins(operations)
+    partner = {receive: reduce for reduce, receive in joins.items()}
+    # What a joined receive would have waited for before it wrote to its slot, left to who writes there next.
+    postponed: dict[int, set[int]] = defaultdict(set)
+    drafts = []
+    for index, operation in enumerate(operations):
+        if index in joins:
+            continue
+        after = {joins.get(before, before) for before in operation.after}
+        reduce = operations[partner[index]] if index in partner else None
+        if reduce is not None:
+            assert isinstance(operation, Receive) and isinstance(reduce, Reduce)
+            if reduce.into != operation.into:  # it does not write to its slot any more
+                postponed[operation.into.start] |= after
+                after = set()
+            after |= {joins.get(before, before) for before in reduce.after} - {index}
+            source = reduce.source if reduce.into == operation.into else reduce.into
+            draft = _Draft(index, Act.COMBINE, operation, reduce.into, source, operation.peer, after)
+        else:
+            draft = _draft_of(index, operation, after)
+        if draft.act is not Act.SEND and draft.into.buffer is Buffer.SCRATCH:
+            draft.after |= postponed.pop(draft.into.start, set())
+        assert all(before < index for before in draft.after), "an operation waits only for those before it"
+        drafts.append(draft)
+    return drafts
+
+
+def _draft_of(index: int, operation: Operation, after: set[int]) -> _Draft:
+    match operation:
+        case Send(peer=peer, source=source):
+            return _Draft(index, Act.SEND, operation, source, source, peer, after)
+        case Receive(peer=peer, into=into):
+            return _Draft(index, Act.RECEIVE, operation, into, into, peer, after)
+        case Reduce(source=source, into=into):
+            return _Draft(index, Act.REDUCE, operation, into, source, -1, after)
+        case Copy(source=source, into=into):
+            return _Draft(index, Act.COPY, operation, into, source, -1, after)
+
+
+def _find_joins(operations: tuple[Operation, ...]) -> dict[int, int]:
+    """The reductions that happen as their data comes, each with the receive that it joins.
+
+    Either the data comes into scratch and the reduction is all that reads it; or it comes to where it stays,
+    and the reduction is the first to touch it, with the rank's own input. Nothing else that the reduction
+    waits for may stand after the receive: it would have to wait for messages that come later in the global
+    order, as in an exchange, where a rank must send its old value before it may add what it got.
+    """
+    candidates: dict[int, list[int]] = defaultdict(list)
+    for receive, touches in _next_touches(operations):
+        operation = operations[receive]
+        assert isinstance(operation, Receive)
+        first, _, writes = touches[0]
+        reduce = operations[first]
+        if not isinstance(reduce, Reduce):
+            continue
+        passes = (
+            operation.into.buffer is Buffer.SCRATCH
+            and reduce.source == operation.into
+            and not writes
+            and (len(touches) == 1 or not touches[1][1])
+        )
+        if passes:
+            candidates[first].insert(0, receive)  # better than the other way: it saves the scratch
+        elif reduce.into == operation.into:
+            candidates[first].append(receive)
+    joins: dict[int, int] = {}
+    for reduce_index in sorted(candidates):
+        before = [joins.get(index, index) for index in operations[reduce_index].after]
+        for receive in candidates[reduce_index]:
+            if all(index <= receive for index in before):
+                joins[reduce_index] = receive
+                break
+    return joins
+
+
+def _next_touches(operations: tuple[Operation, ...]) -> Iterator[tuple[int, list[tuple[int, bool, bool]]]]:
+    """Receives, last first, each with the next one or two operations on its slice: index, reads, writes."""
+    later: dict[tuple[Buffer, int], list[tuple[int, bool, bool]]] = {}
+    for index in range(len(operations) - 1, -1, -1):
+        operation = operations[index]
+        if isinstance(operation, Receive):
+            touches = later.get((operation.into.buffer, operation.into.start))
+            if touches:
+                yield index, touches
+        for part, reads, writes in _uses(operation):
+            key = (part.buffer, part.start)
+            later[key] = [(index, reads, writes), *later.get(key, [])[:1]]
+
+
+def _uses(operation: Operation) -> list[tuple[Slice, bool, bool]]:
+    """The slices that an operation touches; whether it reads, whether it writes them."""
+    match operation:
+        case Send(source=source):
+            return [(source, True, False)]
+        case Receive(into=into):
+            return [(into, False, True)]
+        case Reduce(source=source, into=into):
+            return [(source, True, False), (into, True, True)]
+        case Copy(source=source, into=into):
+            return [(source, True, False), (into, False, True)]
+
+
+@dataclass(slots=True)
+class _Starts:
+    """Where stretches of scratch lie when the gaps between them are closed: old to new."""
+
+    of: dict[int, int]
+    elements: int
+
+
+def _renumber(parts: Iterable[Slice]) -> _Starts:
+    """Move what is used together, in order; slices that overlap keep their distance."""
+    starts = _Starts({}, 0)
+    end = 0
+    for part in sorted(set(parts), key=lambda part: (part.start, part.stop)):
+        start = max(end, part.start)
+        gap = start - starts.elements
+        # Behind the end of all before it, or inside the stretch that it overlaps.
+        starts.of.setdefault(part.start, part.start - gap)
+        starts.elements += max(part.stop - start, 0)
+        end = max(end, part.stop)
+    return starts
+
+
+def _cut(slices: Mapping[Slice, int]) -> dict[Buffer, tuple[tuple[int, int], ...]]:
+    """See `Flow.cuts`; short slices go before long ones that overlap them."""
+    cuts: dict[Buffer, list[tuple[int, int]]] = defaultdict(list)
+    ends: dict[Buffer, int] = defaultdict(int)
+    for part in sorted(slices, key=lambda part: (part.buffer, part.start, part.stop)):
+        end = ends[part.buffer]
+        if part.start < end:
+            continue
+        if part.start > end:
+            cuts[part.buffer].append((part.start - end, -1))
+        cuts[part.buffer].append((part.length, slices[part]))
+        ends[part.buffer] = part.stop
+    return {buffer: tuple(found) for buffer, found in cuts.items()}
+
+
+def _moved(part: Slice, starts: _Starts) -> Slice:
+    if part.buffer is not Buffer.SCRATCH:
+        return part
+    start = starts.of[part.start]
+    return Slice(part.buffer, start, start + part.length)
+
+
+def _shown(draft: _Draft) -> Operation:
+    """The operation as messages show it: what has joined a reduction says where its data ends up."""
+    if draft.act is Act.COMBINE:
+        assert isinstance(draft.operation, Receive)
+        return replace(draft.operation, into=draft.into)
+    return draft.operation

@@ -1,0 +1,389 @@
+"""Runs schedules on CUDA tensors by NCCL's point-to-point calls, one group call per logical time.
+
+NCCL has no tags, so that the order of a pair's messages is all that tells them apart;
+`arborcast.backends.executors.grouped_plan` makes plans for such transports. The same class runs on CPU tensors over
+gloo, with one tag for all messages: that tests plans, order and arithmetic on real processes.
+
+    caller's stream   ... tensors ready >                               > tensors ready ...
+    own stream              >  wait | reduce, copy | wait | reduce, ... >
+    NCCL's stream                group 0           group 1
+
+What ran where: everything that CPU tensors reach has run, over gloo, on two to eight processes; the calls of
+a transport that coalesces have run on one that only notes them. What only CUDA tensors reach is written after
+torch 2.13 and NCCL's documentation and HAS NOT RUN on a GPU yet: the own stream and its waits
+(`_own_stream`, the end of `run`), `record_stream`, futures with devices, one work for a coalesced call, the
+digests' exchange as the first call of a communicator. `tests/test_grouped.py` has tests of all of it for one
+GPU, which the ranks share; `bench/nccl.py` measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from arborcast.backends.errors import DisagreementError, ExecutionError
+from arborcast.backends.executors.grouped_plan import GroupedPlan, Local, plan_groups
+from arborcast.backends.group.tensor_checks import check_overlap, check_tensor
+from arborcast.backends.group.torch_compat import work_of
+from arborcast.backends.group.torch_reduction import Operator, name_of, operator_of
+from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.lower import lower_rank, pieces_that_fit
+from arborcast.backends.lowering.program import Receive, Reduce, Send
+from arborcast.backends.lowering.rank_view import digest_of
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.implicit.schedule import AnySchedule
+
+# A group call costs tens of microseconds, in which NVLink moves some MiB; of 16 pieces a pipeline loses a
+# sixteenth of its time per level of the trees. Estimates: not measured on a GPU yet.
+DEFAULT_PIECE_BYTES = 1024 * 1024
+DEFAULT_MAX_PIECES = 16
+
+_TAG = 0  # of all messages, on gloo, which matches equal tags of a pair in order; NCCL ignores it
+_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+class GroupedExecutor:
+    """Runs one schedule; making one is a collective call of all ranks of the group.
+
+    The ranks compare their schedules first. On NCCL this also makes the group's communicator, which
+    point-to-point calls of only some ranks could not.
+
+    On CUDA tensors a call returns at once: all its work waits in streams, and nothing in it waits for the GPU
+    on the host, except that NCCL connects two ranks when they first exchange a message. All ranks make their
+    calls on the group in the same order, as NCCL wants it. A rank whose count or type differs from the
+    others' is not found out here: NCCL's watchdog ends the call after the group's timeout, as it does for
+    NCCL's own collectives. With TORCH_NCCL_BLOCKING_WAIT set the host does wait, call by call.
+
+    Args:
+        schedule: what to run, in either form; correct ones only, `synth.verify` says which are. Equal on all
+            ranks, like all knobs but `cache`.
+        group: whose rank i is rank i of the schedule's topology; NCCL serves its CUDA tensors or gloo its CPU
+            tensors, with no other point-to-point messages in flight. The default group where None.
+        device: of all tensors. CUDA devices need their index.
+        pieces: into how many pieces each chunk is cut; chosen by size where None: see `pieces_for`.
+        piece_bytes: the size that a piece of the largest chunk should not fall below.
+        max_pieces: the number of pieces that is never exceeded.
+        cache: number of lengths and types whose plans are kept.
+
+    Raises:
+        InputError: the group is not as large as the topology, or has another backend for the device.
+        DisagreementError: another rank has another schedule or other knobs.
+    """
+
+    def __init__(
+        self,
+        schedule: AnySchedule,
+        group: dist.ProcessGroup | None = None,
+        *,
+        device: torch.device,
+        pieces: int | None = None,
+        piece_bytes: int = DEFAULT_PIECE_BYTES,
+        max_pieces: int = DEFAULT_MAX_PIECES,
+        cache: int = 64,
+    ) -> None:
+        group = group or dist.group.WORLD
+        if group is None:
+            raise InputError("grouped executor: no process group given and no default group initialised")
+        ranks = schedule.topology.ranks
+        if group.size() != ranks:
+            raise InputError(
+                f"grouped executor: the schedule's topology {schedule.topology.name} has {ranks} ranks, "
+                f"the process group has {group.size()}"
+            )
+        if device.type not in _BACKENDS or (device.type == "cuda" and device.index is None):
+            raise InputError(f"grouped executor: the device must be cpu or cuda with its index, got {device}")
+        backend = group._get_backend(device)
+        if backend.name() != _BACKENDS[device.type]:
+            raise InputError(
+                f"grouped executor: needs {_BACKENDS[device.type]} for tensors on {device}, "
+                f"the process group has {backend.name()}"
+            )
+        self.schedule = schedule
+        self.rank = group.rank()
+        self.device = device
+        self._group = group
+        self._coalesces = backend.supports_coalescing
+        self._stream = _new_stream(device) if device.type == "cuda" else None
+        self._pieces = pieces
+        self._piece_bytes = piece_bytes
+        self._max_pieces = max_pieces
+        self._cache_size = cache
+        self._cache: OrderedDict[tuple[int, torch.dtype], _Compiled] = OrderedDict()
+        self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
+        self._failure: str | None = None
+        self._agree()
+
+    def allreduce(
+        self,
+        tensor: Tensor,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        *,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Combine the tensors of all ranks, in place; see `run`."""
+        self._check_call(Kind.ALLREDUCE)
+        return self.run(tensor.numel(), tensor.dtype, output=tensor, op=op, async_op=async_op)
+
+    def broadcast(self, tensor: Tensor, *, async_op: bool = False) -> dist.Work | None:
+        """Fill the tensor on all ranks with the root's; see `run`."""
+        self._check_call(Kind.BROADCAST)
+        return self.run(tensor.numel(), tensor.dtype, output=tensor, async_op=async_op)
+
+    def run(
+        self,
+        count: int,
+        dtype: torch.dtype,
+        *,
+        given: Tensor | None = None,
+        output: Tensor | None = None,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Any kind; all ranks of the topology make the call, also those that take no part.
+
+        Args:
+            count: elements of the whole buffer, as algbw counts it: of all n blocks where there are blocks.
+            dtype: of everybody's tensors.
+            given: this rank's input, contiguous, never written to; None where it gives none.
+            output: what it gets, contiguous; None where it gets nothing. In place (broadcast, allreduce,
+                custom, the root of a reduce) it holds the data at the start and there is no input.
+            op: how contributions are combined, ignored where none are; see `torch_reduction.operator_of`.
+            async_op: whether to return a work (with a future of the outputs) instead of letting the current
+                stream wait. Waiting for it lets the stream that is current then wait, not the host. On CPU
+                tensors the call is complete when it returns, either way.
+
+        Raises:
+            InputError: tensors or an operation that do not fit.
+            ExecutionError: a peer died or a deadline passed; no further call will work. On CUDA it is NCCL's
+                watchdog that finds this out, later.
+        """
+        compiled = self._compile(count, dtype)
+        program = compiled.plan.program
+        collective = self.schedule.collective
+        given = check_tensor(f"{collective.kind}: input", given, program.input_elements, dtype, self.device)
+        output = check_tensor(
+            f"{collective.kind}: output", output, program.output_elements, dtype, self.device
+        )
+        check_overlap(collective, self.rank, given, output)
+        operator = _operator(op, dtype) if collective.kind.reduces else None
+        if self._failure is not None:
+            raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
+        future: torch.futures.Future[list[Tensor]] | None = None
+        with self._own_stream(given, output):
+            self._execute(compiled, given, output, operator, dtype)
+            if async_op:
+                # A future with devices remembers where their current streams are: here, our own.
+                future = torch.futures.Future(devices=None if self._stream is None else [self.device])
+                future.set_result([] if output is None else [output])
+        if future is not None:
+            return work_of(future)
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        return None
+
+    def pieces_for(self, count: int, dtype: torch.dtype) -> int:
+        """Into how many pieces every chunk of a buffer of that length is cut.
+
+        As many as keep a piece of the largest chunk at `piece_bytes` or more, at least 1, at most
+        `max_pieces`; one number for all chunks, so that trees of different weight stay in step.
+        """
+        if self._pieces is not None:
+            return self._pieces
+        nbytes = count * dtype.itemsize
+        return pieces_that_fit(self.schedule, nbytes, piece_bytes=self._piece_bytes, most=self._max_pieces)
+
+    def _agree(self) -> None:
+        """Refuse ranks that would exchange other messages; the one place that waits for the GPU."""
+        knobs = [self._pieces, self._piece_bytes, self._max_pieces]
+        said = digest_of(self.schedule) + json.dumps(knobs).encode()
+        own = int.from_bytes(hashlib.sha256(said).digest()[:7])
+        mine = torch.tensor([own], dtype=torch.int64, device=self.device)
+        everybody = [torch.empty_like(mine) for _ in range(self._group.size())]
+        dist.all_gather(everybody, mine, group=self._group)
+        for rank, digest in enumerate(everybody):
+            other = int(digest.item())
+            if other != own:
+                raise DisagreementError(
+                    f"rank {self.rank}: its schedule and knobs (digest {own:014x}) are not those of "
+                    f"rank {rank} ({other:014x})"
+                )
+
+    def _check_call(self, kind: Kind) -> None:
+        collective = self.schedule.collective
+        if collective.kind is not kind:
+            raise InputError(f"grouped executor: its schedule is for {collective.kind}, not for {kind}")
+        if self.rank not in collective.ranks:
+            raise InputError(f"rank {self.rank}: takes no part in the {kind}; call run(count, dtype) on it")
+
+    def _compile(self, count: int, dtype: torch.dtype) -> _Compiled:
+        compiled = self._cache.pop((count, dtype), None)
+        if compiled is None:
+            pieces = self.pieces_for(count, dtype)
+            compiled = _compile(plan_groups(lower_rank(self.schedule, self.rank, count, pieces=pieces)))
+            while len(self._cache) >= self._cache_size:
+                self._cache.popitem(last=False)
+        self._cache[count, dtype] = compiled
+        return compiled
+
+    @contextlib.contextmanager
+    def _own_stream(self, *tensors: Tensor | None) -> Iterator[None]:
+        """Make our stream the current one, after all that the caller's stream has been given so far.
+
+        All calls share the stream and the scratch that belongs to it, whatever stream each comes from.
+        """
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(self._stream)  # the caller may free it while our stream works on it
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _execute(
+        self,
+        compiled: _Compiled,
+        given: Tensor | None,
+        output: Tensor | None,
+        operator: Operator | None,
+        dtype: torch.dtype,
+    ) -> None:
+        program = compiled.plan.program
+        phase: _Phase | None = None
+        try:
+            if operator is not None and program.in_place and output is not None:
+                operator.before_in_place(output)
+            elif operator is not None and given is not None:
+                given = operator.before(given)
+            memory = {Buffer.SCRATCH: self._scratch_for(compiled.plan.scratch_elements, dtype)}
+            if given is not None:
+                memory[Buffer.INPUT] = given
+            if output is not None:
+                memory[Buffer.OUTPUT] = output
+            views = [memory[part.buffer].narrow(0, part.start, part.length) for part in compiled.slices]
+            for current in compiled.phases:
+                phase = current
+                works = self._start(phase, views)
+                _do(phase.during, views, operator)
+                for work in works:
+                    work.wait()
+                _do(phase.after, views, operator)
+            if operator is not None and output is not None:
+                operator.after(output, program.contributors)
+        except BaseException as error:
+            # Messages are left half done, so that no later call could know its own from these.
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            self._failure = f"{self.schedule.collective.kind}{_described(phase)}: {reason}"
+            if isinstance(error, RuntimeError):
+                raise ExecutionError(f"rank {self.rank}: {self._failure}") from error
+            raise
+
+    def _start(self, phase: _Phase, views: Sequence[Tensor]) -> list[dist.Work]:
+        """Issue one group call; what to wait for."""
+        group = self._group
+        if not phase.receives and not phase.sends:
+            return []
+        if self._coalesces:
+            group._start_coalescing(self.device)
+        works = [group.recv([views[part]], peer, _TAG) for part, peer in phase.receives]
+        works += [group.send([views[part]], peer, _TAG) for part, peer in phase.sends]
+        if self._coalesces:
+            # The calls have only been noted; there is one work for all, on NCCL's stream.
+            works = [group._end_coalescing(self.device)]
+        return works
+
+    def _scratch_for(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Working space shared by all lengths and types, since calls follow one another in one stream."""
+        needed = elements * dtype.itemsize
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
+        return self._scratch[:needed].view(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """A phase with numbers for slices.
+
+    Attributes:
+        time: as in the plan.
+        receives, sends: slice and peer; both ends have those of a pair in the same order.
+        during, after: whether to reduce (or else copy), destination, source.
+    """
+
+    time: int
+    receives: tuple[tuple[int, int], ...]
+    sends: tuple[tuple[int, int], ...]
+    during: tuple[tuple[bool, int, int], ...]
+    after: tuple[tuple[bool, int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """What stays the same from call to call for one length and type."""
+
+    plan: GroupedPlan
+    slices: tuple[Slice, ...]
+    phases: tuple[_Phase, ...]
+
+
+def _compile(plan: GroupedPlan) -> _Compiled:
+    """Number the slices that a plan touches, so that a call makes each view once."""
+    numbers: dict[Slice, int] = {}
+
+    def number(part: Slice) -> int:
+        return numbers.setdefault(part, len(numbers))
+
+    def local(operations: Sequence[Local]) -> tuple[tuple[bool, int, int], ...]:
+        return tuple((isinstance(o, Reduce), number(o.into), number(o.source)) for o in operations)
+
+    phases = tuple(
+        _Phase(
+            phase.time,
+            tuple((number(m.into), m.peer) for m in phase.messages if isinstance(m, Receive)),
+            tuple((number(m.source), m.peer) for m in phase.messages if isinstance(m, Send)),
+            local(phase.during),
+            local(phase.after),
+        )
+        for phase in plan.phases
+    )
+    return _Compiled(plan, tuple(numbers), phases)
+
+
+def _do(
+    operations: Sequence[tuple[bool, int, int]], views: Sequence[Tensor], operator: Operator | None
+) -> None:
+    for reduces, into, source in operations:
+        if reduces:
+            assert operator is not None, "only reducing kinds have reductions"
+            operator.combine(views[into], views[source], views[into])
+        else:
+            views[into].copy_(views[source])
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return cast(torch.cuda.Stream, cast(Any, torch.cuda.Stream)(device))
+
+
+def _described(phase: _Phase | None) -> str:
+    if phase is None:
+        return ""
+    peers = sorted({peer for _, peer in (*phase.receives, *phase.sends)})
+    return f", messages of time {phase.time} with ranks {', '.join(map(str, peers))}"
+
+
+def _operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:
+    operator = operator_of(op, dtype)
+    if operator is None:
+        raise InputError(f"reduction {name_of(op)}: schedules do not serve it on {dtype}")
+    return operator

@@ -1,0 +1,5 @@
+"""A schedule as one program per rank that cannot deadlock.
+
+`lower` is the entry, `deadlock` the independent check.
+`layout` says where chunks lie in a buffer. Imports `synth` only, and no torch.
+"""

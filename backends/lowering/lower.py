@@ -1,0 +1,303 @@
+"""From a schedule to the program of each rank, for buffers of one length.
+
+Each chunk is cut into the same number of pieces, and piece p of a transfer in step s happens at logical
+time s + p, so that trees are pipelined and links are shared in proportion to the shares. All ranks execute
+their messages in one total order (time, then the place in the schedule): the first message that is not yet
+done is then always the next one of both its ends, which is why blocking sends cannot deadlock.
+
+    time      0        1        2          a chain 0 -> 1 -> 2 with three pieces: step 0 is the
+    0 -> 1    piece 0  piece 1  piece 2    transfer 0 -> 1, step 1 the transfer 1 -> 2
+    1 -> 2             piece 0  piece 1 ...
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from arborcast.backends.lowering.layout import Buffer, Layout, Slice, lay_out
+from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
+from arborcast.backends.lowering.rank_view import transfers_of
+from arborcast.backends.lowering.scratch import Scratch
+from arborcast.synth.errors import ScheduleError
+from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.schedule import Transfer
+
+DEFAULT_WINDOW = 8
+DEFAULT_MAX_PIECES = 32
+
+
+def pieces_that_fit(schedule: AnySchedule, nbytes: int, *, piece_bytes: int, most: int) -> int:
+    """Into how many pieces each chunk is cut; one number, so that trees of different weight stay in step.
+
+    Args:
+        schedule: what is cut.
+        nbytes: of the whole buffer.
+        piece_bytes: what a piece of the largest chunk does not fall below, unless it is the only one.
+        most: the number that is never exceeded.
+    """
+    largest = max((chunk.share for chunk in schedule.chunks), default=0)
+    return max(1, min(most, int(nbytes * largest) // piece_bytes))
+
+
+def lower(
+    schedule: AnySchedule, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
+) -> tuple[Program, ...]:
+    """The programs of all ranks of the topology, relays included.
+
+    Args:
+        schedule: a correct one; what shows on one rank alone is checked again.
+        count: elements of the whole buffer, as algbw counts it.
+        pieces: into how many pieces each chunk is cut; empty ones are not sent.
+        window: receives of one chunk that may be posted ahead (slots of scratch, see `Scratch`).
+
+    Raises:
+        CollectiveError: the count does not divide into the collective's blocks.
+        ScheduleError: a rank sends a chunk before it holds it, or receives one twice in a step.
+    """
+    if isinstance(schedule, ImplicitSchedule):
+        ranks = range(schedule.topology.ranks)
+        return tuple(lower_rank(schedule, rank, count, pieces=pieces, window=window) for rank in ranks)
+    layout = lay_out(schedule, count)
+    of_rank: list[list[tuple[int, Transfer]]] = [[] for _ in range(schedule.topology.ranks)]
+    for index, transfer in enumerate(schedule.transfers):
+        of_rank[transfer.src].append((index, transfer))
+        of_rank[transfer.dst].append((index, transfer))
+    return tuple(_lower(layout, rank, transfers, pieces, window) for rank, transfers in enumerate(of_rank))
+
+
+def lower_rank(
+    schedule: AnySchedule, rank: int, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
+) -> Program:
+    """The program of one rank; arguments and errors as for `lower`.
+
+    From an implicit schedule in time and memory that grow with what this rank sends and receives, and it is
+    the program that the whole schedule gives: the order of messages and their tags are those of the whole,
+    in which each transfer's number is known without the others.
+    """
+    transfers = transfers_of(schedule, rank)
+    chunks = dict.fromkeys(transfer.chunk for _, transfer in transfers)
+    return _lower(lay_out(schedule, count, chunks), rank, transfers, pieces, window)
+
+
+def _lower(
+    layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], pieces: int, window: int
+) -> Program:
+    if pieces < 1 or window < 1:
+        raise ValueError(f"pieces and window must be at least 1, got {pieces} and {window}")
+    messages = _messages_of(layout, rank, transfers, pieces)
+    writer = _Writer(layout, rank, pieces, Scratch(layout.count, window))
+    kept = layout.kept(rank)
+    if kept is not None and kept[0].length:
+        writer.copy(0, *kept)
+    last_send: dict[tuple[int, int, int], int] = {}
+    last: dict[tuple[int, int], int] = {}
+    for position, message in enumerate(messages):
+        last[message.cell] = position
+        if message.transfer.src == rank:
+            last_send[*message.cell, message.time] = position
+    for position, message in enumerate(messages):
+        more_sends = last_send.get((*message.cell, message.time), -1) > position
+        if message.transfer.src == rank:
+            writer.send(message)
+        else:
+            writer.receive(message, more_sends)
+        # What a step brings counts from the next step on, so it waits for the sends of this one.
+        if not more_sends:
+            writer.settle(message)
+        if last[message.cell] == position:
+            writer.close(message)
+    collective = layout.collective
+    return Program(
+        rank,
+        tuple(writer.operations),
+        layout.input_elements(rank),
+        layout.output_elements(rank),
+        writer.scratch.elements,
+        layout.in_place(rank),
+        len(collective.ranks) if collective.kind.reduces else 1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """One piece of one transfer; `tag` tells it from all other messages of the collective."""
+
+    time: int
+    transfer: Transfer
+    piece: int
+    length: int
+    tag: int
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        return (self.transfer.chunk, self.piece)
+
+
+def _messages_of(
+    layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], pieces: int
+) -> list[_Message]:
+    """The messages of a rank in the one order that all ranks share."""
+    found = []
+    for index, transfer in transfers:
+        if transfer.src == transfer.dst:
+            raise ScheduleError(f"transfer {index}: rank {rank} sends chunk {transfer.chunk} to itself")
+        place = layout.places[transfer.chunk]
+        span = Slice(Buffer.INPUT, place.start, place.stop)
+        for piece in range(pieces):
+            length = span.part(piece, pieces).length
+            if length:
+                found.append(_Message(transfer.step + piece, transfer, piece, length, index * pieces + piece))
+    found.sort(key=lambda message: (message.time, message.tag))
+    return found
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A receive whose data does not count yet; `claims` where its slice becomes the cell's home."""
+
+    into: Slice
+    reduce: bool
+    claims: bool
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One piece of one chunk on this rank: where its current value is, and what arrived in this step."""
+
+    home: Slice | None
+    final: Slice | None
+    latest: Transfer | None = None  # the last that came in
+    arrivals: list[_Arrival] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Use:
+    """Who touched a slice last: the operation that wrote it, and those that have read it since."""
+
+    written: int | None = None
+    read: list[int] = field(default_factory=list)
+
+
+class _Writer:
+    """Writes the operations of one rank and keeps track of what depends on what.
+
+    Slices that are in use at the same time are disjoint and keep their start, so a slice is known by its
+    buffer and start.
+    """
+
+    def __init__(self, layout: Layout, rank: int, pieces: int, scratch: Scratch) -> None:
+        self.operations: list[Operation] = []
+        self.scratch = scratch
+        self._layout = layout
+        self._rank = rank
+        self._pieces = pieces
+        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._uses: dict[tuple[Buffer, int], _Use] = defaultdict(_Use)
+
+    def send(self, message: _Message) -> None:
+        cell = self._cell(message)
+        if cell.home is None:
+            step, chunk = message.transfer.step, message.transfer.chunk
+            raise ScheduleError(f"step {step}: rank {self._rank} sends chunk {chunk} before it holds it")
+        after = self._reads(cell.home)
+        self.operations.append(
+            Send(message.time, message.transfer.dst, cell.home, message.tag, tuple(sorted(after)))
+        )
+
+    def receive(self, message: _Message, more_sends: bool) -> None:
+        cell = self._cell(message)
+        transfer = message.transfer
+        if (
+            cell.latest is not None
+            and cell.latest.step == transfer.step
+            and not (transfer.reduce and cell.latest.reduce)
+        ):
+            raise ScheduleError(
+                f"step {transfer.step}: rank {self._rank} receives chunk {transfer.chunk} twice; "
+                "only reductions may meet in one step"
+            )
+        cell.latest = transfer
+        if transfer.reduce:
+            # A value that is absent or must not be overwritten moves into the first slice to arrive.
+            claims = not cell.arrivals and (cell.home is None or cell.home.buffer is Buffer.INPUT)
+            direct = claims
+        else:
+            claims = True
+            direct = cell.home != cell.final or not more_sends
+        into = cell.final if direct and cell.final is not None else self._take(message)
+        cell.arrivals.append(_Arrival(into, transfer.reduce, claims))
+        after = self._writes(into)
+        self.operations.append(Receive(message.time, transfer.src, into, message.tag, tuple(sorted(after))))
+
+    def settle(self, message: _Message) -> None:
+        """Let what arrived in this step count."""
+        cell = self._cell(message)
+        for arrival in cell.arrivals:
+            if not arrival.reduce:
+                self._replace(message, cell, arrival.into)
+            elif not arrival.claims:
+                assert cell.home is not None, "the first arrival claims a home where there is none"
+                self._reduce(message.time, arrival.into, cell.home)
+                self.scratch.give_back(message.transfer.chunk, arrival.into)
+            else:
+                if cell.home is not None:
+                    self._reduce(message.time, cell.home, arrival.into)
+                cell.home = arrival.into
+        cell.arrivals.clear()
+
+    def close(self, message: _Message) -> None:
+        """No message of this cell follows."""
+        cell = self._cells.pop(message.cell)
+        if cell.home is not None and cell.home.buffer is Buffer.SCRATCH:
+            self.scratch.give_back(message.transfer.chunk, cell.home)
+
+    def copy(self, time: int, source: Slice, into: Slice) -> None:
+        after = self._reads(source) | self._writes(into)
+        self.operations.append(Copy(time, source, into, tuple(sorted(after))))
+
+    def _replace(self, message: _Message, cell: _Cell, into: Slice) -> None:
+        chunk = message.transfer.chunk
+        if cell.final is not None and into != cell.final:
+            self.copy(message.time, into, cell.final)
+            self.scratch.give_back(chunk, into)
+            into = cell.final
+        if cell.home is not None and cell.home.buffer is Buffer.SCRATCH:
+            self.scratch.give_back(chunk, cell.home)
+        cell.home = into
+
+    def _reduce(self, time: int, source: Slice, into: Slice) -> None:
+        after = self._reads(source) | self._writes(into)
+        self.operations.append(Reduce(time, source, into, tuple(sorted(after))))
+
+    def _cell(self, message: _Message) -> _Cell:
+        cell = self._cells.get(message.cell)
+        if cell is None:
+            chunk, piece = message.cell
+            home = self._layout.initial(self._rank, chunk)
+            final = self._layout.final(self._rank, chunk)
+            cell = self._cells[message.cell] = _Cell(
+                None if home is None else home.part(piece, self._pieces),
+                None if final is None else final.part(piece, self._pieces),
+            )
+        return cell
+
+    def _take(self, message: _Message) -> Slice:
+        place = self._layout.places[message.transfer.chunk]
+        longest = -(-(place.stop - place.start) // self._pieces)
+        return self.scratch.take(message.transfer.chunk, message.length, longest)
+
+    def _reads(self, source: Slice) -> set[int]:
+        """Note that the next operation reads the slice; what it must come after."""
+        use = self._uses[source.buffer, source.start]
+        use.read.append(len(self.operations))
+        return set() if use.written is None else {use.written}
+
+    def _writes(self, into: Slice) -> set[int]:
+        """Note that the next operation writes the slice; what it must come after."""
+        use = self._uses[into.buffer, into.start]
+        # Whoever has read it came after whoever wrote it.
+        after = {*use.read} if use.read or use.written is None else {use.written}
+        use.written, use.read = len(self.operations), []
+        return after

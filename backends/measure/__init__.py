@@ -1,0 +1,1 @@
+"""Local processes, correctness and times of schedules beside gloo, in nccl-tests' terms (`synth run`)."""

@@ -1,0 +1,183 @@
+"""From options to the links among the ranks of one group, and where that knowledge comes from.
+
+A scheduler hands out some ranks of a machine, a group is some ranks of a job, and links may be down: what
+remains is the fragment on which the schedules of the group are found. Nothing of it is guessed, except that
+a group of which nobody says anything is a full mesh of sockets, and that is said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from arborcast import topologies
+from arborcast.backends.group.options import Options
+from arborcast.synth.errors import InputError
+from arborcast.synth.faults.faulty import Faulty
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.topology import Hop, Topology
+from arborcast.topologies.files import load_file
+
+ASSUMED_BANDWIDTH = 1
+"""GB/s of each link of a full mesh that is only assumed."""
+
+ASSUMED_LATENCY_US = 20
+"""Latency of such a link: about what a message through a socket costs."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """The links among the ranks of a group.
+
+    Attributes:
+        topology: its rank i is rank i of the group.
+        source: what it was made from, in words.
+        is_assumed: whether nobody described it.
+        healthy: the same ranks before links failed; None where none did, or where the group is a fragment.
+    """
+
+    topology: Topology
+    source: str
+    is_assumed: bool
+    healthy: Topology | None = None
+
+    @property
+    def asked(self) -> Topology | Faulty:
+        """What schedules are asked for: with faults, where it is known what they were faults of."""
+        if self.healthy is None:
+            return self.topology
+        return Faulty(self.healthy, self.topology, tuple(range(self.topology.size)))
+
+    def __str__(self) -> str:
+        """One line for a log."""
+        links = len(self.topology.links)
+        return f"{self.topology.name}: {self.topology.ranks} ranks, {links} directed links, {self.source}"
+
+
+def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -> Fabric:
+    """The fragment of the fabric that a group is.
+
+    Links to ranks outside the group are left out: their processes do not forward for it. The fragment may
+    therefore have ranks that cannot reach each other.
+
+    Args:
+        options: `topology`, `ranks` and `without` count here.
+        global_ranks: of the group's ranks, in the group's order.
+        world_size: ranks of the default group.
+
+    Raises:
+        InputError: the fabric cannot be read, it does not say which of its ranks the processes are, or
+            there is no such rank or link.
+    """
+    assert all(0 <= rank < world_size for rank in global_ranks), "the caller knows the world"
+    if options.topology is None:
+        return _assumed(options, global_ranks, world_size)
+    whole, source = _described(options.topology)
+    places = _places(options.ranks, whole, world_size)
+    topology = without_links(whole, options.without)
+    chosen = [places[rank] for rank in global_ranks]
+    is_whole = chosen == list(range(whole.ranks))
+    return Fabric(
+        topology if is_whole else topology.subset(chosen),
+        source + _words_of(options.without),
+        is_assumed=False,
+        healthy=whole if is_whole and options.without else None,
+    )
+
+
+def without_links(topology: Topology, pairs: Iterable[Hop]) -> Topology:
+    """A topology without the links between some pairs of its ranks, in both directions.
+
+    Parallel links count as one and are all gone. Declared symmetries that do not map what is missing to
+    itself are dropped.
+
+    Raises:
+        InputError: there is no link between the ranks of a pair.
+    """
+    removed: set[Hop] = set()
+    for first, second in pairs:
+        both = {(first, second), (second, first)} & topology.bandwidth.keys()
+        if not both or max(first, second) >= topology.ranks:
+            raise InputError(
+                f"without {first}-{second}: must be a link between two ranks of {topology.name}, which has "
+                "no such link"
+            )
+        removed |= both
+    if not removed:
+        return topology
+    return replace(
+        topology,
+        links=tuple(link for link in topology.links if (link.src, link.dst) not in removed),
+        symmetries=tuple(
+            images
+            for images in topology.symmetries
+            if {(images[src], images[dst]) for src, dst in removed} == removed
+        ),
+    )
+
+
+def _described(topology: str | os.PathLike[str] | Topology) -> tuple[Topology, str]:
+    match topology:
+        case Topology():
+            return topology, "given in code"
+        case str():
+            return topologies.load(topology), f"from {topology}"
+        case path:  # a file even where the catalog has something of that name
+            return load_file(os.fspath(path)), f"from {os.fspath(path)}"
+
+
+def _places(ranks: Sequence[int] | None, whole: Topology, world_size: int) -> Sequence[int]:
+    """The rank of the fabric that each global rank is."""
+    if ranks is None:
+        if whole.ranks > world_size:  # which of them the scheduler handed out must not be guessed
+            raise InputError(
+                f"fabric {whole.name}: has {whole.ranks} ranks and the job has {world_size}; ARBORCAST_RANKS "
+                "(or the option ranks) must name the rank of the fabric that each rank of the job is"
+            )
+        if whole.ranks < world_size:
+            raise InputError(
+                f"fabric {whole.name}: must have a rank for each of the {world_size} of the job, "
+                f"got {whole.ranks}"
+            )
+        return range(world_size)
+    if len(ranks) != world_size:
+        raise InputError(
+            f"ranks: must name a rank of fabric {whole.name} for each of the {world_size} ranks of the job, "
+            f"got {len(ranks)}"
+        )
+    for rank in ranks:
+        if rank >= whole.ranks:
+            raise InputError(f"ranks: fabric {whole.name} has ranks 0..{whole.ranks - 1}, got {rank}")
+    return ranks
+
+
+def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> Fabric:
+    """A full mesh; links are left out by global rank, since there is no other."""
+    if options.ranks is not None:
+        raise InputError(
+            "ranks: must be those of a fabric, and none is given (ARBORCAST_TOPOLOGY or option topology), "
+            f"got {shorten(list(options.ranks))}"
+        )
+    for first, second in options.without:
+        if max(first, second) >= world_size:
+            raise InputError(f"without {first}-{second}: ranks of the job are 0..{world_size - 1}")
+    spec = f"full:{len(global_ranks)},bandwidth={ASSUMED_BANDWIDTH},latency={ASSUMED_LATENCY_US}"
+    position = {rank: index for index, rank in enumerate(global_ranks)}
+    inside = [
+        (position[first], position[second])
+        for first, second in options.without
+        if first in position and second in position
+    ]
+    mesh = without_links(topologies.load(spec), inside)
+    source = (
+        f"assumed, since nobody described the fabric (ARBORCAST_TOPOLOGY): {ASSUMED_BANDWIDTH} GB/s and "
+        f"{ASSUMED_LATENCY_US} us between any two ranks"
+    )
+    return Fabric(mesh, source + _words_of(options.without), is_assumed=True)
+
+
+def _words_of(without: Sequence[Hop]) -> str:
+    if not without:
+        return ""
+    return f", without {', '.join(f'{first}-{second}' for first, second in without)}"

@@ -1,0 +1,164 @@
+"""The schedules of a group on its present fabric: found when first needed, compiled once per length.
+
+All ranks ask for the same things in the same order. Before a table is made they agree on the call that needs
+it and on the fabric, so that whoever means something else is found out at once and not when a wait has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+
+from arborcast.backends.dataflow.engine import Engine
+from arborcast.backends.dataflow.task_graph import Flow, compile_flow
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.group.options import Options
+from arborcast.backends.group.torch_compat import Store
+from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.schedules.exchange import share_table
+from arborcast.backends.schedules.pieces import PieceRule
+from arborcast.backends.schedules.synthesis import KERNELS_S, synthesize_table
+from arborcast.backends.schedules.table import Table
+from arborcast.backends.transport.fingerprint import Opening
+from arborcast.backends.transport.network import Network
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.faults.faulty import Faulty, left_of
+from arborcast.synth.formats.documents import topology_to_document
+from arborcast.synth.topology import Topology
+
+log = logging.getLogger(__name__)
+
+FLOWS_KEPT = 128
+LOOK_EVERY_S = 0.02  # while rank 0 looks for schedules
+
+
+class Schedules:
+    """What one rank knows of the group's schedules.
+
+    Args:
+        fabric: of the group: its rank i is rank i of the group.
+        options: for the synthesis.
+        store: of the group, for these schedules alone.
+        network: to be connected as they need it.
+        engine: over which ranks agree.
+        cut: into how many pieces chunks are cut.
+    """
+
+    def __init__(
+        self,
+        fabric: Topology | Faulty,
+        options: Options,
+        store: Store,
+        network: Network,
+        engine: Engine,
+        cut: PieceRule,
+    ) -> None:
+        self.topology = left_of(fabric)
+        self._fabric = fabric
+        self._options = options
+        self._store = store
+        self._network = network
+        self._engine = engine
+        self._cut = cut
+        self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
+        self._tables: dict[tuple[Kind, int], Table | str] = {}
+        self._flows: OrderedDict[tuple[bytes, int, int], Flow] = OrderedDict()
+
+    def known(self, kind: Kind, root: int) -> Table | str | None:
+        """The table of a collective, or why it has none; None where nobody has asked yet."""
+        return self._tables.get((kind, root))
+
+    def table(self, call: Opening, sequence: Callable[[], int]) -> Table | str:
+        """The table for a call, or why there is none, so that gloo serves it; all ranks make this call.
+
+        Args:
+            call: what is to be done; its root is -1 where there is none.
+            sequence: gives the number of the agreement where one is needed.
+
+        Raises:
+            DisagreementError: the ranks mean different calls, or have different fabrics.
+            ExecutionError: a rank died or did not come in time.
+        """
+        table = self._tables.get((call.kind, call.root))
+        if table is None:
+            if self._network.size > 1:
+                self._engine.agree(replace(call, sequence=sequence(), schedule=self._digest))
+            table = self._tables[call.kind, call.root] = self._make(call.kind, call.root)
+        return table
+
+    def flow(self, table: Table, nbytes: int, count: int) -> tuple[bytes, Flow]:
+        """What this rank does in a call: the schedule's digest, and its flow.
+
+        Args:
+            table: of the collective.
+            nbytes: of the whole buffer.
+            count: its elements.
+        """
+        entry = table.at(nbytes)
+        digest = hashlib.sha256(f"{table.digest}/{entry.from_bytes}".encode()).digest()[:8]
+        key = (digest, count, nbytes)
+        flow = self._flows.get(key)
+        if flow is None:
+            pieces = self._cut.pieces(entry.schedule, nbytes)
+            flow = compile_flow(lower_rank(entry.schedule, self._network.rank, count, pieces=pieces))
+            while len(self._flows) >= FLOWS_KEPT:
+                self._flows.popitem(last=False)
+            self._flows[key] = flow
+        self._flows.move_to_end(key)
+        return digest, flow
+
+    def _make(self, kind: Kind, root: int) -> Table | str:
+        if self._network.size == 1:
+            return "a group of one rank"
+        rank, key = self._network.rank, f"table/{kind}/{root}"
+        wait_s = self._options.deadline_s + KERNELS_S + 60
+        if rank:
+            self._wait_for(key, wait_s)
+        try:
+            table = share_table(
+                self._store,
+                key,
+                rank,
+                lambda: synthesize_table(self._fabric, kind, root if root >= 0 else None, self._options),
+                timeout_s=wait_s,
+            )
+            self._network.connect(table.peers(rank))
+        except (InfeasibleError, TimedOutError, InputError) as error:
+            if isinstance(error, InputError) and self._options.method == "auto":
+                raise
+            # A method that was asked for need not be one for every collective.
+            if rank == 0:
+                log.warning("%s on %s: gloo serves it: %s", kind, self.topology.name, error)
+            return str(error)
+        except ExecutionError as error:
+            self._engine.give_up(f"rank {rank}: schedules of {kind}: {error}")
+            raise
+        if rank == 0:
+            log.info("%s", table.summary())
+        return table
+
+    def _wait_for(self, key: str, wait_s: float) -> None:
+        """Until rank 0 has said something, or it is too late; a peer that dies meanwhile is noticed."""
+        end = time.monotonic() + wait_s
+
+        def is_over() -> bool:
+            if time.monotonic() > end:
+                return True
+            try:
+                return bool(self._store.check([key]))
+            except RuntimeError:
+                return False  # the store went with its rank, of which the channels know more
+
+        self._engine.stand_by(is_over, look_every_s=LOOK_EVERY_S, needed=0)
+
+
+def fabric_name(topology: Topology) -> str:
+    """Its name and a digest of everything that schedules depend on."""
+    text = json.dumps(topology_to_document(topology), sort_keys=True)
+    return f"{topology.name} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"

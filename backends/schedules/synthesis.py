@@ -1,0 +1,267 @@
+"""From a fabric to the table of one collective: found in a child process, by a deadline, kept on disk.
+
+A training process has threads, CUDA, and a `__main__` that must not run twice, and solvers cannot be asked to
+stop; so the work is done by a child (`arborcast.synth.chunks.solvers.worker`) that imports no torch and is killed in
+time. It answers twice: the first schedule, which has the best rate, and then the comparison of all that
+apply.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.group.options import Options
+from arborcast.backends.schedules.selection import Comparison
+from arborcast.backends.schedules.table import TABLE_FORMAT, Table
+from arborcast.synth.api import Approach, approach
+from arborcast.synth.chunks.solvers.cache import ChunkCache
+from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, wait
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.faults.faulty import Faulty, left_of
+from arborcast.synth.formats import topology_to_document
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.kernels.cache_folder import cache_folder
+from arborcast.synth.kernels.warm import warm_once
+from arborcast.synth.methods import Request
+from arborcast.synth.selection import SIZES, Choice
+from arborcast.synth.topology import Topology
+from arborcast.synth.verification.verifier import verify
+
+log = logging.getLogger(__name__)
+
+COMPARED_PART = 0.7
+"""Part of the deadline in which candidates are made; what is left is for simulating and checking them."""
+
+FEW_SIZES = (64 << 10, 1 << 20, 16 << 20)
+"""Sizes at which candidates are compared where making them took until the deadline."""
+
+NOTICE_S = 3.0
+"""After how long a wait is explained."""
+
+KERNELS_S = 240.0
+"""How long a machine may take to compile the kernels, which it does once; the deadline begins after that."""
+
+
+def synthesize_table(fabric: Topology | Faulty, kind: Kind, root: int | None, options: Options) -> Table:
+    """The table of one collective among all ranks of a fabric.
+
+    Args:
+        fabric: of the group: its rank i is rank i of the group.
+        kind: of the collective.
+        root: a rank, for kinds that have one.
+        options: `deadline_s`, `method` and `cache` count here.
+
+    Raises:
+        InputError: the collective does not fit the fabric, or the method the collective.
+        InfeasibleError: some rank cannot be reached.
+        TimedOutError: there was no schedule by the deadline, or no kernels within `KERNELS_S`.
+        ExecutionError: the child died or failed in a way of its own.
+    """
+    topology = left_of(fabric)
+    collective = Collective.on(topology, kind, root=root or 0)
+    if not options.cache:
+        return _made(fabric, collective, options)
+    kept = ChunkCache(cache_folder() / "tables")
+    whole = _key(kept, fabric, collective, options.method)
+    # What a deadline cut short is kept for that deadline alone: more time may give more.
+    cut_short = _key(kept, fabric, collective, options.method, options.deadline_s)
+    for key in (whole, cut_short):
+        table = _kept(kept, key, topology, collective)
+        if table is not None:
+            return table
+    table = _made(fabric, collective, options)
+    # As text: the cache sorts keys, and the order of a method's settings is part of a schedule.
+    kept.put_json(cut_short if table.is_cut_short else whole, table.to_bytes().decode())
+    return table
+
+
+def _made(fabric: Topology | Faulty, collective: Collective, options: Options) -> Table:
+    """The table out of a child process."""
+    what = f"{collective.kind} on {left_of(fabric).name}"
+    worker = Worker(memory_bytes=None, modules=(__name__,))
+    try:
+        _warm(worker, what)
+        return _by(worker, what, fabric, collective, options)
+    except (InputError, InfeasibleError, TimedOutError):
+        raise
+    except WorkerDiedError as error:
+        raise ExecutionError(f"synthesis of {error}") from error
+    except Exception as error:
+        raise ExecutionError(f"synthesis of {what}: {type(error).__name__}: {error}") from error
+    finally:
+        worker.kill()
+
+
+def _warm(worker: Worker, what: str) -> None:
+    """Have the kernels compiled, where no process has done it on this machine yet."""
+    worker.start(what, warm_once)
+    with _notice("kernels are being compiled, once on this machine; this takes about half a minute"):
+        if not wait([worker], Deadline.after(KERNELS_S)):
+            raise TimedOutError(f"{what}: the kernels were not compiled within {KERNELS_S:g} s")
+    worker.result()
+
+
+def _by(
+    worker: Worker, what: str, fabric: Topology | Faulty, collective: Collective, options: Options
+) -> Table:
+    """The table that a child makes; the first schedule's alone where no more was done by the deadline."""
+    late = f"{what}: there was no schedule within {options.deadline_s:g} s"
+    deadline = Deadline.after(options.deadline_s)
+    request = Request(deadline_s=options.deadline_s * COMPARED_PART, cache=options.cache)
+    with _notice(f"looking for schedules of {what}, for up to {options.deadline_s:g} s; they are kept"):
+        worker.start(what, first_table, fabric, collective, options.method, request)
+        if not wait([worker], deadline):
+            raise TimedOutError(late)
+        return _result(worker, what, late, deadline)
+
+
+def _result(worker: Worker, what: str, late: str, deadline: Deadline) -> Table:
+    """The whole table of a child that has the first one, or else that one."""
+    try:
+        first: Table = worker.result()
+    except TimedOutError as error:  # it speaks of the part of the deadline that it was given
+        raise TimedOutError(late, error.best) from error
+    if not first.is_cut_short:
+        return first
+    worker.start(what, whole_table)
+    whole: Table | None = worker.result() if wait([worker], deadline) else None
+    return first if whole is None else whole
+
+
+@contextmanager
+def _notice(line: str) -> Iterator[None]:
+    """Say what takes so long, once it does."""
+    timer = threading.Timer(NOTICE_S, log.warning, ("%s", line))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+_held: list[Iterator[Table]] = []
+"""In the child: where its one question stands between the two tasks."""
+
+
+def first_table(fabric: Topology | Faulty, collective: Collective, method: str, request: Request) -> Table:
+    """In the child: the first table that there is; cut short unless there is nothing to compare it with.
+
+    Raises:
+        InputError: see `synthesize_table`, like the next one.
+        InfeasibleError: some rank cannot be reached.
+        TimedOutError: the deadline of the request passed first.
+    """
+    _held[:] = [tables(fabric, collective, method, request)]
+    return next(_held[0])
+
+
+def whole_table() -> Table | None:
+    """In the child: the table of all that was compared; None where the first is all there is."""
+    return next(_held[0], None)
+
+
+def tables(
+    fabric: Topology | Faulty, collective: Collective, method: str, request: Request
+) -> Iterator[Table]:
+    """The table of the first schedule, and then that of all candidates by the deadline of the request.
+
+    There is only one table for one method, and where the first schedule took until the deadline. Errors are
+    those of `first_table`.
+    """
+    asked = approach(fabric, collective, method, request)
+    yield from _compared(asked.candidates()) if method == "auto" else _only(asked)
+
+
+def _only(asked: Approach) -> Iterator[Table]:
+    """The table of one schedule, or of the best until the deadline."""
+    try:
+        yield _checked((Choice(0, asked.best()),), is_cut_short=False)
+    except TimedOutError as error:
+        if error.best is None:
+            raise
+        yield _checked((Choice(0, error.best),), is_cut_short=True)
+
+
+def _compared(schedules: Iterator[AnySchedule]) -> Iterator[Table]:
+    """The table of the first schedule, and then that of all."""
+    found: list[AnySchedule] = []
+    is_late = False
+    try:
+        for schedule in schedules:
+            found.append(schedule)
+            if len(found) == 1:
+                yield _checked((Choice(0, schedule),), is_cut_short=True)
+    except TimedOutError as error:
+        found += [] if error.best is None else [error.best]
+        if not found:
+            raise
+        is_late = True
+    comparison = Comparison(tuple(found))
+    yield _checked(comparison.choices(FEW_SIZES if is_late else SIZES), is_cut_short=is_late)
+
+
+def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:
+    """The table of schedules that do what they should: nobody runs one that was not replayed."""
+    for choice in choices:
+        verdict = verify(choice.schedule)
+        if not verdict.correct:
+            name = choice.schedule.method.name
+            raise ExecutionError(f"method {name} made a schedule that is not correct: {verdict.errors[0]}")
+    return Table.of(choices, is_cut_short=is_cut_short)
+
+
+def _kept(kept: ChunkCache, key: str, topology: Topology, collective: Collective) -> Table | None:
+    """The table of an earlier time, under the present name of the topology."""
+    text = kept.get_json(key)
+    if text is None:
+        return None
+    source = f"kept table {kept.folder / key}.json"
+    try:
+        if not isinstance(text, str):
+            raise InputError(f"{source}: must hold text, got {shorten(text)}")
+        table = Table.from_bytes(text.encode(), source).renamed(topology.name)
+        if table.collective != collective or table.topology != topology:
+            raise InputError(f"{source}: must be of {collective.kind} on the topology that was asked for")
+        return table
+    except InputError as error:
+        log.warning("a table is made anew: %s", error)
+        return None
+
+
+def _key(
+    kept: ChunkCache,
+    fabric: Topology | Faulty,
+    collective: Collective,
+    method: str,
+    deadline_s: float | None = None,
+) -> str:
+    """Of everything that a table depends on; the name of the topology is not."""
+    whole = {"healthy": topology_to_document(fabric.healthy)} if isinstance(fabric, Faulty) else {}
+    content = {
+        **whole,
+        "topology": {**topology_to_document(left_of(fabric)), "name": ""},
+        "collective": [collective.kind.value, collective.root],
+        "method": method,
+        "deadline": deadline_s,
+        "made by": _own_sources(),
+    }
+    return kept.key_of_content(TABLE_FORMAT, content)
+
+
+@cache
+def _own_sources() -> str:
+    """The state of the files here that make tables; the key holds that of `synth` anyway."""
+    folder = Path(__file__).parent
+    files = ("selection.py", "synthesis.py", "table.py")
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()

@@ -1,0 +1,298 @@
+"""The connections of one rank to the others of its group: made on demand, by shared memory within a host.
+
+Ranks find each other through the group's store alone. Of two ranks that connect, the higher dials; it first
+tries the lower one's Unix socket where both run under one kernel, and its TCP address otherwise. Nobody waits
+for an answer before he has answered everybody else, so that no circle of waiting ranks can arise.
+
+    publish own address -> dial and greet all lower ranks -> answer all higher ranks -> hear the answers
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from types import MappingProxyType
+from typing import TypedDict
+
+from arborcast.backends.errors import ExecutionError
+from arborcast.backends.group.torch_compat import Store
+from arborcast.backends.transport.addresses import boot_id, listening_address
+from arborcast.backends.transport.dialing import Call, dial_tcp, dial_unix, hear
+from arborcast.backends.transport.handshake import TOKEN_BYTES, Greeting, answer
+from arborcast.backends.transport.listener import Guest, Reception
+from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel
+from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
+from arborcast.backends.transport.stream import StreamChannel
+
+TRANSPORTS = ("auto", "sockets", "shared memory")
+_PREFIX = "arborcast/channels"
+
+
+class _Entry(TypedDict):
+    """What a rank publishes: its TCP listener, and for shared memory its kernel and its Unix socket."""
+
+    host: str
+    port: int
+    boot_id: str | None
+    name: str | None
+
+
+class Network:
+    """The channels of one rank.
+
+    Args:
+        store: of the group: every rank the same, and no other group under the same prefix.
+        rank: of this process in the group.
+        size: ranks in the group.
+        timeout_s: how long `connect` may take.
+        transport: "auto" (shared memory inside a host, sockets otherwise), "sockets" or "shared memory".
+        address: to listen at; found as `listening_address` says where None.
+        slot_bytes: of shared memory, the same on all ranks.
+        slots: of shared memory in each direction of each pair, the same on all ranks.
+
+    Raises:
+        ExecutionError: no such transport, no such address, or no shared memory where nothing else is wanted.
+
+    Attributes:
+        why_no_shared_memory: what this host lacks for it, None where it has all.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        transport: str = "auto",
+        address: str | None = None,
+        slot_bytes: int = SLOT_BYTES,
+        slots: int = SLOTS,
+    ) -> None:
+        if transport not in TRANSPORTS:
+            raise ExecutionError(f"transport {transport!r}: there are {', '.join(map(repr, TRANSPORTS))}")
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._timeout_s = timeout_s
+        self._transport = transport
+        self._slot_bytes = slot_bytes
+        self._slots = slots
+        self._boot_id = boot_id()
+        self.why_no_shared_memory = self._missing()
+        if transport == "shared memory" and self.why_no_shared_memory:
+            raise ExecutionError(f"rank {rank} cannot use shared memory: {self.why_no_shared_memory}")
+        self._channels: dict[int, SocketChannel] = {}
+        self._token = b""
+        self._is_closed = False
+        here = listening_address(store, address)
+        try:
+            self._reception = Reception(
+                here, is_local=transport != "sockets" and self.why_no_shared_memory is None
+            )
+        except OSError as error:
+            raise ExecutionError(f"rank {rank} cannot listen at {here}: {error}") from error
+        try:
+            self._publish()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def channels(self) -> Mapping[int, SocketChannel]:
+        """The channel to each rank that `connect` has connected."""
+        return MappingProxyType(self._channels)
+
+    def connect(self, peers: Iterable[int]) -> None:
+        """Connect to ranks; those that are connected stay so.
+
+        Every rank calls it at the same point of its program, `b` among the peers of `a` where `a` is among
+        those of `b`.
+
+        Raises:
+            ExecutionError: a rank did not come in time, refused or cannot be reached as asked; the message
+                names it. The network is closed then.
+        """
+        missing = sorted(set(peers) - self._channels.keys() - {self.rank})
+        if not missing:
+            return
+        if self._is_closed:
+            raise ExecutionError(f"rank {self.rank} connects to ranks {missing} after it left the group")
+        deadline = time.monotonic() + self._timeout_s
+        calls: dict[int, Call] = {}
+        try:
+            self._learn_token(deadline)
+            lower = [peer for peer in missing if peer < self.rank]
+            for peer, entry in self._entries(lower, deadline).items():
+                calls[peer] = self._dial(peer, entry, deadline)
+            self._welcome({peer for peer in missing if peer > self.rank}, deadline)
+            for peer in lower:
+                self._hear(peer, calls[peer], deadline)
+                call = calls.pop(peer)
+                self._adopt(peer, call.sock, call.memory, is_first=True)
+        except BaseException as error:
+            for call in calls.values():
+                call.close()
+            self.abort(f"could not connect: {error}")
+            raise
+
+    def abort(self, reason: str) -> None:
+        """Tell all peers why this rank gives up, as far as that is possible within a moment, and close."""
+        self._end(reason)
+
+    def close(self) -> None:
+        """Leave in good order: what was handed over still arrives. May be called twice."""
+        self._end(None)
+
+    def _end(self, reason: str | None) -> None:
+        self._is_closed = True
+        self._reception.close()
+        for channel in self._channels.values():
+            channel.hang_up(reason)
+        deadline = time.monotonic() + FAREWELL_S
+        for channel in self._channels.values():
+            channel.finish(deadline)
+
+    def _missing(self) -> str | None:
+        if not hasattr(os, "memfd_create"):
+            return "this system has no anonymous shared memory (memfd_create)"
+        return None if self._boot_id else "this system does not tell which processes share a kernel (boot_id)"
+
+    def _publish(self) -> None:
+        """Say in the store where this rank listens; rank 0 also draws the group's token."""
+        if self.rank == 0:
+            self._store.set(f"{_PREFIX}/token", secrets.token_hex(TOKEN_BYTES))
+        reception = self._reception
+        entry = _Entry(host=reception.host, port=reception.port, boot_id=self._boot_id, name=reception.name)
+        self._store.set(f"{_PREFIX}/{self.rank}", json.dumps(entry))
+
+    def _learn_token(self, deadline: float) -> None:
+        if not self._token:
+            self._await_keys({f"{_PREFIX}/token": 0}, deadline)
+            self._token = bytes.fromhex(self._store.get(f"{_PREFIX}/token").decode())
+
+    def _entries(self, peers: list[int], deadline: float) -> dict[int, _Entry]:
+        """What ranks have published."""
+        self._await_keys({f"{_PREFIX}/{peer}": peer for peer in peers}, deadline)
+        return {peer: json.loads(self._store.get(f"{_PREFIX}/{peer}")) for peer in peers}
+
+    def _await_keys(self, owners: dict[str, int], deadline: float) -> None:
+        if not owners:
+            return
+        try:
+            self._store.wait(list(owners), timedelta(seconds=max(0.001, deadline - time.monotonic())))
+        except RuntimeError as error:
+            try:
+                absent = [owner for key, owner in owners.items() if not self._store.check([key])]
+            except RuntimeError:
+                absent = []
+            if not absent:
+                raise ExecutionError(f"rank {self.rank} lost the group's store: {error}") from error
+            raise self._late(absent) from error
+
+    def _late(self, absent: Iterable[int]) -> ExecutionError:
+        who = ", ".join(map(str, sorted(absent)))
+        return ExecutionError(
+            f"rank {self.rank} waited {self._timeout_s:g} s to connect with rank {who}, which did not come"
+        )
+
+    def _dial(self, peer: int, entry: _Entry, deadline: float) -> Call:
+        """Connect to a rank and greet it."""
+        wants_memory = self._transport == "shared memory"
+        greeting = Greeting(self._token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
+        name, host = entry["name"], entry["host"]
+        try:
+            if self._transport != "sockets" and name is not None and entry["boot_id"] == self._boot_id:
+                call = dial_unix(name, greeting, deadline)
+                if call is not None:
+                    return call
+            # Where nothing but memory will do, this is for both to learn that there is none.
+            return dial_tcp(host, entry["port"], greeting, deadline)
+        except TimeoutError as error:
+            raise self._late([peer]) from error
+        except OSError as error:
+            raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} at {host}: {error}") from error
+
+    def _hear(self, peer: int, call: Call, deadline: float) -> None:
+        """Wait for the answer to a greeting."""
+        try:
+            refusal = hear(call.sock, peer, deadline)
+        except TimeoutError as error:
+            raise self._late([peer]) from error
+        except OSError as error:
+            raise self._lost(peer) from error
+        if refusal:
+            raise ExecutionError(refusal)
+
+    def _lost(self, peer: int) -> ExecutionError:
+        return ExecutionError(f"rank {peer} ended while rank {self.rank} was connecting with it")
+
+    def _welcome(self, expected: set[int], deadline: float) -> None:
+        """Seat these ranks as they come; others are kept for their time, strangers are dropped."""
+        while expected := self._seat(expected):
+            left = deadline - time.monotonic()
+            if not self._reception.wait(max(0, left)) and left <= 0:
+                raise self._late(expected)
+
+    def _seat(self, expected: set[int]) -> set[int]:
+        """Make channels of the guests that are expected; returns who is still to come."""
+        guests = self._reception.guests
+        for guest in list(guests):
+            greeting = guest.greeting
+            assert greeting is not None
+            if greeting.token != self._token or greeting.to != self.rank:
+                guests.remove(guest)
+                guest.close()
+            elif greeting.rank in expected:
+                guests.remove(guest)
+                self._receive(guest, greeting)
+                expected = expected - {greeting.rank}
+        return expected
+
+    def _receive(self, guest: Guest, greeting: Greeting) -> None:
+        """Answer a rank's greeting and make its channel."""
+        refusal = self._refusal(guest, greeting)
+        try:
+            guest.sock.sendall(answer(refusal))
+        except OSError as error:
+            guest.close()
+            raise self._lost(greeting.rank) from error
+        if refusal:
+            guest.close()
+            raise ExecutionError(refusal)
+        memory = guest.descriptors.pop() if guest.descriptors else None
+        self._adopt(greeting.rank, guest.sock, memory, is_first=False)
+
+    def _refusal(self, guest: Guest, greeting: Greeting) -> str:
+        """Why a rank cannot be let in, empty where it can."""
+        peer, ours = greeting.rank, 2 * self._slots * self._slot_bytes
+        if (greeting.slot_bytes, greeting.slots) != (self._slot_bytes, self._slots):
+            return (
+                f"rank {peer} has {greeting.slots} slots of {greeting.slot_bytes} bytes, "
+                f"but rank {self.rank} has {self._slots} of {self._slot_bytes}: all ranks need the same"
+            )
+        if guest.descriptors and (theirs := os.fstat(guest.descriptors[0]).st_size) < ours:
+            return f"rank {peer} sent {theirs} bytes of memory to rank {self.rank}, which needs {ours}"
+        if not guest.descriptors and (greeting.wants_memory or self._transport == "shared memory"):
+            return (
+                f"ranks {self.rank} and {peer} cannot share memory as asked: "
+                "they are on two hosts or in two network namespaces, or one of them takes sockets only"
+            )
+        return ""
+
+    def _adopt(self, peer: int, sock: socket.socket, memory: int | None, *, is_first: bool) -> None:
+        """Make a channel of an answered connection."""
+        if memory is None:
+            self._channels[peer] = StreamChannel(sock, peer)
+            return
+        try:
+            self._channels[peer] = SharedMemoryChannel(
+                sock, peer, memory, is_first=is_first, slot_bytes=self._slot_bytes, slots=self._slots
+            )
+        finally:
+            os.close(memory)

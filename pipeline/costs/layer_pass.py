@@ -1,0 +1,346 @@
+"""One layer, forward and backward, as the profiler times it and the analysis adds it up.
+
+Both walk the layers of a model with the values that really cross its boundaries, and both end with the same
+costs: only the meter differs (a clock, or the operators' work on a device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from arborcast.pipeline.costs.profile import Layer, Profile, Tie
+from arborcast.pipeline.errors import ProfileError
+from arborcast.pipeline.model.layered import Layered
+
+Example: TypeAlias = Any
+"""A tensor or a tuple of tensors; with a loss, a pair of such: inputs and targets."""
+
+LossFunction: TypeAlias = Callable[..., Tensor]
+"""From the model's output and the targets."""
+
+OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""From parameters, such as `functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)`."""
+
+
+class Meter(Protocol):
+    """Measures what runs while it is entered."""
+
+    us: float
+
+    def __enter__(self) -> Any:
+        """Begin."""
+        ...
+
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> Any:
+        """End, and set `us`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A model with all that is needed to go through its layers.
+
+    Attributes:
+        name: of the model, for errors and for the profile.
+        model: the model.
+        inputs: of its first layer.
+        targets: of the loss, empty without one.
+        loss_fn: runs with the last layer.
+        samples: of `inputs`.
+        fewer: samples of the second measurement, which tells the fixed part of times; 0 for none.
+    """
+
+    name: str
+    model: Layered
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+    loss_fn: LossFunction | None
+    samples: int
+    fewer: int
+
+    def where(self, index: int) -> str:
+        """A layer, as errors name it."""
+        return f"profile {self.name}: layer {index} ({self.model.layer_names[index]})"
+
+    def failed(self, index: int, why: BaseException) -> ProfileError:
+        """What is raised when a layer cannot run."""
+        return ProfileError(
+            f"{self.where(index)}: must run on {self.samples} samples"
+            f"{f' and on {self.fewer}' if self.fewer else ''}, got {_first_line(why)}"
+        )
+
+    def cost(
+        self,
+        index: int,
+        layer: nn.Module,
+        result: Pass,
+        forward_us: Mapping[int, float],
+        backward_us: Mapping[int, float],
+        optimizer: OptimizerFactory | None,
+    ) -> Layer:
+        """The costs of a layer.
+
+        Args:
+            index: of the layer.
+            layer: its module, or one with as large parameters.
+            result: of one pass.
+            forward_us: of the forward pass, by samples.
+            backward_us: of the backward pass, by samples.
+            optimizer: of its parameters.
+
+        Raises:
+            ProfileError: the optimizer fails.
+        """
+        state_bytes = 0
+        if optimizer is not None:
+            try:
+                state_bytes = optimizer_bytes(optimizer, layer.parameters())
+            except Exception as error:  # an optimizer may raise anything
+                raise ProfileError(
+                    f"{self.where(index)}: its optimizer must take a step with gradients of zero, got "
+                    f"{_first_line(error)}"
+                ) from error
+        fixed = [
+            _fixed_part(self.samples, times[self.samples], self.fewer, times.get(self.fewer, 0.0))
+            for times in (forward_us, backward_us)
+        ]
+        return Layer(
+            name=self.model.layer_names[index],
+            forward_us=forward_us[self.samples],
+            backward_us=backward_us[self.samples],
+            output_bytes=size_bytes(result.outputs),
+            saved_bytes=result.saved_bytes,
+            parameter_bytes=size_bytes((*layer.parameters(), *layer.buffers())),
+            gradient_bytes=size_bytes(it for it in layer.parameters() if it.requires_grad),
+            optimizer_bytes=state_bytes,
+            forward_fixed_us=fixed[0],
+            backward_fixed_us=fixed[1],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one pass through a layer took and made.
+
+    Attributes:
+        outputs: of the layer, without gradients but with `requires_grad` as they came.
+        forward_us: of the forward pass.
+        backward_us: of the backward pass.
+        saved_bytes: of the memory that autograd keeps and of the layer's inputs, each counted once, without
+            parameters, and without what the layer hands on: the next layer counts that as its input. So
+            the sum over a stage counts nothing twice; it is too much by inputs that no operator keeps.
+    """
+
+    outputs: tuple[Tensor, ...]
+    forward_us: float
+    backward_us: float
+    saved_bytes: int
+
+
+def begin(
+    name: str | None,
+    model: nn.Module | Layered,
+    example: Example,
+    loss_fn: LossFunction | None,
+    at: int | None = None,
+    fixed: bool = True,
+) -> Walk:
+    """Check what the user gave, and trace the model where it cannot be cut yet.
+
+    Args:
+        name: of the profile; None for the class of the model.
+        model: to be walked through.
+        example: inputs, or with a loss (inputs, targets).
+        loss_fn: None for no loss.
+        at: take only the first so many samples.
+        fixed: whether to measure with half the samples too.
+
+    Raises:
+        ProfileError: the example is not what it must be.
+        PartitionError: tracing fails.
+    """
+    name = name or _name_of(model)
+    given: Any = example
+    targets: tuple[Tensor, ...] = ()
+    if loss_fn is not None:
+        if not (isinstance(example, (tuple, list)) and len(example) == 2):
+            raise ProfileError(f"profile {name}: with a loss, example must be (inputs, targets)")
+        given, targets = example[0], tensors_of(example[1], f"profile {name}: targets")
+    inputs = tensors_of(given, f"profile {name}: inputs")
+    layered = _layered(model, given)
+    dims = layered.sample_dims(0)
+    samples = inputs[0].shape[dims[0]] if inputs[0].dim() else 0
+    if samples < 1:
+        raise ProfileError(
+            f"profile {name}: the first input must hold a sample, got {tuple(inputs[0].shape)}"
+        )
+    if at is not None:
+        if not 1 <= at <= samples:
+            raise ProfileError(f"profile {name}: at must be in 1..{samples}, the samples given, got {at}")
+        inputs = first_samples(inputs, dims, at)
+        targets = first_samples(targets, (0,), at)
+        samples = at
+    return Walk(name, layered, inputs, targets, loss_fn, samples, samples // 2 if fixed else 0)
+
+
+def _name_of(model: nn.Module | Layered) -> str:
+    """Its class; a traced model says whose graph it is."""
+    own = None if isinstance(model, nn.Module) else getattr(model, "name", None)
+    return own if isinstance(own, str) else type(model).__name__
+
+
+def _layered(model: nn.Module | Layered, inputs: Any) -> Layered:
+    if isinstance(model, Layered):
+        return model
+    from arborcast.pipeline.model.traced import trace
+
+    return trace(model, inputs)
+
+
+def tensors_of(values: Any, what: str) -> tuple[Tensor, ...]:
+    """A tensor or several as a tuple.
+
+    Raises:
+        ProfileError: it is something else.
+    """
+    several = tuple(values) if isinstance(values, (tuple, list)) else (values,)
+    if not several:
+        raise ProfileError(f"{what} must be a tensor or a tuple of tensors, got none")
+    for value in several:
+        if not isinstance(value, Tensor):
+            raise ProfileError(f"{what} must be a tensor or a tuple of tensors, got {type(value).__name__}")
+    return several
+
+
+def first_samples(values: Sequence[Tensor], dims: Sequence[int], samples: int) -> tuple[Tensor, ...]:
+    """The first so many samples of every tensor; `requires_grad` as it was.
+
+    Args:
+        values: the tensors.
+        dims: the dimension of each that counts samples; the last one for all further tensors.
+        samples: how many.
+    """
+    return tuple(
+        value.detach().narrow(dims[min(place, len(dims) - 1)], 0, samples).requires_grad_(value.requires_grad)
+        for place, value in enumerate(values)
+    )
+
+
+def run_pass(
+    walk: Walk,
+    index: int,
+    call: Callable[..., Any],
+    values: Sequence[Tensor],
+    meters: tuple[Meter, Meter],
+    owned: Iterable[Tensor] = (),
+    targets: Sequence[Tensor] = (),
+    watched: bool = True,
+) -> Pass:
+    """Run a layer forward and backward, the last one with the loss.
+
+    Args:
+        walk: what is being walked.
+        index: of the layer.
+        call: the layer, or a stand-in for it.
+        values: that cross the boundary before it.
+        meters: of the forward and of the backward pass.
+        owned: its parameters and buffers, which do not count as saved.
+        targets: of the loss.
+        watched: whether to find `saved_bytes`, which costs time; 0 if not.
+    """
+    last = index == walk.model.depth - 1
+    # Copies, outside the meters: layers that work in place may not change a leaf, nor the next run's input.
+    given = [value.detach().requires_grad_(value.requires_grad).clone() for value in values]
+    watch: AbstractContextManager[list[Tensor]] = _saved() if watched else nullcontext([])
+    with watch as saved, meters[0]:
+        made = call(*given)
+        outputs = tensors_of(made, f"{walk.where(index)}: its output")
+        ends = outputs
+        if last and walk.loss_fn is not None:
+            wanted = targets[0] if len(targets) == 1 else tuple(targets)
+            ends = tensors_of(walk.loss_fn(made, wanted), f"{walk.where(index)}: the loss")
+    kept = {storage_key(it): it.untyped_storage().nbytes() for it in (*given, *saved)} if watched else {}
+    for tensor in (*owned, *(() if last else outputs)):
+        kept.pop(storage_key(tensor), None)  # outputs: the next layer counts them as its input
+    trained = [end for end in ends if end.requires_grad]
+    gradients = [torch.ones_like(end) for end in trained]
+    with meters[1]:
+        if trained:
+            torch.autograd.backward(trained, gradients)
+    plain = tuple(it.detach().requires_grad_(it.requires_grad) for it in outputs)
+    return Pass(plain, meters[0].us, meters[1].us, sum(kept.values()))
+
+
+def size_bytes(tensors: Iterable[Tensor]) -> int:
+    """Of their elements."""
+    return sum(it.numel() * it.element_size() for it in tensors)
+
+
+def optimizer_bytes(factory: OptimizerFactory, parameters: Iterable[Tensor]) -> int:
+    """What the optimizer keeps for parameters of these shapes, found by one step with gradients of zero."""
+    stand_ins = [nn.Parameter(torch.zeros_like(it)) for it in parameters if it.requires_grad]
+    if not stand_ins:
+        return 0
+    for parameter in stand_ins:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = factory(stand_ins)
+    optimizer.step()
+    states = (it for state in optimizer.state.values() for it in state.values() if isinstance(it, Tensor))
+    return sum({storage_key(it): it.untyped_storage().nbytes() for it in states}.values())
+
+
+def finish(walk: Walk, layers: Sequence[Layer], source: str) -> Profile:
+    """The profile of the layers, with the model's shared parameters."""
+    return Profile(walk.name, walk.samples, tuple(layers), tuple(_ties(walk.model)), source)
+
+
+def _fixed_part(samples: int, time_us: float, fewer: int, less_us: float) -> float:
+    """Of the straight line through two measurements, the time at no samples, in [0, `time_us`]."""
+    if not 0 < fewer < samples:
+        return 0.0
+    slope = (time_us - less_us) / (samples - fewer)
+    return min(max(time_us - slope * samples, 0.0), time_us)
+
+
+def _ties(model: Layered) -> Iterator[Tie]:
+    """Shared parameters that are trained: of frozen ones there is no gradient to sum."""
+    for name, layers in model.ties:
+        size, trained = _tied(model, name, layers)
+        if trained and len(layers) > 1:
+            yield Tie(name, size, tuple(layers))
+
+
+def _tied(model: Layered, name: str, layers: Sequence[int]) -> tuple[int, bool]:
+    for index in layers:
+        found = dict(model.divide(index, index + 1).named_parameters(remove_duplicate=False)).get(name)
+        if found is not None:
+            return size_bytes([found]), found.requires_grad
+    raise ProfileError(f"tie {name}: must be a parameter of layers {tuple(layers)}, got none of that name")
+
+
+@contextmanager
+def _saved() -> Iterator[list[Tensor]]:
+    """What autograd keeps of all that runs inside."""
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Identity of the memory behind a tensor; fake tensors have one, but no address."""
+    return int(tensor.untyped_storage()._cdata)

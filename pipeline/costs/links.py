@@ -1,0 +1,154 @@
+"""What the links of a topology cost a pipeline: messages between stages, allreduces among replicas.
+
+Messages take the path with the fewest links (of those, the widest); what several of them put on one link
+adds up. An allreduce costs what the best schedule for exactly those ranks costs: from its proven rate, or
+as simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+
+from arborcast.pipeline.errors import PlanError
+from arborcast.synth.api import bound, solve
+from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.topology import Hop, Topology
+
+BYTES_PER_US = 1000
+"""Of a link of 1 GB/s."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A topology, and what was asked of it so far (answers are kept).
+
+    Attributes:
+        topology: whose ranks the questions name.
+        message_us: that every message costs beyond its links (the software's part), on its way.
+        handling_us: of its own time that a rank spends on each message of a pass that it sends or receives,
+            once the pass is done and its results are on their way.
+        collective_us: that every allreduce costs beyond its bytes, per rank that takes part.
+        by_schedule: whether an allreduce takes as long as the schedule that `synth.solve` finds for exactly
+            its ranks does when simulated, with its latencies (finding one may take seconds); otherwise only
+            its bytes count, at the proven rate, which is too cheap for few bytes on many ranks.
+    """
+
+    topology: Topology
+    message_us: float = 0.0
+    handling_us: float = 0.0
+    collective_us: float = 0.0
+    by_schedule: bool = False
+    _rates: dict[tuple[object, ...], Fraction] = field(default_factory=dict, repr=False, compare=False)
+    _schedules: dict[tuple[object, ...], AnySchedule] = field(default_factory=dict, repr=False, compare=False)
+    _times_us: dict[tuple[object, int], float] = field(default_factory=dict, repr=False, compare=False)
+
+    def path(self, src: int, dst: int) -> tuple[Hop, ...]:
+        """The links of a message, in order.
+
+        Raises:
+            PlanError: no path leads there.
+        """
+        if dst not in self._paths[src]:
+            raise PlanError(f"topology {self.topology.name}: no path leads from rank {src} to rank {dst}")
+        return self._paths[src][dst]
+
+    def transfer_us(self, messages: Mapping[tuple[int, int], float]) -> float:
+        """Time of messages that start together, in bytes by (from, to), each at its share of its links."""
+        load: defaultdict[Hop, float] = defaultdict(float)
+        latency = Fraction(0)
+        for (src, dst), size in messages.items():
+            hops = self.path(src, dst)
+            latency = max(latency, sum((self.topology.latency_us[hop] for hop in hops), Fraction(0)))
+            for hop in hops:
+                load[hop] += size
+        if not load:
+            return 0.0
+        return (
+            self.message_us
+            + float(latency)
+            + max(size / (float(self.topology.bandwidth[hop]) * BYTES_PER_US) for hop, size in load.items())
+        )
+
+    def allreduce_us(self, ranks: Sequence[int], size_bytes: float) -> float:
+        """Time of one allreduce among exactly these ranks by the best schedule; infinite where none is."""
+        if len(ranks) == 1 or not size_bytes:
+            return 0.0
+        rate = self.allreduce_rate(ranks)
+        if not rate:
+            return float("inf")
+        software_us = len(ranks) * self.collective_us
+        if self.by_schedule:
+            return software_us + self._scheduled_us(ranks, math.ceil(size_bytes))
+        return software_us + size_bytes / (float(rate) * BYTES_PER_US)
+
+    def allreduce_rate(self, ranks: Sequence[int]) -> Fraction:
+        """The proven best algbw (GB/s) of an allreduce among exactly these ranks.
+
+        It is 0 where links do not connect them: the other ranks are busy and do not forward.
+        """
+        fragment, key = self._fragment(ranks)
+        if key not in self._rates:
+            self._rates[key] = bound(fragment, "allreduce").rate
+        return self._rates[key]
+
+    def _scheduled_us(self, ranks: Sequence[int], size_bytes: int) -> float:
+        fragment, key = self._fragment(ranks)
+        if (key, size_bytes) not in self._times_us:
+            if key not in self._schedules:
+                self._schedules[key] = solve(fragment, "allreduce")
+            self._times_us[key, size_bytes] = simulate(self._schedules[key], size_bytes).time_us
+        return self._times_us[key, size_bytes]
+
+    def _fragment(self, ranks: Sequence[int]) -> tuple[Topology, tuple[object, ...]]:
+        """The links among these ranks, and what fragments at other places have in common with it if equal."""
+        fragment = self.topology.subset(sorted(ranks))
+        return fragment, (fragment.ranks, fragment.links)
+
+    @cached_property
+    def _paths(self) -> dict[int, dict[int, tuple[Hop, ...]]]:
+        return {rank: self._paths_from(rank) for rank in range(self.topology.ranks)}
+
+    def _paths_from(self, src: int) -> dict[int, tuple[Hop, ...]]:
+        """Breadth first; among paths of equal length the one whose narrowest link is widest."""
+        found: dict[int, tuple[Fraction, tuple[Hop, ...]]] = {src: (Fraction(0), ())}
+        frontier = [src]
+        while frontier:
+            reached: dict[int, tuple[Fraction, tuple[Hop, ...]]] = {}
+            for vertex in frontier:
+                width, path = found[vertex]
+                for dst in self._neighbours[vertex]:
+                    narrowest = self.topology.bandwidth[vertex, dst]
+                    narrowest = min(narrowest, width) if path else narrowest
+                    if dst not in found and (dst not in reached or narrowest > reached[dst][0]):
+                        reached[dst] = (narrowest, (*path, (vertex, dst)))
+            found |= reached
+            frontier = sorted(reached)
+        return {dst: path for dst, (_, path) in found.items() if not self.topology.is_switch(dst)}
+
+    @cached_property
+    def _neighbours(self) -> dict[int, list[int]]:
+        neighbours: dict[int, list[int]] = {vertex: [] for vertex in range(self.topology.size)}
+        for link in self.topology.links:
+            neighbours[link.src].append(link.dst)
+        return neighbours
+
+
+def boundary_messages(
+    senders: Iterable[int], receivers: Iterable[int], size_bytes: float
+) -> dict[tuple[int, int], float]:
+    """Bytes by (from, to) of what crosses a boundary for a microbatch that divides evenly on both sides."""
+    ours, theirs = tuple(senders), tuple(receivers)
+    messages: dict[tuple[int, int], float] = {}
+    for i, src in enumerate(ours):
+        for j, dst in enumerate(theirs):
+            start = max(i / len(ours), j / len(theirs))
+            stop = min((i + 1) / len(ours), (j + 1) / len(theirs))
+            if stop - start > 1e-12:
+                messages[src, dst] = (stop - start) * size_bytes
+    return messages

@@ -1,0 +1,165 @@
+"""Costs of a model's layers, measured on this machine without changing the model.
+
+Every layer runs by itself, forward and backward, on the values that really reach it. What runs is a copy, one
+layer at a time: parameters, gradients, running statistics and modes of the model stay as they are, and so do
+the states of torch's random generators.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from arborcast.pipeline.costs import layer_pass
+from arborcast.pipeline.costs.layer_pass import (
+    Example,
+    LossFunction,
+    OptimizerFactory,
+    Pass,
+    Walk,
+    first_samples,
+)
+from arborcast.pipeline.costs.profile import Layer, Profile
+from arborcast.pipeline.errors import ProfileError
+from arborcast.pipeline.model.layered import Layered
+
+
+def profile(
+    model: nn.Module | Layered,
+    example: Example,
+    loss_fn: LossFunction | None = None,
+    *,
+    repeats: int = 5,
+    warmups: int = 1,
+    optimizer: OptimizerFactory | None = None,
+    name: str | None = None,
+    device: torch.device | str | None = None,
+    at: int | None = None,
+    fixed: bool = True,
+) -> Profile:
+    """Measure what each layer of a model costs in training.
+
+    Layers run in the modes (`train`, `eval`) that the model is in, and gradients add up as over the
+    microbatches of a batch. Times are medians. Values saved inside operators that hide them from
+    `torch.autograd.graph.saved_tensors_hooks` are not seen.
+
+    Args:
+        model: any module; one that is not `Layered` is traced first.
+        example: the model's inputs, a tensor or a tuple of tensors; with `loss_fn`, the pair (inputs,
+            targets). Samples are counted along dimension 0, in the inputs where the model says.
+        loss_fn: called with the model's output and the targets; its time and memory go to the last layer.
+        repeats: timed runs of each layer.
+        warmups: runs before them that do not count.
+        optimizer: makes the optimizer of a list of parameters, for the bytes of its state; None for 0 bytes.
+        name: of the profile; by default the class of the model.
+        device: where layers are copied to; by default where the first input is.
+        at: measure with the first so many samples of the example; by default with all.
+        fixed: measure with half the samples as well: of the line through both, what is left at no samples
+            is the fixed part of a time. Without, it is 0.
+
+    Raises:
+        ProfileError: the example is not what it must be, a layer fails, or a number is out of range.
+        PartitionError: tracing fails.
+    """
+    for what, value, least in (("repeats", repeats, 1), ("warmups", warmups, 0)):
+        if value < least:
+            raise ProfileError(f"profile: {what} must be at least {least}, got {value}")
+    walk = layer_pass.begin(name, model, example, loss_fn, at, fixed)
+    home = walk.inputs[0].device if device is None else torch.device(device)
+    values, layers = walk.inputs, []
+    accelerators = [] if home.type == "cpu" else [home]
+    with torch.random.fork_rng(accelerators, device_type=home.type if accelerators else "cuda"):
+        for index in range(walk.model.depth):
+            try:
+                layer = copy.deepcopy(walk.model.divide(index, index + 1)).to(home)
+                bench = _Bench(walk, index, layer, tuple(value.to(home) for value in values))
+                cost, values = _measured(bench, repeats, warmups, optimizer)
+            except ProfileError:
+                raise
+            except Exception as error:  # a layer may raise anything
+                raise walk.failed(index, error) from error
+            layers.append(cost)
+    threads = f", {torch.get_num_threads()} threads" if home.type == "cpu" else ""
+    return layer_pass.finish(walk, layers, f"measured on {home}{threads}, median of {repeats}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """The copy of a layer, and what it runs on.
+
+    Attributes:
+        walk: through the model.
+        index: of the layer.
+        layer: the copy.
+        values: that cross the boundary before it.
+    """
+
+    walk: Walk
+    index: int
+    layer: nn.Module
+    values: tuple[Tensor, ...]
+
+    def run(self, samples: int, watched: bool = False) -> Pass:
+        """Forward and backward on the first so many samples."""
+        values, targets = self.values, self.walk.targets
+        home = values[0].device
+        if samples < self.walk.samples:
+            values = first_samples(values, self.walk.model.sample_dims(self.index), samples)
+            targets = first_samples(targets, (0,), samples)
+        return layer_pass.run_pass(
+            self.walk,
+            self.index,
+            self.layer,
+            values,
+            (_Clock(home), _Clock(home)),
+            owned=(*self.layer.parameters(), *self.layer.buffers()),
+            targets=tuple(target.to(home) for target in targets),
+            watched=watched,
+        )
+
+
+class _Clock:
+    """Wall time of what runs while it is entered, all work of an accelerator included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.us = 0.0
+        self._device = device
+        self._begun = 0.0
+
+    def __enter__(self) -> None:
+        self._settle()
+        self._begun = time.perf_counter()
+
+    def __exit__(self, *details: object) -> None:
+        self._settle()
+        self.us = (time.perf_counter() - self._begun) * 1e6
+
+    def _settle(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+
+
+def _measured(
+    bench: _Bench, repeats: int, warmups: int, optimizer: OptimizerFactory | None
+) -> tuple[Layer, tuple[Tensor, ...]]:
+    """The costs of a layer, and what it hands to the next."""
+    walk, layer = bench.walk, bench.layer
+    for parameter in layer.parameters():
+        # As in training after the first microbatch: gradients are added, not stored.
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    first = bench.run(walk.samples, watched=True)
+    sizes = [walk.samples, *([walk.fewer] if walk.fewer else [])]
+    runs: dict[int, list[Pass]] = {size: [] for size in sizes}
+    for repeat in range(warmups + repeats):
+        for size in sizes:  # in turns, so that a slow moment of the machine meets both
+            taken = bench.run(size)
+            if repeat >= warmups:
+                runs[size].append(taken)
+    forward = {size: median(it.forward_us for it in taken) for size, taken in runs.items()}
+    backward = {size: median(it.backward_us for it in taken) for size, taken in runs.items()}
+    return walk.cost(bench.index, layer, first, forward, backward, optimizer), first.outputs

@@ -1,0 +1,165 @@
+"""What the layers of a model cost: the values between whoever measures and whoever plans.
+
+A `Profile` is taken at one number of samples; times and activation sizes for any other follow from it in
+proportion, except for the fixed part of each time. Files are in `pipeline/planning/formats.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from itertools import accumulate
+
+from arborcast.pipeline.errors import ProfileError
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer costs with `Profile.samples` samples; a layer is what lies between two cut points.
+
+    Attributes:
+        name: of the layer in the model, unique.
+        forward_us: of one forward pass.
+        backward_us: of one backward pass, without the forward that recomputation adds.
+        output_bytes: what crosses the boundary behind this layer, one way; gradients are as many.
+        saved_bytes: what autograd keeps from the forward pass until the backward pass, the input included.
+        parameter_bytes: of parameters and buffers, those shared with other layers included.
+        gradient_bytes: of the gradients of its trainable parameters: what an allreduce carries.
+        optimizer_bytes: of the state that the optimizer keeps for them.
+        forward_fixed_us: the part of `forward_us` that does not shrink with fewer samples.
+        backward_fixed_us: likewise of `backward_us`.
+    """
+
+    name: str
+    forward_us: float
+    backward_us: float
+    output_bytes: int
+    saved_bytes: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int = 0
+    forward_fixed_us: float = 0.0
+    backward_fixed_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """A parameter that several layers use: kept on one stage, or its gradients summed over their stages.
+
+    Attributes:
+        name: of the parameter.
+        size_bytes: of the parameter.
+        layers: indices of the layers that use it, at least two, ascending.
+    """
+
+    name: str
+    size_bytes: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The costs of all layers of a model, in their order.
+
+    Attributes:
+        model: what reports call it.
+        samples: of the batch that the costs are for.
+        layers: at least one.
+        ties: parameters that several layers share.
+        source: how the costs were found, in words ("measured on 1 CPU, median of 5", "V100, from FLOPs").
+
+    Raises:
+        ProfileError: a number is negative or not finite, or a tie names a layer that there is not.
+    """
+
+    model: str
+    samples: int
+    layers: tuple[Layer, ...]
+    ties: tuple[Tie, ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Check every rule of the docstrings."""
+        if self.samples < 1:
+            raise ProfileError(f"profile {self.model}: samples must be at least 1, got {self.samples}")
+        if not self.layers:
+            raise ProfileError(f"profile {self.model}: must have at least one layer, got none")
+        names = [layer.name for layer in self.layers]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ProfileError(f"profile {self.model}: names of layers must be unique, got {twice} twice")
+        for index, layer in enumerate(self.layers):
+            where = f"profile {self.model}: layer {index} ({layer.name})"
+            for field in fields(layer)[1:]:
+                value = getattr(layer, field.name)
+                if not (math.isfinite(value) and value >= 0):
+                    raise ProfileError(f"{where}: {field.name} must be finite and not negative, got {value}")
+            for part, whole in (("forward_fixed_us", "forward_us"), ("backward_fixed_us", "backward_us")):
+                fixed, total = getattr(layer, part), getattr(layer, whole)
+                if fixed > total:
+                    raise ProfileError(f"{where}: {part} must be at most {whole}, got {fixed} and {total}")
+        for tie in self.ties:
+            if len(tie.layers) < 2 or list(tie.layers) != sorted(set(tie.layers)):
+                raise ProfileError(
+                    f"tie {tie.name}: must name at least two layers, ascending, got {tie.layers}"
+                )
+            if not 0 <= tie.layers[0] <= tie.layers[-1] < self.depth:
+                raise ProfileError(f"tie {tie.name}: layers must be in 0..{self.depth - 1}, got {tie.layers}")
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    def forward_us(self, start: int, end: int, samples: float) -> float:
+        """Time of one forward pass of the layers [start, end) with so many samples."""
+        return self._scaled(((it.forward_us, it.forward_fixed_us) for it in self.layers[start:end]), samples)
+
+    def backward_us(self, start: int, end: int, samples: float) -> float:
+        """Time of one backward pass of the layers [start, end) with so many samples."""
+        return self._scaled(
+            ((it.backward_us, it.backward_fixed_us) for it in self.layers[start:end]), samples
+        )
+
+    def output_bytes(self, cut: int, samples: float) -> float:
+        """Bytes that cross, one way, the boundary before layer `cut` (0 < cut < depth)."""
+        return self.layers[cut - 1].output_bytes * samples / self.samples
+
+    def saved_bytes(self, start: int, end: int, samples: float) -> float:
+        """Bytes that a forward pass of the layers [start, end) keeps for its backward pass."""
+        return sum(it.saved_bytes for it in self.layers[start:end]) * samples / self.samples
+
+    def parameter_bytes(self, start: int, end: int) -> int:
+        """Bytes of parameters and buffers of the layers [start, end), shared ones once."""
+        return sum(it.parameter_bytes for it in self.layers[start:end]) - self._shared(start, end)
+
+    def gradient_bytes(self, start: int, end: int) -> int:
+        """Bytes of gradients of the layers [start, end), shared parameters once."""
+        return sum(it.gradient_bytes for it in self.layers[start:end]) - self._shared(start, end)
+
+    def optimizer_bytes(self, start: int, end: int) -> int:
+        """Bytes of the optimizer's state for the layers [start, end)."""
+        return sum(it.optimizer_bytes for it in self.layers[start:end])
+
+    def ties_across(self, cuts: Iterable[int]) -> tuple[Tie, ...]:
+        """Shared parameters whose layers lie in several stages, where stages begin at `cuts`."""
+        bounds = sorted(cuts)
+
+        def stage(layer: int) -> int:
+            return sum(layer >= cut for cut in bounds)
+
+        return tuple(tie for tie in self.ties if stage(tie.layers[0]) != stage(tie.layers[-1]))
+
+    def prefix(self, field: str) -> list[float]:
+        """Sums of a field over the first 0, 1, ... layers: for programs that ask for many ranges."""
+        return list(accumulate((getattr(layer, field) for layer in self.layers), initial=0))
+
+    def _scaled(self, times: Iterable[tuple[float, float]], samples: float) -> float:
+        share = samples / self.samples
+        return sum(fixed + (total - fixed) * share for total, fixed in times)
+
+    def _shared(self, start: int, end: int) -> int:
+        """Bytes that a sum over the layers counts more than once."""
+        uses = ((tie.size_bytes, sum(start <= layer < end for layer in tie.layers)) for tie in self.ties)
+        return sum(size * (count - 1) for size, count in uses if count)

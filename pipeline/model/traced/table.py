@@ -1,0 +1,287 @@
+"""A captured graph as a table of items: kinds, memory, samples, and what every stage computes for itself.
+
+Between torch's graph and the pure rules of `kinds` and `cuts`: everything that those need to know of an
+operator is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from arborcast.pipeline.model.traced.capture import Captured
+from arborcast.pipeline.model.traced.cuts import Cut, Item, all_cuts
+from arborcast.pipeline.model.traced.effects import Effects, effects, is_tensor
+from arborcast.pipeline.model.traced.kinds import Kind, Operator, kinds
+from arborcast.pipeline.model.traced.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Table:
+    """A graph with what may be done to it.
+
+    Attributes:
+        captured: the graph.
+        items: its operators in order, without sizes and without those that nobody uses.
+        inputs: of the model.
+        nodes: of the graph, by name.
+        sizes: integers (a, b) of every value that is a * samples + b.
+        after: operators that change in place what an item makes or reads, which must run where it does.
+        flops: of each item with `sizes.REFERENCE` samples.
+        written: bytes that it writes then; none for views.
+        held: memory of parameters and buffers.
+    """
+
+    captured: Captured
+    items: tuple[Item, ...]
+    inputs: tuple[Item, ...]
+    nodes: dict[str, fx.Node]
+    sizes: dict[str, tuple[int, int]]
+    after: dict[str, tuple[str, ...]]
+    flops: dict[str, int]
+    written: dict[str, int]
+    held: frozenset[int]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what the model returns."""
+        return tuple(node.name for node in self.captured.outputs)
+
+    @cached_property
+    def placed(self) -> tuple[Item, ...]:
+        """The operators with a position, in order."""
+        return tuple(item for item in self.items if not item.copied)
+
+    @cached_property
+    def by_name(self) -> dict[str, Item]:
+        """Items and inputs."""
+        return {item.name: item for item in (*self.inputs, *self.items)}
+
+    @cached_property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Every place between two operators."""
+        return all_cuts(self.items, self.inputs, self.outputs, self.held)
+
+    def needed(self, names: Iterable[str], given: Iterable[str] = ()) -> frozenset[str]:
+        """What a stage computes that makes these values: them, and all that is copied to it for them.
+
+        Args:
+            names: of values.
+            given: what crosses into the stage.
+
+        Returns:
+            Names of items, sizes, parameters, buffers, literals and subgraphs.
+        """
+        found: set[str] = set()
+        known = frozenset(given)
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in found or name in known:
+                continue
+            found.add(name)
+            if name not in self.sizes:
+                waiting += [source.name for source in self.nodes[name].all_input_nodes]
+                waiting += self.after.get(name, ())
+        return frozenset(found)
+
+
+def tabulate(captured: Captured) -> Table:
+    """Find out everything that the rules need to know about a graph."""
+    nodes = {node.name: node for node in captured.module.graph.nodes}
+    sizes = {
+        node.name: linear
+        for node in captured.operators
+        if (linear := _linear(node.meta.get("val"), captured.samples)) is not None
+    }
+    measure = Sizes(captured.samples)
+    does = {node.name: effects(node, measure) for node in captured.operators if node.name not in sizes}
+    does = _used(does, captured, nodes)
+    memory = _memory(does, nodes)
+    kind = _kinds(does, captured, nodes, sizes, memory)
+    held = frozenset(memory[name] for name in captured.tensors)
+    copied = _copied(does, captured, nodes, kind, memory, held)
+    items = tuple(
+        Item(
+            name=name,
+            inputs=tuple(source.name for source in nodes[name].all_input_nodes),
+            kind=kind[name],
+            copied=name in copied,
+            sample_dim=_sample_dim(nodes[name], captured.samples),
+            size_bytes=measure.bytes_of(nodes[name].meta.get("val")),
+            storages=frozenset(_touched(name, nodes, memory)),
+            changes=frozenset(memory[source.name] for source in effect.changes),
+        )
+        for name, effect in does.items()
+    )
+    inputs = tuple(
+        Item(
+            name=node.name,
+            size_bytes=measure.bytes_of(node.meta["val"]),
+            sample_dim=_sample_dim(node, captured.samples),
+            storages=frozenset((memory[node.name],)),
+        )
+        for node in captured.inputs
+    )
+    is_view = {name for name, effect in does.items() if effect.shares and not effect.changes}
+    return Table(
+        captured,
+        items,
+        inputs,
+        nodes,
+        sizes,
+        after=_after(items, nodes, memory),
+        flops={name: effect.flops for name, effect in does.items()},
+        written={item.name: 0 if item.name in is_view else item.size_bytes for item in items},
+        held=held,
+    )
+
+
+def _linear(value: object, samples: Any) -> tuple[int, int] | None:
+    """(a, b) where a value is the integer a * samples + b; None for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return 0, value
+    if not isinstance(value, torch.SymInt):
+        return None
+    expression = value.node.expr
+    slope = expression.coeff(samples, 1)
+    rest = expression - slope * samples
+    if slope.is_Integer and rest.is_Integer:
+        return int(slope), int(rest)
+    return None
+
+
+def _is_size(node: fx.Node, samples: Any) -> bool:
+    """Whether a value depends on the number of samples only."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat):
+        return bool(value.node.expr.free_symbols <= {samples})
+    return isinstance(value, int | float)
+
+
+def _sample_dim(node: fx.Node, samples: Any) -> int | None:
+    """The one dimension as long as there are samples, if no other depends on their number."""
+    if not is_tensor(node):
+        return None
+    depends = [
+        (dim, size.node.expr)
+        for dim, size in enumerate(node.meta["val"].shape)
+        if isinstance(size, torch.SymInt)
+    ]
+    # A multiple of the samples is refused: its order (samples outside or inside) cannot be told.
+    if len(depends) == 1 and depends[0][1] == samples:
+        return depends[0][0]
+    return None
+
+
+def _used(does: dict[str, Effects], captured: Captured, nodes: dict[str, fx.Node]) -> dict[str, Effects]:
+    """Only the operators that something comes of: an output, a change in place, a random number drawn."""
+    live = {node.name for node in captured.outputs}
+    for name, effect in reversed(does.items()):
+        asserts = nodes[name].meta.get("val") is None  # it returns nothing: it is there for what it does
+        if asserts and all(_is_size(source, captured.samples) for source in nodes[name].all_input_nodes):
+            continue  # a check that torch.export adds
+        if name in live or effect.changes or effect.random or asserts:
+            live.add(name)
+            live.update(source.name for source in nodes[name].all_input_nodes)
+    return {name: effect for name, effect in does.items() if name in live}
+
+
+def _memory(does: dict[str, Effects], nodes: dict[str, fx.Node]) -> dict[str, int]:
+    """A number for each value; those that may share memory have the same."""
+    parent = {name: name for name in nodes}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = name = parent[parent[name]]
+        return name
+
+    for name, effect in does.items():
+        for source in effect.shares:
+            parent[root(name)] = root(source.name)
+    number = {name: index for index, name in enumerate(nodes)}
+    return {name: number[root(name)] for name in nodes}
+
+
+def _touched(name: str, nodes: dict[str, fx.Node], memory: dict[str, int]) -> set[int]:
+    return {memory[name], *(memory[source.name] for source in nodes[name].all_input_nodes)}
+
+
+def _kinds(
+    does: dict[str, Effects],
+    captured: Captured,
+    nodes: dict[str, fx.Node],
+    sizes: dict[str, tuple[int, int]],
+    memory: dict[str, int],
+) -> dict[str, Kind]:
+    sharing: dict[int, list[str]] = {}
+    for name in nodes:
+        sharing.setdefault(memory[name], []).append(name)
+    operators = (
+        Operator(
+            name,
+            tuple(source.name for source in nodes[name].all_input_nodes if source.op != "get_attr"),
+            scalar=is_tensor(nodes[name]) and not nodes[name].meta["val"].dim(),
+            # Whatever shares the memory is changed too.
+            changes=tuple(other for source in effect.changes for other in sharing[memory[source.name]]),
+        )
+        for name, effect in does.items()
+    )
+    trainable = captured.parameters
+    batch = [node.name for node in captured.inputs]
+    rest = [
+        name
+        for name, node in nodes.items()
+        if name in sizes or (node.op == "placeholder" and name not in trainable and name not in batch)
+    ]
+    return kinds(operators, batch=batch, parameters=trainable, constants=rest)
+
+
+def _copied(
+    does: dict[str, Effects],
+    captured: Captured,
+    nodes: dict[str, fx.Node],
+    kind: dict[str, Kind],
+    memory: dict[str, int],
+    held: frozenset[int],
+) -> frozenset[str]:
+    """What every stage that uses it computes for itself: the same for all samples, and harmless to repeat."""
+
+    def bound(name: str, effect: Effects) -> bool:
+        return (
+            kind[name] in (Kind.BATCH, Kind.LOSS)
+            or effect.random
+            or nodes[name].meta.get("val") is None
+            or any(memory[source.name] in held for source in effect.changes)
+        )
+
+    # Whatever a bound operator makes or changes is bound, and so is all that is made of that.
+    tied: set[int] = set()
+    fixed: set[str] = set()
+    while True:
+        before = len(fixed)
+        for name, effect in does.items():
+            sources = {source.name for source in nodes[name].all_input_nodes}
+            if bound(name, effect) or sources & fixed or _touched(name, nodes, memory) & tied:
+                fixed.add(name)
+                changed = {memory[source.name] for source in effect.changes}
+                tied |= changed - {memory[node.name] for node in captured.inputs}
+        if len(fixed) == before:
+            return frozenset(name for name in does if name not in fixed)
+
+
+def _after(
+    items: Iterable[Item], nodes: dict[str, fx.Node], memory: dict[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """For each copied item: the copied operators that change the memory which it makes."""
+    changing: dict[int, list[str]] = {}
+    listed = [item for item in items if item.copied]
+    for item in listed:
+        for storage in item.changes:
+            changing.setdefault(storage, []).append(item.name)
+    return {item.name: tuple(changing[memory[item.name]]) for item in listed if memory[item.name] in changing}

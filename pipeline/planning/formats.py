@@ -1,0 +1,171 @@
+"""Profiles and plans to files and back: `arborcast.profile/1` and `arborcast.plan/1`, both JSON.
+
+A plan file holds its topology, so that a trainer on another machine knows the links it was made for.
+Whatever is wrong with a file becomes one line that names the file, the place, the value and the rule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from arborcast.pipeline.costs.profile import Layer, Profile, Tie
+from arborcast.pipeline.errors import PlanError, ProfileError
+from arborcast.pipeline.planning.plan import Plan, Stage
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.documents import prefixed, raising, topology_from_document, topology_to_document
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
+
+PROFILE_FORMAT = "arborcast.profile/1"
+PLAN_FORMAT = "arborcast.plan/1"
+MAX_BYTES = 1 << 28
+
+Document: TypeAlias = dict[str, Any]
+
+_TIMES = frozenset(field.name for field in fields(Layer) if field.name.endswith("_us"))
+
+
+def profile_to_document(profile: Profile) -> Document:
+    """The keys of a profile file."""
+    return {
+        "format": PROFILE_FORMAT,
+        "model": profile.model,
+        "samples": profile.samples,
+        "source": profile.source,
+        "layers": [asdict(layer) for layer in profile.layers],
+        "ties": [asdict(tie) for tie in profile.ties],
+    }
+
+
+def profile_from_document(document: object, place: str) -> Profile:
+    """The profile that a document describes; `place` (a file name) begins every error.
+
+    Raises:
+        ProfileError: another format, another shape, or a rule of profiles is broken.
+    """
+    from arborcast.pipeline.planning.shapes import ProfileShape
+    from arborcast.synth.formats.shapes import check_shape
+
+    with raising(ProfileError):
+        _check_format(document, PROFILE_FORMAT, "a profile", place)
+        shape = check_shape(ProfileShape, document, place)
+        with prefixed(place):
+            return Profile(
+                model=shape["model"],
+                samples=shape["samples"],
+                layers=tuple(Layer(**_floats(layer)) for layer in shape["layers"]),
+                ties=tuple(
+                    Tie(tie["name"], tie["size_bytes"], tuple(tie["layers"])) for tie in shape.get("ties", ())
+                ),
+                source=shape.get("source", ""),
+            )
+
+
+def read_profile(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Profile:
+    """The profile in a file.
+
+    Raises:
+        InputError: the file cannot be read, is larger than `max_bytes`, or is no profile.
+    """
+    place = shorten_path(path)
+    return profile_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
+
+
+def write_profile(profile: Profile, path: Path | str) -> None:
+    """Write a profile file, whole or not at all, one layer a line.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_atomically(path, _lines(profile_to_document(profile), ("layers", "ties")))
+
+
+def plan_to_document(plan: Plan, predicted: Mapping[str, Any] | None = None) -> Document:
+    """The keys of a plan file; `predicted` says what its maker expects of it."""
+    return {
+        "format": PLAN_FORMAT,
+        "model": plan.model,
+        "method": plan.method,
+        "stages": [
+            {"start": stage.start, "end": stage.end, "ranks": list(stage.ranks)} for stage in plan.stages
+        ],
+        "microbatches": plan.microbatches,
+        "order": plan.order,
+        "recompute": plan.recompute,
+        "max_in_flight": plan.max_in_flight,
+        "topology": None if plan.topology is None else topology_to_document(plan.topology),
+        **({} if predicted is None else {"predicted": dict(predicted)}),
+    }
+
+
+def plan_from_document(document: object, place: str) -> Plan:
+    """The plan that a document describes; `place` (a file name) begins every error.
+
+    Raises:
+        PlanError: another format, another shape, or a rule of plans is broken.
+    """
+    from arborcast.pipeline.planning.shapes import PlanShape
+    from arborcast.synth.formats.shapes import check_shape
+
+    with raising(PlanError):
+        _check_format(document, PLAN_FORMAT, "a plan", place)
+        shape = check_shape(PlanShape, document, place)
+        topology = shape.get("topology")
+        links = None if topology is None else topology_from_document(topology, f"{place}: topology")
+        with prefixed(place):
+            return Plan(
+                stages=[Stage(it["start"], it["end"], tuple(it["ranks"])) for it in shape["stages"]],
+                microbatches=shape["microbatches"],
+                order=shape["order"],
+                recompute=shape.get("recompute", False),
+                max_in_flight=shape.get("max_in_flight"),
+                topology=links,
+                model=shape.get("model", ""),
+                method=shape.get("method", f"from {place}"),
+            )
+
+
+def read_plan(path: Path | str, *, max_bytes: int = MAX_BYTES) -> Plan:
+    """The plan in a file.
+
+    Raises:
+        InputError: the file cannot be read, is larger than `max_bytes`, or is no plan.
+    """
+    place = shorten_path(path)
+    return plan_from_document(parse_json(read_text(path, max_bytes=max_bytes), place), place)
+
+
+def write_plan(plan: Plan, path: Path | str, predicted: Mapping[str, Any] | None = None) -> None:
+    """Write a plan file, whole or not at all, one stage a line.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_atomically(path, _lines(plan_to_document(plan, predicted), ("stages",)))
+
+
+def _check_format(document: object, wanted: str, what: str, place: str) -> None:
+    found = document.get("format") if isinstance(document, dict) else None
+    if found != wanted:
+        got = shorten(found) if isinstance(document, dict) else "no object"
+        raise InputError(f"{place}: format: must be {what} in the format {wanted}, got {got}")
+
+
+def _floats(layer: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: float(value) if key in _TIMES else value for key, value in layer.items()}
+
+
+def _lines(document: Document, listed: tuple[str, ...]) -> str:
+    """JSON with one entry of the listed keys a line, for people and for line-based comparison."""
+    entries = [
+        f"{json.dumps(key)}: [" + ",\n  ".join(json.dumps(row, allow_nan=False) for row in value) + "]"
+        if key in listed
+        else f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}"
+        for key, value in document.items()
+    ]
+    return "{" + ",\n ".join(entries) + "}\n"

@@ -1,0 +1,125 @@
+"""The entry to planning: the best pipeline for a profile on a fabric, by SPP's device order and program."""
+
+from __future__ import annotations
+
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.planning.memory import Limit, rank_limits
+from arborcast.pipeline.planning.plan import ORDERS, Plan
+from arborcast.pipeline.planning.search import Choices, search
+from arborcast.pipeline.planning.tables import LayerTables
+from arborcast.synth.topology import Topology
+
+_BY_MEMORY = ("1f1b", "pe", "gpipe")
+"""Orders by what they keep in flight: of equally fast ones the first is taken."""
+
+
+def plan(
+    profile: Profile,
+    fabric: Topology,
+    *,
+    batch: int | None = None,
+    microbatches: int | None = None,
+    order: str | None = None,
+    recompute: bool | None = None,
+    memory_bytes: Limit | None = None,
+    max_in_flight: int | None = None,
+    keep_ties_together: bool = False,
+    stages: int | None = None,
+    network: Network | None = None,
+    simulated: int = 16,
+) -> Plan:
+    """The plan with the least predicted time that fits into memory.
+
+    It comes from SPP's dynamic program over layers, stages, replicas and two or more device orders (along
+    hosts and across them), for every number of stages and microbatches: so pipelines without replicas, pure
+    data parallelism (one stage) and everything between compete by their costs alone. A closed form
+    ranks the plans, and the simulator compares the `simulated` most promising ones as `predict` does, with
+    the schedules of their allreduces, and what becomes of them with fewer replicas of one stage.
+
+    Args:
+        profile: of the model.
+        fabric: whose ranks the stages are put on; not all need be used.
+        batch: samples of a step; None for those of the profile.
+        microbatches: None for the best of the divisors of the batch and the powers of two up to it.
+        order: one of `ORDERS`, or None for the best.
+        recompute: None for whatever is faster; without a limit of memory, recomputation never is.
+        memory_bytes: of every rank, or by rank; None for no limit.
+        max_in_flight: most microbatches in flight on any rank, or None.
+        keep_ties_together: whether layers that share a parameter must be in one stage.
+        stages: None for the best number.
+        network: with costs of messages beyond the links; None for a `Network` of `fabric` without.
+        simulated: how many plans to compare by simulation at most, at least 1.
+
+    Raises:
+        PlanError: a value is out of range; there are fewer layers between which may be cut, or fewer ranks,
+            than `stages`; a rank does not reach another; or nothing fits into memory (by how much and on
+            which stage, in the plan that comes closest).
+        BatchError: the batch does not split into so many microbatches.
+
+    Source: SPP (arXiv 2204.10562).
+    """
+    samples = profile.samples if batch is None else batch
+    if simulated < 1:
+        raise PlanError(f"simulated: must be at least 1, got {simulated}")
+    if order is not None and order not in ORDERS:
+        raise PlanError(f"order: must be one of {', '.join(ORDERS)}, got {order}")
+    if max_in_flight is not None and max_in_flight < 1:
+        raise PlanError(f"max_in_flight: must be at least 1, got {max_in_flight}")
+    if network is not None and network.topology != fabric:
+        raise PlanError(
+            f"network: must be of the fabric {fabric.name}, got one of topology {network.topology.name}"
+        )
+    ranks = tuple(range(fabric.ranks))
+    limits = None if memory_bytes is None else tuple(rank_limits(memory_bytes, ranks)[rank] for rank in ranks)
+    choices = Choices(
+        batch=samples,
+        microbatches=_microbatches(samples, microbatches),
+        orders=_BY_MEMORY if order is None else (order,),
+        recompute=_recompute(recompute, limited=limits is not None),
+        stages=_stages(profile, fabric, stages, keep_ties_together),
+        max_in_flight=max_in_flight,
+        limits=limits,
+        keep_ties_together=keep_ties_together,
+    )
+    return search(profile, network or Network(fabric), choices, simulated=simulated)
+
+
+def _microbatches(batch: int, wanted: int | None) -> tuple[int, ...]:
+    if batch < 1:
+        raise BatchError(f"batch: must have at least 1 sample, got {batch}")
+    if wanted is None:
+        return tuple(it for it in range(1, batch + 1) if batch % it == 0 or not it & (it - 1))
+    if wanted < 1:
+        raise PlanError(f"microbatches: must be at least 1, got {wanted}")
+    if wanted > batch:
+        raise BatchError(
+            f"batch of {batch} samples: must have at least {wanted}, one for each of {wanted} microbatches"
+        )
+    return (wanted,)
+
+
+def _recompute(wanted: bool | None, *, limited: bool) -> tuple[bool, ...]:
+    if wanted is not None:
+        return (wanted,)
+    return (False, True) if limited else (False,)
+
+
+def _stages(
+    profile: Profile, fabric: Topology, wanted: int | None, keep_ties_together: bool
+) -> tuple[int, ...]:
+    cuts = len(LayerTables(profile, keep_ties_together).cuts)
+    if wanted is None:
+        return tuple(range(1, min(cuts + 1, fabric.ranks) + 1))
+    if wanted < 1:
+        raise PlanError(f"stages: must be at least 1, got {wanted}")
+    if wanted > cuts + 1:
+        ties = " that keep ties together" if keep_ties_together else ""
+        raise PlanError(
+            f"stages: profile {profile.model} has {cuts} cut points{ties}, so at most {cuts + 1} stages, "
+            f"got {wanted}"
+        )
+    if wanted > fabric.ranks:
+        raise PlanError(f"stages: must be at most the {fabric.ranks} ranks of {fabric.name}, got {wanted}")
+    return (wanted,)

@@ -1,0 +1,86 @@
+"""The shapes of profile and plan files: which keys there are and what kind of value each takes.
+
+Only the form is checked here, by pydantic; `arborcast.pipeline.planning.formats` makes values of what passed.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
+
+from arborcast.synth.formats.shapes import MAPPING, MAX_INT, MAX_RANKS, Name, number_with
+
+MAX_LAYERS = 1 << 16
+MAX_BYTES = 1 << 60
+MAX_TIME_US = Fraction(10**15)  # thirty years: what is above it is a typing error, not a time
+
+Bytes = Annotated[int, Field(ge=0, le=MAX_BYTES)]
+Time = Annotated[
+    Fraction, number_with(lambda time: "must be at most 1e15 us" if time > MAX_TIME_US else None)
+]
+Count = Annotated[int, Field(ge=1, le=MAX_INT)]
+
+
+@MAPPING
+class LayerShape(TypedDict):
+    """One layer of a profile; see `arborcast.pipeline.costs.profile.Layer`."""
+
+    name: Name
+    forward_us: Time
+    backward_us: Time
+    output_bytes: Bytes
+    saved_bytes: Bytes
+    parameter_bytes: Bytes
+    gradient_bytes: Bytes
+    optimizer_bytes: NotRequired[Bytes]
+    forward_fixed_us: NotRequired[Time]
+    backward_fixed_us: NotRequired[Time]
+
+
+@MAPPING
+class TieShape(TypedDict):
+    """A parameter that several layers share."""
+
+    name: Name
+    size_bytes: Bytes
+    layers: Annotated[list[int], Field(min_length=2, max_length=MAX_LAYERS)]
+
+
+@MAPPING
+class ProfileShape(TypedDict):
+    """A profile file."""
+
+    format: str
+    model: Name
+    samples: Count
+    source: NotRequired[str]
+    layers: Annotated[list[LayerShape], Field(min_length=1, max_length=MAX_LAYERS)]
+    ties: NotRequired[Annotated[list[TieShape], Field(max_length=MAX_LAYERS)]]
+
+
+@MAPPING
+class StageShape(TypedDict):
+    """The layers [start, end) on some ranks."""
+
+    start: Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+    end: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    ranks: Annotated[list[int], Field(min_length=1, max_length=MAX_RANKS)]
+
+
+@MAPPING
+class PlanShape(TypedDict):
+    """A plan file; `predicted` is for people and other programs, and not read back."""
+
+    format: str
+    model: NotRequired[str]
+    method: NotRequired[str]
+    stages: Annotated[list[StageShape], Field(min_length=1, max_length=MAX_LAYERS)]
+    microbatches: Count
+    order: str
+    recompute: NotRequired[bool]
+    max_in_flight: NotRequired[Count | None]
+    topology: NotRequired[dict[str, Any] | None]
+    predicted: NotRequired[dict[str, Any] | None]

@@ -1,0 +1,286 @@
+"""A step of training, played through event by event on the links of a topology.
+
+Every rank does its stage's passes strictly in order, each as soon as its input is there; results leave at
+once and share links with what else is under way. It stands between orders and predictions: planners compare
+plans by it, and pictures set it above what was measured.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order import order_of
+from arborcast.pipeline.order.actions import Action, Order, Phase
+from arborcast.pipeline.planning.plan import Overlap, Plan, overlaps, shares
+from arborcast.pipeline.simulation.clock import Clock
+from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
+from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
+from arborcast.pipeline.simulation.timeline import Interval, Timeline
+
+
+def simulate(
+    plan: Plan,
+    profile: Profile,
+    network: Network,
+    *,
+    batch: int | None = None,
+    update_us: float = 0.0,
+    order: Order | None = None,
+) -> Timeline:
+    """What every rank of a plan does when in a step.
+
+    Messages between two ranks keep their order: each occupies the pair for `network.message_us` and for its
+    bytes at its max-min fair share of its links, and is there after their latency. The replicas of a stage
+    begin their allreduce together, after the last backward pass of the last of them, then sum the
+    gradients of parameters that they share with other stages, then update; each allreduce takes
+    `network.allreduce_us` whatever else is on the links. With recomputation each backward pass
+    takes as long as a forward pass more, on the last stage too, as the trainer does it.
+
+    Args:
+        plan: what to do.
+        profile: of the plan's model.
+        network: the topology whose ranks the plan names.
+        batch: samples of a step; None for those of the profile.
+        update_us: of the optimizer, on every rank.
+        order: other passes than the plan's order gives.
+
+    Raises:
+        PlanError: the plan does not fit the profile or the topology, no path leads from one stage to the
+            next, replicas are not connected, or passes of `order` wait for each other.
+        BatchError: the batch does not split into microbatches and replicas.
+    """
+    check_fit(plan, profile, network)
+    if order is None:
+        order = order_of(plan)
+    else:
+        _check_passes(plan, order)
+    return _Simulation(plan, profile, network, profile.samples if batch is None else batch, order).run(
+        update_us
+    )
+
+
+def check_fit(plan: Plan, profile: Profile, network: Network) -> None:
+    """Whether a plan is for this model and this topology (links may be of other bandwidths).
+
+    Raises:
+        PlanError: it is not.
+    """
+    if plan.depth != profile.depth:
+        raise PlanError(
+            f"plan: must hold the {profile.depth} layers of profile {profile.model}, got {plan.depth}"
+        )
+    if plan.model and profile.model and plan.model != profile.model:
+        raise PlanError(f"plan: is for model {plan.model}, got the profile of {profile.model}")
+    topology = network.topology
+    if max(plan.ranks) >= topology.ranks:
+        raise PlanError(
+            f"plan: rank must be in 0..{topology.ranks - 1} of topology {topology.name}, "
+            f"got {max(plan.ranks)}"
+        )
+    if plan.topology is not None and plan.topology is not topology:
+        ours = (plan.topology.ranks, [(link.src, link.dst) for link in plan.topology.links])
+        if ours != (topology.ranks, [(link.src, link.dst) for link in topology.links]):
+            raise PlanError(
+                f"plan: is for topology {plan.topology.name}, got {topology.name}, which has other links"
+            )
+
+
+class _Part(NamedTuple):
+    """What one replica sends to one of a neighbouring stage for a microbatch of some size."""
+
+    pair: Pair
+    size_bytes: float
+
+
+class _Pass(NamedTuple):
+    """A pass of one replica for a microbatch of some size."""
+
+    duration_us: float
+    inputs: int  # messages
+    outputs: tuple[_Part, ...]
+
+
+class _Rank:
+    """What a rank does, by position in its stage's order, and where it stands."""
+
+    def __init__(self, rank: int, stage: int, actions: tuple[Action, ...], passes: list[_Pass]) -> None:
+        self.rank = rank
+        self.stage = stage
+        self.actions = actions
+        self.passes = passes
+        self.missing = [it.inputs for it in passes]
+        self.at = 0
+        self.busy = False
+        self.spans: list[tuple[float, float]] = []  # in which it was not waiting
+
+
+class _Simulation:
+    """One run."""
+
+    def __init__(self, plan: Plan, profile: Profile, network: Network, batch: int, order: Order) -> None:
+        self.plan = plan
+        self.profile = profile
+        self.network = network
+        self.clock = Clock()
+        self.pairs: dict[tuple[int, int], Pair] = {}
+        self.ranks = self._ranks(plan.microbatch_sizes(batch), order)
+        # Where in its receiver's order the input of a pass stands, which a message is for.
+        self.places = [{action: place for place, action in enumerate(actions)} for actions in order]
+        self.replicas_us = replicas_us(plan, profile, network)
+        self.ties_us = ties_us(plan, profile, network)
+        self.deliveries = Deliveries(network, self.clock, list(self.pairs.values()))
+        self.intervals: list[Interval] = []
+
+    def run(self, update_us: float) -> Timeline:
+        """Play the passes, then the allreduces and the updates."""
+        for rank in self.ranks.values():
+            self._compute(rank, 0.0)
+        self.clock.run()
+        self._check_finished()
+        self._synchronise(update_us)
+        made = self.intervals + self.deliveries.intervals
+        end = max(interval.end_us for interval in made)
+        for rank in self.ranks.values():
+            made += _waiting(rank, end)
+        return Timeline(tuple(sorted(made, key=lambda it: (it.start_us, it.rank))))
+
+    def _ranks(self, sizes: tuple[int, ...], order: Order) -> dict[int, _Rank]:
+        passes = {samples: self._passes(samples) for samples in dict.fromkeys(sizes)}
+        ranks = {}
+        for index, (stage, actions) in enumerate(zip(self.plan.stages, order, strict=True)):
+            for rank in stage.ranks:
+                own = [passes[sizes[action.microbatch]][rank][action.phase] for action in actions]
+                ranks[rank] = _Rank(rank, index, actions, own)
+        return ranks
+
+    def _passes(self, samples: int) -> dict[int, dict[Phase, _Pass]]:
+        """The passes of every rank for a microbatch of so many samples."""
+        stages, profile = self.plan.stages, self.profile
+        crossings = [overlaps(samples, a.replicas, b.replicas) for a, b in pairwise(stages)]
+        passes = {}
+        for index, stage in enumerate(stages):
+            onward = crossings[index] if index < len(crossings) else ()
+            back = crossings[index - 1] if index else ()
+            for replica, (start, stop) in enumerate(shares(samples, stage.replicas)):
+                forward = profile.forward_us(stage.start, stage.end, stop - start)
+                backward = profile.backward_us(stage.start, stage.end, stop - start)
+                ours = [it for it in onward if it.sender == replica]
+                theirs = [it for it in back if it.receiver == replica]
+                passes[stage.ranks[replica]] = {
+                    Phase.FORWARD: _Pass(
+                        forward, len(theirs), tuple(self._part(index, it, Phase.FORWARD) for it in ours)
+                    ),
+                    Phase.BACKWARD: _Pass(
+                        backward + (forward if self.plan.recompute else 0.0),
+                        len(ours),
+                        tuple(self._part(index - 1, it, Phase.BACKWARD) for it in theirs),
+                    ),
+                }
+        return passes
+
+    def _part(self, before: int, overlap: Overlap, phase: Phase) -> _Part:
+        """A message over the boundary behind stage `before`."""
+        ours, theirs = self.plan.stages[before], self.plan.stages[before + 1]
+        src, dst = ours.ranks[overlap.sender], theirs.ranks[overlap.receiver]
+        if phase is Phase.BACKWARD:
+            src, dst = dst, src
+        if (src, dst) not in self.pairs:
+            self.pairs[src, dst] = Pair(src, dst, self.network)
+        size = self.profile.output_bytes(theirs.start, overlap.stop - overlap.start)
+        return _Part(self.pairs[src, dst], size)
+
+    def _compute(self, rank: _Rank, now: float) -> None:
+        """Begin a rank's next pass if the rank is free and the input is there."""
+        place = rank.at
+        if rank.busy or place == len(rank.actions) or rank.missing[place]:
+            return
+        rank.busy = True
+        end = now + rank.passes[place].duration_us
+        action = rank.actions[place]
+        kind = "forward" if action.phase is Phase.FORWARD else "backward"
+        self.intervals.append(Interval(rank.rank, kind, action.microbatch, now, end))
+        rank.spans.append((now, end))
+        self.clock.at(end, self._finish, rank)
+
+    def _finish(self, now: float, rank: _Rank) -> None:
+        """Send the result of a pass, see to its messages and go on."""
+        place = rank.at
+        rank.at += 1
+        done = rank.passes[place]
+        action = rank.actions[place]
+        for pair, size_bytes in done.outputs:
+            receiver = self.ranks[pair.dst]
+            message = (receiver, self.places[receiver.stage][action])
+            self.deliveries.send(pair, size_bytes, action.microbatch, now, self._arrive, message)
+        handling_us = self.network.handling_us * (done.inputs + len(done.outputs))
+        if handling_us:
+            rank.spans.append((now, now + handling_us))
+            self.clock.at(now + handling_us, self._go_on, rank)
+        else:
+            self._go_on(now, rank)
+
+    def _go_on(self, now: float, rank: _Rank) -> None:
+        rank.busy = False
+        self._compute(rank, now)
+
+    def _arrive(self, now: float, message: tuple[_Rank, int]) -> None:
+        receiver, place = message
+        receiver.missing[place] -= 1
+        self._compute(receiver, now)
+
+    def _check_finished(self) -> None:
+        stuck = {
+            rank.stage: rank.actions[rank.at] for rank in self.ranks.values() if rank.at < len(rank.actions)
+        }
+        if stuck:
+            waits = ", ".join(f"stage {stage} before {action}" for stage, action in sorted(stuck.items()))
+            raise PlanError(f"order: passes must not wait for each other in a circle, got {waits}")
+
+    def _synchronise(self, update_us: float) -> None:
+        """The allreduces of all stages, those of shared parameters behind them, and the updates."""
+        stages = self.plan.stages
+        ready = [max(self.ranks[rank].spans[-1][1] for rank in stage.ranks) for stage in stages]
+        exchanges: list[tuple[tuple[int, ...], float]] = [
+            ((index,), time) for index, time in enumerate(self.replicas_us)
+        ]
+        for users, time in (*exchanges, *self.ties_us.items()):
+            start = max(ready[stage] for stage in users)
+            for stage in users:
+                self._busy(stages[stage].ranks, "allreduce", start, start + time)
+                ready[stage] = start + time
+        for it, start in zip(stages, ready, strict=True):
+            self._busy(it.ranks, "update", start, start + update_us)
+
+    def _busy(self, ranks: tuple[int, ...], kind: str, start: float, end: float) -> None:
+        if end > start:
+            for rank in ranks:
+                self.intervals.append(Interval(rank, kind, None, start, end))
+                self.ranks[rank].spans.append((start, end))
+
+
+def _check_passes(plan: Plan, order: Order) -> None:
+    """Whether an order has every pass of a plan once."""
+    if len(order) != len(plan.stages):
+        raise PlanError(f"order: must have {len(plan.stages)} stages, got {len(order)}")
+    wanted = sorted((phase, m) for phase in Phase for m in range(plan.microbatches))
+    for stage, actions in enumerate(order):
+        if sorted((action.phase, action.microbatch) for action in actions) != wanted:
+            raise PlanError(
+                f"order: stage {stage} must do both passes of microbatches 0..{plan.microbatches - 1}, each "
+                f"once, got {' '.join(map(str, actions))}"
+            )
+
+
+def _waiting(rank: _Rank, end_us: float) -> list[Interval]:
+    """When a rank did nothing, until the end of the step."""
+    starts = [start for start, _ in rank.spans] + [end_us]
+    ends = [0.0] + [end for _, end in rank.spans]
+    return [
+        Interval(rank.rank, "waiting", None, end, start)
+        for end, start in zip(ends, starts, strict=True)
+        if start > end
+    ]

@@ -1,0 +1,99 @@
+"""A schedule beside the baselines on the same topology, over message sizes, all in one simulator.
+
+Baselines that do not exist on the graph (no ring through every rank, say) are named with their reason; the
+NCCL models come from formulas, not from the simulator, and carry "model" in their name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arborcast.synth.baselines import BASELINES, solve_baseline
+from arborcast.synth.baselines.nccl_model import KNOWN_PLANS, nccl_times
+from arborcast.synth.errors import CollectiveError, InfeasibleError
+from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.simulation.service import EARLIEST, Service
+from arborcast.synth.simulation.simulator import Timing, sweep
+
+LARGEST_SEARCHED = 128
+"""Ranks up to which baselines are built beside a schedule in implicit form: a ring is searched for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Timings by method, the schedule's own first, why others are missing, and the order of service."""
+
+    by_method: Mapping[str, Sequence[Timing]]
+    unavailable: Mapping[str, str]
+    service: Service = EARLIEST
+
+    def to_document(self) -> dict[str, Any]:
+        """Rows of method, size, pieces, times, rates and service, as `synth simulate --json` prints."""
+        rows = [
+            {
+                "method": method,
+                "bytes": timing.bytes,
+                "pieces": timing.pieces,
+                "time_us": timing.time_us,
+                "algbw": timing.algbw,
+                "busbw": timing.busbw,
+                "service": timing.service,
+            }
+            for method, timings in self.by_method.items()
+            for timing in timings
+        ]
+        return {"service": str(self.service), "rows": rows, "unavailable": dict(self.unavailable)}
+
+
+def compare(schedule: AnySchedule, sizes: Sequence[int], *, service: str | Service = EARLIEST) -> Comparison:
+    """Simulate a correct schedule and every baseline of the same collective.
+
+    Args:
+        schedule: its method's name is its name in the comparison.
+        sizes: message sizes in bytes (the whole buffer).
+        service: the order of service of all that is simulated, see `arborcast.synth.simulation.simulator.simulate`.
+
+    Raises:
+        InputError: no order of service, or one that the implicit form does not have.
+    """
+    order = Service.of(service)
+    by_method: dict[str, Sequence[Timing]] = {schedule.method.name: sweep(schedule, sizes, service=order)}
+    unavailable: dict[str, str] = {}
+    ranks = schedule.topology.ranks
+    too_large = isinstance(schedule, ImplicitSchedule) and ranks > LARGEST_SEARCHED
+    for name in BASELINES:
+        if name == schedule.method.name:
+            continue
+        if too_large:
+            unavailable[name] = f"built among up to {LARGEST_SEARCHED} ranks, got {ranks}"
+            continue
+        try:
+            baseline = solve_baseline(schedule.topology, schedule.collective, name, bound=schedule.bound)
+        except (InfeasibleError, CollectiveError) as error:
+            unavailable[name] = str(error).removeprefix(f"{name}: ")
+        else:
+            by_method[name] = sweep(baseline, sizes, service=order)
+    try:
+        by_method |= _nccl_models(schedule, sizes, searched=not too_large)
+    except (InfeasibleError, CollectiveError) as error:
+        unavailable["nccl-model"] = str(error)
+    return Comparison(by_method, unavailable, order)
+
+
+def _nccl_models(
+    schedule: AnySchedule, sizes: Sequence[int], *, searched: bool
+) -> dict[str, Sequence[Timing]]:
+    """What NCCL's formulas say, where they know the machine or its links between GPUs are all there is."""
+    topology = schedule.topology
+    if topology.switches and topology.name not in KNOWN_PLANS:
+        raise CollectiveError(f"NCCL's plan for {topology.name} with its switches is not known")
+    if topology.name not in KNOWN_PLANS and not searched:
+        rule = f"NCCL's rings are searched for among up to {LARGEST_SEARCHED} ranks"
+        raise CollectiveError(f"{rule}, got {topology.ranks}")
+    rows: dict[str, list[Timing]] = {}
+    for row in nccl_times(topology, schedule.collective, sizes):
+        timing = Timing(row.bytes, 0, row.time_us, row.algbw, row.busbw)  # a formula has no pieces
+        rows.setdefault(row.method, []).append(timing)
+    return dict(rows)

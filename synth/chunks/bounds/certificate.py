@@ -1,0 +1,118 @@
+"""What proves that S steps need so many rounds per chunk, whatever the number of chunks.
+
+These are the values. `arborcast.synth.chunks.bounds.flow_bounds` and `arborcast.synth.chunks.trees.column_generation` find them
+with linear programs; `arborcast.synth.chunks.bounds.check` recomputes in exact arithmetic, from the certificate alone,
+what each one proves.
+
+The linear program behind all of them: let step t last r_t rounds per chunk of a demand (a real number), so
+that link e carries at most capacity_e * r_t there, and let every demand be one unit, carried by trees in the
+time-expanded graph (vertices (rank, t); a send over a route from (u, t) to (v, t+1); waiting costs
+nothing). The least sum of the r_t is the least R/C over all C. Lengths y[t][e] >= 0 with
+sum_e capacity_e * y[t][e] <= 1 in every step prove that it is at least the sum over the demands of the
+cheapest tree under y (weak duality): that is `TreeLengths`. A send costs what the links of its route do in
+its step, and a tree what its sends do. It costs at least what its ways to the targets do when the lengths
+are shared out among the targets: that is `PathLengths`, weaker and easy to check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+from arborcast.synth.certificate import Bound
+
+StepLengths: TypeAlias = tuple[tuple[Fraction, ...], ...]
+"""A length for each step and each link of the topology, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticLimit:
+    """The proven rate of any schedule, in however many steps."""
+
+    bound: Bound
+
+
+@dataclass(frozen=True, slots=True)
+class PathLengths:
+    """Lengths of their own for each demand and target.
+
+    For each demand let total[demand] be the sum of the lengths of its targets (of the same step and link).
+    In each step the sum over links of capacity times the largest total among the demands is at most 1. The
+    ratio proved is the sum, over demands and targets, of the length of the shortest way from the demand's
+    sources to the target in S steps.
+
+    Attributes:
+        shares: distinct step lengths, so that demands with the same need not repeat them.
+        assigned: for each demand, for each of its targets in ascending order, an index into `shares`.
+    """
+
+    shares: tuple[StepLengths, ...]
+    assigned: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLengths:
+    """One set of lengths; the ratio proved is the sum over the demands of the cheapest tree.
+
+    In each step the sum over links of capacity times length is at most 1. A tree reaches all targets of a
+    demand from its sources within S steps; checking it takes time exponential in the number of targets.
+    """
+
+    lengths: StepLengths
+
+
+RouteLengths: TypeAlias = tuple[tuple[int, int, Fraction], ...]
+"""Step, route and length, of those routes that have one in that step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairLengths:
+    """Of an allreduce: lengths of routes for each contribution and rank that it must reach.
+
+    A message may carry any number of contributions, so all pairs share it: in each step the lengths of a
+    route, of all pairs together, are at most those of its links, and the sum over links of capacity times
+    length is at most 1. The ratio proved is the sum over the pairs of the shortest way in S steps.
+
+    Attributes:
+        links: a length for each step and link.
+        pairs: contributor, receiver and the lengths of their routes.
+    """
+
+    links: StepLengths
+    pairs: tuple[tuple[int, int, RouteLengths], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLengths:
+    """Of an allreduce: one set of lengths; the ratio proved is that of the cheapest messages of one chunk.
+
+    In each step the sum over links of capacity times length is at most 1. The messages bring every
+    contribution to every rank within S steps; a message brings all that its sender has met, and costs what
+    the links of its route do in its step. Checking it takes a search by CaDiCaL.
+
+    Attributes:
+        lengths: see above.
+        cost: no messages cost less.
+    """
+
+    lengths: StepLengths
+    cost: Fraction
+
+
+StepCertificate: TypeAlias = StaticLimit | PathLengths | TreeLengths | PairLengths | MessageLengths
+
+
+@dataclass(frozen=True, slots=True)
+class StepBound:
+    """No schedule of so many steps has fewer rounds per chunk.
+
+    Attributes:
+        steps: S.
+        ratio: the least R/C that the certificate allows.
+        certificate: what proves it.
+    """
+
+    steps: int
+    ratio: Fraction
+    certificate: StepCertificate

@@ -1,0 +1,367 @@
+"""What the certificate of a step bound proves, recomputed from the certificate alone in exact arithmetic.
+
+`certified_ratio` is how every limit of `arborcast.synth.chunks.bounds.flow_bounds` and
+`arborcast.synth.chunks.trees.column_generation` is checked, and it knows nothing of how they are found: lengths become
+integers, rules are checked, and shortest ways or cheapest trees in the time-expanded graph say what they
+prove (the theory is in `arborcast.synth.chunks.bounds.certificate`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arborcast.synth.certificate import Bound
+from arborcast.synth.certification import certified_rate
+from arborcast.synth.certification.ways import FAR, Matrix, ways_between
+from arborcast.synth.chunks.bounds.certificate import (
+    MessageLengths,
+    PairLengths,
+    PathLengths,
+    StaticLimit,
+    StepCertificate,
+    StepLengths,
+    TreeLengths,
+)
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.sums.check import ratio_of_messages, ratio_of_pairs
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Topology
+
+MOST_TREE_TARGETS = 12
+"""Targets of one demand up to which cheapest trees are recomputed: the time triples with each one more."""
+
+MOST_SETS = 1 << 15
+"""Sets of targets, those of all demands together, up to which cheapest trees are recomputed."""
+
+_LARGEST = 1 << 61
+_MOST_TOGETHER = 1 << 20  # numbers in memory at once
+
+Whole = Matrix  # int64 where every sum fits, Python integers (an array of objects) where one might not
+
+
+def certified_ratio(problem: Problem, steps: int, certificate: StepCertificate) -> Fraction:
+    """The R/C that a certificate proves to be the least, for every number of chunks C.
+
+    Args:
+        problem: what is limited: the collective itself, the mirror image of a reduction, or that of an
+            allreduce (`arborcast.synth.chunks.sums.instance.sum_problem`).
+        steps: S.
+        certificate: lengths of paths or of trees; of an allreduce, of pairs or messages. Those of paths and
+            pairs take a shortest-way search per target; those of trees time exponential in the targets of a
+            demand, those of messages a search by CaDiCaL.
+
+    Raises:
+        InputError: the certificate does not fit the problem, breaks its rule, or belongs to a demand that
+            no schedule of so many steps serves; a `StaticLimit`, which speaks of a collective
+            (`static_ratio`); too many targets for cheapest trees.
+    """
+    if steps < 1:
+        raise InputError(f"certificate: steps must be at least 1, got {steps}")
+    match certificate:
+        case PathLengths():
+            return _ratio_of_paths(problem, steps, certificate)
+        case TreeLengths():
+            return _ratio_of_trees(problem, steps, certificate)
+        case PairLengths():
+            return ratio_of_pairs(problem, steps, certificate)
+        case MessageLengths():
+            return ratio_of_messages(problem, steps, certificate)
+        case StaticLimit():
+            raise InputError("static limit: limits a collective, not a problem of copies; use static_ratio")
+
+
+def static_ratio(topology: Topology, collective: Collective, bound: Bound) -> Fraction:
+    """The R/C that a limit of the rate proves to be the least, in however many steps.
+
+    In R rounds a chunk schedule moves, at `bandwidth_unit` GB/s, buffers of C chunks per block.
+
+    Args:
+        topology: the fabric, not its mirror image.
+        collective: what is limited, reductions as they are.
+        bound: of its rate, which is recomputed from the certificate.
+
+    Raises:
+        InputError: the certificate proves something else than the bound says, or that nothing can be done;
+            an allreduce, whose chunks are those of the two halves that it is composed of.
+    """
+    if collective.kind is Kind.ALLREDUCE:
+        raise InputError("static limit: an allreduce is composed of two halves, each with a limit of its own")
+    rate = certified_rate(topology, collective, bound.certificate)
+    if rate != bound.rate:
+        raise InputError(
+            f"static limit: its certificate proves {rate} GB/s, the bound says {bound.rate} GB/s"
+        )
+    if rate == 0:
+        raise InputError(
+            f"static limit: there is no schedule of this {collective.kind} at all, its rate is 0"
+        )
+    share = next(iter(collective.blocks().values()))  # blocks are of one size
+    return topology.bandwidth_unit / (rate * share)
+
+
+def _ratio_of_paths(problem: Problem, steps: int, certificate: PathLengths) -> Fraction:
+    _check_assigned(problem, certificate)
+    fan_out = max(len(demand.targets) for demand in problem.demands)
+    lengths, scale = _whole(problem, steps, certificate.shares, "share", fan_out)
+    assignments = dict.fromkeys(certificate.assigned)
+    totals = [sum(lengths[share] for share in assigned) for assigned in assignments]
+    _check_capacity(problem, np.maximum.reduce(totals), scale)
+    sends = [_Sends.under(problem.topology, of_share) for of_share in lengths]
+    ways: dict[tuple[int, int], tuple[Whole, int]] = {}
+    total = 0
+    for index, (demand, assigned) in enumerate(zip(problem.demands, certificate.assigned, strict=True)):
+        for target, share in zip(sorted(demand.targets), assigned, strict=True):
+            if (share, target) not in ways:
+                ways[share, target] = sends[share].distances_to(target)
+            distances, never = ways[share, target]
+            nearest = min(int(distances[source]) for source in demand.sources)
+            if nearest >= never:
+                raise InputError(f"demand {index}: rank {target} cannot be reached in {steps} steps")
+            total += nearest
+    return Fraction(total, scale)
+
+
+def _ratio_of_trees(problem: Problem, steps: int, certificate: TreeLengths) -> Fraction:
+    sets = _TargetSets.of(problem)
+    fan_out = max(len(demand.targets) for demand in problem.demands)
+    lengths, scale = _whole(problem, steps, [certificate.lengths], "lengths", fan_out)
+    _check_capacity(problem, lengths[0], scale)
+    sends = _Sends.under(problem.topology, lengths[0])
+    never = sends.never(fan_out)
+    table = sets.costs(sends, never)
+    total = 0
+    for index, demand in enumerate(problem.demands):
+        sources = sorted(demand.sources)
+        served = table[:, sources].min(axis=1, keepdims=True)
+        if len(sources) > 1:
+            sets.divide(served)
+        cost = int(served[sets.position[sets.mask(demand.targets)], 0])
+        if cost >= never:
+            raise InputError(f"demand {index}: its targets cannot all be reached in {steps} steps")
+        total += cost
+    return Fraction(total, scale)
+
+
+def _check_assigned(problem: Problem, certificate: PathLengths) -> None:
+    if len(certificate.assigned) != len(problem.demands):
+        raise InputError(
+            f"certificate: needs shares for each of {len(problem.demands)} demands, "
+            f"got them for {len(certificate.assigned)}"
+        )
+    for index, (demand, assigned) in enumerate(zip(problem.demands, certificate.assigned, strict=True)):
+        if len(assigned) != len(demand.targets):
+            raise InputError(
+                f"certificate: demand {index} needs a share for each of {len(demand.targets)} targets, "
+                f"got {len(assigned)}"
+            )
+        for share in assigned:
+            if not 0 <= share < len(certificate.shares):
+                raise InputError(
+                    f"certificate: demand {index}: share must be in 0..{len(certificate.shares) - 1}, "
+                    f"got {share}"
+                )
+
+
+def _whole(
+    problem: Problem, steps: int, tables: Sequence[StepLengths], name: str, fan_out: int
+) -> tuple[Whole, int]:
+    """The lengths in whole units (table, step, link), and how many units are 1."""
+    for index, table in enumerate(tables):
+        _check_table(problem, steps, table, name if len(tables) == 1 else f"{name} {index}")
+    scale = math.lcm(*{length.denominator for length in _entries(tables)})
+    largest = max((length * scale for length in _entries(tables)), default=Fraction(0))
+    # The largest numbers that come up: a step's capacities times lengths, and twice what no tree costs,
+    # where no send passes a link twice.
+    sums = fan_out * max(sum(problem.capacities), 4 * len(problem.topology.links) * steps)
+    exact = np.array(
+        [[[int(length * scale) for length in row] for row in table] for table in tables], dtype=object
+    )
+    fits = (largest + 1) * sums <= _LARGEST
+    return (exact.astype(np.int64) if fits else exact).reshape(len(tables), steps, -1), scale
+
+
+def _entries(tables: Iterable[StepLengths]) -> Iterator[Fraction]:
+    return (length for table in tables for row in table for length in row)
+
+
+def _check_table(problem: Problem, steps: int, table: StepLengths, name: str) -> None:
+    links = problem.topology.links
+    if len(table) != steps:
+        raise InputError(f"certificate: {name} needs one row per step ({steps}), got {len(table)}")
+    for step, row in enumerate(table):
+        if len(row) != len(links):
+            raise InputError(
+                f"certificate: {name}, step {step}: needs one length per link ({len(links)}), got {len(row)}"
+            )
+        for link, length in zip(links, row, strict=True):
+            if not isinstance(length, (Fraction, int)):
+                raise InputError(
+                    f"certificate: {name}, step {step}, link {link.src}->{link.dst}: length must be a "
+                    f"fraction, got {length!r}"
+                )
+            if length < 0:
+                raise InputError(
+                    f"certificate: {name}, step {step}, link {link.src}->{link.dst}: length must not be "
+                    f"negative, got {length}"
+                )
+
+
+def _check_capacity(problem: Problem, lengths: Whole, scale: int) -> None:
+    """The rule that makes lengths a proof: in each step the capacities times them are at most 1."""
+    capacities = np.array(problem.capacities, dtype=lengths.dtype)
+    for step, used in enumerate((lengths * capacities).sum(axis=1)):
+        if used > scale:
+            raise InputError(
+                f"certificate: step {step}: capacities times lengths must add up to at most 1, "
+                f"got {Fraction(int(used), scale)}"
+            )
+
+
+@dataclass(frozen=True)
+class _Sends:
+    """What may be sent within a step, from rank to rank, in the order of the senders.
+
+    Whatever its way through switches, a send costs at least the shortest one.
+
+    Attributes:
+        ranks: number of ranks.
+        costs: of each send (column) in each step (row).
+        dst: the rank that it reaches.
+        senders: the ranks that can send at all.
+        firsts: the first send of each sender.
+    """
+
+    ranks: int
+    costs: Whole
+    dst: NDArray[np.int64]
+    senders: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+    @classmethod
+    def under(cls, topology: Topology, lengths: Whole) -> _Sends:
+        """Those of a topology, with lengths for each step and link."""
+        ranks, switches = range(topology.ranks), range(topology.ranks, topology.size)
+        far = FAR if lengths.dtype == np.int64 else 1 + sum(int(length) for length in lengths.ravel())
+        ways = [ways_between(topology, of_step, ranks, switches, far) for of_step in lengths]
+        src, dst = np.nonzero((ways[0] < far) & ~np.eye(topology.ranks, dtype=np.bool_))
+        senders, firsts = np.unique(src, return_index=True)
+        return cls(topology.ranks, np.array([way[src, dst] for way in ways]), dst, senders, firsts)
+
+    def never(self, fan_out: int = 1) -> int:
+        """More than any tree with so many targets costs, where a tree is no more than a way to each."""
+        return 1 + fan_out * sum(int(row.max(initial=0)) for row in self.costs)
+
+    def distances_to(self, target: int) -> tuple[Whole, int]:
+        """The shortest ways from each rank at the start to one at the end; and what none is as long as."""
+        never = self.never()
+        distances = np.full((1, self.ranks), never, dtype=self.costs.dtype)
+        distances[0, target] = 0
+        for costs in self.costs[::-1]:
+            distances = self.one_step_earlier(distances, costs)
+        return distances[0], never
+
+    def one_step_earlier(self, later: Whole, costs: Whole) -> Whole:
+        """What each rank (column) pays, who may wait for nothing or send once."""
+        earlier = later.copy()
+        together = max(1, _MOST_TOGETHER // max(1, len(self.dst)))
+        for first in range(0, len(later), together):
+            rows = later[first : first + together]
+            sent = np.minimum.reduceat(rows[:, self.dst] + costs, self.firsts, axis=1)
+            earlier[first : first + together, self.senders] = np.minimum(rows[:, self.senders], sent)
+        return earlier
+
+
+@dataclass(frozen=True)
+class _TargetSets:
+    """All sets of targets that a tree of some demand may have to serve, the smaller before the larger.
+
+    A set is a number whose bits stand for `terminals`.
+
+    Attributes:
+        terminals: the targets of all demands, ascending.
+        position: the row of each set; the empty set is row 0.
+        divisions: for each row the rows of the two parts of every division in two; the first part holds
+            the first target.
+    """
+
+    terminals: tuple[int, ...]
+    position: dict[int, int]
+    divisions: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> _TargetSets:
+        for index, demand in enumerate(problem.demands):
+            if len(demand.targets) > MOST_TREE_TARGETS:
+                raise InputError(
+                    f"demand {index}: cheapest trees can be recomputed for at most {MOST_TREE_TARGETS} "
+                    f"targets, got {len(demand.targets)}"
+                )
+        terminals = tuple(sorted(frozenset[int]().union(*(demand.targets for demand in problem.demands))))
+        found = {0}
+        for targets in dict.fromkeys(demand.targets for demand in problem.demands):
+            found.update(_parts(_mask(terminals, targets)))
+            if len(found) > MOST_SETS:
+                raise InputError(
+                    f"problem: cheapest trees can be recomputed for at most {MOST_SETS} sets of targets "
+                    f"among its {len(problem.demands)} demands, got more"
+                )
+        position = {mask: row for row, mask in enumerate(sorted(found))}
+        return cls(terminals, position, tuple(_divisions(mask, position) for mask in position))
+
+    def mask(self, targets: Iterable[int]) -> int:
+        """The number of a set of targets."""
+        return _mask(self.terminals, targets)
+
+    def costs(self, sends: _Sends, never: int) -> Whole:
+        """The cheapest tree to each set (row) from each rank (column) at the start.
+
+        Dreyfus and Wagner 1971, backwards in time: a tree waits or sends, unless it forks into two.
+        """
+        table = np.full((len(self.position), sends.ranks), never, dtype=sends.costs.dtype)
+        table[0] = 0
+        self._serve_own(table)
+        for costs in sends.costs[::-1]:
+            table = sends.one_step_earlier(table, costs)
+            self.divide(table)
+            self._serve_own(table)
+        return table
+
+    def divide(self, table: Whole) -> None:
+        """Let trees fork: a set costs at most what its parts do."""
+        for row, (first, rest) in enumerate(self.divisions):
+            if len(first):
+                np.minimum(table[row], (table[first] + table[rest]).min(axis=0), out=table[row])
+
+    def _serve_own(self, table: Whole) -> None:
+        """A target need not be brought what it has."""
+        for mask, row in self.position.items():  # ascending, so that the rest of a set comes before it
+            for bit, terminal in enumerate(self.terminals):
+                if mask >> bit & 1:
+                    table[row, terminal] = table[self.position[mask ^ 1 << bit], terminal]
+
+
+def _mask(terminals: Sequence[int], targets: Iterable[int]) -> int:
+    wanted = set(targets)
+    return sum(1 << bit for bit, terminal in enumerate(terminals) if terminal in wanted)
+
+
+def _parts(mask: int) -> Iterator[int]:
+    """Every subset of a set but the empty one."""
+    part = mask
+    while part:
+        yield part
+        part = (part - 1) & mask
+
+
+def _divisions(mask: int, position: dict[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    others = mask & (mask - 1)
+    rests = list(_parts(others))
+    first = [position[mask ^ rest] for rest in rests]
+    return np.array(first, dtype=np.int64), np.array([position[rest] for rest in rests], dtype=np.int64)

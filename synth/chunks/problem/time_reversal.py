@@ -1,0 +1,160 @@
+"""Reductions as mirror images of copies, and plans as schedules.
+
+A reduce is a broadcast run backwards on the reversed topology, a reduce-scatter an allgather run backwards:
+every send turns round and becomes a reduction, and the last step becomes the first. `mirrored` gives the
+collective that a solver is asked, `schedule_of` turns its plan into a schedule of what was wanted, and
+`allreduce_of` joins a reduce-scatter and an allgather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from arborcast.synth.certificate import Bound
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.symmetry.orbits import ChunkSend
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import CollectiveError
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.topology import Topology
+
+IMAGES = {Kind.REDUCE: Kind.BROADCAST, Kind.REDUCE_SCATTER: Kind.ALLGATHER}
+"""The copy whose mirror image each reduction is."""
+
+
+def mirrored(topology: Topology, collective: Collective) -> tuple[Topology, Collective]:
+    """The topology and collective to solve; those given where nothing is reduced.
+
+    Raises:
+        CollectiveError: an allreduce, which is two of them (`allreduce_of`).
+    """
+    if collective.kind is Kind.ALLREDUCE:
+        raise CollectiveError("allreduce: has no mirror image; join a reduce-scatter and an allgather")
+    if collective.kind not in IMAGES:
+        return topology, collective
+    return topology.reversed(), replace(collective, kind=IMAGES[collective.kind])
+
+
+def schedule_of(
+    topology: Topology,
+    collective: Collective,
+    problem: Problem,
+    chunks: int,
+    plan: Plan,
+    *,
+    method: Method,
+    bound: Bound,
+) -> Schedule:
+    """The schedule that a plan is.
+
+    Args:
+        topology: the one that was asked about, not its mirror image.
+        collective: what was asked for.
+        problem: what the plan solves: of `mirrored(topology, collective)`.
+        chunks: C, the chunks of each demand.
+        plan: rounds and sends, pruned to a tree per chunk.
+        method: what found it.
+        bound: the proven limit of the collective's rate.
+    """
+    rounds = plan.rounds
+    transfers = list(_transfers(problem, chunks, plan))
+    if collective.kind in IMAGES:
+        rounds = rounds[::-1]
+        transfers = [reversed_in_time(transfer, len(rounds)) for transfer in transfers]
+    rounds, transfers = _ending_late(rounds, transfers)
+    return Schedule.build(
+        topology, collective, method, bound, _chunks(collective, problem, chunks), transfers, rounds
+    )
+
+
+def allreduce_of(
+    collective: Collective, scattered: Schedule, gathered: Schedule, *, method: Method, bound: Bound
+) -> Schedule:
+    """The allreduce that reduces every chunk to its owner and then spreads it from there.
+
+    Args:
+        collective: an allreduce among the ranks of both halves.
+        scattered: a step-synchronous reduce-scatter.
+        gathered: a step-synchronous allgather with the same chunks.
+        method: what found them.
+        bound: the proven limit of the allreduce.
+    """
+    assert scattered.rounds is not None and gathered.rounds is not None, "both halves are step-synchronous"
+    assert scattered.chunks == gathered.chunks, "both halves have the same chunks in the same order"
+    later = (replace(t, step=t.step + len(scattered.rounds)) for t in gathered.transfers)
+    return Schedule.build(
+        scattered.topology,
+        collective,
+        method,
+        bound,
+        scattered.chunks,
+        (*scattered.transfers, *later),
+        (*scattered.rounds, *gathered.rounds),
+    )
+
+
+def repeated(plan: Plan, times: int) -> Plan:
+    """The plan with every chunk divided into so many, and every step so many times as long."""
+    return Plan(
+        tuple(rounds * times for rounds in plan.rounds),
+        tuple(
+            ChunkSend(send.demand, send.chunk * times + part, send.route, send.step)
+            for send in plan.sends
+            for part in range(times)
+        ),
+    )
+
+
+def _chunks(collective: Collective, problem: Problem, count: int) -> Iterator[Chunk]:
+    for index, demand in enumerate(problem.demands):
+        owner = demand.owner
+        target = min(demand.targets) if collective.kind in _WITH_TARGET else None
+        number = index if collective.kind is Kind.CUSTOM else None
+        for _ in range(count):
+            yield Chunk(share_of_demand(collective) / count, owner, target, number)
+
+
+def share_of_demand(collective: Collective) -> Fraction:
+    """The part of the whole buffer that one demand of its problem is (all are of one size).
+
+    An allreduce has one block and as many demands as ranks: each rank owns a part of it.
+    """
+    if collective.kind is Kind.ALLREDUCE:
+        return Fraction(1, len(collective.ranks))
+    return next(iter(collective.blocks().values()))
+
+
+_WITH_TARGET = frozenset({Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL})
+
+
+def _transfers(problem: Problem, chunks: int, plan: Plan) -> Iterator[Transfer]:
+    for send in plan.sends:
+        route = problem.routes[send.route]
+        yield Transfer(
+            send.demand * chunks + send.chunk, route.src, route.dst, send.step, reduce=False, via=route.via
+        )
+
+
+def _ending_late(
+    rounds: tuple[int, ...], transfers: list[Transfer]
+) -> tuple[tuple[int, ...], list[Transfer]]:
+    """Steps at the end in which nothing is sent go before the others: a schedule ends with a send."""
+    idle = len(rounds) - 1 - max(transfer.step for transfer in transfers)
+    if not idle:
+        return rounds, transfers
+    return rounds[-idle:] + rounds[:-idle], [replace(t, step=t.step + idle) for t in transfers]
+
+
+def reversed_in_time(transfer: Transfer, steps: int) -> Transfer:
+    """A copy of one of so many steps as the reduction that it is backwards."""
+    return replace(
+        transfer,
+        src=transfer.dst,
+        dst=transfer.src,
+        step=steps - 1 - transfer.step,
+        reduce=True,
+        via=transfer.via[::-1],
+    )

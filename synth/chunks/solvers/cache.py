@@ -1,0 +1,257 @@
+"""Answers of solvers on disk, found again by everything that they depend on.
+
+A key is a hash of the problem, of what was asked, of the solvers' versions and of our own sources, so that
+nothing has to be declared out of date. An entry that is not whole is a warning and a recomputation; a folder
+that cannot be written is one warning and no cache. Several processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from arborcast.synth.chunks.encodings.outcome import Impossible
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.symmetry.orbits import ChunkSend
+from arborcast.synth.errors import InputError, Prover
+from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.reading import read_text
+from arborcast.synth.kernels.cache_folder import cache_folder
+from arborcast.synth.topology import Topology
+
+log = logging.getLogger(__name__)
+
+Detail: TypeAlias = str | int | Sequence[str] | Sequence[int] | None
+
+MAX_BYTES = 256 << 20
+"""Size of a folder beyond which the entries that were not used for the longest time go."""
+
+_FORMAT = "arborcast.cache/2"
+_MAX_ENTRY_BYTES = 64 << 20
+_SOLVERS = ("z3-solver", "highspy", "python-sat")
+_STALE_DRAFT_S = 3600.0  # a writer that has not renamed its draft after an hour is dead
+_unwritable: set[Path] = set()
+"""Folders of which it was said that they cannot be written."""
+
+
+class ChunkCache:
+    """A folder of entries, each a JSON document under a key.
+
+    Attributes:
+        folder: where they are; made when the first one is written.
+        max_bytes: size of all entries together beyond which the oldest are removed.
+    """
+
+    def __init__(self, folder: Path | str | None = None, *, max_bytes: int = MAX_BYTES) -> None:
+        """Nothing is read or written yet.
+
+        Args:
+            folder: where None, "chunks" in the folder of all caches (`arborcast.synth.kernels.cache_folder`).
+            max_bytes: see the class.
+        """
+        self.folder = cache_folder() / "chunks" if folder is None else Path(folder)
+        self.max_bytes = max_bytes
+        self._unchecked_bytes: int | None = None  # since the size of the folder was looked at; None: never
+
+    def key(
+        self,
+        problem: Problem,
+        chunks: int,
+        steps: int,
+        rounds: int,
+        *,
+        encodings: Sequence[str],
+        seed: int,
+        **details: Detail,
+    ) -> str:
+        """The key of one instance.
+
+        Args:
+            problem: of any name and with any latencies, which play no part.
+            chunks: C.
+            steps: S.
+            rounds: R.
+            encodings: that take part, in the order of preference.
+            seed: of the solvers.
+            details: whatever else the answer depends on.
+        """
+        size = [chunks, steps, rounds]
+        return self.key_of("instance", problem, size=size, encodings=encodings, seed=seed, **details)
+
+    def key_of(self, subject: str, problem: Problem, **details: Detail) -> str:
+        """The key of anything about a problem.
+
+        Args:
+            subject: what kind of answer it is.
+            problem: what it is about.
+            details: everything else that it depends on.
+        """
+        content = {
+            "topology": _topology_document(problem.topology),
+            "demands": [[sorted(demand.sources), sorted(demand.targets)] for demand in problem.demands],
+            "routes": [[route.src, *route.via, route.dst] for route in problem.routes],
+            "details": details,
+        }
+        return self.key_of_content(subject, content)
+
+    def key_of_content(self, subject: str, content: Mapping[str, object]) -> str:
+        """The key of an answer that depends on plain JSON values, the solvers and our sources only.
+
+        Args:
+            subject: what kind of answer it is.
+            content: those values by name.
+        """
+        state = {"solvers": _solver_versions(), "sources": _sources()}
+        return hashlib.sha256(_canonical({"subject": subject, **content, **state}).encode()).hexdigest()
+
+    def get(self, key: str) -> Plan | Impossible | None:
+        """The answer that was kept; None where there is none that can be read."""
+        document = self.get_json(key)
+        if document is None:
+            return None
+        try:
+            return _answer_from(document)
+        except (KeyError, TypeError, ValueError) as error:
+            self._warn_of_entry(key, f"holds no answer: {error!r}")
+            return None
+
+    def put(self, key: str, answer: Plan | Impossible) -> None:
+        """Keep an answer, if the folder can be written."""
+        self.put_json(key, _document_of(answer))
+
+    def get_json(self, key: str) -> Any:
+        """The document that was kept; None where there is none that can be read."""
+        path = self._path(key)
+        try:
+            if not path.is_file():
+                return None
+            entry = json.loads(read_text(path, max_bytes=_MAX_ENTRY_BYTES))
+            content = entry["content"]
+            if entry["format"] != _FORMAT or entry["key"] != key:
+                raise ValueError("belongs to another key or format")
+            if entry["sha256"] != _digest(content):
+                raise ValueError("is not what was written")
+        except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+            self._warn_of_entry(key, str(error))
+            return None
+        with contextlib.suppress(OSError):  # it may be gone, or not be ours; then it only looks older
+            os.utime(path)
+        return content
+
+    def put_json(self, key: str, document: object) -> None:
+        """Keep a document of plain JSON values other than null, if the folder can be written.
+
+        One that is larger than the whole folder may be, or than 64 MB, is not kept.
+        """
+        entry = {"format": _FORMAT, "key": key, "sha256": _digest(document), "content": document}
+        text = _canonical(entry)
+        if self.folder in _unwritable or len(text) > min(_MAX_ENTRY_BYTES, self.max_bytes):
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path(key), text)
+            self._bound_size(len(text))
+        except (OSError, InputError) as error:
+            _unwritable.add(self.folder)
+            log.warning("answers are not kept: %s (ARBORCAST_CACHE names another folder)", error)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+    def _warn_of_entry(self, key: str, why: str) -> None:
+        log.warning("kept answer %s is computed anew: %s", self._path(key), why)
+
+    def _bound_size(self, written: int) -> None:
+        """Remove the oldest entries, looking at the folder only after much was written."""
+        if self._unchecked_bytes is not None:
+            self._unchecked_bytes += written
+            if self._unchecked_bytes < self.max_bytes // 16:
+                return
+        self._unchecked_bytes = 0
+        entries = sorted(_entries(self.folder))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in entries:
+            if total <= self.max_bytes:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+def _entries(folder: Path) -> Iterable[tuple[float, int, Path]]:
+    """Time of last use, size and path of each entry; drafts of dead processes are removed on the way."""
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            status = path.stat()
+            if path.suffix == ".json":
+                yield status.st_mtime, status.st_size, path
+            elif path.suffix == ".part" and status.st_mtime < time.time() - _STALE_DRAFT_S:
+                path.unlink()
+
+
+def _answer_from(document: Mapping[str, Any]) -> Plan | Impossible:
+    match document["outcome"]:
+        case "impossible":
+            return Impossible(Prover(document["proved_by"]))
+        case "found":
+            rounds, sends = document["rounds"], document["sends"]
+            if not all(type(number) is int and number >= 0 for row in (rounds, *sends) for number in row):
+                raise ValueError("sends and rounds must be natural numbers")
+            return Plan(tuple(rounds), tuple(ChunkSend(*send) for send in sends))
+        case other:
+            raise ValueError(f"outcome {other!r}")
+
+
+def _document_of(answer: Plan | Impossible) -> dict[str, Any]:
+    if isinstance(answer, Impossible):
+        return {"outcome": "impossible", "proved_by": answer.proved_by.value}
+    sends = [[send.demand, send.chunk, send.route, send.step] for send in answer.sends]
+    return {"outcome": "found", "rounds": list(answer.rounds), "sends": sends}
+
+
+def _topology_document(topology: Topology) -> dict[str, Any]:
+    """What chunk schedules depend on: neither names nor latencies, but the symmetries that were declared."""
+    return {
+        "ranks": topology.ranks,
+        "switches": [switch.reduces for switch in topology.switches],
+        "links": [[link.src, link.dst, str(link.bandwidth)] for link in topology.links],
+        "symmetries": topology.symmetries,
+    }
+
+
+def _canonical(document: object) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest(document: object) -> str:
+    return hashlib.sha256(_canonical(document).encode()).hexdigest()
+
+
+@cache
+def _solver_versions() -> dict[str, str]:
+    versions = {}
+    for name in _SOLVERS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "none"
+    return versions
+
+
+@cache
+def _sources() -> str:
+    """A name for the present state of the whole package: an answer depends on more than its encoding."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[2]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,234 @@
+"""One child process that runs solvers: with a memory limit, ended at any moment, and never outliving us.
+
+Solvers do not stop when they are asked to, and some take the whole process with them when they fail. Nothing
+here waits for a child without a deadline: the pipes do not block, and `wait` looks after all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec
+
+from arborcast.synth.chunks.solvers.solver_process import PREFIX
+from arborcast.synth.deadline import Deadline
+
+Parameters = ParamSpec("Parameters")
+
+_PIECE_BYTES = 1 << 20
+
+
+MEMORY_BYTES = 4 << 30
+"""Address space of a child unless said otherwise."""
+
+
+class WorkerDiedError(RuntimeError):
+    """A solver took its process with it, or needed more memory than it was allowed; one line says which."""
+
+
+class Worker:
+    """A child process that does one task at a time. It belongs to the thread that made it.
+
+    Attributes:
+        solver: what it works on or last worked on, as messages name it.
+        is_busy: whether it has a task whose result was not taken.
+    """
+
+    def __init__(self, *, memory_bytes: int | None = MEMORY_BYTES, modules: Sequence[str] = ()) -> None:
+        """Start the process; it takes a task at once, and does it when it is up.
+
+        Args:
+            memory_bytes: limit of its address space; None for none.
+            modules: to import before the first task comes.
+        """
+        self.solver = ""
+        self.is_busy = False
+        self._memory_bytes = memory_bytes
+        self._outbox = memoryview(b"")
+        self._inbox = bytearray()
+        self._has_ended = False
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
+        self._process = subprocess.Popen(
+            # -P: no module of the folder we happen to be in may take the place of one of ours.
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "arborcast.synth.chunks.solvers.solver_process",
+                str(memory_bytes or 0),
+                str(os.getpid()),
+                *modules,
+            ],
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C comes to us alone
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None, "both are pipes"
+        self._input, self._output = self._process.stdin, self._process.stdout
+        for pipe in (self._input, self._output):
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can take a task."""
+        return not self._has_ended and self._process.poll() is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` will not wait."""
+        return self._has_ended or self._has_reply
+
+    def start(
+        self,
+        solver: str,
+        function: Callable[Parameters, object],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> None:
+        """Hand it a task; `wait` says when it is done and `result` what came out.
+
+        Args:
+            solver: what messages name.
+            function: importable by its name.
+            args: of the function; pickled, as the result is.
+            kwargs: likewise.
+
+        Raises:
+            ValueError: the function belongs to `__main__`, which a child cannot import.
+        """
+        assert not self.is_busy, "one task at a time"
+        if function.__module__ == "__main__":
+            raise ValueError(f"{function.__qualname__}: must be importable by name, not part of __main__")
+        task = pickle.dumps((function, args, kwargs))
+        self.solver = solver
+        self.is_busy = True
+        self._outbox = memoryview(PREFIX.pack(len(task)) + task)
+        self.transfer()
+
+    def transfer(self) -> None:
+        """Send and receive what can be without waiting."""
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while self._outbox:
+                    self._outbox = self._outbox[os.write(self._input.fileno(), self._outbox[:_PIECE_BYTES]) :]
+            except BrokenPipeError:  # what it was is seen at the end of the other pipe
+                self._outbox = memoryview(b"")
+        with contextlib.suppress(BlockingIOError):
+            while not self.is_done:
+                received = os.read(self._output.fileno(), _PIECE_BYTES)
+                self._inbox += received
+                self._has_ended = not received
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Register what `transfer` may be waiting for."""
+        selector.register(self._output, selectors.EVENT_READ)
+        if self._outbox:
+            selector.register(self._input, selectors.EVENT_WRITE)
+
+    def result(self) -> Any:
+        """What the task returned, once `is_done`.
+
+        Raises:
+            WorkerDiedError: the process ended, or ran out of memory.
+            Exception: whatever the task raised, with the traceback in the child as a note.
+        """
+        assert self.is_busy, "there is a task"
+        self.is_busy = False
+        if not self._has_reply:
+            assert self._has_ended, "the task is done"
+            reason = self._reason()
+            self.kill()
+            raise WorkerDiedError(f"{self.solver}: {reason}")
+        # What the child wrote is as trustworthy as the child, which runs our own code.
+        kind, content = pickle.loads(memoryview(self._inbox)[PREFIX.size :])
+        self._inbox = bytearray()
+        match kind:
+            case "result":
+                return content
+            case "error":
+                raise content
+            case _:
+                self.kill()
+                raise WorkerDiedError(f"{self.solver}: {self._out_of_memory}")
+
+    def kill(self) -> None:
+        """End the process, whatever it does, and wait until it is gone."""
+        self._has_ended = True
+        self.is_busy = False
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        for file in (self._input, self._output, self._complaints):
+            file.close()
+
+    @property
+    def _has_reply(self) -> bool:
+        """Whether the reply is complete; nothing comes after it before the next task."""
+        here = len(self._inbox)
+        return here >= PREFIX.size and here == PREFIX.size + PREFIX.unpack_from(self._inbox)[0]
+
+    @property
+    def _out_of_memory(self) -> str:
+        if self._memory_bytes is None:
+            return "ran out of memory"
+        return f"needs more than its memory limit of {self._memory_bytes / (1 << 30):.3g} GiB"
+
+    def _reason(self) -> str:
+        """Why the process ended without a reply."""
+        status = self._process.wait()
+        size = self._complaints.seek(0, os.SEEK_END)
+        self._complaints.seek(max(size - _PIECE_BYTES, 0))
+        complaint = self._complaints.read().decode(errors="replace")
+        if "bad_alloc" in complaint or "MemoryError" in complaint:
+            return self._out_of_memory
+        if status == -signal.SIGKILL:  # not by us: then nobody asks
+            return "its process was ended by SIGKILL, perhaps because the system ran out of memory"
+        if status < 0:
+            return f"its process was ended by {_name_of_signal(-status)}"
+        lines = complaint.strip().splitlines()
+        return f"its process ended with status {status}: {lines[-1] if lines else 'without a word'}"
+
+
+def wait(workers: Collection[Worker], deadline: Deadline) -> list[Worker]:
+    """Those of some busy workers that are done, as soon as one is; none where the deadline passes first."""
+    while True:
+        done = [worker for worker in workers if worker.is_done]
+        if done or deadline.has_passed:
+            return done
+        with selectors.DefaultSelector() as selector:
+            for worker in workers:
+                worker.watch(selector)
+            selector.select(deadline.left_s)
+        for worker in workers:
+            worker.transfer()
+
+
+def _environment() -> dict[str, str]:
+    """Our own, in which a child finds whatever we can import and goes the same way every time."""
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**os.environ, **one_thread, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+
+
+def _name_of_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

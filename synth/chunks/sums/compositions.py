@@ -1,0 +1,260 @@
+"""Collectives that are one problem of copies, and allreduces composed of two of them.
+
+A reduce-scatter before an allgather is an allreduce, so that the frontiers of both give schedules of it, and
+the least of their compositions: mostly with fewer chunks at once and more steps than an allreduce that is
+searched as it is (`arborcast.synth.chunks.sums.optimum`), which is all schedules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+
+from arborcast.synth import bounds
+from arborcast.synth.certificate import Bound
+from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
+from arborcast.synth.chunks.curve import Curve, Effort, trace
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.time_reversal import (
+    allreduce_of,
+    mirrored,
+    repeated,
+    reversed_in_time,
+    schedule_of,
+    share_of_demand,
+)
+from arborcast.synth.chunks.step_optimum import StepOptimum, explain
+from arborcast.synth.chunks.sums.points import point_method
+from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.schedule import Method, Schedule, Transfer
+from arborcast.synth.topology import Topology
+
+
+@dataclass(frozen=True)
+class Half:
+    """A collective of its own, or one of the two that an allreduce is composed of."""
+
+    topology: Topology
+    collective: Collective
+    problem: Problem
+    latency: int
+    static: StepBound
+
+    @classmethod
+    def of(cls, topology: Topology, collective: Collective, limit: Bound) -> Half:
+        problem = Problem.of(*mirrored(topology, collective))
+        latency = problem.latency
+        assert latency is not None, "a collective with a rate above zero reaches everybody"
+        ratio = static_ratio(topology, collective, limit)
+        return cls(topology, collective, problem, latency, StepBound(latency, ratio, StaticLimit(limit)))
+
+    def asks_as(self, other: Half) -> bool:
+        """Whether both problems are one and the same, so that a curve of one is a curve of the other."""
+        mine, others = self.problem, other.problem
+        return (mine.routes, mine.capacities, mine.demands, self.static.ratio) == (
+            others.routes,
+            others.capacities,
+            others.demands,
+            other.static.ratio,
+        )
+
+    def trace(self, spare: int, effort: Effort, deadline: Deadline) -> Curve:
+        return trace(self.problem, self.static, self.latency + spare, effort, deadline)
+
+    def schedule(self, chunks: int, plan: Plan, method: Method) -> Schedule:
+        bound = self.static.certificate
+        assert isinstance(bound, StaticLimit), "made with one"
+        return schedule_of(
+            self.topology, self.collective, self.problem, chunks, plan, method=method, bound=bound.bound
+        )
+
+
+def parts_of(collective: Collective) -> list[Collective]:
+    """The collectives it is composed of: two for an allreduce, otherwise itself."""
+    if collective.kind is not Kind.ALLREDUCE:
+        return [collective]
+    return [replace(collective, kind=kind) for kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER)]
+
+
+def latency_of_parts(topology: Topology, collective: Collective) -> int | None:
+    """The fewest steps of the parts one after the other; None where some rank cannot be reached."""
+    steps = [Problem.of(*mirrored(topology, part)).latency for part in parts_of(collective)]
+    return None if None in steps else sum(step for step in steps if step is not None)
+
+
+def static_ratio(topology: Topology, collective: Collective, limit: Bound) -> Fraction:
+    """The R/C below which the rate of a schedule would exceed its limit."""
+    share = Fraction(1) if collective.kind is Kind.ALLREDUCE else share_of_demand(collective)
+    return topology.bandwidth_unit / (limit.rate * share)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A reduce-scatter and then an allgather.
+
+    Attributes:
+        schedule: both, with C, S and R among its method's settings.
+        ratio: R/C of the allreduce.
+        is_least: whether that is the least of all compositions in so many steps, with the smallest C of any
+            composition that attains it.
+        proof: how that was proved, or what is missing.
+        halves: the limits of both halves, each with its exact certificate; none of what `meetings` gives.
+    """
+
+    schedule: Schedule
+    ratio: Fraction
+    is_least: bool
+    proof: str
+    halves: tuple[StepBound, ...]
+
+
+def compositions(
+    topology: Topology, collective: Collective, limit: Bound, last: int, effort: Effort, deadline: Deadline
+) -> tuple[Composition, ...]:
+    """Allreduces composed of the points of both halves, in order of steps and then of R/C.
+
+    Args:
+        topology: the fabric.
+        collective: an allreduce.
+        limit: of its rate.
+        last: the largest S looked at.
+        effort: how to go about the halves.
+        deadline: what is found by then is returned.
+    """
+    halves = [
+        Half.of(topology, part, bounds.bound(topology, part, deadline_s=deadline.left_s))
+        for part in parts_of(collective)
+    ]
+    spare = last - sum(half.latency for half in halves)
+    if spare < 0:
+        return ()
+    curves: list[Curve] = []
+    for half in halves:
+        # On symmetric links the reversed fabric is the fabric: both halves ask the same.
+        known = [curve for other, curve in zip(halves, curves, strict=False) if other.asks_as(half)]
+        curves.append(
+            known[0].with_static(half.static)
+            if known
+            else half.trace(spare, effort, deadline.share(len(halves) - len(curves)))
+        )
+    found = _joined(topology, collective, limit, halves, curves, effort.seed)
+    in_time = (each for each in found if each.schedule.steps <= last)
+    return tuple(
+        sorted(in_time, key=lambda each: (each.schedule.steps, each.ratio, each.schedule.chunk_count))
+    )
+
+
+def meetings(
+    topology: Topology, collective: Collective, limit: Bound, last: int, effort: Effort, deadline: Deadline
+) -> tuple[Composition, ...]:
+    """Allreduces that meet on links: every chunk is reduced to both ends of one, who exchange what they have.
+
+        step   0 1     2       3 4       in 2 h + 1 steps, where a spread from both ends takes h; the first h
+               a -> u  u <-> v  u -> a    steps are the last ones backwards, so that links must be alike both
+               b -> v           v -> b    ways. Every link has as many chunks as it carries in a round.
+
+    Such schedules have the least possible loads, and one or two steps fewer than trees that meet in a rank.
+    Nothing is proved of them here. Arguments: see `compositions`. None where there are switches, links that
+    differ both ways, or only two ranks.
+    """
+    members = collective.members
+    capacity = {(a.src, a.dst): units for a, units in zip(topology.links, topology.capacities, strict=True)}
+    alike = all(capacity.get((dst, src)) == units for (src, dst), units in capacity.items())
+    if topology.switches or not alike or len(members) < 3:
+        return ()
+    ends = [pair for pair in capacity if pair[0] < pair[1] and members.issuperset(pair)]
+    places = [pair for pair in ends for _ in range(capacity[pair])]
+    spread = Collective.custom(topology, (Demand(frozenset(p), members - frozenset(p)) for p in places))
+    half = Half.of(topology, spread, bounds.bound(topology, spread, deadline_s=deadline.left_s))
+    most = (last - 1) // 2
+    if half.latency > most:
+        return ()
+    curve = half.trace(most - half.latency, replace(effort, proofs=False, jobs=1), deadline)
+    found = []
+    for optimum in curve.points:
+        assert optimum.plan is not None, "a point of a curve has a plan"
+        rounds = (*optimum.plan.rounds[::-1], optimum.chunks, *optimum.plan.rounds)
+        method = point_method(optimum.chunks * len(places), rounds, effort.seed)
+        after = half.schedule(optimum.chunks, optimum.plan, method)
+        steps = len(optimum.plan.rounds)
+        before = (reversed_in_time(transfer, steps) for transfer in after.transfers)
+        middle = (
+            Transfer(index * optimum.chunks + chunk, src, dst, steps, reduce=True)
+            for index, (one, other) in enumerate(places)
+            for chunk in range(optimum.chunks)
+            for src, dst in ((one, other), (other, one))
+        )
+        later = (replace(transfer, step=transfer.step + steps + 1) for transfer in after.transfers)
+        chunks = [replace(chunk, demand=None) for chunk in after.chunks]
+        schedule = Schedule.build(
+            topology, collective, method, limit, chunks, (*before, *middle, *later), rounds
+        )
+        found.append(Composition(schedule, Fraction(sum(rounds), len(chunks)), False, "meets on links", ()))
+    return tuple(found)
+
+
+def _joined(
+    topology: Topology,
+    collective: Collective,
+    limit: Bound,
+    halves: Sequence[Half],
+    curves: Sequence[Curve],
+    seed: int,
+) -> Iterator[Composition]:
+    """Every point of one half before every point of the other, each with its chunks divided as needed."""
+    ranks = len(collective.ranks)
+    for first, second in product(curves[0].points, curves[1].points):
+        chunks = math.lcm(first.chunks, second.chunks)
+        schedules = []
+        for half, optimum in zip(halves, (first, second), strict=True):
+            assert optimum.plan is not None, "a point of a curve has a plan"
+            plan = repeated(optimum.plan, chunks // optimum.chunks)
+            schedules.append(half.schedule(chunks, plan, point_method(chunks, plan.rounds, seed)))
+        rounds = tuple(count for schedule in schedules for count in schedule.rounds or ())
+        method = point_method(chunks * ranks, rounds, seed)
+        least, fewest = limits_together(curves, len(rounds))
+        is_least = Fraction(sum(rounds), chunks) == least
+        proof = f"reduce-scatter: {proof_of(first)}; allgather: {proof_of(second)}; among their compositions"
+        if not is_least:
+            proof += f" not proved: at least {least / ranks}"
+        elif chunks != fewest:
+            proof += " the smallest C is not proved"
+        yield Composition(
+            allreduce_of(collective, *schedules, method=method, bound=limit),
+            Fraction(sum(rounds), chunks * ranks),
+            is_least and chunks == fewest,
+            proof,
+            (first.limit, second.limit),
+        )
+
+
+def limits_together(curves: Sequence[Curve], steps: int) -> tuple[Fraction, int]:
+    """The limits of R/C and then of C, both per rank, of any composition of two halves in so many steps.
+
+    Both halves of a composition have the same C. One that attains the limit attains that of each half, so
+    that C times either ratio is whole, and C is no less than the fewest chunks of each.
+    """
+    first, second = curves
+    splits = [(some, steps - some) for some in range(min(first.limits), steps - min(second.limits) + 1)]
+    least = min(first.least(some) + second.least(others) for some, others in splits)
+    fewest = []
+    for some, others in splits:
+        parts = first.least(some), second.least(others)
+        if sum(parts) == least:
+            unit = math.lcm(*(part.denominator for part in parts))
+            most = max(first.fewest_chunks(some), second.fewest_chunks(others))
+            fewest.append(-(-most // unit) * unit)
+    return least, min(fewest)
+
+
+def proof_of(optimum: StepOptimum) -> str:
+    """How a point was proved, or what is missing."""
+    if optimum.ratio != optimum.limit.ratio:
+        return f"not proved: at least {optimum.limit.ratio} by {explain(optimum.limit)}"
+    smallest = optimum.smallest or "the smallest C is not proved"
+    return f"{explain(optimum.limit)}; {smallest}"

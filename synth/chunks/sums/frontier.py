@@ -1,0 +1,223 @@
+"""The frontier of an allreduce: searched as it is, and composed where that finds nothing better.
+
+Limits and proofs are over every schedule. Compositions of a reduce-scatter and an allgather are worked out
+when the first number of steps stays open, and stand where they beat what else was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from arborcast.synth.certificate import Bound, Scope
+from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
+from arborcast.synth.chunks.curve import Effort
+from arborcast.synth.chunks.solvers.cache import ChunkCache
+from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.step_optimum import explain
+from arborcast.synth.chunks.sums.compositions import Composition, compositions, meetings, static_ratio
+from arborcast.synth.chunks.sums.instance import sum_problem, sum_schedule
+from arborcast.synth.chunks.sums.optimum import SumOptimum, cached_optimum
+from arborcast.synth.chunks.sums.points import COMPOSITIONS, EVERY_SCHEDULE, Point, Traced, point_method
+from arborcast.synth.chunks.sums.searcher import SumSearcher
+from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import TimedOutError
+from arborcast.synth.topology import Topology
+
+STEPS_WITHOUT_PROOFS = 2
+"""Steps beyond the latency up to which an allreduce is searched as it is with little effort."""
+
+
+def trace_allreduce(
+    topology: Topology, collective: Collective, limit: Bound, last: int, effort: Effort, deadline: Deadline
+) -> Traced:
+    """The points of an allreduce from its latency to at most `last` steps.
+
+    Args:
+        topology: the fabric.
+        collective: an allreduce that can be done.
+        limit: of its rate.
+        last: the largest S looked at, at least the latency.
+        effort: how to go about it.
+        deadline: what is found by then is returned.
+    """
+    tracing = _Tracing(topology, collective, limit, last, effort, deadline)
+    with Workers() as workers:
+        workers.warm()
+        return tracing.run(workers)
+
+
+class _Tracing:
+    """The points so far.
+
+    Attributes:
+        points: in order of steps.
+        open_steps: numbers of steps at which something is left to prove.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        collective: Collective,
+        limit: Bound,
+        last: int,
+        effort: Effort,
+        deadline: Deadline,
+    ) -> None:
+        self.points: list[Point] = []
+        self.open_steps: list[int] = []
+        self._topology = topology
+        self._collective = collective
+        self._limit = limit
+        self._last = last
+        self._effort = effort
+        self._deadline = deadline
+        self._problem = sum_problem(topology, collective)
+        self._ratio = static_ratio(topology, collective, limit)
+        self._composed: Sequence[Composition] | None = None
+        self._cut_short = False
+
+    def run(self, workers: Workers) -> Traced:
+        """Number of steps by number of steps, until there is nothing to gain."""
+        latency = self._problem.latency
+        assert latency is not None, "a collective with a rate above zero reaches everybody"
+        why = f"no more than {self._last} steps were looked at"
+        timed_out = False
+        for steps in range(latency, self._last + 1):
+            optimum = self._optimum(steps, workers)
+            point = self._better(steps, optimum)
+            if point is not None:
+                self.points.append(point)
+            best = self._best
+            if not point.is_proved if point else best is None or optimum.least < best:
+                self.open_steps.append(steps)
+            if self._deadline.has_passed:
+                why, timed_out = (
+                    f"the deadline of {self._deadline.allowed_s:g} s passed at {steps} steps",
+                    True,
+                )
+                break
+            if best == self._ratio:
+                why = "the limit of any number of steps is attained"
+                break
+            if best is not None and best <= self._ratio * (1 + self._effort.tolerance):
+                why = f"within {self._effort.tolerance} of the limit of any number of steps"
+                break
+        if timed_out:
+            self._add_later_compositions()
+        complete = not self.open_steps and self._best == self._ratio
+        return Traced(tuple(self.points), complete, why, tuple(self.open_steps), timed_out)
+
+    @property
+    def _best(self) -> Fraction | None:
+        return self.points[-1].ratio if self.points else None
+
+    def _optimum(self, steps: int, workers: Workers) -> SumOptimum:
+        """What is known of so many steps; half of the time is left for compositions and more steps."""
+        deadline = self._deadline.share(2)
+        cache = ChunkCache() if self._effort.cache else None
+        searcher = SumSearcher(self._problem, self._effort.seed, deadline, workers, cache)
+        static = None
+        if self._limit.scope is Scope.EVERY_SCHEDULE:
+            static = StepBound(steps, self._ratio, StaticLimit(self._limit))
+        latency = self._problem.latency
+        assert latency is not None, "see `run`"
+        if not self._effort.proofs and steps > latency + STEPS_WITHOUT_PROOFS:
+            return SumOptimum(static)
+
+        def known() -> Fraction | None:
+            composed = self._composition(steps)
+            if self._cut_short:  # what is found then depends on the machine, and must not be kept
+                raise TimedOutError("compositions were cut short")
+            return None if composed is None else composed.ratio
+
+        return cached_optimum(searcher, steps, static, self._best, known, proofs=self._effort.proofs)
+
+    def _better(self, steps: int, optimum: SumOptimum) -> Point | None:
+        """The best schedule of so many steps, if it has a smaller R/C than those of fewer."""
+        if not optimum.is_settled and (self._best is None or optimum.least < self._best):
+            composed, below = self._composition(steps), optimum.ratio or self._best
+            if composed is not None and (below is None or composed.ratio < below):
+                return self._composed_point(composed, optimum)
+        if optimum.plan is None:
+            return None
+        return self._found_point(optimum)
+
+    def _composition(self, steps: int) -> Composition | None:
+        """The best composition of no more steps."""
+        if self._composed is None:
+            asked = self._topology, self._collective, self._limit, self._last, self._effort
+            first, second = self._deadline.share(4), self._deadline.share(2)
+            self._composed = [*meetings(*asked, first), *compositions(*asked, second)]
+            self._cut_short = first.has_passed or second.has_passed
+        in_time = [each for each in self._composed if each.schedule.steps <= steps]
+        return min(in_time, key=lambda each: each.ratio, default=None)
+
+    def _add_later_compositions(self) -> None:
+        """Compositions of more steps than there was time to look at."""
+        for each in sorted(self._composed or (), key=lambda each: (each.schedule.steps, each.ratio)):
+            if self._best is None or each.ratio < self._best:
+                least = self._ratio if self._limit.scope is Scope.EVERY_SCHEDULE else Fraction(0)
+                steps = each.schedule.steps
+                limit = StepBound(steps, self._ratio, StaticLimit(self._limit)) if least else None
+                self.points.append(self._composed_point(each, SumOptimum(limit)))
+
+    def _found_point(self, optimum: SumOptimum) -> Point:
+        plan, chunks = optimum.plan, optimum.chunks
+        assert plan is not None, "found"
+        schedule = sum_schedule(
+            self._topology,
+            self._collective,
+            self._problem,
+            chunks,
+            plan,
+            method=point_method(chunks, plan.rounds, self._effort.seed),
+            bound=self._limit,
+        )
+        proof = _limit_in_words(optimum)
+        if optimum.ratio == optimum.least:
+            proof = f"{proof}; {optimum.smallest or 'the smallest C is not proved'}"
+        else:
+            proof = f"found; not proved: {proof}"
+        return Point(
+            chunks,
+            len(plan.rounds),
+            sum(plan.rounds),
+            optimum.least,
+            optimum.is_settled,
+            proof,
+            optimum.proved_by,
+            () if optimum.limit is None else (optimum.limit,),
+            schedule,
+        )
+
+    def _composed_point(self, composed: Composition, optimum: SumOptimum) -> Point:
+        schedule = composed.schedule
+        assert schedule.rounds is not None, "step-synchronous"
+        proof = "the smallest C is not proved"
+        if optimum.limit is None or composed.ratio > optimum.least:
+            proof = f"not proved: {_limit_in_words(optimum)}"
+        else:
+            proof = f"{explain(optimum.limit)}; {proof}"
+        return Point(
+            schedule.chunk_count,
+            len(schedule.rounds),
+            sum(schedule.rounds),
+            optimum.least,
+            False,
+            f"over every schedule {proof}; {composed.proof}" if composed.halves else f"found; {proof}",
+            (),
+            () if optimum.limit is None else (optimum.limit,),
+            schedule,
+            COMPOSITIONS if composed.is_least else EVERY_SCHEDULE,
+            composed.halves,
+        )
+
+
+def _limit_in_words(optimum: SumOptimum) -> str:
+    if optimum.limit is None:
+        return "no limit is known"
+    if optimum.ratio == optimum.least:
+        return explain(optimum.limit)
+    return f"at least {optimum.least} by {explain(optimum.limit)}"

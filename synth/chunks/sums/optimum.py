@@ -1,0 +1,379 @@
+"""The least rounds per chunk of an allreduce in a given number of steps, over every schedule and every C.
+
+Limits hold for whatever copies and adds partial sums; what is found keeps one partial sum per rank and
+chunk. Where they meet, the point is proved over every schedule.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import islice, takewhile
+from typing import Any, TypeAlias
+
+from arborcast.synth.chunks.bounds.certificate import MessageLengths, StaticLimit, StepBound
+from arborcast.synth.chunks.bounds.check import certified_ratio
+from arborcast.synth.chunks.encodings.outcome import Impossible, NoneHere
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.solvers.cache import ChunkCache
+from arborcast.synth.chunks.solvers.optimum_documents import limit_from_document, limit_to_document
+from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.chunks.sums.instance import SumPlan
+from arborcast.synth.chunks.sums.pair_bound import pair_bound
+from arborcast.synth.chunks.sums.searcher import SumSearcher, plan_from_document, plan_to_document
+from arborcast.synth.chunks.symmetry.groups import problem_group
+from arborcast.synth.chunks.trees.whole_trees import eligible
+from arborcast.synth.errors import Prover, TimedOutError
+from arborcast.synth.progress import report
+
+log = logging.getLogger(__name__)
+
+
+REFUTED = " refuted by CaDiCaL"
+"""How `SumOptimum.smallest` ends where smaller numbers of chunks were searched and have no schedule."""
+
+Known: TypeAlias = Callable[[], Fraction | None]
+"""The least R/C of so many steps known from elsewhere; asked where a search at the limit finds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much is done for a number of steps; counted, so that it is the same on every machine.
+
+    Attributes:
+        slices: effort of a search at the limit where nothing known attains it.
+        guess_slices: effort of any other search.
+        count_slices: effort of proving that messages are not fewer.
+        groups: how many groups are tried that move every chunk, and that keep the transfers of each.
+        most_sends: possible transfers (chunks, routes and steps multiplied) up to which a solver is asked.
+        sizes: how many C are tried at the limit.
+        largest_guess: chunks up to which a ratio is looked for where the limit is not attained.
+        most_messages: possible messages (routes and steps multiplied) up to which their fewest are counted.
+    """
+
+    slices: int
+    guess_slices: int
+    count_slices: int
+    groups: tuple[int, int]
+    most_sends: int
+    sizes: int
+    largest_guess: int
+    most_messages: int
+
+
+THOROUGH = Budget(4, 2, 3, (5, 4), 20_000, 3, 12, 400)
+"""To prove: some ten seconds for a search."""
+
+QUICK = Budget(1, 1, 0, (2, 1), 4_000, 1, 4, 0)
+"""To have a candidate: a second."""
+
+
+@dataclass(frozen=True)
+class SumOptimum:
+    """What is known of one number of steps.
+
+    Attributes:
+        limit: the best proven limit of R/C over every schedule; None where nothing is known.
+        chunks: C of the plan; 0 where there is none.
+        plan: the best one found that has a smaller R/C than was asked to beat; None where there is none.
+        smallest: why no smaller C has the same R/C; None where that is not proved.
+        out_of_time: whether the deadline cut this short.
+        lost_solvers: whether solvers died, of too little memory mostly.
+    """
+
+    limit: StepBound | None
+    chunks: int = 0
+    plan: SumPlan | None = None
+    smallest: str | None = None
+    out_of_time: bool = False
+    lost_solvers: bool = False
+
+    @property
+    def ratio(self) -> Fraction | None:
+        """R/C of the plan."""
+        return None if self.plan is None else Fraction(sum(self.plan.rounds), self.chunks)
+
+    @property
+    def least(self) -> Fraction:
+        """The R/C that the limit proves to be the least."""
+        return Fraction(0) if self.limit is None else self.limit.ratio
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to prove: the plan attains the limit, and no smaller C does."""
+        return self.ratio == self.least and self.smallest is not None
+
+    @property
+    def proved_by(self) -> tuple[Prover, ...]:
+        """On whose word it rests that nothing is left to prove; nobody's where something is."""
+        if not self.is_settled or self.limit is None:
+            return ()
+        by_cadical = self.refuted or isinstance(self.limit.certificate, MessageLengths)
+        return (Prover.LIMIT, Prover.CADICAL) if by_cadical else (Prover.LIMIT,)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether CaDiCaL refuted smaller numbers of chunks."""
+        return self.smallest is not None and self.smallest.endswith(REFUTED)
+
+
+def sum_optimum(
+    searcher: SumSearcher,
+    steps: int,
+    static: StepBound | None,
+    below: Fraction | None,
+    known: Known,
+    budget: Budget,
+) -> SumOptimum:
+    """The least R/C in so many steps.
+
+    Args:
+        searcher: of the problem.
+        steps: S, at least the latency of the problem.
+        static: the limit for any number of steps where it holds for every schedule; otherwise None.
+        below: only a smaller R/C is of interest; None for any.
+        known: see `Known`.
+        budget: how much to do.
+
+    Returns:
+        The best found; `out_of_time` says whether the deadline of the searcher came first.
+    """
+    limit = None if static is None else replace(static, steps=steps)
+    state = _State(searcher, steps, limit, below, known, budget)
+    try:
+        state.settle()
+    except TimedOutError:
+        return replace(state.result, out_of_time=True)
+    return state.result
+
+
+class _State:
+    """The best limit and the best plan so far."""
+
+    def __init__(
+        self,
+        searcher: SumSearcher,
+        steps: int,
+        static: StepBound | None,
+        below: Fraction | None,
+        known: Known,
+        budget: Budget,
+    ) -> None:
+        self._searcher = searcher
+        self._problem = searcher.problem
+        self._steps = steps
+        self._below = below
+        self._known = known
+        self._budget = budget
+        self._refuted: set[tuple[Fraction, int]] = set()  # R/C and C of which there is no schedule
+        self._without: set[tuple[Fraction, int]] = set()  # or none with one partial sum
+        self.result = SumOptimum(static)
+
+    def settle(self) -> None:
+        """Raise the limit and search at it; above it where that attains nothing."""
+        report(f"{self._steps} steps: limit by flows", 0, 0)
+        deadline = self._searcher.deadline
+        self._raise_to(
+            pair_bound(self._problem, self._steps, group=problem_group(self._problem), deadline=deadline)
+        )
+        before, soon, long = self.result.least, self._budget.guess_slices, self._budget.slices
+        if self._below is None and not self._take_anything(soon):
+            self._count_messages()
+            return
+        if not self._is_of_interest(before) or self._attempt(before, soon):
+            return
+        floor = self._count_messages()
+        if not self._is_of_interest(floor) or (floor > before and self._attempt(floor, soon)):
+            return
+        known = self._known()
+        if known is not None:
+            self._below = known if self._below is None else min(known, self._below)
+        if self._is_of_interest(floor) and not (long > soon and self._attempt(floor, long)):
+            self._look_around(floor)
+
+    def _is_of_interest(self, ratio: Fraction) -> bool:
+        return self._below is None or ratio < self._below
+
+    def _raise_to(self, limit: StepBound | None) -> bool:
+        if limit is None or limit.ratio <= self.result.least:
+            return False
+        self.result = replace(self.result, limit=limit)
+        return True
+
+    def _attempt(self, ratio: Fraction, slices: int) -> bool:
+        """Search at the smallest C that could attain a ratio, and at larger ones where that is none."""
+        if not ratio:
+            return False
+        for chunks in islice(eligible(ratio, self._steps), self._budget.sizes):
+            if self._take(ratio, chunks, slices):
+                return True
+            if (ratio, chunks) not in self._without:
+                return False
+        return False
+
+    def _take_anything(self, slices: int) -> bool:
+        """Have some plan before time is spent on a good one; False where none has one partial sum."""
+        for rounds in dict.fromkeys((self._steps, self._most_rounds())):
+            if Fraction(rounds) >= self.result.least and self._take(Fraction(rounds), 1, slices):
+                self._below = Fraction(rounds)
+                return True
+        return (Fraction(self._most_rounds()), 1) not in self._without
+
+    def _count_messages(self) -> Fraction:
+        """Raise the limit to that of the fewest messages of one chunk.
+
+        Returns:
+            The R/C that a search for partial sums, one per rank and chunk, cannot fall below; the limit
+            holds for several, too.
+        """
+        links = sum(self._problem.capacities)
+        if len(self._problem.routes) * self._steps > self._budget.most_messages:
+            return self.result.least
+        report(f"{self._steps} steps: the fewest messages", 0, 0)
+        slices = self._budget.count_slices
+        cost = self._searcher.fewest(self._steps, math.ceil(self.result.least * links), slices=slices)
+        ratio = Fraction(cost, links)
+        lengths = ((Fraction(1, links),) * len(self._problem.topology.links),) * self._steps
+        self._raise_to(StepBound(self._steps, ratio, MessageLengths(lengths, ratio)))
+        cost = math.ceil(self.result.least * links)
+        sums = self._searcher.fewest(self._steps, cost, slices=slices, sums=True)
+        return max(self.result.least, Fraction(sums, links))
+
+    def _look_around(self, floor: Fraction) -> None:
+        """The least R/C from there on that is found with few chunks, halving what is open each time."""
+        most = self._most_rounds()
+        ratios = sorted(
+            {
+                Fraction(rounds, chunks)
+                for chunks in range(1, self._budget.largest_guess + 1)
+                for rounds in range(self._steps, most * chunks + 1)
+            }
+        )
+        guesses = [ratio for ratio in ratios if ratio >= floor and self._is_of_interest(ratio)]
+        low, high = 0, len(guesses)
+        while low < high:
+            middle = (low + high) // 2
+            chunks = next(eligible(guesses[middle], self._steps))
+            if self._take(guesses[middle], chunks, self._budget.guess_slices):
+                high = middle
+            else:
+                low = middle + 1
+
+    def _most_rounds(self) -> int:
+        """Rounds with which one chunk may go over every route in every step."""
+        fullest = max(
+            -(-len(passing) // capacity)
+            for passing, capacity in zip(self._problem.passing, self._problem.capacities, strict=True)
+        )
+        return fullest * self._steps
+
+    def _take(self, ratio: Fraction, chunks: int, slices: int) -> bool:
+        """Search at one C and note what comes of it; whether a plan was found."""
+        if (ratio, chunks) in self._without:
+            return False
+        answer = self._search(chunks, int(ratio * chunks), slices)
+        if isinstance(answer, Impossible):
+            self._refuted.add((ratio, chunks))
+        if isinstance(answer, Impossible | NoneHere):
+            self._without.add((ratio, chunks))
+        if not isinstance(answer, SumPlan):
+            return False
+        smallest = self._why_smallest(ratio, chunks)
+        self.result = replace(self.result, chunks=chunks, plan=answer, smallest=smallest)
+        return True
+
+    def _why_smallest(self, ratio: Fraction, chunks: int) -> str | None:
+        """Why no smaller C attains a ratio; None where one of them is neither impossible nor refuted."""
+        smaller = list(takewhile(lambda other: other < chunks, eligible(ratio, self._steps)))
+        if not smaller:
+            if chunks == ratio.denominator:
+                return f"{ratio} is in lowest terms"
+            return f"fewer chunks at {ratio} leave a step without a round"
+        if any((ratio, other) not in self._refuted for other in smaller):
+            return None
+        return f"C = {', '.join(map(str, smaller))}{REFUTED}"
+
+    def _search(self, chunks: int, rounds: int, slices: int) -> object:
+        """Ask the solvers; None where the instance is larger than they should be asked, or they died."""
+        if chunks * len(self._problem.routes) * self._steps > self._budget.most_sends:
+            return None
+        report(f"{self._steps} steps: searching ({chunks}, {self._steps}, {rounds})", 0, 0)
+        try:
+            return self._searcher.search(
+                chunks, self._steps, rounds, slices=slices, groups=self._budget.groups
+            )
+        except WorkerDiedError as error:
+            log.warning("(%d, %d, %d) is left open: %s", chunks, self._steps, rounds, error)
+            self.result = replace(self.result, lost_solvers=True)
+            return None
+
+
+def cached_optimum(
+    searcher: SumSearcher,
+    steps: int,
+    static: StepBound | None,
+    below: Fraction | None,
+    known: Known,
+    *,
+    proofs: bool,
+) -> SumOptimum:
+    """`sum_optimum`, from the searcher's cache where it was worked out to its end before."""
+    cache, key = searcher.cache, ""
+    if cache is not None:
+        key = cache.key_of(
+            "allreduce optimum",
+            searcher.problem,
+            steps=steps,
+            static=None if static is None else str(static.ratio),
+            below=None if below is None else str(below),
+            seed=searcher.seed,
+            proofs=int(proofs),
+        )
+        kept = _kept(cache, key, searcher.problem, static)
+        if kept is not None:
+            return kept
+    optimum = sum_optimum(searcher, steps, static, below, known, THOROUGH if proofs else QUICK)
+    if cache is not None and not optimum.out_of_time and not optimum.lost_solvers:
+        limit = optimum.limit
+        document = {
+            "limit": None if limit is None else limit_to_document(limit, searcher.problem.topology),
+            "chunks": optimum.chunks,
+            "plan": None if optimum.plan is None else plan_to_document(optimum.plan),
+            "smallest": optimum.smallest,
+        }
+        cache.put_json(key, document)
+    return optimum
+
+
+def _kept(cache: ChunkCache, key: str, problem: Problem, static: StepBound | None) -> SumOptimum | None:
+    """What the cache has; its certificate is checked again, its plan by whoever verifies the schedule."""
+    document = cache.get_json(key)
+    if document is None:
+        return None
+    try:
+        return _read(document, problem, static)
+    except (KeyError, TypeError, ValueError) as error:  # InputError is a ValueError
+        log.warning("kept optimum %s is computed anew: %r", key, error)
+        return None
+
+
+def _read(document: Mapping[str, Any], problem: Problem, static: StepBound | None) -> SumOptimum:
+    plan, smallest, kept = document["plan"], document["smallest"], document["limit"]
+    limit = None if kept is None else limit_from_document(kept, problem.topology)
+    if limit is not None and isinstance(limit.certificate, StaticLimit):
+        if static is None:
+            raise ValueError("no limit of any number of steps holds for every schedule")
+        limit = replace(static, steps=limit.steps)
+    elif limit is not None:
+        proved = certified_ratio(problem, limit.steps, limit.certificate)
+        if proved != limit.ratio:
+            raise ValueError(f"its certificate proves {proved}, it says {limit.ratio}")
+    return SumOptimum(
+        limit,
+        int(document["chunks"]),
+        None if plan is None else plan_from_document(plan),
+        None if smallest is None else str(smallest),
+    )

@@ -1,0 +1,71 @@
+"""What a frontier consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from arborcast.synth.chunks.bounds.certificate import StepBound
+from arborcast.synth.errors import Prover
+from arborcast.synth.schedule import Method, Schedule
+
+EVERY_SCHEDULE = "every schedule"
+"""Whatever copies, and adds partial sums."""
+
+COMPOSITIONS = "compositions"
+"""A reduce-scatter followed by an allgather."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A schedule that no other one known beats in both steps and R/C.
+
+    Attributes:
+        chunks: C.
+        steps: S.
+        rounds: R.
+        least: the proven limit of R/C in so many steps, over every schedule and number of chunks.
+        is_proved: whether R/C is the least in so many steps and C the smallest that attains it, over every
+            schedule.
+        proof: how that was proved, or what is missing.
+        proved_by: who says so; empty where something is missing.
+        bounds: the exact certificate behind `least`; none where nothing above 0 is known.
+        schedule: what attains it.
+        scope: the schedules of which R/C is proved or may be the least: `EVERY_SCHEDULE`, or, of an
+            allreduce, `COMPOSITIONS` where it is proved of these alone.
+        halves: the certificates of both halves of a composition; none otherwise.
+    """
+
+    chunks: int
+    steps: int
+    rounds: int
+    least: Fraction
+    is_proved: bool
+    proof: str
+    proved_by: tuple[Prover, ...]
+    bounds: tuple[StepBound, ...]
+    schedule: Schedule
+    scope: str = EVERY_SCHEDULE
+    halves: tuple[StepBound, ...] = ()
+
+    @property
+    def ratio(self) -> Fraction:
+        """R/C."""
+        return Fraction(self.rounds, self.chunks)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The points of a collective, and what is known beyond them; see `arborcast.synth.chunks.frontier.Frontier`."""
+
+    points: tuple[Point, ...]
+    complete: bool
+    why_stopped: str
+    open_steps: tuple[int, ...]
+    timed_out: bool
+
+
+def point_method(chunks: int, rounds: Sequence[int], seed: int) -> Method:
+    """How the schedules of a frontier name what made them."""
+    return Method("pareto", seed, (("chunks", chunks), ("steps", len(rounds)), ("rounds", sum(rounds))))

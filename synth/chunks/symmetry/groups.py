@@ -1,0 +1,146 @@
+"""The groups of symmetries under which a problem is worth solving.
+
+A schedule that a group maps to itself is found with as many variables fewer as the group has elements, but
+the group must act freely on the chunks (see `arborcast.synth.chunks.symmetry.orbits`), and not every group leaves a
+schedule: where k elements keep a link, chunks pass it k at a time, so that a link whose capacity k does not
+divide is never used to the full. Groups without such links come first. Only bandwidths count: latencies play
+no part in a chunk schedule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.symmetry.demand_action import DemandAction
+from arborcast.synth.chunks.symmetry.group_growth import grown_groups
+from arborcast.synth.chunks.symmetry.orbits import Group
+from arborcast.synth.symmetry.automorphisms import Automorphisms, automorphisms_of
+from arborcast.synth.symmetry.permutations import identity, orbits
+from arborcast.synth.topology import Topology
+
+LARGEST_GROUP = 128
+"""Elements up to which a group is tried: what a larger one would save, its bookkeeping costs."""
+
+MOST_GROUPS = 4
+"""How many groups are offered for one problem."""
+
+
+def useful_groups(
+    problem: Problem, chunks: int, *, most: int = MOST_GROUPS, seed: int = 0
+) -> tuple[Group, ...]:
+    """Groups of automorphisms that map demands to demands and act freely on the chunks, the largest first.
+
+    All of them leave every link its whole capacity, where there are such groups.
+
+    Args:
+        problem: what is to be solved.
+        chunks: C, the chunks of each demand.
+        most: how many groups to give at most.
+        seed: of the elements drawn where there are too many to try all; the same seed gives the same groups
+            on any machine.
+
+    Returns:
+        At most so many groups without the trivial one; none where there are none.
+        Each has at most half as many elements as the one before, or is the largest that fixes no demand.
+    """
+    action = DemandAction(problem.topology, problem.demands)
+    links = _LinkAction(problem)
+    whole = _automorphisms(problem, action)
+
+    def is_free(group: Group) -> bool:
+        return action.is_free(np.array(group), chunks)
+
+    def is_free_and_lossless(group: Group) -> bool:
+        images = np.array(group)
+        return action.is_free(images, chunks) and links.is_lossless(images)
+
+    for rule in (is_free_and_lossless, is_free):
+        limit = min(LARGEST_GROUP, len(problem.demands) * chunks)
+        groups = grown_groups(whole, rule, limit=limit, chance=random.Random(seed))
+        if groups:
+            return _chosen(action, groups, most)
+    return ()
+
+
+def problem_group(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0) -> Group:
+    """A group of automorphisms that map the problem to itself, free on its chunks or not.
+
+    Args:
+        problem: what it keeps.
+        limit: how many elements it may have, at least 1.
+        seed: of the elements drawn where all automorphisms are more.
+
+    Returns:
+        All automorphisms of the problem where there are no more than `limit`; otherwise, of the groups
+        grown from some, one with the fewest orbits of links, and of those one with the fewest elements.
+    """
+    whole = _automorphisms(problem, DemandAction(problem.topology, problem.demands))
+    everything = whole.elements(limit)
+    if everything is not None:
+        return everything
+    links = _LinkAction(problem)
+    trivial: Group = (identity(problem.topology.size),)
+    groups = grown_groups(whole, lambda group: True, limit=limit, chance=random.Random(seed))
+    return min([trivial, *groups], key=lambda group: (links.orbits(np.array(group)), len(group)))
+
+
+def subgroups(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0) -> tuple[Group, ...]:
+    """Groups of automorphisms that keep the problem, free on its chunks or not, without the trivial one.
+
+    Args:
+        problem: what they keep.
+        limit: how many elements each may have.
+        seed: of the elements drawn where there are too many to try all.
+    """
+    whole = _automorphisms(problem, DemandAction(problem.topology, problem.demands))
+    return tuple(grown_groups(whole, lambda group: True, limit=limit, chance=random.Random(seed)))
+
+
+def orbits_of_roots(topology: Topology) -> tuple[tuple[int, ...], ...]:
+    """The ranks divided into those that are alike as roots, each orbit in ascending order."""
+    return orbits(range(topology.ranks), automorphisms_of(topology, latencies=False).generators)
+
+
+def _automorphisms(problem: Problem, action: DemandAction) -> Automorphisms:
+    return automorphisms_of(problem.topology, latencies=False, colours=action.colours(), keeps=action.keeps)
+
+
+def _chosen(action: DemandAction, groups: Sequence[Group], most: int) -> tuple[Group, ...]:
+    """The largest groups that differ: each at most half as large as the last, or the first to fix nothing."""
+    fixing = {group: int(action.fixing(np.array(group)).max()) for group in groups}
+    chosen: list[Group] = []
+    for group in sorted(groups, key=lambda group: (-len(group), fixing[group])):
+        first_to_fix_nothing = fixing[group] == 1 and all(fixing[other] > 1 for other in chosen)
+        if not chosen or 2 * len(group) <= len(chosen[-1]) or first_to_fix_nothing:
+            chosen.append(group)
+    return tuple(chosen[:most])
+
+
+class _LinkAction:
+    """How groups act on the links of a problem's topology."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._size = problem.topology.size
+        ends = [(link.src, link.dst) for link in problem.topology.links]
+        self._src, self._dst = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+        self._capacities = np.array(problem.capacities, dtype=np.int64)
+
+    def is_lossless(self, images: NDArray[np.int64]) -> bool:
+        """Whether the number of elements that keep a link divides its capacity, for every link.
+
+        Args:
+            images: a row for each element of the group, the image of each vertex.
+        """
+        kept = np.ascontiguousarray((images == np.arange(self._size)).T)
+        keeping = np.count_nonzero(kept[self._src] & kept[self._dst], axis=1)
+        return not bool((self._capacities % keeping).any())
+
+    def orbits(self, images: NDArray[np.int64]) -> int:
+        """How many orbits the links have under a group; see `is_lossless`."""
+        moved = images[:, self._src] * self._size + images[:, self._dst]
+        return len(np.unique(moved.min(axis=0)))

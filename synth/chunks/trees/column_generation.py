@@ -1,0 +1,244 @@
+"""The least R/C over all numbers of chunks C for S steps, with its proof and the packing that attains it.
+
+Trees in the time-expanded graph are packed into steps of free durations (the linear program of
+`arborcast.synth.chunks.bounds.certificate`). There are too many trees to list: the program knows those found so far,
+its prices go to `arborcast.synth.chunks.trees.pricing`, and each tree that is cheaper than the program believes joins
+it (column generation, Gilmore and Gomory 1961). The prices at the end are the certificate.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arborcast.synth.chunks.bounds.certificate import StepBound, StepLengths, TreeLengths
+from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS, certified_ratio
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.symmetry.orbits import Group
+from arborcast.synth.chunks.trees.master import TreeMaster
+from arborcast.synth.chunks.trees.multiplicative_weights import Pressure
+from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.progress import report
+
+FIRST_TREES = 300
+"""Trees looked for, in all, before the first linear program: it starts near its optimum."""
+
+_CLOSE = 1e-9  # relative; nearer than that only exact arithmetic can tell
+_SMOOTHING = 0.5  # how far the prices asked for stay at the best ones known (Wentges 1997)
+_PRICE_UNIT = 1 << 40  # what prices in floating point are rounded to, downwards
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedTree:
+    """A tree of a packing.
+
+    Attributes:
+        demand: the index of the block it carries.
+        weight: the share of that block.
+        sends: (route, step), in order of step.
+    """
+
+    demand: int
+    weight: Fraction
+    sends: TimedTree
+
+
+@dataclass(frozen=True)
+class TreeBound:
+    """The best packing of trees found, and the best limit proved.
+
+    Attributes:
+        bound: `bound.ratio` is the least R/C there is if it equals the sum of the durations. If it is
+            less, the truth lies between the two: the deadline came first, or (which is logged) HiGHS ended
+            on prices that are not quite the best.
+        durations: rounds per chunk of each step; some may be zero, which a schedule's steps must not be.
+        trees: their weights are 1 together for each demand.
+        candidates: for one demand of each orbit, the trees met on the way that cost as little as those of
+            the packing: (demand, sends). No other trees can be part of an optimum.
+    """
+
+    bound: StepBound
+    durations: tuple[Fraction, ...]
+    trees: tuple[WeightedTree, ...]
+    candidates: tuple[tuple[int, TimedTree], ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the packing attains the limit."""
+        return self.bound.ratio == sum(self.durations)
+
+
+def tree_bound(problem: Problem, steps: int, *, deadline: Deadline, group: Group | None = None) -> TreeBound:
+    """The infimum of R/C over all schedules of so many steps, whatever C.
+
+    Args:
+        problem: what there is to send.
+        steps: S.
+        deadline: when to stop; the best limit and packing until then are returned, which may leave a gap
+            between them. A first tree for each demand is found in any case.
+        group: automorphisms that keep the problem, for speed; None for none. The ratio is the same.
+
+    Raises:
+        InfeasibleError: a target cannot be reached in so many steps.
+        InputError: a demand has too many targets for the certificate to be checked.
+    """
+    most = max(len(demand.targets) for demand in problem.demands)
+    if most > MOST_TREE_TARGETS:
+        raise InputError(
+            f"limit by trees: a demand may have at most {MOST_TREE_TARGETS} targets, got {most}; use flows"
+        )
+    search = _Generation(problem, steps, deadline, group or (tuple(range(problem.topology.size)),))
+    try:
+        weights, lengths = search.optimum()
+    except TimedOutError:
+        weights, lengths = search.best()
+    packed = search.master.unfolded(weights)
+    certificate = TreeLengths(lengths)
+    return TreeBound(
+        bound=StepBound(steps, certified_ratio(problem, steps, certificate), certificate),
+        durations=durations_of(problem, steps, packed),
+        trees=tuple(WeightedTree(demand, packed[demand, tree], tree) for demand, tree in sorted(packed)),
+        candidates=search.cheapest(lengths),
+    )
+
+
+def durations_of(
+    problem: Problem, steps: int, packed: Mapping[tuple[int, TimedTree], Fraction]
+) -> tuple[Fraction, ...]:
+    """How long each step lasts: until its most loaded link has carried everything."""
+    load: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+    for (_, tree), weight in packed.items():
+        for route, step in tree:
+            for link in problem.routes[route].links:
+                load[step, link] += weight
+    longest = [Fraction(0)] * steps
+    for (step, link), amount in load.items():
+        longest[step] = max(longest[step], amount / problem.capacities[link])
+    return tuple(longest)
+
+
+class _Generation:
+    """Column generation: the program, and the best prices so far."""
+
+    def __init__(self, problem: Problem, steps: int, deadline: Deadline, group: Group) -> None:
+        self.master = TreeMaster(problem, steps, group)
+        self._problem = problem
+        self._steps = steps
+        self._deadline = deadline
+        self._group = group
+        self._searches = [TreeSearch(problem, found.demand, steps) for found in self.master.classes]
+        self._counts = [found.count for found in self.master.classes]
+        self._capacities = np.array(problem.capacities, dtype=np.float64)
+        self._best = 0.0
+        self._best_prices = np.full((steps, len(self._capacities)), 1 / self._capacities.sum())
+        for chunk_class, search in enumerate(self._searches):  # there is always something to return
+            self.master.add(chunk_class, search.run(self._best_prices)[1])
+
+    def optimum(self) -> tuple[list[Fraction], StepLengths]:
+        """Weights of the master's trees, and prices that prove them best.
+
+        Raises:
+            TimedOutError: the deadline came first.
+        """
+        self._begin()
+        while True:
+            self._deadline.check("the packing of trees")
+            costs, prices = self.master.solve(self._deadline.left_s)
+            report(f"trees in {self._steps} steps", int(1000 * self._best / costs.sum()), 1000)
+            smoothed = _SMOOTHING * self._best_prices + (1 - _SMOOTHING) * prices
+            if self._improves(smoothed, prices, costs) or self._improves(prices, prices, costs):
+                continue
+            weights, lengths = self.master.exact()
+            if not self._improves_exactly(weights, lengths):
+                return weights, lengths
+
+    def best(self) -> tuple[list[Fraction], StepLengths]:
+        """The same as far as the search has come."""
+        whole = np.floor(self._best_prices * _PRICE_UNIT).astype(np.int64).tolist()
+        worth = [sum(map(operator.mul, self._problem.capacities, row)) for row in whole]
+        lengths = tuple(
+            tuple(Fraction(price, max(total, 1)) for price in row)
+            for row, total in zip(whole, worth, strict=True)
+        )
+        return self.master.weights(), lengths
+
+    def cheapest(self, lengths: StepLengths) -> tuple[tuple[int, TimedTree], ...]:
+        """The trees found that cost least, with the demands of their classes."""
+        common = math.lcm(*(length.denominator for row in lengths for length in row))
+        whole = [[int(length * common) for length in row] for row in lengths]
+        routes = self._problem.routes
+        costs = [
+            sum(whole[step][link] for route, step in tree for link in routes[route].links)
+            for _, tree in self.master.trees
+        ]
+        least = [
+            min(cost for cost, (of, _) in zip(costs, self.master.trees, strict=True) if of == chunk_class)
+            for chunk_class in range(len(self._searches))
+        ]
+        return tuple(
+            (self.master.classes[chunk_class].demand, tree)
+            for cost, (chunk_class, tree) in zip(costs, self.master.trees, strict=True)
+            if cost == least[chunk_class]
+        )
+
+    def _begin(self) -> None:
+        """Trees for prices that grow with the load of all trees before."""
+        pressure = Pressure(self._problem, self._steps, self._group)
+        for _ in range(max(1, FIRST_TREES // len(self._searches))):
+            prices = pressure.prices()
+            worth = (prices * self._capacities).sum(axis=1, keepdims=True)
+            for chunk_class, (_, tree) in enumerate(self._ask(prices / worth)):
+                self.master.add(chunk_class, tree)
+                pressure.add(tree, self._counts[chunk_class])
+
+    def _ask(self, prices: NDArray[np.float64]) -> list[tuple[float, TimedTree]]:
+        """The cheapest tree of each class; keeps the prices if they prove more than any before."""
+        found = []
+        for search in self._searches:
+            self._deadline.check("the search for cheapest trees")
+            found.append(search.run(prices))
+        proved = sum(count * cost for count, (cost, _) in zip(self._counts, found, strict=True))
+        if proved > self._best:
+            self._best, self._best_prices = proved, prices
+        return found
+
+    def _improves(
+        self, asked: NDArray[np.float64], prices: NDArray[np.float64], costs: NDArray[np.float64]
+    ) -> bool:
+        """Add the cheapest trees under some prices; whether one costs less than the master thought."""
+        tolerance = _CLOSE * float(costs.sum())
+        better = False
+        for chunk_class, (_, tree) in enumerate(self._ask(asked)):
+            cost = sum(
+                prices[step, link] for route, step in tree for link in self._problem.routes[route].links
+            )
+            new = self.master.add(chunk_class, tree)
+            better |= new and self._counts[chunk_class] * cost < costs[chunk_class] - tolerance
+        return better
+
+    def _improves_exactly(self, weights: list[Fraction], lengths: StepLengths) -> bool:
+        """Price once more in integers; whether that found a new tree while there was a gap."""
+        common = math.lcm(*(length.denominator for row in lengths for length in row))
+        whole = [[int(length * common) for length in row] for row in lengths]
+        found = [search.run_exactly(whole) for search in self._searches]
+        proved = Fraction(sum(map(operator.mul, self._counts, (cost for cost, _ in found))), common)
+        packed = sum(durations_of(self._problem, self._steps, self.master.unfolded(weights)))
+        if proved == packed:
+            return False
+        log.info("%d steps: %s proved, %s packed; going on", self._steps, proved, packed)
+        added = [self.master.add(chunk_class, tree) for chunk_class, (_, tree) in enumerate(found)]
+        if not any(added):
+            log.warning("%d steps: a gap from %s to %s is left", self._steps, proved, packed)
+        return any(added)

@@ -1,0 +1,152 @@
+"""The linear program behind `arborcast.synth.chunks.trees.column_generation`, over the trees found so far.
+
+It is written down as its dual: prices of links in steps, which each tree limits by a row. A new tree is
+then a new row, from which the dual simplex goes on where it stood. A group of symmetries merges the prices
+of links, and the rows of demands, that it maps to each other; the optimum is the same, because prices and
+packings may be averaged over the group.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arborcast.synth.chunks.bounds.certificate import StepLengths
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.symmetry.orbits import ChunkClass, Group, Orbits, Send
+from arborcast.synth.chunks.trees.multiplicative_weights import link_orbits
+from arborcast.synth.chunks.trees.pricing import TimedRoute, TimedTree, in_order
+from arborcast.synth.lp.linear_program import LinearProgram
+
+_GRAIN = 1 << 30
+"""What weights in floating point are rounded to."""
+
+
+class TreeMaster:
+    """Prices and weights for the trees of one representative of each orbit of demands.
+
+    Attributes:
+        problem: what there is to send over.
+        steps: S.
+        classes: the representative demands; `count` is the size of the orbit.
+        trees: what was added: the index of the class, the tree.
+        orbits: the number of the orbit of each link.
+    """
+
+    def __init__(self, problem: Problem, steps: int, group: Group) -> None:
+        self.problem = problem
+        self.steps = steps
+        self.trees: list[tuple[int, TimedTree]] = []
+        self._images = Orbits(problem, len(group), group)
+        self.classes: tuple[ChunkClass, ...] = self._images.classes
+        self._packed: list[float] = []
+        self._known: set[tuple[int, TimedTree]] = set()
+        self.orbits = link_orbits(problem, group)
+        count = len(self.classes)
+        # The prices of a step are worth `_unit` together, so that one of them is about 1 for HiGHS.
+        self._unit = sum(problem.capacities)
+        self._program = LinearProgram([1] * count + [0] * (steps * self._width), 1)
+        for step in range(steps):
+            columns = [self._column(step, orbit) for orbit in range(self._width)]
+            self._program.add_row(columns, self._capacities, upper=self._unit)
+
+    @cached_property
+    def _width(self) -> int:
+        return int(self.orbits.max()) + 1
+
+    @cached_property
+    def _capacities(self) -> list[int]:
+        """Of each orbit of links, all of its links together."""
+        total = [0] * self._width
+        for orbit, capacity in zip(self.orbits.tolist(), self.problem.capacities, strict=True):
+            total[orbit] += capacity
+        return total
+
+    def _column(self, step: int, orbit: int) -> int:
+        return len(self.classes) + step * self._width + orbit
+
+    def add(self, chunk_class: int, tree: TimedTree) -> bool:
+        """Take in a tree; whether it is a new one."""
+        if (chunk_class, tree) in self._known:
+            return False
+        self._known.add((chunk_class, tree))
+        self.trees.append((chunk_class, tree))
+        uses = Counter(
+            self._column(step, int(self.orbits[link]))
+            for route, step in tree
+            for link in self.problem.routes[route].links
+        )
+        times = self.classes[chunk_class].count
+        self._program.add_row(
+            [chunk_class, *uses], [1, *(-times * count for count in uses.values())], upper=0
+        )
+        return True
+
+    def solve(self, seconds: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What the trees of each class cost at least, and the prices of steps and links that make it so.
+
+        The costs are those of a whole orbit of demands; together they are the R/C of the best packing.
+
+        Raises:
+            TimedOutError: that took longer than so many seconds.
+        """
+        values = self._program.solve(seconds) / self._unit
+        self._packed = self._program.prices()[self.steps :].tolist()
+        count = len(self.classes)
+        prices = np.maximum(values[count:], 0.0).reshape(self.steps, self._width)
+        return values[:count], prices[:, self.orbits]
+
+    def weights(self) -> list[Fraction]:
+        """What the last `solve` packs of each tree, nearly; without one, as much of each."""
+        found = self._packed or [1.0] * len(self.trees)
+        found = found + [0.0] * (len(self.trees) - len(found))
+        return self._whole([Fraction(round(weight * _GRAIN), _GRAIN) for weight in found])
+
+    def exact(self) -> tuple[list[Fraction], StepLengths]:
+        """The weights and the prices of the last `solve`, exactly.
+
+        Both are feasible whatever the tolerances of HiGHS let pass: each class is packed once, and no step
+        is worth more than 1. Their ratios are equal unless the tolerances mattered.
+
+        Raises:
+            ArithmeticError: the basis of HiGHS is singular.
+        """
+        vertex = self._program.exact()
+        values = [max(value, Fraction(0)) / self._unit for value in vertex.values[len(self.classes) :]]
+        lengths = []
+        for step in range(self.steps):
+            row = values[step * self._width : (step + 1) * self._width]
+            worth = sum(map(operator.mul, self._capacities, row), Fraction(0))
+            lengths.append(tuple(row[orbit] / max(worth, Fraction(1)) for orbit in self.orbits.tolist()))
+        return self._whole(vertex.prices[self.steps :]), tuple(lengths)
+
+    def _whole(self, weights: Sequence[Fraction]) -> list[Fraction]:
+        """The weights of each class scaled to 1 together, none negative."""
+        total = [Fraction(0)] * len(self.classes)
+        for (chunk_class, _), weight in zip(self.trees, weights, strict=True):
+            total[chunk_class] += max(weight, Fraction(0))
+        return [
+            max(weight, Fraction(0)) / total[chunk_class]
+            for (chunk_class, _), weight in zip(self.trees, weights, strict=True)
+        ]
+
+    def unfolded(self, weights: Sequence[Fraction]) -> dict[tuple[int, TimedTree], Fraction]:
+        """The weights of the trees of all demands, from those of the classes."""
+        packed: dict[tuple[int, TimedTree], Fraction] = defaultdict(Fraction)
+        for (chunk_class, tree), weight in zip(self.trees, weights, strict=True):
+            if not weight:
+                continue
+            copies: dict[tuple[int, int], list[TimedRoute]] = defaultdict(list)
+            sends = (Send(chunk_class, 0, route, step) for route, step in tree)
+            for send in self._images.unfold(sends):
+                copies[send.demand, send.chunk].append((send.route, send.step))
+            each = weight * self.classes[chunk_class].count / len(self._images.group)
+            for (demand, _), sends_of_copy in copies.items():
+                packed[demand, in_order(sends_of_copy)] += each
+        return packed

@@ -1,0 +1,153 @@
+"""From the best packing of trees to a schedule: an optimum found by linear programs, without any search.
+
+The packing as it stands is a schedule with as many chunks as make all weights and durations whole. Vertices
+of linear programs can have huge denominators, so that fewer chunks are tried first
+(`arborcast.synth.chunks.trees.whole_trees`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+from itertools import islice
+
+from arborcast.synth.chunks.bounds.certificate import TreeLengths
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.prune import Plan, prune
+from arborcast.synth.chunks.symmetry.orbits import ChunkSend, Group, Orbits
+from arborcast.synth.chunks.trees.column_generation import TreeBound
+from arborcast.synth.chunks.trees.whole_trees import TightTrees, eligible, whole_plan
+from arborcast.synth.deadline import Deadline
+
+TRIES = 2
+"""Numbers of chunks, from the smallest that can be, that are tried before the packing as it stands."""
+
+LOOKS = ((200, True), (200, False), (800, False))
+"""Trees looked for each time that those known do not suffice; whether they load the links evenly."""
+
+MOST_CHUNKS = 2000
+"""Chunks of each demand up to which a plan is made of a packing."""
+
+
+class NoPlanError(Exception):
+    """A packing is no schedule of so many steps with a sensible number of chunks; the message says why."""
+
+
+def plan_of(
+    problem: Problem,
+    steps: int,
+    bound: TreeBound,
+    *,
+    group: Group | None = None,
+    deadline: Deadline | None = None,
+) -> tuple[int, Plan]:
+    """A schedule that attains the bound, with few chunks.
+
+    Args:
+        problem: what the packing solves.
+        steps: S.
+        bound: the packing; where it leaves a gap to what is proved, its own R/C is attained.
+        group: automorphisms that keep the problem: plans that it keeps, too, are tried first.
+        deadline: when to stop trying for fewer chunks.
+
+    Returns:
+        C and the plan. No smaller C can attain the bound if C is the first of `eligible`.
+
+    Raises:
+        NoPlanError: the packing needs more than `MOST_CHUNKS`, or leaves a step empty, which a schedule of S
+            steps must not do; and no whole one was found.
+    """
+    deadline = deadline or Deadline()
+    ratio = sum(bound.durations, Fraction(0))
+    needed = chunks_of(bound) if all(bound.durations) else None
+    first = next(eligible(ratio, steps))
+    if needed != first and bound.is_exact:
+        found = _few_chunks(problem, steps, bound, group, deadline)
+        if found is not None and (needed is None or found[0] <= needed):
+            return found
+    if needed is None:
+        empty = bound.durations.index(0) + 1
+        raise NoPlanError(f"the packing for {steps} steps leaves step {empty} empty: fewer steps do as well")
+    if needed > MOST_CHUNKS:
+        raise NoPlanError(f"the packing for {steps} steps needs {needed} chunks, more than {MOST_CHUNKS}")
+    return needed, plan_as_it_stands(problem, bound)
+
+
+def chunks_of(bound: TreeBound) -> int:
+    """The smallest C for which all weights and durations of the packing are whole numbers of chunks."""
+    return math.lcm(
+        *(tree.weight.denominator for tree in bound.trees),
+        *(duration.denominator for duration in bound.durations),
+    )
+
+
+def plan_as_it_stands(problem: Problem, bound: TreeBound) -> Plan:
+    """The packing with `chunks_of` chunks; every duration must be positive."""
+    chunks = chunks_of(bound)
+    sends: list[ChunkSend] = []
+    taken: Counter[int] = Counter()
+    for tree in bound.trees:
+        for chunk in range(taken[tree.demand], taken[tree.demand] + int(tree.weight * chunks)):
+            sends += (ChunkSend(tree.demand, chunk, route, step) for route, step in tree.sends)
+        taken[tree.demand] += int(tree.weight * chunks)
+    return prune(problem, chunks, (int(duration * chunks) for duration in bound.durations), sends)
+
+
+def _few_chunks(
+    problem: Problem, steps: int, bound: TreeBound, group: Group | None, deadline: Deadline
+) -> tuple[int, Plan] | None:
+    """A plan with one of the first `TRIES` numbers of chunks, kept by the group, or one demand's by none."""
+    alone: Group = (tuple(range(problem.topology.size)),)
+    groups = [group or alone]
+    if len(groups[0]) > 1 and len(problem.demands) == 1:
+        groups.append(alone)  # with more demands that takes minutes, and a search is as good
+    pools = [_Pool(problem, steps, bound, elements, deadline) for elements in groups]
+    for chunks in islice(eligible(bound.bound.ratio, steps), TRIES):
+        if chunks > MOST_CHUNKS:
+            break
+        for pool in pools:
+            plan = pool.plan(chunks)
+            if plan is not None:
+                return chunks, plan
+    return None
+
+
+class _Pool:
+    """Trees that may be part of an optimal plan that a group keeps: the packing's own, and more as needed."""
+
+    def __init__(
+        self, problem: Problem, steps: int, bound: TreeBound, group: Group, deadline: Deadline
+    ) -> None:
+        certificate = bound.bound.certificate
+        assert isinstance(certificate, TreeLengths), "a packing of trees is proved by lengths for trees"
+        self._problem = problem
+        self._steps = steps
+        self._bound = bound
+        self._group = group
+        self._deadline = deadline
+        self._classes = Orbits(problem, len(group), group).classes
+        self._trees = TightTrees(problem, steps, certificate.lengths, group)
+        position = {members.demand: index for index, members in enumerate(self._classes)}
+        for demand, tree in (*((tree.demand, tree.sends) for tree in bound.trees), *bound.candidates):
+            if demand in position:
+                self._trees.found[position[demand], tree] = None
+        self._looked = 0
+
+    def plan(self, chunks: int) -> Plan | None:
+        """A plan of so many chunks; more trees are looked for where the first do not suffice."""
+        if any(chunks % (len(self._group) // members.count) for members in self._classes):
+            return None  # symmetries that keep a demand could not permute its chunks freely
+        orbits = Orbits(self._problem, chunks, self._group)
+        rounds = int(self._bound.bound.ratio * chunks)
+        for looks in range(len(LOOKS) + 1):
+            while self._looked < looks:
+                trees, evenly = LOOKS[self._looked]
+                self._trees.look(trees, self._deadline, evenly=evenly)
+                self._looked += 1
+            if looks == self._looked:
+                found = list(self._trees.found)
+                plan = whole_plan(orbits, self._steps, rounds, found, deadline=self._deadline)
+                if plan is not None:
+                    return plan
+        return None

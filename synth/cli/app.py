@@ -1,0 +1,249 @@
+"""The `synth` command: a thin shell over the packages, and the one place here that imports the others.
+
+Exit status: 0 done, 1 the answer is no, 2 the input is wrong, 3 out of time. Everything heavy is imported
+inside the command that needs it, so that `synth --help` and small questions answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from arborcast.synth.cli.bench import bench
+from arborcast.synth.cli.console import (
+    fail,
+    gigabytes,
+    print_json,
+    print_lines,
+    progress,
+    show_warnings,
+    table,
+)
+from arborcast.synth.cli.description import (
+    beyond_document,
+    describe_beyond,
+    describe_bound,
+    describe_topology,
+    model_of,
+)
+from arborcast.synth.cli.files import expand, program, run, simulate, verify
+from arborcast.synth.cli.groups import groups
+from arborcast.synth.cli.inputs import NotCorrectError, collective_on, hardware_beyond, load_fabric, text_of
+from arborcast.synth.cli.options import (
+    AsJson,
+    CollectiveName,
+    FabricOptions,
+    OldPicture,
+    Picture,
+    Root,
+    about_a_fabric,
+    with_voice,
+    writable,
+)
+from arborcast.synth.cli.pareto import pareto
+from arborcast.synth.cli.plan import plan
+from arborcast.synth.cli.probe import end_after_rank_0, is_follower, probe
+from arborcast.synth.cli.repair import repair
+from arborcast.synth.cli.solve import solve
+from arborcast.synth.cli.sweep import sweep
+from arborcast.synth.errors import InfeasibleError, InputError, NumericalError, TimedOutError
+
+app = typer.Typer(
+    name="synth",
+    help="Synthesize collective-communication algorithms for a topology, with proof.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print_lines([f"arborcast {version('arborcast')}"])
+        raise typer.Exit
+
+
+app.add_typer(bench)
+
+
+@app.callback()
+def synth_(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Synthesize collective-communication algorithms for a topology, with proof."""
+
+
+@app.command()
+@with_voice
+def topologies(as_json: AsJson = False) -> None:
+    """List the catalog of topologies."""
+    from arborcast.topologies import catalog
+
+    entries = catalog()
+    if as_json:
+        keys = ("name", "arguments", "description")
+        print_json({"topologies": [{key: getattr(entry, key) for key in keys} for entry in entries]})
+        return
+    rows = [(f"{entry.name}{entry.arguments}", entry.description) for entry in entries]
+    print_lines(table(("topology", "what it is"), rows, left=2))
+
+
+@app.command()
+@with_voice
+@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "rates")
+def show(
+    fabric: FabricOptions,
+    picture: Picture = None,
+    output: OldPicture = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a topology: its ranks, switches and links."""
+    from arborcast.synth.formats import topology_to_document
+
+    picture = picture or output
+    writable(picture)
+    topology = load_fabric(fabric).topology
+    if picture is not None:
+        from arborcast.synth.pictures import draw_topology
+
+        draw_topology(topology, picture)
+    if as_json:
+        beyond = beyond_document(hardware_beyond(fabric.spec, topology))
+        print_json({**topology_to_document(topology), "picture": text_of(picture), "beyond": beyond})
+        return
+    print_lines([*describe_topology(topology), *describe_beyond(hardware_beyond(fabric.spec, topology))])
+    if picture is not None:
+        print_lines([f"drawn     {picture}"])
+
+
+@app.command()
+@with_voice
+@about_a_fabric()
+def bound(
+    fabric: FabricOptions,
+    collective: CollectiveName,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the fastest rate possible, with its proof."""
+    from arborcast import synth
+    from arborcast.synth.formats import bound_to_document
+
+    found_fabric = load_fabric(fabric)
+    topology = found_fabric.topology
+    with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
+        asked = collective_on(collective, found_fabric, root)
+        found = synth.bound(topology, asked)
+    beyond = hardware_beyond(fabric.spec, topology, asked)
+    if as_json:
+        document = {"topology": topology.name, "collective": collective, "ranks": len(asked.ranks)}
+        more = {"model": model_of(topology), "beyond": beyond_document(beyond)}
+        print_json({**document, **bound_to_document(found, topology), **more})
+        return
+    head = f"{topology.name} {collective}: at most {gigabytes(found.rate)}"
+    print_lines([head, *describe_bound(found, topology), *describe_beyond(beyond)])
+
+
+for command in (solve, groups, pareto, verify, simulate, run, expand, program, repair, sweep, probe, plan):
+    app.command()(with_voice(command))
+
+
+@app.command()
+@with_voice
+def cache(
+    action: Annotated[
+        Literal["where", "clear"], typer.Argument(help="where: what is kept; clear: delete it")
+    ] = "where",
+    as_json: AsJson = False,
+) -> None:
+    """Show where answers and compiled kernels are kept.
+
+    ARBORCAST_CACHE names another folder. Everything in it can be computed again.
+    """
+    from arborcast.synth.kernels import cache_folder
+
+    before = cache_folder.sizes()
+    if action == "clear":
+        cache_folder.clear()
+    folder = cache_folder.cache_folder()
+    if as_json:
+        parts = {part: {"files": files, "bytes": size} for part, (files, size) in before.items()}
+        print_json({"folder": str(folder), "cleared": action == "clear", "parts": parts})
+        return
+    rows = [
+        (part, cache_folder.PARTS[part], files, f"{size / 1e6:.1f} MB")
+        for part, (files, size) in before.items()
+    ]
+    print_lines([f"{folder}{': cleared' if action == 'clear' else ''}", ""])
+    print_lines(table(("folder", "what it holds", "files", "size"), rows, left=2))
+
+
+def main() -> None:
+    """Run the command; turn what it raises into one line and an exit status."""
+    show_warnings()
+    if sys.stdout is None:  # closed by the shell: `synth ... >&-`
+        fail("standard output: must be open, got a closed one")
+        sys.exit(2)
+    sys.exit(_status())
+
+
+def _status() -> int:
+    try:
+        # Commands return nothing; typer, what an Exit carries. A group without a command says what it can do.
+        words = sys.argv[1:]
+        status = app([*words, "--help"] if words in ([], ["bench"]) else words, standalone_mode=False) or 0
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone (synth ... | head); keep Python from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""  # none: standard output, a process
+        fail(f"{place}{error.strerror or error}")
+        return 2
+    except tuple(STATUS) as error:
+        if is_follower():  # rank 0 says the same
+            end_after_rank_0()
+        else:
+            fail(_line(error))
+        return next(status for kind, status in STATUS.items() if isinstance(error, kind))
+    except SystemError as error:
+        # Ctrl-C inside a compiled kernel: numba's dispatcher returns with the exception set, and Python wraps
+        # it.
+        if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            raise
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        fail("interrupted")
+    return int(status)
+
+
+def _line(error: BaseException) -> str:
+    if isinstance(error, typer.TyperException):
+        return error.format_message().replace("Value error, ", "")  # what stands before a wrong choice
+    return str(error)
+
+
+STATUS: dict[type[BaseException], int] = {
+    InputError: 2,
+    NumericalError: 2,
+    typer.TyperException: 2,
+    InfeasibleError: 1,
+    NotCorrectError: 1,
+    TimedOutError: 3,
+}
+"""Exit status of everything that a command may raise on purpose."""
+
+INTERRUPTED = 130
+"""What typer answers after Ctrl-C, as shells do (128 + SIGINT)."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""Results in words for people and as one JSON object for tools: topologies, bounds, solutions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from arborcast.synth.certificate import Bound, Cut, Partition
+from arborcast.synth.cli.console import Json, gigabytes, share, table
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.formats.sizes import format_size
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.simulation.service import EARLIEST
+from arborcast.synth.topology import Topology, Vertex
+
+if TYPE_CHECKING:
+    from arborcast.synth.baselines.comparison import Comparison
+    from arborcast.synth.chunks.frontier import Frontier
+    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.selection import Choice
+    from arborcast.topologies.beyond import Beyond
+
+TOLD = (
+    "chunks",
+    "steps",
+    "rounds",
+    "epsilon",
+    "iterations",
+    "tolerance",
+    "max_trees",
+    "max_height",
+    "within_height",
+    "few",
+    "best_trees",
+    "proved",
+    "rings",
+    "proved_largest",
+    "proved_widest",
+)
+"""Settings that mean something to whoever asked; all of them stand in the JSON and in the file."""
+
+TREE_METHODS = ("trees", "mwu", "symmetric")
+
+_MOST_NAMED = 24  # vertices or sets of a certificate that are named
+
+
+def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) -> Json:
+    """What `solve --json` reports of a schedule that took so many seconds and was written to `file`."""
+    is_of_trees = schedule.method.name in TREE_METHODS
+    return {
+        "method": schedule.method.name,
+        "settings": dict(schedule.method.settings),
+        "rate": str(schedule.rate),
+        "bound": str(schedule.bound.rate),
+        "optimal": schedule.is_optimal,
+        "scope": schedule.bound.scope.value,
+        "model": model_of(schedule.topology),
+        "form": "explicit" if isinstance(schedule, Schedule) else "implicit",
+        "trees": schedule.chunk_count if is_of_trees else None,
+        "height": schedule.height,
+        "steps": schedule.steps,
+        "rounds": None if schedule.rounds is None else sum(schedule.rounds),
+        "chunks": schedule.chunk_count,
+        "seconds": seconds,
+        "file": None if file is None else str(file),
+    }
+
+
+def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
+    """What `solve` says of a schedule and its `solution_document`."""
+    rate, limit = schedule.rate, schedule.bound.rate
+    if schedule.is_optimal:
+        quality = f"optimal: equal to the bound over {_scope(schedule.bound, schedule.topology)}"
+    else:
+        quality = f"{share(rate, limit)} of the bound, {gigabytes(limit)}"
+    what = f"{solution['trees']} trees" if solution["trees"] is not None else f"{solution['chunks']} chunks"
+    settings = "".join(f", {key} {value}" for key, value in schedule.method.settings if key in TOLD)
+    lines = [
+        f"{schedule.topology.name} {schedule.collective.kind}",
+        f"  method   {schedule.method.name}, seed {schedule.method.seed}{settings}",
+        f"  rate     {gigabytes(rate)}, {quality}",
+        *describe_bound(schedule.bound, schedule.topology),
+        f"  shape    {what}, height {solution['height']}, {solution['steps']} steps",
+        *_describe_form(schedule),
+        f"  time     {solution['seconds']} s, verified",
+    ]
+    return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
+
+
+def _describe_form(schedule: AnySchedule) -> list[str]:
+    if isinstance(schedule, Schedule):
+        return []
+    kept = f"{_counted(len(schedule.chunks), 'representative')}, moved by {schedule.translations.order}"
+    return [f"  form     implicit: {kept} translations"]
+
+
+def choices_document(choices: Sequence[Choice]) -> list[Json]:
+    """Which schedule is fastest from which size on; empty unless a size was asked for."""
+    return [
+        {
+            "from_bytes": choice.from_bytes,
+            "method": choice.schedule.method.name,
+            "settings": dict(choice.schedule.method.settings),
+            "rate": str(choice.schedule.rate),
+            "steps": choice.schedule.steps,
+        }
+        for choice in choices
+    ]
+
+
+def describe_choices(choices: Sequence[Choice]) -> list[str]:
+    """The same in words, as a table."""
+    if not choices:
+        return []
+    rows: list[tuple[str, str, str, str]] = [
+        (
+            f"  {format_size(choice.from_bytes)}",
+            choice.schedule.method.name,
+            _shape(choice.schedule),
+            gigabytes(choice.schedule.rate),
+        )
+        for choice in choices
+    ]
+    looked_at = "fastest by simulation (sizes 4 times apart; between two only where it changes)"
+    return ["", looked_at, *table(("  from", "method", "shape", "rate"), rows, left=4)]
+
+
+def _shape(schedule: AnySchedule) -> str:
+    settings = dict(schedule.method.settings)
+    if schedule.rounds is not None and "chunks" in settings:
+        return f"({settings['chunks']}, {len(schedule.rounds)}, {sum(schedule.rounds)})"
+    return f"{schedule.chunk_count} chunks, {schedule.steps} steps"
+
+
+def describe_bound(found: Bound, topology: Topology) -> list[str]:
+    """The certificate in words."""
+    match found.certificate:
+        case Cut(side, capacity):
+            proof = f"cut: {gigabytes(capacity)} leave {_set(side, topology)}"
+        case Partition(blocks, capacity):
+            sets = [_set(block, topology) for block in blocks[:_MOST_NAMED]]
+            sets += ["..."] if len(blocks) > _MOST_NAMED else []
+            proof = f"partition: {gigabytes(capacity)} between the {len(blocks)} sets {' '.join(sets)}"
+        case dual:
+            proof = (
+                f"link lengths: {dual.capacity} offered, {dual.distance} needed for each unit of the buffer"
+            )
+    return [f"  proof    {proof}", f"  scope    {_scope(found, topology)}"]
+
+
+def model_of(topology: Topology) -> str | None:
+    """What every bound takes for granted; None without switches."""
+    return "switches only forward" if topology.switches else None
+
+
+def _scope(found: Bound, topology: Topology) -> str:
+    """Over which schedules a bound holds."""
+    model = model_of(topology)
+    return found.scope.value if model is None else f"{found.scope.value} where {model}"
+
+
+def beyond_document(found: Beyond | None) -> Json | None:
+    """What hardware can do beyond a bound, as `show`, `bound` and `solve` report it; None for nothing."""
+    if found is None:
+        return None
+    allreduce = None if found.allreduce is None else str(found.allreduce)
+    return {"hardware": found.hardware, "what": found.what, "allreduce": allreduce}
+
+
+def describe_beyond(found: Beyond | None) -> list[str]:
+    """The same in words."""
+    return [] if found is None else [f"  beyond   {found.hardware}: {found.what}"]
+
+
+def _set(vertices: frozenset[Vertex], topology: Topology) -> str:
+    """Vertices in braces: all of them where they are few, else those that are missing, else some of them."""
+    missing = frozenset(range(topology.size)) - vertices
+    if len(vertices) > _MOST_NAMED >= len(missing):
+        return f"all but {_set(missing, topology)}"
+    named = [str(topology.label(vertex)) for vertex in sorted(vertices)[:_MOST_NAMED]]
+    more = f", ... of {len(vertices)}" if len(vertices) > _MOST_NAMED else ""
+    return "{" + ", ".join(named) + more + "}"
+
+
+def infeasible_document(error: InfeasibleError, topology: Topology, collective: str) -> Json:
+    """What `--json` says where there is none: `certificate` is the exact limit, where one proves it."""
+    from arborcast.synth.formats import bound_to_document
+
+    certificate: Json | None = None
+    if isinstance(error.proof, Bound):
+        certificate = bound_to_document(error.proof, topology)
+    elif error.proof is not None:
+        from arborcast.synth.chunks.problem.time_reversal import IMAGES
+        from arborcast.synth.chunks.solvers.optimum_documents import limit_to_document
+
+        certificate = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)
+    return {
+        "infeasible": True,
+        "proved": error.is_proved,
+        "proved_by": [prover.value for prover in error.proved_by],
+        "certificate": certificate,
+        "why": str(error),
+    }
+
+
+def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
+    """A table of the points, and what is known beyond them; `compositions` are the least of these alone."""
+    from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE
+
+    rows = [
+        (
+            f"({point.chunks}, {point.steps}, {point.rounds})",
+            point.steps,
+            point.ratio,
+            f"{float(point.schedule.rate):.4g}",
+            "proved" if point.is_proved else point.scope if point.scope != EVERY_SCHEDULE else "open",
+            point.proof,
+        )
+        for point in frontier.points
+    ]
+    open_steps = ", ".join(map(str, frontier.open_steps))
+    lines = [
+        f"{frontier.topology.name} {frontier.collective.kind}: C chunks, S steps, R rounds",
+        "",
+        *_aligned(("(C, S, R)", "steps", "R/C", "GB/s", "", "how"), rows),
+        "",
+        f"  limit    R/C {frontier.static_ratio} for any number of steps",
+        f"  ended    {frontier.why_stopped}",
+        f"  complete {'yes' if frontier.complete else 'no'}"
+        + (f"; left to prove at {open_steps} steps" if open_steps else ""),
+        f"  time     {frontier.seconds} s, every schedule verified",
+    ]
+    return lines if folder is None else [*lines, f"  written  {folder}"]
+
+
+def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> list[str]:
+    """A table whose last two columns are words."""
+    lines = table(header, rows, left=len(header))
+    return [line.rstrip() for line in lines]
+
+
+def describe_comparison(comparison: Comparison) -> list[str]:
+    """Two tables over the sizes, a column per method: times, then bus bandwidths."""
+    methods = list(comparison.by_method)
+    sizes = [timing.bytes for timing in comparison.by_method[methods[0]]]
+    times = [
+        (format_size(size), *(f"{comparison.by_method[method][row].time_us:.1f}" for method in methods))
+        for row, size in enumerate(sizes)
+    ]
+    busbws = [
+        (format_size(size), *(f"{comparison.by_method[method][row].busbw:.2f}" for method in methods))
+        for row, size in enumerate(sizes)
+    ]
+    asked = [] if comparison.service == EARLIEST else [f"order of service: {comparison.service}", ""]
+    tables = [*table(("time (us)", *methods), times), "", *table(("busbw (GB/s)", *methods), busbws), ""]
+    return [*asked, *tables]
+
+
+def describe_topology(topology: Topology) -> list[str]:
+    """The matrix of bandwidths where it fits a screen, otherwise how many vertices have which bandwidth."""
+    headline = (
+        f"{topology.name}: {_counted(topology.ranks, 'rank')}, "
+        f"{_counted(len(topology.switches), 'switch', 'switches')}, "
+        f"{_counted(len(topology.links), 'directed link')}"
+    )
+    return [headline, *(_matrix(topology) if topology.size <= 20 else _summary(topology))]
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _matrix(topology: Topology) -> list[str]:
+    labels = [str(topology.label(vertex)) for vertex in range(topology.size)]
+    rows = [
+        (labels[src], *(str(topology.bandwidth.get((src, dst), ".")) for dst in range(topology.size)))
+        for src in range(topology.size)
+    ]
+    return ["", "GB/s from row to column", *table(("", *labels), rows)]
+
+
+def _summary(topology: Topology) -> list[str]:
+    out = [Fraction(0)] * topology.size
+    into = [Fraction(0)] * topology.size
+    for link in topology.links:
+        out[link.src] += link.bandwidth
+        into[link.dst] += link.bandwidth
+    kinds = Counter(
+        (topology.is_switch(vertex), out[vertex], into[vertex]) for vertex in range(topology.size)
+    )
+    lines = []
+    for (is_switch, sent, received), count in kinds.items():
+        vertices = _counted(count, "switch", "switches") if is_switch else _counted(count, "rank")
+        lines.append(f"  {vertices} with {gigabytes(sent)} out, {gigabytes(received)} in")
+    return lines

@@ -1,0 +1,216 @@
+"""The commands that ask about a schedule file: verify, simulate, run, expand, program.
+
+Files hold a schedule written out or in implicit form; each command takes both, or says which it needs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from arborcast.synth.cli.console import gigabytes, print_json, print_lines, progress, share
+from arborcast.synth.cli.description import describe_comparison
+from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
+from arborcast.synth.cli.options import AsJson, File, OldPicture, seconds, whole, writable
+from arborcast.synth.errors import InputError
+
+MOST_EXPANDED = 8_000_000
+"""Transfers that `expand` writes out: more would make a file too large to be read again."""
+
+MOST_PROCESSES = 128
+"""Local processes that `run` starts: each is a Python with torch, of some 200 MB."""
+
+
+def verify(
+    file: File,
+    every_translate: Annotated[
+        bool,
+        typer.Option(
+            "--every-translate", help="implicit form: replay every chunk, not only the representatives"
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a schedule file and check everything it claims."""
+    from arborcast import synth
+
+    schedule = synth.read_any_schedule(file)
+    with progress(f"verifying {file}", quiet=as_json):
+        verdict = synth.verify(schedule, every_translate=every_translate)
+    if as_json:
+        print_json(
+            {
+                "correct": verdict.correct,
+                "rate": str(verdict.rate),
+                "max_link_load": str(verdict.max_link_load),
+                "errors": list(verdict.errors),
+            }
+        )
+    elif verdict.correct:
+        print_lines(
+            [
+                f"{file}: correct",
+                f"  rate           {gigabytes(verdict.rate)}, {share(verdict.rate, schedule.bound.rate)} "
+                "of the proven bound",
+                f"  max link load  {verdict.max_link_load}",
+            ]
+        )
+    if not verdict.correct:
+        raise NotCorrectError(f"{file}: not correct: {'; '.join(verdict.errors)}")
+
+
+def simulate(
+    file: File,
+    sizes: Annotated[str, typer.Option("--sizes", help="one size or a range that doubles")] = "64KiB:256MiB",
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="draw time and busbw over size: .svg or .png")
+    ] = None,
+    output: OldPicture = None,
+    service: Annotated[
+        str,
+        typer.Option(
+            "--service",
+            metavar="ORDER",
+            help="which piece a link carries next: priority (as planned), fifo, random[:SEED], worst:N (the "
+            "slowest of N random orders), or engine, what the process group does (engine-worst:N)",
+        ),
+    ] = "priority",
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a schedule over sizes, beside the baselines."""
+    from arborcast.synth.baselines.comparison import compare
+    from arborcast.synth.formats.sizes import size_range
+    from arborcast.synth.simulation.service import EARLIEST, Service
+
+    picture = picture or output
+    writable(picture)
+    order = Service.of(service)
+    schedule = read_correct(file)
+    with progress(f"simulating {file}", quiet=as_json):
+        comparison = compare(schedule, size_range(sizes), service=order)
+    if picture is not None:
+        from arborcast.synth.pictures import draw_sweep
+
+        title = f"{schedule.topology.name} {schedule.collective.kind}: simulated time and bus bandwidth"
+        if order != EARLIEST:
+            title += f", {order}"
+        draw_sweep(comparison.by_method, picture, bound=schedule.bound, title=title)
+    if as_json:
+        print_json({**comparison.to_document(), "picture": text_of(picture)})
+        return
+    print_lines(describe_comparison(comparison))
+    print_lines(f"{method}: {why}" for method, why in comparison.unavailable.items())
+    if picture is not None:
+        print_lines([f"drawn {picture}"])
+
+
+def run(
+    file: File,
+    sizes: Annotated[
+        str, typer.Option("--sizes", help="one size (0 for an empty tensor) or a range that doubles")
+    ] = "16MiB",
+    size: Annotated[str | None, typer.Option("--size", hidden=True)] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
+    op: Annotated[str, typer.Option(help="sum, avg, min, max or product")] = "sum",
+    iterations: Annotated[
+        int, typer.Option("-n", "--iterations", parser=whole, metavar="N", help="timed runs of each size")
+    ] = 5,
+    warmup: Annotated[
+        int,
+        typer.Option("-w", "--warmup", parser=whole, metavar="N", help="untimed warm-up runs"),
+    ] = 1,
+    deadline: Annotated[
+        float,
+        typer.Option(
+            "--deadline", parser=seconds, metavar="SECONDS", help="stop all ranks after so many seconds"
+        ),
+    ] = 300,
+    as_json: AsJson = False,
+) -> None:
+    """Run a schedule on local processes and check every element.
+
+    The processes talk through torch.distributed.
+    """
+    from arborcast.backends.measure import launch
+    from arborcast.synth.formats.sizes import size_range
+
+    sizes = size or sizes  # --size was its name before
+    schedule = read_correct(file)
+    if schedule.topology.ranks > MOST_PROCESSES:
+        raise InputError(
+            f"{file}: at most {MOST_PROCESSES} ranks are run on one machine, got {schedule.topology.ranks}; "
+            "synth program shows what one of them does, synth simulate how long all take"
+        )
+    with progress(f"running {file} on {schedule.topology.ranks} processes", quiet=as_json):
+        try:
+            rows = launch.run_schedule(
+                schedule,
+                size_bytes=(0,) if sizes == "0" else size_range(sizes),
+                dtype=dtype,
+                op=op,
+                iterations=iterations,
+                warmup=warmup,
+                timeout_s=deadline,
+            )
+        except launch.RunError as error:
+            raise NotCorrectError(f"{file}: {error}") from error
+    correct = all(row.correct for row in rows)
+    if as_json:
+        print_json({"correct": correct, "rows": [row.to_document() for row in rows], "backend": "gloo"})
+    else:
+        print_lines(launch.format_table(rows))
+    if not correct:
+        wrong = next(row for row in rows if not row.correct)
+        raise NotCorrectError(f"{file}: {wrong.wrong} wrong elements at {wrong.bytes} bytes")
+
+
+def expand(
+    file: File,
+    output: Annotated[Path, typer.Option("-o", "--output", help="write every chunk and transfer here")],
+    as_json: AsJson = False,
+) -> None:
+    """Write out every chunk and transfer of an implicit schedule."""
+    from arborcast import synth
+
+    writable(output)
+    with progress(f"expanding {file}", quiet=as_json):
+        schedule = read_correct(file)
+        if isinstance(schedule, synth.Schedule):
+            raise InputError(f"{file}: is written out already, expand is for the implicit form")
+        if schedule.transfer_count > MOST_EXPANDED:
+            raise InputError(
+                f"{file}: at most {MOST_EXPANDED} transfers are written out, got {schedule.transfer_count}; "
+                "synth program shows those of one rank"
+            )
+        synth.write_schedule(schedule.expand(), output)
+    found = {"chunks": schedule.chunk_count, "transfers": schedule.transfer_count, "file": text_of(output)}
+    if as_json:
+        print_json(found)
+    else:
+        print_lines([f"{output}: {found['chunks']} chunks, {found['transfers']} transfers"])
+
+
+def program(
+    file: File,
+    rank: Annotated[int, typer.Option("--rank", parser=whole, metavar="R", help="whose program")] = 0,
+    size: Annotated[str, typer.Option("--size", help="of the whole buffer")] = "16MiB",
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
+    every_operation: Annotated[
+        bool, typer.Option("--all", help="print every operation, not only the first")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what one rank sends, receives and reduces.
+
+    It is worked out from the rank's own part of the schedule.
+    """
+    from arborcast.backends.lowering.description import describe_program, program_document, program_of
+    from arborcast.synth.formats.sizes import parse_size
+
+    found = program_of(read_correct(file), rank, parse_size(size), dtype=dtype)
+    if as_json:
+        print_json(program_document(found))
+        return
+    print_lines(describe_program(found, **({"most": None} if every_operation else {})))

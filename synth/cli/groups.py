@@ -1,0 +1,282 @@
+"""`synth groups`: several collectives at once on one fabric, its links shared as fairly as possible.
+
+Groups are named one by one (`--group`), or as all lines of a mesh of ranks along an axis (`--mesh`,
+`--along`): the tensor-, pipeline- and data-parallel groups of a training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from arborcast.synth.cli.console import Stopwatch, gigabytes, print_json, print_lines, progress, share, table
+from arborcast.synth.cli.inputs import load_fabric
+from arborcast.synth.cli.options import AsJson, Deadline, FabricOptions, Seed, about_a_fabric, rank_list
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+
+if TYPE_CHECKING:
+    from arborcast.synth.collective import Collective
+    from arborcast.synth.groups.result import GroupSchedules
+    from arborcast.synth.simulation.simulator import Timing
+    from arborcast.synth.topology import Topology
+
+MOST_LINES = 64
+"""Groups that are listed on the screen; --json lists all."""
+
+
+@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "rates")
+def groups(
+    fabric: FabricOptions,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            metavar="KIND:RANKS",
+            help="such as allreduce:0,1,2,3 or broadcast:4-7, whose root is the first rank; again for each",
+        ),
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option("--mesh", metavar="AxB", help="the ranks as a mesh, the last axis fastest")
+    ] = None,
+    along: Annotated[
+        list[str] | None,
+        typer.Option("--along", metavar="AXIS:KIND", help="a group on every line of the mesh along an axis"),
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--weight",
+            metavar="W",
+            help="of each --group, then each --along: weighted max-min fair rates",
+        ),
+    ] = None,
+    relays: Annotated[
+        bool, typer.Option("--relays/--no-relays", help="whether ranks outside a group may forward for it")
+    ] = True,
+    size: Annotated[
+        str | None, typer.Option("--size", help="simulate all at once, with buffers of this size")
+    ] = None,
+    deadline: Deadline = None,
+    seed: Seed = 0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="folder for groups.json and a schedule per group")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Share a fabric fairly among several collectives at once.
+
+    The slowest is as fast as possible, then the next slowest, with proof.
+    """
+    from arborcast.synth.cli.description import infeasible_document
+    from arborcast.synth.formats.sizes import parse_size
+    from arborcast.synth.groups.folder import check_folder, write_groups
+    from arborcast.synth.groups.simulator import simulate_groups
+    from arborcast.synth.groups.solver import solve_groups
+
+    if output is not None:
+        check_folder(output)
+    size_bytes = None if size is None else parse_size(size)
+    topology = load_fabric(fabric).topology
+    collectives, weights = _asked(topology, group or [], mesh, along or [], weight or [])
+    watch = Stopwatch()
+    try:
+        with progress(f"sharing {topology.name} among {len(collectives)} groups", quiet=as_json):
+            found = solve_groups(
+                topology, collectives, weights=weights, relays=relays, seed=seed, deadline_s=deadline
+            )
+            _verified(found)
+            timings = simulate_groups(found, [size_bytes] * len(found.groups)) if size_bytes else None
+    except InfeasibleError as error:
+        if as_json:
+            print_json(infeasible_document(error, topology, "groups"))
+        raise
+    except TimedOutError as error:
+        if as_json:
+            print_json({"timed_out": True, "why": str(error)})
+        raise
+    files = None if output is None else write_groups(found, output)
+    document = groups_document(found, timings, files, watch.seconds, output)
+    if as_json:
+        print_json(document)
+    else:
+        print_lines(describe_groups(found, document))
+
+
+def _verified(found: GroupSchedules) -> None:
+    """What is not correct is a bug of ours and leaves nothing behind."""
+    from arborcast.synth.groups.verifier import verify_groups
+
+    verdict = verify_groups(found)
+    if not verdict.correct:
+        raise AssertionError(f"groups: the schedules are not correct: {'; '.join(verdict.errors)}")
+
+
+def _asked(
+    topology: Topology, named: Sequence[str], mesh: str | None, along: Sequence[str], weights: Sequence[str]
+) -> tuple[list[Collective], list[Fraction]]:
+    """The groups of the options in their order, each with its weight.
+
+    Raises:
+        InputError: an option that says nothing, too much, or what does not fit the topology.
+    """
+    if mesh is not None and not along:
+        raise InputError(f"--mesh {mesh}: needs the axis of the groups (--along)")
+    if not named and not along:
+        raise InputError("groups: needs --group KIND:RANKS or --mesh AxB --along AXIS:KIND, got neither")
+    if along and mesh is None:
+        raise InputError(f"--along {along[0]}: needs the shape of the mesh (--mesh)")
+    if weights and len(weights) != len(named) + len(along):
+        raise InputError(
+            f"--weight: must stand once for each --group and --along ({len(named) + len(along)}), "
+            f"got {len(weights)}"
+        )
+    parts = [[_group(topology, text)] for text in named]
+    parts += [_lines(topology, mesh, text) for text in along if mesh is not None]
+    factors = [_weight(text) for text in weights] or [Fraction(1)] * len(parts)
+    pairs = [(group, factor) for part, factor in zip(parts, factors, strict=True) for group in part]
+    return [group for group, _ in pairs], [factor for _, factor in pairs]
+
+
+def _group(topology: Topology, text: str) -> Collective:
+    from arborcast.synth.collective import Collective
+
+    kind, colon, listed = text.partition(":")
+    if not colon:
+        raise InputError(f"--group {text}: must be KIND:RANKS, such as allreduce:0,1,2,3")
+    try:
+        ranks = rank_list(listed)
+        return Collective.on(topology, kind, root=ranks[0], ranks=ranks)
+    except InputError as error:
+        message = str(error).removeprefix(f"--ranks {listed}: ")
+        raise InputError(f"--group {text}: {message}") from error
+
+
+def _lines(topology: Topology, mesh: str, text: str) -> list[Collective]:
+    """A group for every line of the mesh along an axis; the last axis counts fastest."""
+    from arborcast.synth.collective import Collective
+
+    sides = mesh.split("x")
+    if not all(side.isdecimal() and int(side) for side in sides):
+        raise InputError(f"--mesh {mesh}: must be sides of at least 1, such as 4x4 or 2x4x8")
+    shape = [int(side) for side in sides]
+    if prod(shape) != topology.ranks:
+        raise InputError(f"--mesh {mesh}: must hold the {topology.ranks} ranks of the topology")
+    axis, colon, kind = text.partition(":")
+    if not colon or not axis.isdecimal() or int(axis) >= len(shape):
+        raise InputError(
+            f"--along {text}: must be AXIS:KIND with an axis from 0 to {len(shape) - 1}, such as 0:allreduce"
+        )
+    stride = prod(shape[int(axis) + 1 :])
+    others = [range(side) if place != int(axis) else range(1) for place, side in enumerate(shape)]
+    found = []
+    for corner in product(*others):
+        first = sum(at * prod(shape[place + 1 :]) for place, at in enumerate(corner))
+        ranks = [first + stride * step for step in range(shape[int(axis)])]
+        try:
+            found.append(Collective.on(topology, kind, root=first, ranks=ranks))
+        except InputError as error:
+            raise InputError(f"--along {text}: {error}") from error
+    return found
+
+
+def _weight(text: str) -> Fraction:
+    from arborcast.synth.formats.numerals import parse_number, shorten
+
+    try:
+        value = parse_number(text)
+    except ValueError as error:
+        raise InputError(f"--weight: {error}") from error
+    if value <= 0:
+        raise InputError(f"--weight: must be positive, got {shorten(value)}")
+    return value
+
+
+def groups_document(
+    found: GroupSchedules,
+    timings: Sequence[Timing] | None,
+    files: Sequence[Path] | None,
+    seconds: float,
+    folder: Path | None,
+) -> dict[str, Any]:
+    """What `synth groups --json` prints."""
+    level_of = {
+        group: number for number, level in enumerate(found.certificate.levels) for group in level.groups
+    }
+    return {
+        "topology": found.topology.name,
+        "relays": found.certificate.relays,
+        "worst": str(found.worst),
+        "bound": str(found.certificate.worst),
+        "optimal": found.certificate.is_exact,
+        "groups": [
+            {
+                "kind": group.collective.kind.value,
+                "root": group.collective.root,
+                "ranks": list(group.collective.ranks),
+                "weight": str(group.weight),
+                "alone": str(group.alone),
+                "rate": str(group.rate),
+                "bound": str(found.certificate.levels[level_of[number]].bound * group.weight),
+                "level": level_of[number],
+                "method": group.schedule.method.name,
+                "chunks": len(group.schedule.chunks),
+                "steps": group.schedule.steps,
+                "time_us": None if timings is None else timings[number].time_us,
+                "file": None if files is None else str(files[number]),
+            }
+            for number, group in enumerate(found.groups)
+        ],
+        "seconds": seconds,
+        "folder": None if folder is None else str(folder),
+    }
+
+
+def describe_groups(found: GroupSchedules, document: dict[str, Any]) -> list[str]:
+    """The same as a table: the rate alone, the rate together, and what is proved of it."""
+    timed = document["groups"][0]["time_us"] is not None
+    header = ("group", "ranks", "weight", "alone", "together", "of alone", "bound", "chunks", "steps")
+    rows = [
+        (
+            entry["kind"],
+            _short(entry["ranks"]),
+            entry["weight"],
+            gigabytes(group.alone),
+            gigabytes(group.rate),
+            share(group.rate, group.alone),
+            "reached" if entry["bound"] == entry["rate"] else gigabytes(Fraction(entry["bound"])),
+            entry["chunks"],
+            entry["steps"],
+            *([f"{entry['time_us']:.1f}"] if timed else []),
+        )
+        for entry, group in zip(document["groups"][:MOST_LINES], found.groups, strict=False)
+    ]
+    more = len(found.groups) - len(rows)
+    how = "ranks outside a group may forward for it" if document["relays"] else "each group on its own ranks"
+    written = [] if document["folder"] is None else [f"  written  {document['folder']}"]
+    return [
+        f"{found.topology.name}: {len(found.groups)} groups at once, {how}",
+        "",
+        *table((*header, *(["us"] if timed else [])), rows, left=2),
+        *([f"... and {more} more"] if more else []),
+        "",
+        f"  worst    {gigabytes(found.worst)} per unit of weight, "
+        + (
+            "proved to be the best"
+            if document["optimal"]
+            else f"at most {document['bound']} GB/s is possible"
+        ),
+        f"  levels   {len(found.certificate.levels)}",
+        f"  time     {document['seconds']} s, verified",
+        *written,
+    ]
+
+
+def _short(ranks: Sequence[int]) -> str:
+    listed = ",".join(map(str, ranks[:4]))
+    return listed if len(ranks) <= 4 else f"{listed},... ({len(ranks)})"

@@ -1,0 +1,118 @@
+"""What commands ask about: a topology with those that take part, a collective on it, a file worth using.
+
+Shared by the commands; the packages that they load are imported inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from arborcast.synth.cli.options import FabricOptions, rank_list
+from arborcast.synth.errors import InputError
+
+if TYPE_CHECKING:
+    from arborcast.synth.collective import Collective
+    from arborcast.synth.faults.faulty import Faulty
+    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.topology import Topology
+    from arborcast.topologies.beyond import Beyond
+
+
+class NotCorrectError(Exception):
+    """The answer is no: exit status 1 with this one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command is about.
+
+    Attributes:
+        topology: the fabric, what is left of it where something failed.
+        taking_part: the ranks of it that take part; all others are relays.
+        faulty: how it came from a healthy one; None where nothing failed.
+    """
+
+    topology: Topology
+    taking_part: tuple[int, ...]
+    faulty: Faulty | None = None
+
+
+def load_fabric(options: FabricOptions) -> Asked:
+    """The topology a command is about, and the ranks that take part in it.
+
+    Failed links and ranks are named as in the fragment; those that are left are numbered 0, 1, 2... again.
+    """
+    from arborcast.topologies import load
+
+    chosen = None if options.ranks is None else rank_list(options.ranks)
+    topology = load(
+        options.spec,
+        ranks=chosen,
+        relays=options.relays,
+        gpu=options.gpu,
+        pcie=options.pcie,
+        rates=options.rates,
+    )
+    members = topology.ranks if chosen is None else len(chosen)
+    if not options.without_link and not options.without_rank:
+        return Asked(topology, tuple(range(members)))
+    from arborcast.synth.faults.faulty import without
+
+    faulty = without(topology, links=options.without_link or (), ranks=options.without_rank or ())
+    left = sum(before < members for before in faulty.kept)
+    return Asked(faulty.topology, tuple(range(left)), faulty)
+
+
+def collective_on(name: str, on: Asked, root: int | None) -> Collective:
+    """A kind of collective by name, with root 0 unless asked for; or the custom one in a file.
+
+    Raises:
+        InputError: a root where there is none, or a collective that does not fit.
+    """
+    from arborcast.synth.api import as_collective
+    from arborcast.synth.collective import Kind
+    from arborcast.synth.formats import read_collective
+
+    in_file = name.lower().endswith((".yaml", ".yml", ".json"))
+    kind = Kind.named(name)
+    if root is not None and (in_file or (kind is not None and not kind.has_root)):
+        raise InputError(f"--root {root}: {name} has no root")
+    if in_file:
+        return read_collective(Path(name), on.topology, ranks=len(on.taking_part))
+    return as_collective(on.topology, name, root=root or 0, ranks=on.taking_part)
+
+
+def hardware_beyond(spec: str, topology: Topology, asked: Collective | None = None) -> Beyond | None:
+    """What a machine of the catalog can do beyond the bound: of an allreduce, others reach their cuts."""
+    from arborcast.topologies.catalog import beyond
+
+    if asked is None:
+        return beyond(spec, topology, topology.ranks)
+    return beyond(spec, topology, len(asked.ranks)) if asked.kind == "allreduce" else None
+
+
+def read_correct(file: Path) -> AnySchedule:
+    """A schedule worth running: a wrong one is an answer of no before any time is spent on it."""
+    from arborcast import synth
+
+    schedule = synth.read_any_schedule(file)
+    verdict = synth.verify(schedule)
+    if not verdict.correct:
+        raise NotCorrectError(f"{file}: not correct: {verdict.errors[0]}")
+    return schedule
+
+
+def check_found(schedule: AnySchedule) -> None:
+    """See that the verifier passes a schedule that we found: that it does not is a bug of ours."""
+    from arborcast import synth
+
+    verdict = synth.verify(schedule)
+    if not verdict.correct:
+        raise AssertionError(f"the schedule found is not correct: {verdict.errors[0]}")
+
+
+def text_of(path: Path | None) -> str | None:
+    """A path as JSON holds it."""
+    return None if path is None else str(path)

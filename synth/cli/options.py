@@ -1,0 +1,235 @@
+"""What the commands share of their options: types with help, and the readers of their texts."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from fractions import Fraction
+from functools import wraps
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from arborcast.synth.cli.console import speaking
+from arborcast.synth.errors import InputError
+
+MOST_RANKS = 1 << 16
+"""As many as a topology file may have."""
+
+
+def whole(text: str) -> int:
+    """An option's whole number; the message names the value, which typer's own leaves out."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"must be a whole number, got {text!r}") from None
+
+
+def seconds(text: str) -> float:
+    """An option's positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise typer.BadParameter(f"must be a positive number of seconds, got {text!r}")
+    return value
+
+
+Spec = Annotated[str, typer.Argument(help="catalog name with arguments (see `synth topologies`) or a file")]
+File = Annotated[Path, typer.Argument(help="a schedule file, as `synth solve -o` writes it")]
+
+
+def collective_name(text: str) -> str:
+    """The kind of collective, under its own name, however it is spelled; everything else as it is."""
+    from arborcast.synth.collective import Kind
+
+    kind = Kind.named(text)
+    return text if kind is None else kind.value
+
+
+CollectiveName = Annotated[
+    str,
+    typer.Argument(
+        parser=collective_name,
+        metavar="COLLECTIVE",
+        help="broadcast, reduce, allgather, reduce-scatter, allreduce, gather, scatter, alltoall, "
+        "or a YAML file of who holds and who must get each block",
+    ),
+]
+Ranks = Annotated[str | None, typer.Option("--ranks", help="the fragment, such as 0,1,3 or 0-5")]
+Relays = Annotated[bool, typer.Option("--relays", help="ranks outside --ranks may forward, copy and reduce")]
+Root = Annotated[
+    int | None,
+    typer.Option(
+        "--root", parser=whole, metavar="RANK", help="root rank, numbered after --ranks (default 0)"
+    ),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", help="GPU generation of `nvidia-smi topo -m` text: v100, a100, h100, ..."),
+]
+Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text or NCCL XML as links")]
+Rates = Annotated[str, typer.Option("--rates", help="datasheet, or nccl for NCCL's planning constants")]
+WithoutLink = Annotated[
+    list[str] | None,
+    typer.Option("--without-link", metavar="A-B", help="a link that failed, both ways; may be repeated"),
+]
+WithoutRank = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--without-rank",
+        parser=whole,
+        metavar="R",
+        help="a rank that failed; may be repeated. Those left are numbered 0, 1, 2... again, in their order",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="say on standard error how far work has come")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="no progress and no warnings, errors only")]
+Picture = Annotated[Path | None, typer.Option("--picture", help="draw it: .svg or .png")]
+OldPicture = Annotated[Path | None, typer.Option("-o", "--output", hidden=True)]
+"""How `--picture` was called before; scripts may say so."""
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed", parser=whole, metavar="N", help="breaks ties; the same seed gives the same schedule"
+    ),
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="neither use nor keep answers of solvers on disk")]
+Deadline = Annotated[
+    float | None,
+    typer.Option(
+        "--deadline",
+        parser=seconds,
+        metavar="SECONDS",
+        help="stop after so many seconds; no limit by default",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FabricOptions:
+    """The options of every command about a topology; `arborcast.synth.cli.inputs.load_fabric` reads them."""
+
+    spec: Spec
+    ranks: Ranks = None
+    relays: Relays = False
+    without_link: WithoutLink = None
+    without_rank: WithoutRank = None
+    gpu: Gpu = None
+    pcie: Pcie = False
+    rates: Rates = "datasheet"
+
+
+def about_a_fabric(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the spec and the named `FabricOptions` (all, where none is named), as one value.
+
+    The command has a parameter `fabric`, in whose place the spec stands; the others stand before `--json`.
+    """
+    hints = get_type_hints(FabricOptions, include_extras=True)
+    spec, *options = (
+        Parameter(
+            field.name,
+            Parameter.POSITIONAL_OR_KEYWORD,
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(FabricOptions)
+        if field.name == "spec" or not names or field.name in names
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        parts = {"fabric": [spec], "as_json": [*options, own["as_json"]]}
+        parameters = [each for name, parameter in own.items() for each in parts.get(name, [parameter])]
+
+        @wraps(command)
+        def with_one_value(**given: Any) -> None:
+            fabric = FabricOptions(**{each.name: given.pop(each.name) for each in (spec, *options)})
+            command(fabric=fabric, **given)
+
+        return _as_typer_reads(with_one_value, parameters)
+
+    return decorate
+
+
+def with_voice(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `-v` and `-q`, in which it takes no part."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    voice = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=False, annotation=kind)
+        for name, kind in (("verbose", Verbose), ("quiet", Quiet))
+    ]
+
+    @wraps(command)
+    def with_its_voice(*, verbose: bool, quiet: bool, **given: Any) -> None:
+        if verbose and quiet:
+            raise InputError("-v and -q: only one of them can be meant")
+        with speaking(verbose=verbose, quiet=quiet):
+            command(**given)
+
+    return _as_typer_reads(with_its_voice, [*own, *voice])
+
+
+def _as_typer_reads(command: Callable[..., None], parameters: Sequence[Parameter]) -> Callable[..., None]:
+    """A command with other parameters: typer reads the signature, and annotations by name."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def rank_list(text: str, option: str = "--ranks") -> tuple[int, ...]:
+    """The numbers that an option names, those of ranks unless it says otherwise.
+
+    Raises:
+        InputError: not numbers or ascending ranges, or more than a topology may have.
+    """
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(f"{option} {text}: must be numbers or ranges such as 0,1,3 or 0-5, got {part!r}")
+        if int(last or first) < int(first):
+            raise InputError(f"{option} {text}: ranges must go up, got {part!r}")
+        if len(ranks) + int(last or first) - int(first) >= MOST_RANKS:
+            raise InputError(f"{option} {part}: must name at most {MOST_RANKS} ranks in all")
+        ranks.extend(range(int(first), int(last or first) + 1))
+    return tuple(ranks)
+
+
+def part_of_one(option: str, text: str) -> Fraction:
+    """An option's exact number, at least 0 and below 1.
+
+    Raises:
+        InputError: it is not.
+    """
+    from arborcast.synth.formats.numerals import parse_number, shorten
+
+    try:
+        value = parse_number(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from error
+    if not 0 <= value < 1:
+        raise InputError(f"{option}: must be at least 0 and below 1, got {shorten(text)}")
+    return value
+
+
+def writable(output: Path | None) -> None:
+    """See that a file can be written, before any time is spent on what it shall hold.
+
+    Raises:
+        InputError: it is a folder, or its folder does not exist or admits no file.
+    """
+    if output is None:
+        return
+    if output.is_dir():
+        raise InputError(f"{output}: must be a file to write, got a folder")
+    if not output.parent.is_dir():
+        raise InputError(f"{output}: its folder {output.parent} does not exist")
+    if not os.access(output if output.exists() else output.parent, os.W_OK):
+        raise InputError(f"{output}: must be writable, and is not")

@@ -1,0 +1,225 @@
+"""`synth plan`: the best pipeline for a model on a topology, beside the other ways to train it there.
+
+The model is a profile file, the name of a network whose costs are known, or a function of a Python file,
+whose model is then measured here or, with `--device`, costed for a GPU without allocating it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress
+from arborcast.synth.cli.inputs import load_fabric
+from arborcast.synth.cli.options import AsJson, FabricOptions, about_a_fabric, whole, writable
+from arborcast.synth.cli.plan_description import alternative_document, describe_plan, figures, plan_document
+from arborcast.synth.errors import InputError
+
+if TYPE_CHECKING:
+    from arborcast.pipeline.costs.profile import Profile
+
+DEVICE = "v100"
+"""What a network that is only named is costed for, unless `--device` says otherwise."""
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="a profile file, vgg19, resnet152, inception-v3, transformer, bert-large, xlnet-large or "
+        "bert-base, or FILE.py:FUNCTION, which returns (model, inputs) or (model, (inputs, targets), loss)",
+    ),
+]
+
+
+@about_a_fabric("ranks", "gpu", "pcie", "rates")
+def plan(
+    model: Model,
+    fabric: FabricOptions,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--batch",
+            parser=whole,
+            metavar="N",
+            help="samples of a step; by default those of the profile, for a named network on each rank",
+        ),
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option("--microbatches", parser=whole, metavar="N", help="by default the best")
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option("--stages", parser=whole, metavar="N", help="by default the best")
+    ] = None,
+    order: Annotated[
+        str | None, typer.Option("--order", help="gpipe, 1f1b or pe; by default the best")
+    ] = None,
+    recompute: Annotated[
+        bool | None,
+        typer.Option("--recompute/--keep", help="repeat forward passes or keep their results"),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", help="limit on each rank, such as 16GiB; by default the device's"),
+    ] = None,
+    max_in_flight: Annotated[
+        int | None,
+        typer.Option("--max-in-flight", parser=whole, metavar="N", help="microbatches that a rank may keep"),
+    ] = None,
+    keep_ties: Annotated[
+        bool, typer.Option("--keep-ties-together", help="layers that share a parameter stay on one stage")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", help="v100, p100, 1080ti, a100, h100: cost the model for it")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="draw the plan: .svg or .png")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="write the predicted step as a Chrome trace")
+    ] = None,
+    profile_output: Annotated[
+        Path | None, typer.Option("--profile", help="write the model's profile here")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a pipeline: stages, ranks, microbatches, order.
+
+    Beside it stand data parallelism, GPipe, PipeDream and HetPipe on the same costs.
+    """
+    from arborcast.pipeline.costs.links import Network
+    from arborcast.pipeline.model import zoo as networks
+    from arborcast.pipeline.pictures.chrome_trace import write_chrome_trace
+    from arborcast.pipeline.pictures.plan import draw_plan
+    from arborcast.pipeline.planning.alternatives import alternatives
+    from arborcast.pipeline.planning.formats import write_plan, write_profile
+    from arborcast.pipeline.planning.planner import plan as planned
+    from arborcast.pipeline.simulation.prediction import predict
+    from arborcast.synth.formats.sizes import parse_size
+
+    for path in (output, picture, trace, profile_output):
+        writable(path)
+    topology = load_fabric(fabric).topology
+    if device is None and model in networks.NAMES:
+        device = DEVICE
+    limit = parse_size(memory) if memory is not None else _memory_of(device)
+    watch = Stopwatch()
+    with progress(f"costing {model}", quiet=as_json):
+        profile = _profile(model, device)
+    if batch is None:
+        batch = profile.samples * (topology.ranks if model in networks.NAMES else 1)
+    network = Network(topology)
+    with progress(f"planning {profile.model} on {topology.name}", quiet=as_json):
+        best = planned(
+            profile,
+            topology,
+            batch=batch,
+            microbatches=microbatches,
+            order=order,
+            recompute=recompute,
+            memory_bytes=limit,
+            max_in_flight=max_in_flight,
+            keep_ties_together=keep_ties,
+            stages=stages,
+            network=network,
+        )
+        predicted = predict(best, profile, network, batch=batch)
+        several = {best.microbatches, min(batch, topology.ranks), min(batch, 4 * topology.ranks)}
+        counts = [microbatches] if microbatches is not None else sorted(several)
+        others = alternatives(profile, network, batch=batch, microbatches=counts, memory_bytes=limit)
+    document = plan_document(best, profile, predicted, batch, limit, watch.seconds, output)
+    document["alternatives"] = {
+        name: alternative_document(found, profile, network, batch, predicted)
+        for name, found in others.items()
+    }
+    if output is not None:
+        write_plan(
+            best, output, {key: document[key] for key in (*figures(predicted), "batch", "alternatives")}
+        )
+    if profile_output is not None:
+        write_profile(profile, profile_output)
+    if picture is not None:
+        draw_plan(best, profile, predicted, picture, batch=batch, memory_bytes=limit)
+    if trace is not None:
+        write_chrome_trace({"predicted": predicted.timeline}, trace)
+    if as_json:
+        print_json(document)
+    else:
+        print_lines(describe_plan(best, profile, topology, document))
+
+
+def _profile(model: str, device: str | None) -> Profile:
+    """The costs of what the argument names.
+
+    Raises:
+        InputError: it names nothing, or the file or function does not give a profile or a model.
+    """
+    from arborcast.pipeline.model import zoo as networks
+    from arborcast.pipeline.planning.formats import read_profile
+
+    if model.endswith(".json") or (Path(model).is_file() and ".py" not in model):
+        if device is not None:
+            raise InputError(f"--device {device}: a profile file has its costs already")
+        return read_profile(model)
+    if ".py:" in model:
+        return _profile_of_function(model, device)
+    if model not in networks.NAMES:
+        raise InputError(
+            f"model {model}: must be a profile file, one of {', '.join(networks.NAMES)}, or FILE.py:FUNCTION"
+        )
+    return networks.analytic_profile(model, device or DEVICE)
+
+
+def _profile_of_function(model: str, device: str | None) -> Profile:
+    """Measured here, or analysed for a device, of the model that a function returns."""
+    from arborcast.pipeline.costs.analytic import analyse
+    from arborcast.pipeline.costs.devices import device_named as named
+    from arborcast.pipeline.costs.measured import profile
+
+    found, example, loss = _call(model)
+    if device is None:
+        return profile(found, example, loss, name=model)
+    return analyse(found, example, named(device), loss_fn=loss, name=model)
+
+
+def _call(model: str) -> tuple[Any, Any, Any]:
+    """What the function of FILE.py:FUNCTION returns: a model, its example inputs, a loss or None."""
+    import runpy
+
+    from torch import nn
+
+    from arborcast.pipeline.model.layered import Layered
+
+    path, _, name = model.partition(".py:")
+    file = Path(f"{path}.py")
+    if not file.is_file():
+        raise InputError(f"{file}: there is no such file")
+    try:
+        function = runpy.run_path(str(file), run_name="model").get(name)
+    except Exception as error:  # whatever the person's own code raises
+        raise InputError(f"{file}: raised {type(error).__name__}: {error}") from error
+    if not callable(function):
+        what = f"a function {name}" if name else "the function that FILE.py:FUNCTION names"
+        raise InputError(f"{file}: must define {what}, and does not")
+    try:
+        made = function()
+    except Exception as error:
+        raise InputError(f"{file}: {name}() raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise InputError(
+            f"{file}: {name}() must return (model, inputs) or (model, (inputs, targets), loss), "
+            f"got {type(made).__name__}"
+        )
+    if not isinstance(made[0], (nn.Module, Layered)):
+        raise InputError(
+            f"{file}: {name}(): the model must be a torch.nn.Module, got {type(made[0]).__name__}"
+        )
+    return made if len(made) == 3 else (*made, None)
+
+
+def _memory_of(device: str | None) -> int | None:
+    if device is None:
+        return None
+    from arborcast.pipeline.costs.devices import device_named as named
+
+    return named(device).memory_bytes

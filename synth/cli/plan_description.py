@@ -1,0 +1,161 @@
+"""A plan in words and as one JSON object: what `synth plan` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborcast.synth.cli.console import table
+
+if TYPE_CHECKING:
+    from arborcast.pipeline.costs.links import Network
+    from arborcast.pipeline.costs.profile import Profile
+    from arborcast.pipeline.errors import PlanError
+    from arborcast.pipeline.planning.plan import Plan
+    from arborcast.pipeline.simulation.prediction import Prediction
+    from arborcast.synth.topology import Topology
+
+
+def plan_document(
+    plan: Plan,
+    profile: Profile,
+    predicted: Prediction,
+    batch: int,
+    limit: int | None,
+    seconds: float,
+    output: Path | None,
+) -> dict[str, Any]:
+    """The keys that `--json` prints, without the alternatives."""
+    return {
+        "model": profile.model,
+        "costs": profile.source,
+        "method": plan.method,
+        "batch": batch,
+        "order": plan.order,
+        "microbatches": plan.microbatches,
+        "recompute": plan.recompute,
+        "stages": [
+            {
+                "start": stage.start,
+                "end": stage.end,
+                "layers": [profile.layers[stage.start].name, profile.layers[stage.end - 1].name],
+                "ranks": list(stage.ranks),
+                "memory_bytes": memory.total,
+                "in_flight": in_flight,
+            }
+            for stage, memory, in_flight in zip(
+                plan.stages, predicted.memory, predicted.peak_in_flight, strict=True
+            )
+        ],
+        "memory_limit_bytes": limit,
+        **figures(predicted),
+        "file": None if output is None else str(output),
+        "seconds": seconds,
+    }
+
+
+def figures(predicted: Prediction) -> dict[str, Any]:
+    """What is expected of a plan, in the keys of `--json`."""
+    return {
+        "time_us": predicted.time_us,
+        "bound_us": predicted.bound_us,
+        "bound_condition": predicted.bound_condition,
+        "bubble": predicted.bubble,
+        "samples_per_s": predicted.samples_per_s,
+    }
+
+
+def alternative_document(
+    found: Plan | PlanError,
+    profile: Profile,
+    network: Network,
+    batch: int,
+    predicted: Prediction,
+) -> dict[str, Any]:
+    """An alternative's figures, or why there is none."""
+    from arborcast.pipeline.planning.plan import Plan
+    from arborcast.pipeline.simulation.prediction import predict
+
+    if not isinstance(found, Plan):
+        return {"why": str(found)}
+    theirs = predict(found, profile, network, batch=batch)
+    return {
+        "stages": [[stage.start, stage.end, list(stage.ranks)] for stage in found.stages],
+        "microbatches": found.microbatches,
+        "order": found.order,
+        "memory_bytes": max(memory.total for memory in theirs.memory),
+        **figures(theirs),
+        "slower": theirs.time_us / predicted.time_us,
+    }
+
+
+def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Mapping[str, Any]) -> list[str]:
+    """The plan, what is expected of it, and the others, for people."""
+    from arborcast.pipeline.pictures.plan import format_bytes
+
+    limit = document["memory_limit_bytes"]
+    proved = plan.order == "pe" and plan.max_in_flight is None
+    stages = table(
+        ("stage", "layers", "ranks", "memory", "in flight"),
+        [
+            (
+                index,
+                f"{row['start']}..{row['end'] - 1}  {row['layers'][0]} to {row['layers'][1]}",
+                ",".join(map(str, row["ranks"])),
+                format_bytes(row["memory_bytes"]),
+                row["in_flight"],
+            )
+            for index, row in enumerate(document["stages"])
+        ],
+        left=3,
+    )
+    ours = ("this plan", _time(document["time_us"]), "1.00", f"{document['bubble']:.0%}", _shape(plan))
+    others = [
+        (name, "-", "-", "-", found["why"])
+        if "why" in found
+        else (
+            name,
+            _time(found["time_us"]),
+            f"{found['slower']:.2f}",
+            f"{found['bubble']:.0%}",
+            f"{_shape_of(found['stages'])}, {_counted(found['microbatches'])}, {found['order']}",
+        )
+        for name, found in document["alternatives"].items()
+    ]
+    return [
+        f"{profile.model} on {topology.name}: {profile.depth} layers, {topology.ranks} ranks; costs: "
+        f"{profile.source or 'from a file'}",
+        *stages,
+        f"{document['batch']} samples a step in {_counted(plan.microbatches)}, order {plan.order}"
+        + (", recomputing forward passes" if plan.recompute else "")
+        + ("" if limit is None else f", at most {format_bytes(limit)} on a rank"),
+        f"one step: {_time(document['time_us'])} ({document['samples_per_s']:.4g} samples/s), "
+        f"ranks idle {document['bubble']:.0%}",
+        f"{'proved: at most' if proved else 'proved for the same stages in order pe: at most'} "
+        f"{_time(document['bound_us'])}",
+        "",
+        *table(("way", "step", "times ours", "idle", "stages"), [ours, *others], left=1),
+        *([f"written to {document['file']}"] if document["file"] else []),
+    ]
+
+
+def _shape(plan: Plan) -> str:
+    stages = [[stage.start, stage.end, list(stage.ranks)] for stage in plan.stages]
+    return f"{_shape_of(stages)}, {_counted(plan.microbatches)}, {plan.order}"
+
+
+def _shape_of(stages: list[list[Any]]) -> str:
+    """Replicas of each stage: `1+2+1` for three stages, the second on two ranks."""
+    counts = "+".join(str(len(ranks)) for _, _, ranks in stages)
+    return f"{counts} ranks" if len(stages) > 1 else f"all on {counts} ranks"
+
+
+def _time(us: float) -> str:
+    if us < 1e3:
+        return f"{us:.3g} us"
+    return f"{us / 1e3:.4g} ms" if us < 1e6 else f"{us / 1e6:.4g} s"
+
+
+def _counted(microbatches: int) -> str:
+    return f"{microbatches} microbatch{'' if microbatches == 1 else 'es'}"

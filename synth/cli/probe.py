@@ -1,0 +1,244 @@
+"""`synth probe`: options, and what rank 0 says. The measurement is `arborcast.backends.probe`'s.
+
+It is the one command that torchrun starts several times at once. Rank 0 speaks; the others end with its
+status.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from arborcast.synth.cli.console import fail, print_json, print_lines, progress, table
+from arborcast.synth.cli.options import AsJson, rank_list, seconds, whole, writable
+from arborcast.synth.errors import InputError
+
+if TYPE_CHECKING:
+    from arborcast.backends.probe.measurements import Measurements
+    from arborcast.synth.topology import Topology
+
+START = "torchrun --nproc-per-node 4 --no-python synth probe -o fabric.yaml"
+_RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_FOLLOWERS_WAIT_S = 2.0
+_WARNINGS = 10
+
+_logger = logging.getLogger(__name__)
+
+
+def is_rank_of_a_job() -> bool:
+    """Whether torchrun, or somebody in its place, started this process as one of several."""
+    return all(name in os.environ for name in _RENDEZVOUS)
+
+
+def is_follower() -> bool:
+    """Whether this process is another rank than 0 of a command of several, and so has nothing to say."""
+    is_for_several = sys.argv[1:2] == ["probe"] or sys.argv[1:3] == ["bench", "run"]
+    return is_for_several and is_rank_of_a_job() and os.environ["RANK"] != "0"
+
+
+def end_after_rank_0() -> None:
+    """Give rank 0 the time for its line: torchrun ends all ranks as soon as one has failed."""
+    time.sleep(_FOLLOWERS_WAIT_S)
+
+
+def probe(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="write the topology file here (YAML)")
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option("--check", metavar="SPEC", help="compare with this topology; contradictions: status 1"),
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option("--ranks", help="of --check: which of its ranks the processes are: 1,4,5,6")
+    ] = None,
+    absolute: Annotated[
+        bool, typer.Option("--absolute", help="with --check: compare rates as they are, not their pattern")
+    ] = False,
+    tolerance: Annotated[
+        str,
+        typer.Option("--tolerance", help="with --check: how far outside the measured spread a rate may lie"),
+    ] = "1/4",
+    transport: Annotated[
+        Literal["auto", "sockets", "shared memory"],
+        typer.Option("--transport", help="auto: shared memory inside a host"),
+    ] = "auto",
+    parallel_rounds: Annotated[
+        bool, typer.Option("--parallel-rounds", help="measure disjoint pairs at once: fast, but not exact")
+    ] = False,
+    repeats: Annotated[
+        int, typer.Option("--repeats", parser=whole, metavar="N", help="measurements of each pair alone")
+    ] = 5,
+    load_repeats: Annotated[
+        int,
+        typer.Option("--load-repeats", parser=whole, metavar="N", help="measurements under load"),
+    ] = 3,
+    pings: Annotated[
+        int, typer.Option("--pings", parser=whole, metavar="N", help="round trips measured of each pair")
+    ] = 200,
+    window: Annotated[
+        float, typer.Option("--window", parser=seconds, metavar="SECONDS", help="length of one measurement")
+    ] = 0.04,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            parser=seconds,
+            metavar="SECONDS",
+            help="give up a silent rank after so long",
+        ),
+    ] = 60,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the fabric between processes; write it as a topology.
+
+    torchrun starts the processes.
+    """
+    for option, value in (("--repeats", repeats), ("--load-repeats", load_repeats), ("--pings", pings)):
+        if value < 1:
+            raise InputError(f"{option} {value}: must be at least 1")
+    if check is None and (ranks is not None or absolute):
+        raise InputError(f"{'--absolute' if absolute else '--ranks'}: goes with --check SPEC only")
+    allowed = _part("--tolerance", tolerance)
+    _see_rendezvous()
+    from arborcast.backends.errors import ExecutionError
+    from arborcast.backends.probe.measuring import Effort
+    from arborcast.backends.probe.session import run
+    from arborcast.backends.probe.traffic import Period
+
+    effort = Effort(
+        pings=pings,
+        repeats=repeats,
+        load_repeats=load_repeats,
+        period=Period(window_s=window, warmup_s=min(0.01, window / 2)),
+        parallel=parallel_rounds,
+        timeout_s=timeout,
+    )
+    report = _Report(output, check, ranks, absolute, allowed, as_json)
+    try:
+        with progress("measuring", quiet=as_json or is_follower()):
+            status = run(prepare=report.prepare, conclude=report.conclude, effort=effort, transport=transport)
+    except ExecutionError as error:
+        fail(f"rank {os.environ['RANK']}: {error}")
+        status = 1
+    if status:
+        raise typer.Exit(status)
+
+
+def _part(option: str, text: str) -> float:
+    """An option's number that is not negative."""
+    from arborcast.synth.formats.numerals import parse_number, shorten
+
+    try:
+        value = parse_number(text)
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from error
+    if value < 0:
+        raise InputError(f"{option}: must not be negative, got {shorten(text)}")
+    return float(value)
+
+
+def _see_rendezvous() -> None:
+    missing = [name for name in _RENDEZVOUS if name not in os.environ]
+    if missing:
+        raise InputError(f"probe: must run on several processes, as in: {START} ({missing[0]} is not set)")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not os.environ[name].isdecimal():
+            raise InputError(f"{name}: must be a whole number, got {os.environ[name]!r}")
+    if int(os.environ["WORLD_SIZE"]) < 2:
+        raise InputError(f"probe: must run on at least 2 processes, got {os.environ['WORLD_SIZE']}")
+
+
+class _Report:
+    """What rank 0 does with the input before and with the answer after the measurement."""
+
+    def __init__(
+        self,
+        output: Path | None,
+        check: str | None,
+        ranks: str | None,
+        absolute: bool,
+        tolerance: float,
+        as_json: bool,
+    ) -> None:
+        self.output = output
+        self.check = check
+        self.ranks = ranks
+        self.absolute = absolute
+        self.tolerance = tolerance
+        self.as_json = as_json
+        self.given: Topology | None = None
+
+    def prepare(self, ranks: int) -> int:
+        """See what can be seen before any time is spent; 2 where the input is wrong, which is said."""
+        from arborcast.topologies import load
+
+        try:
+            writable(self.output)
+            if self.check is not None:
+                self.given = load(self.check, ranks=None if self.ranks is None else rank_list(self.ranks))
+                if self.given.ranks != ranks:
+                    raise InputError(
+                        f"--check {self.check}: has {self.given.ranks} ranks, but {ranks} processes measure; "
+                        "choose as many with --ranks"
+                    )
+        except InputError as error:
+            fail(str(error))
+            return 2
+        return 0
+
+    def conclude(self, measured: Measurements) -> int:
+        """Say and write everything; 1 where the given topology is contradicted."""
+        from arborcast.backends.probe.comparison import compare
+        from arborcast.backends.probe.inference import infer
+        from arborcast.backends.probe.report import (
+            TABLE_HEADER,
+            describe,
+            document,
+            table_rows,
+            topology_file,
+        )
+        from arborcast.synth.formats.atomic import write_atomically
+
+        found = infer(measured, name="measured" if self.output is None else _name(self.output))
+        comparison = None
+        if self.given is not None:
+            comparison = compare(
+                measured, self.given, tolerance=self.tolerance, absolute=self.absolute, name=self.check
+            )
+        if self.output is not None:
+            try:
+                write_atomically(self.output, topology_file(found, measured))
+            except InputError as error:  # a disk that became full: the table is not lost
+                fail(str(error))
+                return 2
+        contradictions = comparison.contradictions if comparison else ()
+        if self.as_json:
+            whole_ = document(found, measured, comparison)
+            print_json({**whole_, "file": None if self.output is None else str(self.output)})
+        else:
+            print_lines(table(TABLE_HEADER, table_rows(measured)))
+            print_lines(describe(found, measured, comparison, self.output))
+        sys.stdout.flush()
+        if self.given is None or self.output is not None:  # else nobody asked for a topology
+            _warn([f"not explained: {miss}" for miss in found.misses], most=_WARNINGS)
+        _warn(list(contradictions), most=len(contradictions))
+        return 1 if contradictions else 0
+
+
+def _name(output: Path) -> str:
+    """What the measured topology is called: as its file is."""
+    return output.stem if output.stem.isprintable() else "measured"
+
+
+def _warn(lines: list[str], *, most: int) -> None:
+    for line in lines[:most]:
+        _logger.warning("%s", line)
+    if len(lines) > most:
+        _logger.warning("and %d more such lines (all of them with --json)", len(lines) - most)

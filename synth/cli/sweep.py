@@ -1,0 +1,126 @@
+"""`synth sweep`: a folder of schedules for all that a machine may become, in parallel and resumable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from arborcast.synth.cli.console import print_json, print_lines, progress, table
+from arborcast.synth.cli.inputs import load_fabric
+from arborcast.synth.cli.options import AsJson, FabricOptions, Seed, about_a_fabric, rank_list, seconds, whole
+from arborcast.synth.errors import InputError
+
+if TYPE_CHECKING:
+    from arborcast.synth.collective import Kind
+    from arborcast.synth.sweeps.questions import Question
+
+
+@about_a_fabric("ranks", "gpu", "pcie", "rates")
+def sweep(
+    fabric: FabricOptions,
+    output: Annotated[Path, typer.Option("-o", "--output", help="output folder; a sweep resumes there")],
+    collectives: Annotated[
+        str, typer.Option("--collectives", help="kinds of collective")
+    ] = "allreduce,allgather,reduce-scatter,broadcast",
+    fragments: Annotated[
+        str | None,
+        typer.Option("--fragments", help="numbers of ranks, such as 2-8 or 4,8; by default all ranks"),
+    ] = None,
+    failures: Annotated[
+        int, typer.Option("--failures", parser=whole, metavar="N", help="up to so many cables down at once")
+    ] = 0,
+    sizes: Annotated[
+        str,
+        typer.Option("--sizes", help="message sizes to choose for, such as 1KiB:1GiB; rate: the best rate"),
+    ] = "rate",
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            "--deadline", parser=seconds, metavar="SECONDS", help="stop each question after so long"
+        ),
+    ] = None,
+    seed: Seed = 0,
+    jobs: Annotated[
+        int, typer.Option("--jobs", parser=whole, metavar="N", help="questions at once; -1 for all cores")
+    ] = 1,
+    dask: Annotated[
+        str | None, typer.Option("--dask", metavar="ADDRESS", help="run the jobs on this Dask scheduler")
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="ask again what ran out of time")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fill a folder with schedules for all fragments and failures.
+
+    A sweep that was interrupted goes on where it was left.
+    """
+    from arborcast.synth.chunks.solvers.jobs import running_on
+    from arborcast.synth.formats.sizes import size_range
+    from arborcast.synth.methods import Request
+    from arborcast.synth.progress import report
+    from arborcast.synth.sweeps.questions import questions
+    from arborcast.synth.sweeps.sweep import sweep as run
+
+    if jobs == 0 or jobs < -1:
+        raise InputError(f"--jobs {jobs}: must be at least 1, or -1 for all cores")
+    topology = load_fabric(fabric).topology
+    numbers = None if fragments is None else rank_list(fragments, "--fragments")
+    chosen_sizes = None if sizes == "rate" else size_range(sizes)
+    with progress(f"sweeping {topology.name}", quiet=as_json), running_on(dask):
+        asked = list(questions(topology, sizes=numbers, failures=failures, kinds=_kinds(collectives)))
+        worked = run(
+            topology,
+            asked,
+            output,
+            request=Request(seed=seed, deadline_s=deadline),
+            sizes=chosen_sizes,
+            jobs=jobs,
+            retry=retry,
+            listen=lambda now: report("questions", now.done, now.total),
+        )
+    _tell(asked, worked, output, as_json)
+
+
+def _kinds(text: str) -> tuple[Kind, ...]:
+    from arborcast.synth.collective import NAMED_KINDS, Kind, did_you_mean
+
+    kinds: list[Kind] = []
+    for name in text.split(","):
+        kind = Kind.named(name)
+        if kind not in NAMED_KINDS:
+            raise InputError(
+                f"--collectives {text}: must be of {', '.join(sorted(NAMED_KINDS))}, got {name!r}"
+                f"{did_you_mean(name)}"
+            )
+        kinds.append(kind)
+    return tuple(dict.fromkeys(kinds))
+
+
+def _tell(asked: list[Question], worked: int, folder: Path, as_json: bool) -> None:
+    from arborcast.synth.sweeps.table import Table
+
+    answers = Table.read(folder).answers
+    found = [answers[question] for question in asked]
+    if as_json:
+        print_json({"questions": len(asked), "answered_now": worked, "folder": str(folder), "answers": found})
+        return
+    statuses: dict[tuple[str, str], int] = {}
+    for answer in found:
+        key = (answer["collective"], answer["status"])
+        statuses[key] = statuses.get(key, 0) + 1
+    rows = [
+        (kind, status, count, _optimal(found, kind, status)) for (kind, status), count in statuses.items()
+    ]
+    print_lines(table(("collective", "status", "questions", "optimal"), rows, left=2))
+    print_lines([f"{worked} answered now, {len(asked) - worked} before; written {folder}"])
+
+
+def _optimal(found: list[dict[str, Any]], kind: str, status: str) -> int:
+    """How many answers have a schedule that is proved to be the fastest for large messages."""
+    return sum(
+        answer["collective"] == kind
+        and answer["status"] == status
+        and any(choice["optimal"] for choice in answer["choices"])
+        for answer in found
+    )

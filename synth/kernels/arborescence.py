@@ -1,0 +1,379 @@
+"""Cheapest spanning out-trees of the ranks, where an edge is a shortest way through switches.
+
+A kernel of the packings: `LogicalGraph.distances` closes the graph over its switches (each rank sees the
+others directly), `cheapest_arborescence` finds the tree, and `Distances.routes` says which links it loads.
+Lengths and costs are float64 or int64; with int64 every answer is exact and the same on any machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.kernels.edmonds import LOST, LengthArray, edmonds
+from arborcast.synth.kernels.max_flow import by_vertex, link_arrays
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree, TreeEdge
+
+UNREACHABLE = 1 << 62
+"""The int64 distance of what cannot be reached (float64: infinity)."""
+
+FORBIDDEN = 1 << 60
+"""int64 lengths and costs from here on mean "do not use" (float64: infinity)."""
+
+
+def cheapest_arborescence(cost: LengthArray, root: int) -> Ints:
+    """The parents of a minimum-cost spanning out-tree of a dense graph (Edmonds 1967), in O(n^2).
+
+    Args:
+        cost: `cost[parent, child]`, n x n, float64 or int64, of any sign; infinity or at least `FORBIDDEN`
+            for an edge that must not be used. The diagonal is ignored and the argument is not changed.
+        root: where the tree starts.
+
+    Returns:
+        The parent of each vertex, -1 for the root. Ties fall to the lowest parent: no randomness.
+
+    Raises:
+        InfeasibleError: some vertices cannot be reached from the root.
+        OverflowError: int64 costs so large that sums of n of them might not fit.
+    """
+    entering = np.array(cost.T, dtype=_arithmetic(cost), order="C")
+    limit = _limit(entering)
+    usable = entering[entering < limit]
+    if entering.dtype == np.int64 and usable.size and int(np.abs(usable).max()) * len(entering) >= FORBIDDEN:
+        raise OverflowError(f"costs up to {np.abs(usable).max()} on {len(entering)} vertices exceed int64")
+    return arborescence_destroying(entering, root)
+
+
+def arborescence_destroying(entering: LengthArray, root: int) -> Ints:
+    """`cheapest_arborescence` for hot loops: takes `entering[child, parent]` and overwrites it.
+
+    The caller sees to it that n int64 costs add up to less than `FORBIDDEN`.
+    """
+    parents = edmonds(entering, root, _limit(entering))
+    lost = np.flatnonzero(parents == LOST)
+    if lost.size:
+        raise InfeasibleError(f"no tree from rank {root}: nothing outside ranks {lost.tolist()} reaches them")
+    return parents
+
+
+@dataclass(frozen=True, eq=False)
+class LogicalGraph:
+    """A topology made ready for closing it over its switches, again and again with other lengths."""
+
+    topology: Topology
+
+    @cached_property
+    def tails(self) -> Ints:
+        """The source of each link, in the order of `topology.links`."""
+        return link_arrays(self.topology)[0]
+
+    @cached_property
+    def heads(self) -> Ints:
+        """The destination of each link, in the order of `topology.links`."""
+        return link_arrays(self.topology)[1]
+
+    @cached_property
+    def leaving(self) -> tuple[Ints, Ints]:
+        """Links by source: those of vertex v are `order[start[v]:start[v + 1]]`."""
+        return by_vertex(self.tails, self.topology.size)
+
+    @cached_property
+    def arriving(self) -> tuple[Ints, Ints]:
+        """Links by destination: those of vertex v are `order[start[v]:start[v + 1]]`."""
+        return by_vertex(self.heads, self.topology.size)
+
+    def distances(self, lengths: LengthArray, children: Ints | None = None) -> Distances:
+        """Shortest ways from each rank to each other rank that pass switches only, never a third rank.
+
+        Args:
+            lengths: one per link of the topology, float64 or int64, not negative; infinity or at least
+                `FORBIDDEN` for a link that must not be used. int64 lengths must be small enough that
+                the longest way through the switches stays under `FORBIDDEN`.
+            children: the ranks whose incoming distances are wanted, the others' rows are left unfilled;
+                None for all.
+        """
+        ranks, switches = self.topology.ranks, len(self.topology.switches)
+        kind = _arithmetic(lengths)
+        lengths = np.ascontiguousarray(lengths, dtype=kind)
+        far = np.inf if kind == np.float64 else UNREACHABLE
+        limit = np.inf if kind == np.float64 else FORBIDDEN
+        toward = np.full((switches, ranks), far, dtype=kind)
+        last_link = np.full((switches, ranks), -1, dtype=np.int64)
+        _close_switches(ranks, *self.leaving, self.tails, self.heads, lengths, limit, toward, last_link)
+        entering = np.empty((ranks, ranks), dtype=kind)
+        wanted = np.arange(ranks, dtype=np.int64) if children is None else children
+        _close_ranks(*self.arriving, self.tails, lengths, limit, far, toward, wanted, entering)
+        return Distances(self, lengths, entering, toward, last_link)
+
+    def hops(self, usable: Flags, root: int) -> Ints:
+        """Fewest tree edges between the root and each rank over usable links; `ranks` where there is no way.
+
+        Args:
+            usable: one flag per link.
+            root: where to count from.
+        """
+        return _hops(self.topology.ranks, *self.leaving, self.heads, usable, root)
+
+
+@dataclass(frozen=True, eq=False)
+class Distances:
+    """What `LogicalGraph.distances` found.
+
+    Attributes:
+        graph: what was closed.
+        lengths: the link lengths it was closed with.
+        entering: `entering[child, parent]`, the transpose of `matrix`, contiguous, for the tree kernel.
+        toward: `toward[switch - ranks, rank]`, the distance from the rank to the switch.
+        last_link: the link on which the shortest way from the rank arrives at the switch, -1 for none.
+    """
+
+    graph: LogicalGraph
+    lengths: LengthArray
+    entering: LengthArray
+    toward: LengthArray
+    last_link: Ints
+
+    @property
+    def matrix(self) -> LengthArray:
+        """`matrix[src, dst]`; infinite (float64) or `UNREACHABLE` (int64) where there is no way."""
+        return self.entering.T
+
+    def path(self, src: int, dst: int) -> tuple[int, ...]:
+        """Indices of the links of the shortest way from one rank to another, in order.
+
+        Raises:
+            InfeasibleError: there is no way.
+        """
+        parents = np.full(self.graph.topology.ranks, -1, dtype=np.int64)
+        parents[dst] = src
+        return tuple(int(link) for link in self.routes(parents).links)
+
+    def routes(self, parents: Ints) -> Routes:
+        """The links behind the tree edges `parents[child] -> child`; vertices with parent -1 have none.
+
+        Raises:
+            InfeasibleError: an edge joins two ranks without a way between them.
+        """
+        graph = self.graph
+        starts, links = _trace(
+            parents,
+            *graph.arriving,
+            graph.tails,
+            self.lengths,
+            _limit(self.lengths),
+            self.entering,
+            self.toward,
+            self.last_link,
+        )
+        if starts[-1] < 0:
+            child = int(-starts[-1] - 1)
+            raise InfeasibleError(f"no way through switches from rank {parents[child]} to rank {child}")
+        return Routes(graph, parents, starts, links)
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """A tree down to its links: the edge into `child` passes `links[starts[child]:starts[child + 1]]`."""
+
+    graph: LogicalGraph
+    parents: Ints
+    starts: Ints
+    links: Ints
+
+    def edge(self, child: int) -> Ints:
+        """Link indices of the edge into a rank, from its parent on."""
+        return self.links[self.starts[child] : self.starts[child + 1]]
+
+    def uses(self) -> Ints:
+        """How many edges of the tree pass each link."""
+        return np.bincount(self.links, minlength=len(self.graph.tails)).astype(np.int64)
+
+    def tree(self, weight: Fraction) -> Tree:
+        """The tree as a value, parents before children."""
+        root = int(np.flatnonzero(self.parents < 0)[0])
+        children: dict[int, list[int]] = {}
+        for child, parent in enumerate(self.parents.tolist()):
+            children.setdefault(parent, []).append(child)
+        heads, starts = self.graph.heads[self.links].tolist(), self.starts.tolist()
+        edges: list[TreeEdge] = []
+        wave = [root]
+        for parent in wave:  # grows while it is walked: breadth first
+            for child in children.get(parent, ()):
+                edges.append(TreeEdge(parent, child, tuple(heads[starts[child] : starts[child + 1] - 1])))
+                wave.append(child)
+        return Tree(root, weight, tuple(edges))
+
+
+def _arithmetic(values: LengthArray) -> type[np.int64] | type[np.float64]:
+    return np.int64 if np.issubdtype(values.dtype, np.integer) else np.float64
+
+
+def _limit(values: LengthArray) -> int | float:
+    return np.inf if values.dtype == np.float64 else FORBIDDEN
+
+
+@kernel
+def _close_switches(
+    ranks: int,
+    start: Ints,
+    order: Ints,
+    tails: Ints,
+    heads: Ints,
+    lengths: LengthArray,
+    limit: float,
+    toward: LengthArray,
+    last_link: Ints,
+) -> None:
+    """Fill the distances from ranks to switches: Bellman and Ford's algorithm, a row of ranks at a time."""
+    switches = toward.shape[0]
+    queue, queued = np.empty(switches + 1, np.int64), np.zeros(switches, dtype=np.bool_)
+    first, last = 0, 0
+    for link in range(lengths.shape[0]):
+        switch = heads[link] - ranks
+        if tails[link] < ranks <= heads[link] and lengths[link] < limit:
+            toward[switch, tails[link]] = lengths[link]
+            last_link[switch, tails[link]] = link
+            if not queued[switch]:
+                queued[switch] = True
+                queue[last] = switch
+                last += 1
+    while first != last:
+        here = queue[first]
+        first = (first + 1) % (switches + 1)
+        queued[here] = False
+        for place in range(start[here + ranks], start[here + ranks + 1]):
+            link = order[place]
+            there = heads[link] - ranks
+            if there < 0 or lengths[link] >= limit:
+                continue
+            if (
+                _relax(toward[here], lengths[link], toward[there], link, last_link[there])
+                and not queued[there]
+            ):
+                queued[there] = True
+                queue[last] = there
+                last = (last + 1) % (switches + 1)
+
+
+@kernel
+def _relax(here: LengthArray, length: float, there: LengthArray, link: int, last_link: Ints) -> bool:
+    shorter = False
+    for rank in range(here.shape[0]):
+        through = here[rank] + length
+        if through < there[rank]:
+            there[rank] = through
+            last_link[rank] = link
+            shorter = True
+    return shorter
+
+
+@kernel
+def _close_ranks(
+    start: Ints,
+    order: Ints,
+    tails: Ints,
+    lengths: LengthArray,
+    limit: float,
+    far: float,
+    toward: LengthArray,
+    children: Ints,
+    entering: LengthArray,
+) -> None:
+    """Fill the distances from ranks to some ranks, the last link being one from a rank or from a switch."""
+    ranks = entering.shape[0]
+    for child in children:
+        row = entering[child]
+        row[:] = far
+        for place in range(start[child], start[child + 1]):
+            link = order[place]
+            tail, length = tails[link], lengths[link]
+            if length >= limit:
+                continue
+            if tail < ranks:
+                row[tail] = min(row[tail], length)
+            else:
+                by_switch = toward[tail - ranks]
+                for parent in range(ranks):
+                    row[parent] = min(row[parent], by_switch[parent] + length)
+
+
+@kernel
+def _trace(
+    parents: Ints,
+    start: Ints,
+    order: Ints,
+    tails: Ints,
+    lengths: LengthArray,
+    limit: float,
+    entering: LengthArray,
+    toward: LengthArray,
+    last_link: Ints,
+) -> tuple[Ints, Ints]:
+    """Links of every tree edge, child by child; `starts` ends in -(child + 1) where a child has no way in."""
+    ranks = parents.shape[0]
+    starts, links = np.zeros(ranks + 1, np.int64), np.empty(8 * ranks, np.int64)
+    count = 0
+    for child in range(ranks):
+        parent, begin = parents[child], count
+        at = child if parent >= 0 else parent
+        while at != parent:
+            found = -1
+            if at >= ranks:
+                found = last_link[at - ranks, parent]
+            else:
+                for place in range(start[at], start[at + 1]):
+                    link = order[place]
+                    tail, length = tails[link], lengths[link]
+                    if length < limit and (tail == parent or tail >= ranks):
+                        before = toward[tail - ranks, parent] if tail >= ranks else length - length
+                        if before + length == entering[at, parent] and before + length < limit:
+                            found = link
+                            break
+            if found < 0:
+                starts[ranks] = -(child + 1)
+                return starts, links
+            if count == links.shape[0]:
+                links = np.concatenate((links, np.empty(count, np.int64)))
+            links[count] = found
+            count += 1
+            at = tails[found]
+        links[begin:count] = links[begin:count][::-1].copy()
+        starts[child + 1] = count
+    return starts, links[:count].copy()
+
+
+@kernel
+def _hops(ranks: int, start: Ints, order: Ints, heads: Ints, usable: Flags, root: int) -> Ints:
+    size = start.shape[0] - 1
+    hops = np.full(size, ranks)
+    hops[root] = 0
+    wave = np.array([root])
+    level = 0
+    while wave.shape[0] > 0:
+        reached, following, count, passed = np.empty(size, np.int64), np.empty(size, np.int64), 0, 0
+        reached[: wave.shape[0]] = wave
+        found = wave.shape[0]
+        while passed < found:  # switches join the wave that reaches them, ranks the next one
+            here = reached[passed]
+            passed += 1
+            for place in range(start[here], start[here + 1]):
+                there = heads[order[place]]
+                if not usable[order[place]] or hops[there] < ranks:
+                    continue
+                if there < ranks:
+                    hops[there] = level + 1
+                    following[count] = there
+                    count += 1
+                else:
+                    hops[there] = level
+                    reached[found] = there
+                    found += 1
+        wave = following[:count]
+        level += 1
+    return hops[:ranks].copy()

@@ -1,0 +1,58 @@
+"""Compiles the kernels once, so that the first question a user asks is not the slow one.
+
+`make install` runs `python -m arborcast.synth.kernels.warm`; two tiny topologies reach every kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from fractions import Fraction
+
+from arborcast.synth.api import pareto, solve
+from arborcast.synth.collective import NAMED_KINDS
+from arborcast.synth.implicit.methods import IMPLICIT_KINDS
+from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.topology import Link, Topology
+from arborcast.synth.verification.verifier import verify
+
+log = logging.getLogger(__name__)
+
+
+def warm() -> None:
+    """Run every compiled kernel: on a triangle, whose links all lie between ranks, and around a switch."""
+    circle = _both_ways([(rank, (rank + 1) % 11) for rank in range(11)])  # more ranks than are exact at once
+    solve(Topology.build("eleven", 11, circle), "broadcast", method="trees", max_height=6)
+    triangle = _both_ways([(0, 1), (1, 2), (2, 0)])
+    spokes = _both_ways([(0, 1), (0, 3), (1, 3), (2, 3)])
+    for topology in (Topology.build("triangle", 3, triangle), Topology.build("spokes", 3, spokes, ["hub"])):
+        for kind in NAMED_KINDS:
+            simulate(solve(topology, kind), 1 << 20)
+        solve(topology, "allreduce", method="mwu", max_trees=1)
+        solve(topology, "broadcast", method="trees", max_height=2)
+        pareto(topology, "broadcast", max_steps=2, cache=False)
+    star = Topology.build("star", 3, _both_ways([(0, 3), (1, 3), (2, 3)]), ["hub"])
+    for topology in (Topology.build("triangle", 3, triangle), star):  # both with a symmetry that moves all
+        for moved in IMPLICIT_KINDS:
+            verify(solve(topology, moved, form="implicit"), every_translate=True)
+
+
+def warm_once() -> None:
+    """The same, but only where it has not been done for these kernels in this cache."""
+    from arborcast.synth.kernels.compiled import KERNEL_FOLDER
+
+    marker = None if KERNEL_FOLDER is None else KERNEL_FOLDER / "warm"
+    if marker is None or marker.exists():
+        return
+    log.info("kernels are compiled, once; this takes about half a minute")
+    warm()
+    with contextlib.suppress(OSError):
+        marker.touch()
+
+
+def _both_ways(pairs: list[tuple[int, int]]) -> list[Link]:
+    return [Link(src, dst, Fraction(1)) for a, b in pairs for src, dst in ((a, b), (b, a))]
+
+
+if __name__ == "__main__":
+    warm_once()

@@ -1,0 +1,311 @@
+"""The event loop of the simulator: which piece passes which link when, in whole ticks of a clock.
+
+`arborcast.synth.simulation.hops` lays a schedule out as the arrays of `Layout`; `play` runs them. The clock is an
+integer so that what happens at the same time on paper happens at the same time here, on every machine.
+`arborcast.synth.simulation.service` says what the orders of service mean.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.simulation.service import Rule
+
+Counts = NDArray[np.int32]
+
+
+class Layout(NamedTuple):
+    """A schedule as arrays; a version is a state of what a rank holds of a chunk, see `simulation.hops`.
+
+    Attributes:
+        first_hop: first hop of each transfer, and the number of hops at the end.
+        link: the link of each hop.
+        transfer: the transfer of each hop.
+        step: step of each transfer.
+        reads: the version that each transfer reads.
+        writes: the version that each transfer helps to make.
+        inputs: the versions that are there at the start, but for one count.
+        follower: the version after each version at the same rank, -1 where there is none.
+        needed: how much has to happen before each version is there.
+        first_reader: first reader of each version in `readers`, and the number of readers at the end.
+        readers: transfers in the order of the versions that they read.
+    """
+
+    first_hop: Ints
+    link: Ints
+    transfer: Ints
+    step: Ints
+    reads: Ints
+    writes: Ints
+    inputs: Ints
+    follower: Ints
+    needed: Ints
+    first_reader: Ints
+    readers: Ints
+
+
+class Lanes(NamedTuple):
+    """What holds pieces back that are ready: the planned order of each lane, and the pace of each rank.
+
+    A lane is what one rank sends to one other over one link. Only the next passage of a lane is in the
+    link's queue. All arrays are empty where nothing is held back.
+
+    Attributes:
+        lane: of each hop.
+        first: first passage of each lane in `passages`, and the number of passages at the end.
+        passages: cells of `start` (piece * hops + hop), lane by lane in the planned order.
+        sender: of each lane the rank whose pace it keeps, -1 where that is behind it.
+        first_of: first lane of each rank in `lanes_of`, and their number at the end.
+        lanes_of: the lanes that keep the pace of a rank, rank by rank.
+        receiver: rank of each transfer's delivery.
+        due: of each rank and time (step + piece), how many deliveries it gets.
+        ahead: a passage of time t waits until its sender has all that is due at t - ahead and before.
+    """
+
+    lane: Ints
+    first: Ints
+    passages: Ints
+    sender: Ints
+    first_of: Ints
+    lanes_of: Ints
+    receiver: Ints
+    due: Ints
+    ahead: int
+
+
+class Queues(NamedTuple):
+    """What waits during a run.
+
+    Attributes:
+        waiting: per link, what waits for it, as `_queue` writes it; a heap unless the order is random.
+        touched: links that may have something to start now.
+        ready: of each cell, the instant since which it only waits for its turn, -1 before.
+        turn: of each lane, the next of its passages.
+        queued: of each lane, whether that passage is in the link's queue.
+        due: what is left of `Lanes.due`.
+        low: of each rank, the earliest time at which something is due.
+        rule: which of the pieces that wait for a link it serves next.
+        span: more than any key.
+    """
+
+    waiting: list[list[int]]
+    touched: list[int]
+    ready: Ints
+    turn: Ints
+    queued: Flags
+    due: Ints
+    low: Ints
+    rule: int
+    span: int
+
+
+FIFO, RANDOM = int(Rule.FIFO), int(Rule.RANDOM)
+
+
+# One function: handing tuples of arrays to others at every piece takes longer than what they do.
+@kernel
+def play(  # noqa: PLR0912, PLR0915
+    layout: Layout, lanes: Lanes, pieces: int, durations: Ints, latencies: Ints, rule: int, seed: int
+) -> Ints:
+    """The tick at which each piece (row) starts on each hop (column).
+
+    Args:
+        layout: the schedule.
+        lanes: what is held back.
+        pieces: into how many pieces each chunk is cut.
+        durations: ticks, at least 1, that each hop keeps its link busy for one piece.
+        latencies: ticks from the end of sending to the arrival, of each link.
+        rule: which of the pieces that wait for a link it serves next, a `Rule`.
+        seed: of a random order.
+    """
+    # A row per piece: few pieces are on their way at a time, so that what is touched stays in the cache.
+    hops = layout.link.size
+    start = np.full((pieces, hops), -1, np.int64)
+    needed = np.empty((pieces, layout.needed.size), np.int32)
+    needed[:] = layout.needed
+    idle = np.ones(latencies.size, np.bool_)
+    # The empty comprehensions tell numba what the lists hold.
+    events = [(0, 0) for _ in range(0)]  # (tick, 2 * cell of `start`, + 1 for arrivals)
+    offered = [0 for _ in range(0)]  # cells of `start` that are now where their hop begins
+    came = [0 for _ in range(0)]  # those that have arrived
+    span = (layout.step.max() + pieces) * hops if hops > 0 else 1
+    queues = Queues(
+        [[0 for _ in range(0)] for _ in range(latencies.size)],
+        [0 for _ in range(0)],
+        np.full(lanes.passages.size, -1, np.int64),
+        lanes.first.copy(),
+        np.zeros(lanes.first.size, np.bool_),
+        lanes.due.copy(),
+        np.zeros(len(lanes.due), np.int64),
+        rule,
+        span,
+    )
+    waiting, touched = queues.waiting, queues.touched
+    for at in range(layout.inputs.size * pieces):
+        _settle(layout, layout.inputs[at // pieces], at % pieces, needed, offered)
+    # Instants are counted, so that one and a key fit into 63 bits wherever `start` fits into a machine.
+    now = instant = drawn = 0
+    while True:
+        if lanes.lane.size > 0:
+            _admit(layout, lanes, queues, came, offered, instant)
+        else:  # what is ready queues up
+            for cell in offered:
+                hop = cell % hops
+                key = (layout.step[layout.transfer[hop]] + cell // hops) * hops + hop
+                link = layout.link[hop]
+                if rule == RANDOM:
+                    waiting[link].append(key)
+                else:
+                    heappush(waiting[link], instant * span + key if rule == FIFO else key)
+                touched.append(link)
+        offered.clear()
+        came.clear()
+        for link in touched:
+            if idle[link] and len(waiting[link]) > 0:
+                drawn += 1
+                key = _take(waiting[link], seed, drawn) if rule == RANDOM else heappop(waiting[link]) % span
+                hop = key % hops
+                piece = key // hops - layout.step[layout.transfer[hop]]
+                start[piece, hop] = now
+                idle[link] = False
+                sent = now + durations[hop]
+                heappush(events, (sent, 2 * (piece * hops + hop)))
+                heappush(events, (sent + latencies[link], 2 * (piece * hops + hop) + 1))
+                if lanes.lane.size > 0:
+                    _give_turn(layout, lanes, queues, lanes.lane[hop], instant)
+        touched.clear()
+        if len(events) == 0:
+            return start
+        # Everything of this tick happens before any link picks what it serves next.
+        now = events[0][0]
+        instant += 1
+        while len(events) > 0 and events[0][0] == now:
+            code = heappop(events)[1]
+            hop, piece = code // 2 % hops, code // 2 // hops
+            if code % 2 == 1:
+                came.append(code // 2)
+                _arrive(layout, hop, piece, needed, offered)
+            else:
+                idle[layout.link[hop]] = True
+                touched.append(layout.link[hop])
+                _leave(layout, hop, piece, needed, offered)
+
+
+@kernel
+def _queue(layout: Layout, queues: Queues, hop: int, piece: int, since: int) -> None:
+    """A piece waits for its link; first come, first served goes by the instant first."""
+    link = layout.link[hop]
+    key = (layout.step[layout.transfer[hop]] + piece) * layout.link.size + hop
+    if queues.rule == RANDOM:
+        queues.waiting[link].append(key)
+    else:
+        heappush(queues.waiting[link], since * queues.span + key if queues.rule == FIFO else key)
+    queues.touched.append(link)
+
+
+@kernel
+def _drawn(seed: int, count: int) -> int:
+    """The number that is drawn next after `count` others, by splitmix64."""
+    mixed = (np.uint64(seed) << np.uint64(32)) + np.uint64(count) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return int((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1))
+
+
+@kernel
+def _take(waiting: list[int], seed: int, count: int) -> int:
+    """Remove what a link carries next in a random order: any, each as likely as the others."""
+    place = _drawn(seed, count) % len(waiting)
+    key = waiting[place]
+    waiting[place] = waiting[-1]
+    waiting.pop()
+    return key
+
+
+@kernel
+def _admit(
+    layout: Layout, lanes: Lanes, queues: Queues, came: list[int], offered: list[int], instant: int
+) -> None:
+    """Let what is ready queue up, where its turn in its lane has come and what is due has come, too."""
+    hops = layout.link.size
+    if instant == 0:
+        for rank in range(len(lanes.due)):
+            _keep_pace(layout, lanes, queues, rank, instant)
+    for cell in came:
+        hop, transfer = cell % hops, layout.transfer[cell % hops]
+        if hop + 1 == layout.first_hop[transfer + 1]:
+            queues.due[lanes.receiver[transfer], layout.step[transfer] + cell // hops] -= 1
+            _keep_pace(layout, lanes, queues, lanes.receiver[transfer], instant)
+    for cell in offered:
+        queues.ready[cell] = instant
+        _take_turn(layout, lanes, queues, lanes.lane[cell % hops], instant)
+
+
+@kernel
+def _take_turn(layout: Layout, lanes: Lanes, queues: Queues, lane: int, instant: int) -> None:
+    """Let the next passage of a lane queue up where it may."""
+    if queues.queued[lane] or queues.turn[lane] == lanes.first[lane + 1]:
+        return
+    cell = lanes.passages[queues.turn[lane]]
+    hop, piece = cell % layout.link.size, cell // layout.link.size
+    sender = lanes.sender[lane]
+    time = layout.step[layout.transfer[hop]] + piece
+    if queues.ready[cell] >= 0 and (sender < 0 or queues.low[sender] > time - lanes.ahead):
+        queues.queued[lane] = True
+        # Lanes that begin here take turns, as connections do; behind that, what came first is ahead.
+        _queue(layout, queues, hop, piece, queues.ready[cell] if sender < 0 else instant)
+
+
+@kernel
+def _give_turn(layout: Layout, lanes: Lanes, queues: Queues, lane: int, instant: int) -> None:
+    """The passage that was next in its lane has begun."""
+    queues.turn[lane] += 1
+    queues.queued[lane] = False
+    _take_turn(layout, lanes, queues, lane, instant)
+
+
+@kernel
+def _keep_pace(layout: Layout, lanes: Lanes, queues: Queues, rank: int, instant: int) -> None:
+    """Let a rank go on where all that was due has come."""
+    low, due = queues.low, queues.due
+    before = low[rank]
+    while low[rank] < due.shape[1] and due[rank, low[rank]] == 0:
+        low[rank] += 1
+    if low[rank] > before:
+        for position in range(lanes.first_of[rank], lanes.first_of[rank + 1]):
+            _take_turn(layout, lanes, queues, lanes.lanes_of[position], instant)
+
+
+@kernel
+def _arrive(layout: Layout, hop: int, piece: int, needed: Counts, offered: list[int]) -> None:
+    """A piece is at the far end of a hop: at a switch it goes on to the next one."""
+    transfer = layout.transfer[hop]
+    if hop + 1 == layout.first_hop[transfer + 1]:
+        _settle(layout, layout.writes[transfer], piece, needed, offered)
+    else:
+        offered.append(piece * layout.link.size + hop + 1)
+
+
+@kernel
+def _leave(layout: Layout, hop: int, piece: int, needed: Counts, offered: list[int]) -> None:
+    """A piece is sent: what replaces it at its rank waits for it no more."""
+    transfer = layout.transfer[hop]
+    if hop == layout.first_hop[transfer]:
+        _settle(layout, layout.follower[layout.reads[transfer]], piece, needed, offered)
+
+
+@kernel
+def _settle(layout: Layout, version: int, piece: int, needed: Counts, offered: list[int]) -> None:
+    """One thing that a version needed has happened; where it was the last, its readers go on."""
+    while version >= 0:
+        needed[piece, version] -= 1
+        if needed[piece, version] > 0:
+            return
+        for position in range(layout.first_reader[version], layout.first_reader[version + 1]):
+            offered.append(piece * layout.link.size + layout.first_hop[layout.readers[position]])
+        version = layout.follower[version]

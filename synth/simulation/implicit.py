@@ -1,0 +1,96 @@
+"""How long an implicit schedule takes: the run of the representatives, on the orbits of their links.
+
+A symmetric schedule does the same on all links of an orbit, so that one link stands for each orbit, and one
+passage for all images of a hop. Where k translations keep a link in its place, it is passed by k images of
+each hop onto its orbit; they are taken to arrive together and are served as one, k times as long.
+
+What comes out equals the run of the expanded schedule wherever no translation but the identity keeps a used
+link in its place, no transfer passes two links of one orbit, and the pieces are as many. Otherwise the k
+images move on only when all of them have passed, or those that tie are served in another order; the time is
+then never below what the fullest link needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.simulation.hops import Hops, Outcome
+from arborcast.synth.simulation.simulator import MAX_PIECES, MIN_PIECE_BYTES, Occupation, Timing, simulate
+from arborcast.synth.topology import Hop
+
+if TYPE_CHECKING:
+    from arborcast.synth.implicit.schedule import ImplicitSchedule
+
+
+def simulate_implicit(
+    schedule: ImplicitSchedule,
+    size_bytes: int,
+    *,
+    pieces: int | None = None,
+    min_piece_bytes: int = MIN_PIECE_BYTES,
+    max_pieces: int = MAX_PIECES,
+) -> Timing:
+    """The time of one run with a buffer of `size_bytes`; arguments and errors are those of `simulate`.
+
+    The limit `MAX_PASSAGES` on what is simulated counts the passages of the representatives only, so that
+    thousands of ranks are cut into pieces like a few.
+    """
+    return simulate(
+        schedule, size_bytes, pieces=pieces, min_piece_bytes=min_piece_bytes, max_pieces=max_pieces
+    )
+
+
+def lay_out_orbits(schedule: ImplicitSchedule) -> Hops:
+    """The representatives' hops, each on the orbit of its link, in time linear in their number."""
+    orbit = np.array(schedule.link_orbits, dtype=np.int64)
+    sizes = np.bincount(orbit)
+    firsts = np.unique(orbit, return_index=True)[1].tolist()
+    hops = Hops.of(schedule)
+    return replace(
+        hops,
+        layout=hops.layout._replace(link=orbit[hops.layout.link]),
+        latencies_us=tuple(schedule.topology.links[first].latency_us for first in firsts),
+        together=(schedule.translations.order // sizes).astype(np.int64),
+        images=schedule.translations.order,
+    )
+
+
+def orbit_timeline(
+    schedule: ImplicitSchedule, outcome: Outcome, hops: Hops
+) -> dict[Hop, tuple[Occupation, ...]]:
+    """What passes the first link of each orbit and when, in order of time.
+
+    Chunks are numbered as `ImplicitSchedule.expand` does; those that are served as one come one after the
+    other, in the order of their numbers.
+    """
+    orbit = np.array(schedule.link_orbits, dtype=np.int64)
+    links = schedule.topology.links
+    firsts = [links[first] for first in np.unique(orbit, return_index=True)[1].tolist()]
+    found: dict[Hop, list[Occupation]] = {(link.src, link.dst): [] for link in firsts}
+    clock = outcome.ticks_per_us
+    passages = [(transfer.chunk, hop) for transfer in schedule.transfers for hop in transfer.hops]
+    for index, (chunk, hop) in enumerate(passages):
+        first = firsts[hops.layout.link[index]]
+        numbers = chunk * schedule.translations.order + _elements(schedule, hop, (first.src, first.dst))
+        each = int(outcome.duration[index]) // len(numbers)
+        found[first.src, first.dst] += [
+            Occupation((start + each * place) / clock, (start + each * (place + 1)) / clock, number, piece)
+            for piece, start in enumerate(outcome.start[:, index].tolist())
+            for place, number in enumerate(numbers.tolist())
+        ]
+    return {
+        hop: tuple(sorted(passing, key=lambda occupation: occupation.start_us))
+        for hop, passing in found.items()
+    }
+
+
+def _elements(schedule: ImplicitSchedule, hop: Hop, image: Hop) -> Ints:
+    """The elements that take a link to another of its orbit, in ascending order."""
+    translations = schedule.translations
+    every = np.arange(translations.order, dtype=np.int64)
+    taken = [translations.apply(every, end) == to for end, to in zip(hop, image, strict=True)]
+    return np.flatnonzero(taken[0] & taken[1]).astype(np.int64)

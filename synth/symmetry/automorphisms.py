@@ -1,0 +1,274 @@
+"""Automorphisms of a topology: permutations of its vertices that change no link.
+
+The declared symmetries come first; the others are found by refining colours along a base, one vertex after
+the other made special (`arborcast.synth.symmetry.refinement`). That gives a strong generating set: few generators even
+where the group is astronomically large (a full graph), its exact order, and evenly drawn elements. The work
+is bounded by a count, never by a clock, so that every machine finds the same; what is returned was checked
+link by link.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from arborcast.synth.symmetry.permutations import closure, compose, identity, orbit
+from arborcast.synth.symmetry.refinement import Partition, Refiner, SpentError, Trace, around
+from arborcast.synth.topology import Permutation, Topology, Vertex
+
+EFFORT = 1_000_000
+"""How many ends of links a search looks at, unless told otherwise: about a second."""
+
+
+class _Arrival(NamedTuple):
+    """The last step of a way from one vertex to another: from where, and by which generator."""
+
+    before: Vertex
+    generator: Permutation
+
+
+@dataclass(frozen=True)
+class Automorphisms:
+    """A group of automorphisms, by generators.
+
+    Attributes:
+        size: number of vertices that each permutes.
+        base: vertices such that only the identity fixes them all.
+        generators: the declared ones first; for every i, those among them that fix the first i vertices of
+            the base generate the subgroup that fixes these.
+        complete: whether these are all automorphisms; otherwise the effort allowed was spent before, and
+            they are some of them.
+    """
+
+    size: int
+    base: tuple[Vertex, ...]
+    generators: tuple[Permutation, ...]
+    complete: bool
+
+    @cached_property
+    def order(self) -> int:
+        """How many elements there are; a lower bound where the search was not completed."""
+        return math.prod(len(level) for level in self._levels)
+
+    def elements(self, limit: int) -> tuple[Permutation, ...] | None:
+        """All elements, the identity first; None where there are more than `limit`."""
+        return None if self.order > limit else closure(self.size, self.generators, limit)
+
+    def draw(self, chance: random.Random) -> Permutation:
+        """One element; where the search was completed each has the same probability."""
+        element = identity(self.size)
+        for depth, level in enumerate(self._levels):
+            element = compose(element, self._moving(depth, chance.choice(tuple(level))))
+        return element
+
+    def _moving(self, depth: int, image: Vertex) -> Permutation:
+        """An element that fixes the base before a place in it and takes the vertex there to an image."""
+        if (depth, image) not in self._moved:
+            element = identity(self.size)
+            here = image
+            while (arrival := self._levels[depth][here]) is not None:
+                element = compose(element, arrival.generator)
+                here = arrival.before
+            self._moved[depth, image] = element
+        return self._moved[depth, image]
+
+    @cached_property
+    def _moved(self) -> dict[tuple[int, Vertex], Permutation]:
+        """What `_moving` has worked out."""
+        return {}
+
+    @cached_property
+    def _levels(self) -> tuple[dict[Vertex, _Arrival | None], ...]:
+        """How the subgroups that fix no vertex of the base, the first one, the first two... move the next.
+
+        For each vertex in its orbit, the last step of a shortest way there.
+        """
+        levels = []
+        generators = self.generators
+        for vertex in self.base:
+            levels.append(_arrivals(vertex, generators))
+            generators = tuple(generator for generator in generators if generator[vertex] == vertex)
+        return tuple(levels)
+
+
+def automorphism_generators(
+    topology: Topology, *, latencies: bool = True, effort: int = EFFORT
+) -> tuple[Permutation, ...]:
+    """Permutations that generate the automorphisms of a topology; see `automorphisms_of`."""
+    return automorphisms_of(topology, latencies=latencies, effort=effort).generators
+
+
+def automorphisms_of(
+    topology: Topology,
+    *,
+    latencies: bool = True,
+    colours: Sequence[int] | None = None,
+    keeps: Callable[[Permutation], bool] | None = None,
+    effort: int = EFFORT,
+) -> Automorphisms:
+    """The automorphisms of a topology: ranks to ranks, switches to switches, links to links like them.
+
+    Args:
+        topology: the graph.
+        latencies: whether links must be alike in latency too, not only in bandwidth.
+        colours: one for each vertex, of which the automorphisms must keep all; None for no such rule.
+        keeps: what else an automorphism must fulfil. Those that do must be a group.
+        effort: how many ends of links to look at before the search ends with those found so far.
+    """
+    search = _Search(topology, latencies, colours or [0] * topology.size, keeps or (lambda element: True))
+    return search.run(effort)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """One vertex of the base.
+
+    Attributes:
+        vertex: which.
+        before: the colours when those before it are special.
+        trace: what the refinement sees once it is special too.
+    """
+
+    vertex: Vertex
+    before: Partition
+    trace: Trace
+
+
+class _Search:
+    """The search for a strong generating set."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        latencies: bool,
+        colours: Sequence[int],
+        keeps: Callable[[Permutation], bool],
+    ) -> None:
+        self.topology = topology
+        self.colours = [
+            (topology.is_switch(vertex), _reduces(topology, vertex), colours[vertex])
+            for vertex in range(topology.size)
+        ]
+        self.alike = {
+            (link.src, link.dst): (link.bandwidth, link.latency_us if latencies else None)
+            for link in topology.links
+        }
+        self.keeps = keeps
+
+    def run(self, effort: int) -> Automorphisms:
+        """Search from the end of the base to its start, where fewer and fewer vertices are fixed."""
+        found: list[Permutation] = [image for image in self.topology.symmetries if self._accepts(image)]
+        base: tuple[Vertex, ...] = ()
+        complete = False
+        try:
+            refiner = Refiner(around(self.topology.size, self.alike), effort)
+            levels, last = self._base(refiner)
+            base = tuple(level.vertex for level in levels)
+            for depth in reversed(range(len(levels))):
+                self._complete(refiner, levels, last, depth, found)
+            complete = True
+        except SpentError:
+            pass
+        return Automorphisms(self.topology.size, base, tuple(dict.fromkeys(found)), complete)
+
+    def _base(self, refiner: Refiner) -> tuple[list[_Level], Partition]:
+        """Make vertices special until every vertex has a colour of its own."""
+        partition = refiner.refined(Partition.of(self.colours))
+        levels = []
+        while (vertex := partition.least_ambiguous()) is not None:
+            after, trace = refiner.individualized(partition, vertex)
+            levels.append(_Level(vertex, partition, trace))
+            partition = after
+        return levels, partition
+
+    def _complete(
+        self,
+        refiner: Refiner,
+        levels: Sequence[_Level],
+        last: Partition,
+        depth: int,
+        found: list[Permutation],
+    ) -> None:
+        """Add generators until they take the vertex of a level wherever any automorphism does.
+
+        Only automorphisms that fix the vertices of the levels before count. Where none reaches a vertex,
+        none reaches what those known take it to.
+        """
+        level = levels[depth]
+        fixed = [earlier.vertex for earlier in levels[:depth]]
+        known = [element for element in found if all(element[vertex] == vertex for vertex in fixed)]
+        settled = set(orbit(level.vertex, known))
+        for image in sorted(level.before.cell_of(level.vertex)):
+            if image in settled:
+                continue
+            element = self._reaching(refiner, levels, last, depth, image)
+            if element is not None:
+                found.append(element)
+                known.append(element)
+                settled.update(orbit(level.vertex, known))
+            settled.update(orbit(image, known))
+
+    def _reaching(
+        self, refiner: Refiner, levels: Sequence[_Level], last: Partition, depth: int, image: Vertex
+    ) -> Permutation | None:
+        """An automorphism that fixes the base before a level and takes its vertex to an image."""
+        ways: list[tuple[Partition, Iterator[Vertex]]] = [(levels[depth].before, iter((image,)))]
+        while ways:
+            partition, images = ways[-1]
+            level = levels[depth + len(ways) - 1]
+            candidate = next(images, None)
+            if candidate is None:
+                ways.pop()
+                continue
+            after = refiner.followed(partition, candidate, level.trace)
+            if after is None:
+                continue
+            if depth + len(ways) == len(levels):
+                element = _matching(last, after)
+                if self._accepts(element):
+                    return element
+                continue
+            following = levels[depth + len(ways)]
+            choices = after.members(following.before.colours[following.vertex])
+            # The vertex itself first: elements that move little are found with the least search.
+            ways.append((after, iter(sorted(choices, key=_itself_first(following.vertex)))))
+        return None
+
+    def _accepts(self, element: Permutation) -> bool:
+        """Whether a permutation is one of those looked for, checked link by link."""
+        return (
+            all(self.colours[image] == self.colours[vertex] for vertex, image in enumerate(element))
+            and all(
+                self.alike.get((element[src], element[dst])) == kind
+                for (src, dst), kind in self.alike.items()
+            )
+            and self.keeps(element)
+        )
+
+
+def _itself_first(vertex: Vertex) -> Callable[[Vertex], tuple[bool, Vertex]]:
+    return lambda image: (image != vertex, image)
+
+
+def _matching(first: Partition, second: Partition) -> Permutation:
+    """Which vertex of the second partition has the colour that each of the first has alone."""
+    return tuple(second.members(colour)[0] for colour in first.colours)
+
+
+def _arrivals(vertex: Vertex, generators: Sequence[Permutation]) -> dict[Vertex, _Arrival | None]:
+    arrivals: dict[Vertex, _Arrival | None] = {vertex: None}
+    reached = [vertex]
+    for here in reached:
+        for generator in generators:
+            if generator[here] not in arrivals:
+                arrivals[generator[here]] = _Arrival(here, generator)
+                reached.append(generator[here])
+    return arrivals
+
+
+def _reduces(topology: Topology, vertex: Vertex) -> bool:
+    return topology.is_switch(vertex) and topology.switches[vertex - topology.ranks].reduces

@@ -1,0 +1,123 @@
+"""Are two topologies one by renumbering, and how: colours refined along a base, then each link checked.
+
+Automorphisms (`arborcast.synth.symmetry.automorphisms`) are about one topology; this is about two, such as an
+allocation that a scheduler handed out and the fragment for which a schedule was found before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.symmetry.refinement import Partition, Refiner, SpentError, Trace, around
+from arborcast.synth.topology import Hop, Permutation, Topology, Vertex
+
+_EFFORT = 10_000_000  # ends of links that one comparison may look at: far more than 32 vertices can need
+
+_Kind: TypeAlias = tuple[Fraction, Fraction | None]  # of a link: bandwidth, and latency where it counts
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A vertex made special: its colour before, and what the refinement saw after."""
+
+    colour: int
+    trace: Trace
+
+
+class Shape:
+    """A topology prepared for comparisons.
+
+    Args:
+        topology: the graph.
+        latencies: whether links must be alike in latency too, not only in bandwidth.
+        colours: one for each vertex, which renumbering must keep, such as that of a root; None for no rule.
+
+    Raises:
+        TopologyError: the topology is too large to be compared; `isomorphism` raises the same.
+    """
+
+    def __init__(
+        self, topology: Topology, *, latencies: bool = False, colours: Sequence[int] | None = None
+    ) -> None:
+        self.topology = topology
+        self._kinds: dict[Hop, _Kind] = {
+            (link.src, link.dst): (link.bandwidth, link.latency_us if latencies else None)
+            for link in topology.links
+        }
+        # In order of their kind, so that alike links have the same number in alike topologies.
+        ordered = dict(sorted(self._kinds.items(), key=lambda link: (link[1][0], link[1][1] or 0)))
+        self._refiner = Refiner(around(topology.size, ordered), _EFFORT)
+        self._colours = [
+            (
+                topology.is_switch(vertex),
+                topology.is_switch(vertex) and self._switch_reduces(vertex),
+                0 if colours is None else colours[vertex],
+            )
+            for vertex in range(topology.size)
+        ]
+        with self._bounded():
+            self._start = self._refiner.refined(Partition.of(self._colours))
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """Say of what a comparison is that takes more than its effort."""
+        try:
+            yield
+        except SpentError as error:
+            raise TopologyError(
+                f"topology {self.topology.name}: to be compared with others it must take at most {_EFFORT} "
+                f"looks at ends of links, its {len(self.topology.links)} links take more"
+            ) from error
+
+    def _switch_reduces(self, vertex: Vertex) -> bool:
+        return self.topology.switches[vertex - self.topology.ranks].reduces
+
+    @cached_property
+    def invariant(self) -> Any:
+        """The same for topologies that are alike, and for few others."""
+        colours = self._start.colours
+        links = sorted((colours[src], colours[dst], kind) for (src, dst), kind in self._kinds.items())
+        return tuple(sorted(zip(colours, self._colours, strict=True))), tuple(links)
+
+    @cached_property
+    def _base(self) -> tuple[list[_Level], Partition]:
+        """Vertices made special one after the other until each has a colour of its own."""
+        partition, levels = self._start, []
+        while (vertex := partition.least_ambiguous()) is not None:
+            colour = partition.colours[vertex]
+            partition, trace = self._refiner.individualized(partition, vertex)
+            levels.append(_Level(colour, trace))
+        return levels, partition
+
+    def isomorphism(self, other: Shape) -> Permutation | None:
+        """The vertex of the other topology that each of this one becomes; None where they are not alike."""
+        if self.invariant != other.invariant:
+            return None
+        with self._bounded():
+            levels, last = self._base
+            return self._matching(other, other._start, levels, last)
+
+    def _matching(
+        self, other: Shape, partition: Partition, levels: Sequence[_Level], last: Partition
+    ) -> Permutation | None:
+        """Follow the levels in the other topology, each choice of a vertex in turn."""
+        if not levels:
+            image = tuple(partition.members(colour)[0] for colour in last.colours)
+            same = all(
+                other._kinds.get((image[src], image[dst])) == kind for (src, dst), kind in self._kinds.items()
+            )
+            return image if same else None
+        first, *rest = levels
+        for vertex in partition.members(first.colour):
+            after = other._refiner.followed(partition, vertex, first.trace)
+            if after is not None:
+                found = self._matching(other, after, rest, last)
+                if found is not None:
+                    return found
+        return None

@@ -1,0 +1,238 @@
+"""Replays every chunk of an implicit schedule, moved by every translation, and counts every link by itself.
+
+No symmetry is relied on: the permutation of each element is composed from the images of the generators, each
+representative chunk is moved by it and replayed with sets of contributors, and what passes each link is added
+up in whole numbers. What the kernels find wrong is replayed once more by `arborcast.synth.verification.replay`, which
+says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+
+from arborcast.synth.collective import Block, Collective, Kind
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.schedule import Chunk, Transfer
+from arborcast.synth.topology import Hop
+from arborcast.synth.verification.group_check import CheckedGroup
+from arborcast.synth.verification.replay import Errors, mask_of, replay_chunk
+from arborcast.synth.verification.replay_kernels import Count, Goal, Group, Moves, State, replay_all
+from arborcast.synth.verification.verifier import describe
+
+DIGIT_BITS = 30
+"""Shares are counted in digits of so many bits: 2**33 of them fit an int64, whatever the denominators are."""
+
+
+def check_every_translate(
+    schedule: ImplicitSchedule, group: CheckedGroup, errors: Errors
+) -> dict[Hop, Fraction]:
+    """Replay all chunks, add up all blocks, and return the share of the buffer over each link that is used.
+
+    Time is linear in the transfers of all chunks, times the ranks / 64 where contributions add up; memory
+    in those of the representatives, and in the square of the ranks for an alltoall.
+    """
+    topology = schedule.topology
+    goal = _goal(schedule.collective, topology.ranks)
+    scale = math.lcm(len(schedule.collective.ranks), *(chunk.share.denominator for chunk in schedule.chunks))
+    moves = _moves(schedule, scale)
+    digits = moves.share.shape[1]
+    ends = np.array([(link.src, link.dst) for link in topology.links], dtype=np.int64).reshape(-1, 2)
+    members = Group(
+        group.generators,
+        group.link_images,
+        group.orders,
+        np.ascontiguousarray(ends[:, 0]),
+        np.ascontiguousarray(ends[:, 1]),
+    )
+    count = Count(
+        np.zeros((max(1, errors.limit), 2), dtype=np.int64),
+        np.zeros(3, dtype=np.int64),
+        np.zeros((digits, topology.ranks**goal.blocks), dtype=np.int64),
+        np.zeros((digits, len(topology.links)), dtype=np.int64),
+    )
+    replay_all(
+        moves, members, goal, _state(goal, topology.ranks, int(np.diff(moves.first).max(initial=0))), count
+    )
+    _check_chunks(schedule, group, moves, errors)
+    _check_blocks(schedule, count.shares, scale, errors)
+    _spell_out(schedule, group, count, errors)
+    if count.numbers[2]:
+        errors.add(f"transfers: {count.numbers[2]} hops are moved to where there is no link")
+    return _loads(schedule, count.loads, scale)
+
+
+def _goal(collective: Collective, ranks: int) -> Goal:
+    member = np.zeros(ranks, dtype=np.bool_)
+    member[list(collective.ranks)] = True
+    match collective.kind:
+        case Kind.ALLGATHER:
+            return Goal(member, False, 0, 1)
+        case Kind.REDUCE_SCATTER:
+            return Goal(member, True, 1, 1)
+        case Kind.ALLREDUCE:
+            return Goal(member, True, 0, 0)
+        case Kind.ALLTOALL:
+            return Goal(member, False, 2, 2)
+        case _:
+            raise AssertionError(f"an implicit schedule of {collective.kind} cannot be made")
+
+
+def _state(goal: Goal, ranks: int, most_transfers: int) -> State:
+    rows = np.zeros((1 + ranks + most_transfers, -(-ranks // 64) if goal.adds else 1), dtype=np.uint64)
+    before = np.zeros(ranks, dtype=np.int64)
+    if goal.adds:
+        before[goal.member] = np.flatnonzero(goal.member) + 1
+        for rank in np.flatnonzero(goal.member).tolist():
+            rows[rank + 1, rank // 64] = np.uint64(1 << rank % 64)
+    else:
+        rows[1, 0] = 1
+    everyone = np.bitwise_or.reduce(rows, axis=0)
+    arrived, coming, fresh = np.zeros((3, ranks), dtype=np.int64)
+    # The kernels know one type of whole numbers; only bits are asked of these.
+    return State(rows.view(np.int64), before, before.copy(), arrived, coming, fresh, everyone.view(np.int64))
+
+
+def _moves(schedule: ImplicitSchedule, scale: int) -> Moves:
+    number = {(link.src, link.dst): index for index, link in enumerate(schedule.topology.links)}
+    transfers = sorted(schedule.transfers, key=lambda transfer: (transfer.chunk, transfer.step))
+    of_chunk = np.bincount([transfer.chunk for transfer in transfers], minlength=len(schedule.chunks))
+    hops = [transfer.hops for transfer in transfers]
+    return Moves(
+        _ints([chunk.owner for chunk in schedule.chunks]),
+        _ints([-1 if chunk.target is None else chunk.target for chunk in schedule.chunks]),
+        np.array([_is_in_block(schedule.collective, chunk) for chunk in schedule.chunks], dtype=np.bool_),
+        _digits([int(chunk.share * scale) for chunk in schedule.chunks], scale),
+        _ints([0, *np.cumsum(of_chunk).tolist()]),
+        _ints([transfer.src for transfer in transfers]),
+        _ints([transfer.dst for transfer in transfers]),
+        _ints([transfer.step for transfer in transfers]),
+        np.array([transfer.reduce for transfer in transfers], dtype=np.bool_),
+        _ints([0, *np.cumsum([len(way) for way in hops]).tolist()]),
+        _ints([number[hop] for way in hops for hop in way]),
+    )
+
+
+def _is_in_block(collective: Collective, chunk: Chunk) -> bool:
+    if chunk.owner not in collective.members:
+        return False
+    if collective.kind is Kind.ALLTOALL:
+        return chunk.target in collective.members and chunk.target != chunk.owner
+    return chunk.target is None
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _digits(numbers: Sequence[int], largest: int) -> Ints:
+    count = max(1, -(-largest.bit_length() // DIGIT_BITS))
+    mask = (1 << DIGIT_BITS) - 1
+    return np.array(
+        [[number >> DIGIT_BITS * place & mask for place in range(count)] for number in numbers],
+        dtype=np.int64,
+    ).reshape(len(numbers), count)
+
+
+def _number(digits: Sequence[int]) -> int:
+    return sum(digit << DIGIT_BITS * place for place, digit in enumerate(digits))
+
+
+def _check_chunks(schedule: ImplicitSchedule, group: CheckedGroup, moves: Moves, errors: Errors) -> None:
+    """Object to chunks that are of no block; only as many are looked at as are spelled out."""
+    strange = np.flatnonzero(~moves.in_block).tolist()
+    for place, (index, element) in enumerate(product(strange, range(group.order))):
+        if errors.is_full:
+            errors.add_unspelled(len(strange) * group.order - place)
+            return
+        chunk = _moved(schedule.chunks[index], _permutation(group, element))
+        owner = None if schedule.collective.kind is Kind.ALLREDUCE else chunk.owner
+        errors.add(
+            f"chunk {index * group.order + element}: {describe(schedule.collective)} moves no block with "
+            f"{Block(owner, chunk.target)}"
+        )
+
+
+def _check_blocks(schedule: ImplicitSchedule, shares: Ints, scale: int, errors: Errors) -> None:
+    """The chunks of every block add up to it."""
+    ranks = schedule.topology.ranks
+    taking_part = list(schedule.collective.ranks)
+    whole = scale if schedule.collective.kind is Kind.ALLREDUCE else scale // len(taking_part)
+    required = np.zeros((len(shares), shares.shape[1]), dtype=np.int64)
+    digits = _digits([whole], scale)[0][:, None]
+    match schedule.collective.kind:
+        case Kind.ALLREDUCE:
+            required[:, 0] = digits[:, 0]
+        case Kind.ALLTOALL:
+            pairs = np.add.outer(ranks * np.array(taking_part), np.array(taking_part))
+            required[:, pairs[~np.eye(len(taking_part), dtype=np.bool_)]] = digits
+        case _:
+            required[:, taking_part] = digits
+    carried = shares.copy()
+    for place in range(len(carried) - 1):
+        carried[place + 1] += carried[place] >> DIGIT_BITS
+        carried[place] &= (1 << DIGIT_BITS) - 1
+    wrong = np.flatnonzero((carried != required).any(axis=0)).tolist()
+    for place, index in enumerate(wrong):
+        if errors.is_full:  # an alltoall has as many blocks as pairs of ranks
+            errors.add_unspelled(len(wrong) - place)
+            break
+        must, got = (Fraction(_number(digits[:, index].tolist()), scale) for digits in (required, shares))
+        block = _block(schedule.collective.kind, index, ranks)
+        errors.add(f"block with {block}: shares must add up to {must}, got {got}")
+
+
+def _loads(schedule: ImplicitSchedule, loads: Ints, scale: int) -> dict[Hop, Fraction]:
+    fractions: dict[tuple[int, ...], Fraction] = {}  # a regular fabric has few different loads
+    found = {}
+    for link, digits in zip(schedule.topology.links, map(tuple, loads.T.tolist()), strict=True):
+        if digits not in fractions:
+            fractions[digits] = Fraction(_number(digits), scale)
+        if fractions[digits]:
+            found[link.src, link.dst] = fractions[digits]
+    return found
+
+
+def _block(kind: Kind, index: int, ranks: int) -> Block:
+    if kind is Kind.ALLREDUCE:
+        return Block(None)
+    return Block(*divmod(index, ranks)) if kind is Kind.ALLTOALL else Block(index)
+
+
+def _spell_out(schedule: ImplicitSchedule, group: CheckedGroup, count: Count, errors: Errors) -> None:
+    """Replay the first chunks with objections once more, for the lines that say what is wrong with them."""
+    before = errors.count
+    everyone = mask_of(schedule.collective.ranks)
+    for index, element in count.bad[: count.numbers[0]].tolist():
+        images = _permutation(group, element)
+        moved = [
+            Transfer(
+                transfer.chunk, images[transfer.src], images[transfer.dst], transfer.step, transfer.reduce
+            )
+            for transfer in schedule.transfers
+            if transfer.chunk == index
+        ]
+        chunk = _moved(schedule.chunks[index], images)
+        replay_chunk(index * group.order + element, chunk, moved, schedule.collective, everyone, errors)
+        if errors.is_full:
+            break
+    errors.add_unspelled(int(count.numbers[1]) - (errors.count - before))
+
+
+def _moved(chunk: Chunk, images: Sequence[int]) -> Chunk:
+    return Chunk(chunk.share, images[chunk.owner], None if chunk.target is None else images[chunk.target])
+
+
+def _permutation(group: CheckedGroup, element: int) -> list[int]:
+    """The images of all vertices under one element, whose last digit is the fastest."""
+    images = np.arange(group.generators.shape[1], dtype=np.int64)
+    for generator, order in zip(group.generators[::-1], group.orders[::-1].tolist(), strict=True):
+        element, digit = divmod(element, order)
+        for _ in range(digit):
+            images = generator[images]
+    return [int(image) for image in images]

@@ -1,0 +1,221 @@
+"""Checks the translations of an implicit schedule anew, from the images of their generators alone.
+
+The proof that a schedule is correct if its representatives are rests on them. Nothing here is taken from
+`arborcast.synth.symmetry.translations`: orders come from powers, orbits from the least member of each cycle, and that
+only the identity keeps a rank in its place from the sizes of those orbits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arborcast.synth.topology import Topology
+from arborcast.synth.verification.replay import Errors
+
+if TYPE_CHECKING:
+    from arborcast.synth.implicit.schedule import ImplicitSchedule
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CheckedGroup:
+    """Translations that have passed every check.
+
+    Attributes:
+        order: number of elements.
+        generators: images of all vertices, a row per generator.
+        link_images: images of all links, in the order of the topology, a row per generator.
+        orders: of the generators.
+        rank_orbit: the least rank of each rank's orbit.
+        link_orbit: the first link of each link's orbit.
+    """
+
+    order: int
+    generators: Integers
+    link_images: Integers
+    orders: Integers
+    rank_orbit: Integers
+    link_orbit: Integers
+
+
+def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | None:
+    """The translations of a schedule with what follows from them; None, and why not, if they are none.
+
+    They are permutations of the vertices that keep ranks, links (bandwidth and latency) and the ranks of the
+    collective among themselves, commute, have their declared orders, and no product of them but the identity
+    keeps a rank in its place.
+    """
+    before = errors.count
+    topology = schedule.topology
+    declared = schedule.translations
+    if (declared.ranks, declared.size) != (topology.ranks, topology.size):
+        errors.add(
+            f"translations: are of {declared.ranks} ranks and {declared.size} vertices, {topology.name} has "
+            f"{topology.ranks} and {topology.size}"
+        )
+    if len(declared.orders) != len(declared.generators):
+        errors.add(
+            f"translations: {len(declared.generators)} generators need as many orders, "
+            f"got {len(declared.orders)}"
+        )
+    for index, images in enumerate(declared.generators):
+        _check_permutation(index, images, topology, errors)
+    if errors.count > before:
+        return None
+    generators = np.array(declared.generators, dtype=np.int64).reshape(-1, topology.size)
+    link_images = _checked_link_images(generators, topology, errors)
+    _check_orders(generators, declared.orders, errors)
+    _check_commuting(generators, errors)
+    _check_members(generators, schedule, errors)
+    if errors.count > before:
+        return None
+    order = math.prod(declared.orders)
+    rank_orbit = _orbits(generators[:, : topology.ranks])
+    sizes = np.bincount(rank_orbit, minlength=topology.ranks)[rank_orbit]
+    # The images of a rank are as many as the elements exactly if only the identity keeps it.
+    wrong = np.flatnonzero(sizes != order)
+    if wrong.size:
+        errors.add(
+            f"translations: only the identity may keep a rank in its place, rank {wrong[0]} has "
+            f"{sizes[wrong[0]]} images under {order} elements"
+        )
+        return None
+    orders = np.array(declared.orders, dtype=np.int64)
+    return CheckedGroup(order, generators, link_images, orders, rank_orbit, _orbits(link_images))
+
+
+def _check_permutation(index: int, images: tuple[int, ...], topology: Topology, errors: Errors) -> None:
+    if len(images) != topology.size or set(images) != set(range(topology.size)):
+        errors.add(f"translation {index}: must name each of the {topology.size} vertices exactly once")
+        return
+    for vertex, image in enumerate(images):
+        if topology.is_switch(vertex) != topology.is_switch(image):
+            errors.add(
+                f"translation {index}: must map ranks to ranks and switches to switches, "
+                f"maps {topology.label(vertex)} to {topology.label(image)}"
+            )
+            return
+    for place, switch in enumerate(topology.switches):
+        other = topology.switches[images[topology.ranks + place] - topology.ranks]
+        if switch.reduces != other.reduces:
+            errors.add(
+                f"translation {index}: maps switch {switch.name} to {other.name}; both must reduce or neither"
+            )
+            return
+
+
+def _checked_link_images(generators: Integers, topology: Topology, errors: Errors) -> Integers:
+    """Which link each link is mapped to, a row per generator; links that differ are objected to."""
+    kinds: dict[tuple[int, ...], int] = {}
+    ratios = [
+        (*link.bandwidth.as_integer_ratio(), *link.latency_us.as_integer_ratio()) for link in topology.links
+    ]
+    kind = np.array([kinds.setdefault(ratio, len(kinds)) for ratio in ratios], dtype=np.int64)
+    ends = np.array([(link.src, link.dst) for link in topology.links], dtype=np.int64).reshape(-1, 2)
+    keys = ends[:, 0] * topology.size + ends[:, 1]  # in ascending order, as the links are
+    rows = np.empty((len(generators), len(keys)), dtype=np.int64)
+    for index, images in enumerate(generators):
+        moved = images[ends]
+        wanted = moved[:, 0] * topology.size + moved[:, 1]
+        found = np.searchsorted(keys, wanted)
+        found[found == len(keys)] = 0
+        rows[index] = found
+        wrong = np.flatnonzero((keys[found] != wanted) | (kind[found] != kind)) if len(keys) else found
+        if wrong.size:
+            src, dst = map(topology.label, ends[wrong[0]].tolist())
+            to, into = map(topology.label, moved[wrong[0]].tolist())
+            errors.add(
+                f"translation {index}: maps link {src}->{dst} to {to}->{into}; "
+                "there must be such a link, of the same bandwidth and latency"
+            )
+    return rows
+
+
+def _check_orders(generators: Integers, orders: tuple[int, ...], errors: Errors) -> None:
+    for index, (images, order) in enumerate(zip(generators, orders, strict=True)):
+        if not 2 <= order <= len(images):
+            errors.add(
+                f"translation {index}: order must be in 2..{len(images)}, the vertices there are, got {order}"
+            )
+        elif not _is_identity(_power(images, order)):
+            errors.add(
+                f"translation {index}: order {order} declared, but applied so often it does not lead back"
+            )
+        else:
+            for prime in _primes(order):
+                if _is_identity(_power(images, order // prime)):
+                    errors.add(
+                        f"translation {index}: order {order} declared, but applied {order // prime} times "
+                        "it leads back already"
+                    )
+                    break
+
+
+def _check_commuting(generators: Integers, errors: Errors) -> None:
+    for later, second in enumerate(generators):
+        for earlier, first in enumerate(generators[:later]):
+            wrong = np.flatnonzero(first[second] != second[first])
+            if wrong.size:
+                errors.add(
+                    f"translations {earlier} and {later}: must commute, they differ at vertex {wrong[0]}"
+                )
+
+
+def _check_members(generators: Integers, schedule: ImplicitSchedule, errors: Errors) -> None:
+    members = np.zeros(schedule.topology.size, dtype=np.bool_)
+    members[list(schedule.collective.ranks)] = True
+    for index, images in enumerate(generators):
+        wrong = np.flatnonzero(members & ~members[images])
+        if wrong.size:
+            errors.add(
+                f"translation {index}: maps rank {wrong[0]}, which takes part, to {images[wrong[0]]}, "
+                "which does not"
+            )
+
+
+def _orbits(generators: Integers) -> Integers:
+    """The least member of each orbit of commuting permutations, given as rows of images.
+
+    The least on a cycle is found by doubling the part of it that is looked at. As they commute, the least
+    over the cycles of one after the other is the least over all products.
+    """
+    least = np.arange(generators.shape[1], dtype=np.int64)
+    for images in generators:
+        step, covered = images, 1
+        while covered < len(images):
+            least = np.minimum(least, least[step])
+            step, covered = step[step], 2 * covered
+    return least
+
+
+def _power(images: Integers, exponent: int) -> Integers:
+    result, square = np.arange(len(images), dtype=np.int64), images
+    while exponent:
+        if exponent % 2:
+            result = square[result]
+        square, exponent = square[square], exponent // 2
+    return result
+
+
+def _is_identity(images: Integers) -> bool:
+    return bool((images == np.arange(len(images))).all())
+
+
+def _primes(number: int) -> Iterator[int]:
+    """The primes that divide a number, which is at least 1."""
+    divisor = 2
+    while divisor * divisor <= number:
+        if number % divisor == 0:
+            yield divisor
+            while number % divisor == 0:
+                number //= divisor
+        divisor += 1
+    if number > 1:
+        yield number

@@ -1,0 +1,225 @@
+"""The independent checker: replays a schedule with contributor sets and recounts every link load.
+
+It stands behind every method and in front of every claim, so it takes nothing from the builders: what the
+collective demands is stated here again (a test compares it with `arborcast.synth.collective`), loads are counted from
+the transfers, and the bound is recomputed from its certificate. Numbers stay exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from arborcast.synth.certificate import Scope
+from arborcast.synth.collective import Collective
+from arborcast.synth.errors import InputError
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Hop, Topology, Vertex
+from arborcast.synth.verification.replay import Errors, check_replay
+
+if TYPE_CHECKING:
+    from arborcast.synth.implicit.schedule import AnySchedule
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the replay found.
+
+    Attributes:
+        correct: whether there is nothing to object to.
+        rate: algbw in GB/s, recomputed; zero where the schedule moves nothing or its rounds make no sense.
+        max_link_load: the fullest link at the declared rate, load over bandwidth; 1 is full.
+        errors: one line each, at most `max_errors` and a count of the rest.
+        loads: the share of the buffer that passes each link that is used.
+    """
+
+    correct: bool
+    rate: Fraction
+    max_link_load: Fraction
+    errors: tuple[str, ...]
+    loads: Mapping[Hop, Fraction]
+
+
+def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool = False) -> Verdict:
+    """Replay a schedule, recount its links, recompute its rate and its bound.
+
+    Args:
+        schedule: from any method or file, in either form.
+        max_errors: how many objections to spell out.
+        every_translate: of a schedule in implicit form, replay every chunk that its translations make, too;
+            otherwise its representatives are, and that the translations are automorphisms is the proof for
+            the others. A schedule that is written out has nothing but its own chunks, which are replayed.
+
+    Returns:
+        The verdict; wrong schedules are an answer, not an exception.
+
+    Time is linear in the number of transfers, times the ranks / 64 where contributions add up.
+    """
+    if not isinstance(schedule, Schedule):
+        from arborcast.synth.verification.implicit import verify_implicit
+
+        return verify_implicit(schedule, translates=every_translate, max_errors=max_errors)
+    errors = Errors(max_errors)
+    _check_blocks(schedule, errors)
+    check_replay(schedule, errors)
+    loads = _link_loads(schedule)
+    bandwidth = schedule.topology.bandwidth
+    busiest = max((load / bandwidth[hop] for hop, load in loads.items()), default=Fraction(0))
+    if schedule.rounds is None:
+        rate = 1 / busiest if busiest else Fraction(0)
+        _check_links(schedule, loads, errors)
+    else:
+        rate = _rate_of_rounds(schedule, schedule.rounds, errors)
+        _check_rounds(schedule, schedule.rounds, errors)
+    if rate > schedule.rate or (rate < schedule.rate and schedule.rounds is not None):
+        errors.add(f"rate: {schedule.rate} GB/s declared, {rate} GB/s recomputed")
+    check_bound(schedule, rate, errors)
+    lines = errors.all()
+    return Verdict(not lines, rate, busiest * schedule.rate, lines, loads)
+
+
+def _check_blocks(schedule: Schedule, errors: Errors) -> None:
+    """Every chunk belongs to a block that must move, and the chunks of a block are the whole of it."""
+    collective = schedule.collective
+    required = collective.blocks()
+    scale = math.lcm(*(chunk.share.denominator for chunk in schedule.chunks))
+    found = dict.fromkeys(required, 0)
+    for index, chunk in enumerate(schedule.chunks):
+        block = collective.block_of(chunk.owner, chunk.target, chunk.demand)
+        if block not in found:
+            errors.add(f"chunk {index}: {describe(collective)} moves no block with {block}")
+            continue
+        found[block] += chunk.share.numerator * (scale // chunk.share.denominator)
+    for block, share in required.items():
+        if found[block] * share.denominator != share.numerator * scale:
+            total = Fraction(found[block], scale)
+            errors.add(f"block with {block}: shares must add up to {share}, got {total}")
+
+
+def _link_loads(schedule: Schedule) -> dict[Hop, Fraction]:
+    """The share of the buffer over each link, counted per route first: routes are few, transfers many."""
+    scale = math.lcm(*(chunk.share.denominator for chunk in schedule.chunks))
+    weight = [chunk.share.numerator * (scale // chunk.share.denominator) for chunk in schedule.chunks]
+    of_route: dict[tuple[Vertex, ...], int] = {}
+    for transfer in schedule.transfers:
+        route = (transfer.src, *transfer.via, transfer.dst)
+        of_route[route] = of_route.get(route, 0) + weight[transfer.chunk]
+    return {hop: Fraction(total, scale) for hop, total in _by_link(of_route).items()}
+
+
+def _by_link(of_route: Mapping[tuple[Vertex, ...], int]) -> dict[Hop, int]:
+    of_link: dict[Hop, int] = {}
+    for route, total in of_route.items():
+        for position in range(len(route) - 1):
+            hop = (route[position], route[position + 1])
+            of_link[hop] = of_link.get(hop, 0) + total
+    return of_link
+
+
+def _check_links(schedule: Schedule, loads: Mapping[Hop, Fraction], errors: Errors) -> None:
+    for hop, load in sorted(loads.items()):
+        if load * schedule.rate > schedule.topology.bandwidth[hop]:
+            errors.add(describe_overload(schedule, hop, load))
+
+
+def describe_overload(schedule: AnySchedule, hop: Hop, load: Fraction, others: str = "") -> str:
+    """The line about a link that carries more than it can at the declared rate; `others` are like it."""
+    return (
+        f"link {describe_link(schedule.topology, hop)}{others}: carries {load * schedule.rate} GB/s at the "
+        f"declared rate of {schedule.rate} GB/s, its bandwidth is {schedule.topology.bandwidth[hop]} GB/s"
+    )
+
+
+def _rate_of_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors) -> Fraction:
+    shares = {chunk.share for chunk in schedule.chunks}
+    if len(shares) > 1:
+        errors.add(f"rounds: chunks must be of one share, got {min(shares)} and {max(shares)}")
+    if len(shares) != 1 or not rounds:
+        return Fraction(0)
+    # A round is the time in which a link of the greatest common bandwidth moves one chunk.
+    return _unit(schedule) / (sum(rounds) * shares.pop())
+
+
+def _check_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors) -> None:
+    """One entry per step, and in each step no link carries more chunks than its rounds allow."""
+    steps = 1 + max((transfer.step for transfer in schedule.transfers), default=-1)
+    if steps != len(rounds):
+        errors.add(f"rounds: {steps} steps need as many entries, got {len(rounds)}")
+    unit = _unit(schedule)
+    for step, of_link in sorted(_chunks_per_step(schedule).items()):
+        for hop, count in sorted(of_link.items()):
+            capacity = int(schedule.topology.bandwidth[hop] / unit)
+            allowed = rounds[step] * capacity
+            if count > allowed:
+                errors.add(
+                    f"step {step}: link {describe_link(schedule.topology, hop)} carries {count} chunks, "
+                    f"{rounds[step]} rounds of {capacity} allow {allowed}"
+                )
+
+
+def _chunks_per_step(schedule: Schedule) -> dict[int, dict[Hop, int]]:
+    of_step: dict[int, dict[tuple[Vertex, ...], int]] = {}
+    for transfer in schedule.transfers:
+        routes = of_step.setdefault(transfer.step, {})
+        route = (transfer.src, *transfer.via, transfer.dst)
+        routes[route] = routes.get(route, 0) + 1
+    return {step: _by_link(routes) for step, routes in of_step.items()}
+
+
+def _unit(schedule: Schedule) -> Fraction:
+    """The greatest common divisor of all bandwidths, on its own account."""
+    rates = [link.bandwidth for link in schedule.topology.links]
+    scale = math.lcm(*(rate.denominator for rate in rates))
+    return Fraction(math.gcd(*(int(rate * scale) for rate in rates)), scale)
+
+
+def check_bound(schedule: AnySchedule, rate: Fraction, errors: Errors) -> None:
+    """Recompute the bound from its certificate, and see that the rate does not exceed it."""
+    from arborcast.synth.certification import (  # compiled kernels come with them
+        certified_rate,
+        certified_scope,
+    )
+
+    bound = schedule.bound
+    try:
+        proved = certified_rate(schedule.topology, schedule.collective, bound.certificate)
+        scope = certified_scope(schedule.topology, schedule.collective, bound.certificate)
+    except InputError as wrong:
+        errors.add(f"bound: {wrong}")
+        return
+    if proved != bound.rate:
+        errors.add(f"bound: {bound.rate} GB/s declared, its certificate proves {proved} GB/s")
+    elif bound.scope is Scope.EVERY_SCHEDULE and scope is not bound.scope:
+        errors.add(f"bound: declared for {bound.scope}, its certificate speaks of {scope}")
+    elif rate > bound.rate and (scope is Scope.EVERY_SCHEDULE or _follows_trees(schedule)):
+        errors.add(f"bound: {bound.rate} GB/s declared for {scope}, this one reaches {rate} GB/s")
+
+
+def _follows_trees(schedule: AnySchedule) -> bool:
+    """Whether additions lead from all ranks to each chunk's owner, and copies from it to all ranks."""
+    members = schedule.collective.members
+    reached = [({chunk.owner}, {chunk.owner}) for chunk in schedule.chunks]
+    in_order = sorted(schedule.transfers, key=lambda transfer: transfer.step)
+    for transfer in in_order:
+        if not transfer.reduce and transfer.src in reached[transfer.chunk][0]:
+            reached[transfer.chunk][0].add(transfer.dst)
+    for transfer in reversed(in_order):
+        if transfer.reduce and transfer.dst in reached[transfer.chunk][1]:
+            reached[transfer.chunk][1].add(transfer.src)
+    return all(members <= spread and members <= gathered for spread, gathered in reached)
+
+
+def describe(collective: Collective) -> str:
+    """The collective as error lines name it."""
+    return f"{collective.kind} " + (
+        f"among {len(collective.ranks)} ranks" if collective.root is None else f"with root {collective.root}"
+    )
+
+
+def describe_link(topology: Topology, hop: Hop) -> str:
+    """A link as error lines name it."""
+    src, dst = map(topology.label, hop)
+    return f"{src}->{dst}"

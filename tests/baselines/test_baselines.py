@@ -1,0 +1,323 @@
+"""Baselines reach their known rates, pass the verifier, and say why where they do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies
+from arborcast.synth.baselines import BASELINES, SUPPORTED, solve_baseline
+from arborcast.synth.baselines.binary_tree import double_tree
+from arborcast.synth.baselines.halving_doubling import hypercube
+from arborcast.synth.baselines.multiring import BY_HIGHS
+from arborcast.synth.baselines.paths import switch_paths
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Link, Topology
+from arborcast.synth.verification.verifier import verify
+from tests.support import strategies
+
+
+def links(*words: str) -> list[Link]:
+    """Links as "0-1 2": both ways between 0 and 1, with 2 GB/s."""
+    found = []
+    for word in words:
+        pair, rate = word.split()
+        a, b = map(int, pair.split("-"))
+        found += [Link(a, b, Fraction(rate)), Link(b, a, Fraction(rate))]
+    return found
+
+
+def solved(fabric: Topology, kind: str, method: str, root: int = 0) -> Schedule:
+    schedule = solve_baseline(fabric, Collective.on(fabric, kind, root=root), method)
+    verdict = verify(schedule)
+    assert verdict.errors == ()
+    assert verdict.rate == schedule.rate
+    return schedule
+
+
+def setting(schedule: Schedule, name: str) -> str | int | None:
+    return dict(schedule.method.settings)[name]
+
+
+def dgx1(ranks: Sequence[int] = range(8)) -> Topology:
+    """A DGX-1 whose single NVLink carries 1 GB/s."""
+    fabric = topologies.load("dgx1")
+    unit = [Link(link.src, link.dst, link.bandwidth / 25) for link in fabric.links]
+    return Topology.build("dgx1", 8, unit).subset(list(ranks))
+
+
+# --- values --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rings", "rate"),
+    [
+        (range(8), 6, "24/7"),
+        ([0, 2, 3], 2, "3/2"),
+        (range(6), 2, "6/5"),
+    ],
+)
+def test_link_disjoint_rings_of_dgx1(ranks: Sequence[int], rings: int, rate: str) -> None:
+    schedule = solved(dgx1(ranks), "allreduce", "multiring")
+    assert schedule.rate == Fraction(rate)
+    assert setting(schedule, "rings") == rings
+    assert setting(schedule, "proved_largest") == "yes"
+
+
+def test_link_disjoint_rings_broadcast_at_their_number() -> None:
+    assert solved(dgx1(), "broadcast", "multiring", root=3).rate == 6
+
+
+@pytest.mark.parametrize("method", ["ring", "multiring"])
+def test_no_ring_exists_on_ranks_0_3_4(method: str) -> None:
+    with pytest.raises(InfeasibleError, match=f"{method}: no ring exists through ranks 0, 1, 2 of dgx1"):
+        solved(dgx1([0, 3, 4]), "allreduce", method)
+
+
+def test_the_single_ring_takes_the_wide_links() -> None:
+    # 0-1-2-3 round is 2 GB/s wide; every other ring passes a diagonal of 1.
+    fabric = Topology.build("wide", 4, links("0-1 2", "1-2 2", "2-3 2", "0-3 2", "0-2 1", "1-3 1"))
+    assert solved(fabric, "allgather", "ring").rate == Fraction(8, 3)
+
+
+def test_a_trunk_counts_as_often_as_the_ring_passes_it() -> None:
+    # Two switches with two ranks each: a ring crosses the trunk once each way, 3 GB/s are enough for it.
+    fabric = Topology.build("trunk", 4, links("0-4 4", "1-4 4", "2-5 4", "3-5 4", "4-5 3"), ["left", "right"])
+    assert solved(fabric, "broadcast", "ring").rate == 3
+
+
+def test_rings_across_two_a100_boxes_use_every_nic() -> None:
+    schedule = solved(topologies.load("dgx-a100:boxes=2"), "allreduce", "multiring")
+    # 8 rings of 25 GB/s, each over one NIC of either box each way.
+    assert setting(schedule, "rings") == 8
+    assert schedule.rate == 8 * 25 * Fraction(16, 30)
+
+
+@pytest.mark.parametrize(("spec", "rings"), [("torus:4x4", 4), ("full:7", 6), ("full:8", 7), ("full:4", 2)])
+def test_symmetric_graphs_fall_apart_into_rings(spec: str, rings: int) -> None:
+    """Tillson 1980: full graphs but those of 4 and 6 ranks do; tori do (Foregger 1978)."""
+    schedule = solved(topologies.load(spec), "allreduce", "multiring")
+    assert setting(schedule, "rings") == rings
+    # Fractions of rings use all links of a full graph of 4, so that prices prove nothing there.
+    assert setting(schedule, "proved_largest") == (BY_HIGHS if spec == "full:4" else "yes")
+
+
+def test_the_largest_set_of_rings_is_so_to_the_last_unit() -> None:
+    # 102,813 units leave rank 1; within HiGHS's usual gap of 1e-4 a ring less is as good.
+    wide, narrow, thin = "46265/100000", "32631/100000", "23917/100000"
+    fabric = Topology.build(
+        "fine",
+        5,
+        links(
+            f"0-1 {narrow}",
+            f"0-3 {wide}",
+            f"0-4 {narrow}",
+            f"1-2 {wide}",
+            f"1-3 {thin}",
+            f"2-3 {narrow}",
+            f"2-4 {wide}",
+            f"3-4 {wide}",
+        ),
+    )
+    schedule = solved(fabric, "allgather", "multiring")
+    assert setting(schedule, "rings") == setting(schedule, "rings_at_most") == 102_813
+    assert setting(schedule, "proved_largest") == "yes"
+
+
+@pytest.mark.parametrize(
+    ("spec", "method", "rate"),
+    [
+        ("full:8", "binary-tree", "1"),
+        ("full:8", "halving-doubling", "1"),  # half of the buffer over one link, there and back
+        ("dgx-a100", "halving-doubling", "1200/7"),  # 300 x 8/14: the switch does not care who talks to whom
+        ("dgx-a100", "binary-tree", "150"),  # up and down: each byte leaves a rank twice
+        ("hypercube:3", "halving-doubling", "1"),
+    ],
+)
+def test_trees_and_hypercubes(spec: str, method: str, rate: str) -> None:
+    assert solved(topologies.load(spec), "allreduce", method).rate == Fraction(rate)
+
+
+def test_a_pattern_that_does_not_fit_in_order_is_embedded() -> None:
+    # The 2-cube 0-1-3-2 where ranks 0 and 1 are not joined.
+    fabric = Topology.build("square", 4, links("0-2 1", "2-1 1", "1-3 1", "3-0 1"))
+    assert setting(solved(fabric, "allreduce", "halving-doubling"), "order") != "0,1,2,3"
+
+
+def test_parallel_planes_are_all_used() -> None:
+    planes = [Link(a, b, Fraction(1)) for r in range(4) for p in (4, 5, 6) for a, b in ((r, p), (p, r))]
+    fabric = Topology.build("planes", 4, planes, ["a", "b", "c"])
+    assert solved(fabric, "allreduce", "halving-doubling").rate == 2  # 3 planes x 4/6
+    assert setting(solved(fabric, "allgather", "multiring"), "rings") == 3
+
+
+# --- the patterns themselves ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", range(2, 40))
+def test_each_rank_is_a_leaf_in_one_of_the_two_trees(count: int) -> None:
+    pattern = double_tree(Kind.ALLREDUCE, count)
+    inside = [{t.src for t in pattern.transfers if t.chunk == tree and not t.reduce} for tree in (0, 1)]
+    # An odd number of ranks cannot be split evenly: one is inside both.
+    assert len(inside[0] & inside[1]) == count % 2
+    children: dict[tuple[int, int], int] = {}
+    for transfer in pattern.transfers:
+        if not transfer.reduce:
+            place = (transfer.chunk, transfer.src)
+            children[place] = children.get(place, 0) + 1
+    assert max(children.values()) <= 2
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 16])
+def test_halving_moves_as_little_as_a_ring(count: int) -> None:
+    pattern = hypercube(Kind.ALLREDUCE, count)
+    assert len(pattern.transfers) == 2 * count * (count - 1)
+    assert max(t.step for t in pattern.transfers) + 1 == 2 * (count.bit_length() - 1)
+
+
+@pytest.mark.parametrize("method", BASELINES)
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 8])
+def test_every_kind_on_full_graphs(method: str, count: int) -> None:
+    fabric = topologies.load(f"full:{count}")
+    for kind in SUPPORTED[method]:
+        if method == "halving-doubling" and kind is not Kind.ALLREDUCE and count & (count - 1):
+            with pytest.raises(InfeasibleError, match=f"{kind} needs a power of two of ranks, got {count}"):
+                solved(fabric, kind, method)
+        else:
+            solved(fabric, kind, method, root=count - 1)
+
+
+def test_ranks_outside_the_collective_are_not_touched() -> None:
+    fabric = topologies.load("full:6")
+    collective = Collective.on(fabric, "allreduce", ranks=[5, 1, 3])
+    for method in BASELINES:
+        schedule = solve_baseline(fabric, collective, method)
+        assert verify(schedule).correct
+        assert {rank for t in schedule.transfers for rank in (t.src, t.dst)} == {1, 3, 5}
+
+
+# --- against brute force -------------------------------------------------------------------------------
+
+
+def brute_force_ring(fabric: Topology) -> Fraction:
+    """The widest of all rings over direct links, 0 where there is none."""
+    rate = fabric.bandwidth
+    return max(
+        min(rate.get((a, b), Fraction(0)) for a, b in zip((0, *order), (*order, 0), strict=True))
+        for order in permutations(range(1, fabric.ranks))
+    )
+
+
+def brute_force_rings(fabric: Topology) -> int:
+    """The largest number of unit rings, by trying all sets."""
+    left = dict(zip(fabric.bandwidth, fabric.capacities, strict=True))
+    rings = [
+        tuple(zip((0, *order), (*order, 0), strict=True)) for order in permutations(range(1, fabric.ranks))
+    ]
+
+    def most(first: int) -> int:
+        best = 0
+        for index in range(first, len(rings)):
+            if all(left.get(pair, 0) > 0 for pair in rings[index]):
+                for pair in rings[index]:
+                    left[pair] -= 1
+                best = max(best, 1 + most(index))
+                for pair in rings[index]:
+                    left[pair] += 1
+        return best
+
+    return most(0)
+
+
+@settings(max_examples=60)
+@given(strategies.topologies(max_ranks=5, switches=0, symmetric=False, min_ranks=3, max_bandwidth=3))
+def test_rings_equal_brute_force(fabric: Topology) -> None:
+    width = brute_force_ring(fabric)
+    for method, rings in (("ring", width), ("multiring", brute_force_rings(fabric) * fabric.bandwidth_unit)):
+        try:
+            schedule = solved(fabric, "allgather", method)
+        except InfeasibleError as none:
+            assert "no ring exists" in str(none)
+            assert rings == 0
+        else:
+            assert schedule.rate == rings * Fraction(fabric.ranks, fabric.ranks - 1)
+
+
+@settings(max_examples=60)
+@given(strategies.topologies(max_ranks=7, switches=3), st.sampled_from(BASELINES), st.data())
+def test_what_is_found_is_correct(fabric: Topology, method: str, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(SUPPORTED[method]))
+    try:
+        solved(fabric, kind, method, root=data.draw(st.integers(0, fabric.ranks - 1)))
+    except InfeasibleError as none:
+        assert str(none).startswith(method)
+
+
+@settings(max_examples=40)
+@given(strategies.topologies(max_ranks=6, switches=3, symmetric=False))
+def test_ways_are_real_and_the_first_is_the_widest(fabric: Topology) -> None:
+    ways_of = switch_paths(fabric, range(fabric.ranks))
+    for (src, dst), ways in ways_of.items():
+        for way in ways:
+            assert (way.src, way.dst) == (src, dst)
+            assert all(fabric.is_switch(vertex) for vertex in way.via)
+            assert way.width == min(fabric.bandwidth[hop] for hop in way.hops)
+        assert ways[0].width == max(way.width for way in ways) == widest(fabric, src, dst)
+
+
+def widest(fabric: Topology, src: int, dst: int) -> Fraction:
+    """By relaxing every link until nothing gets wider."""
+    width = {src: Fraction(10**9)}
+    while True:
+        wider = dict(width)
+        for link in fabric.links:
+            if link.src in width and (link.src == src or fabric.is_switch(link.src)) and link.dst != src:
+                reach = min(width[link.src], link.bandwidth)
+                wider[link.dst] = max(wider.get(link.dst, Fraction(0)), reach)
+        if wider == width:
+            return width[dst]
+        width = wider
+
+
+# --- errors --------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    fabric = topologies.load("dgx-a100:boxes=2")
+    collective = Collective.on(fabric, "broadcast")
+    first, second = (solve_baseline(fabric, collective, "multiring", seed=7) for _ in range(2))
+    assert first == second
+
+
+def test_an_unsupported_kind_names_what_is_supported() -> None:
+    fabric = topologies.load("full:4")
+    with pytest.raises(CollectiveError, match="alltoall: method ring makes only broadcast, reduce, allg"):
+        solve_baseline(fabric, Collective.on(fabric, "alltoall"), "ring")
+    with pytest.raises(InputError, match="method rings: must be one of ring, multiring, binary-tree"):
+        solve_baseline(fabric, Collective.on(fabric, "allreduce"), "rings")
+
+
+def test_a_pattern_without_a_place_says_what_to_do_instead() -> None:
+    with pytest.raises(InfeasibleError, match=r"binary-tree: its pattern does not fit the links .* method"):
+        solved(topologies.load("ring:8"), "allreduce", "binary-tree")
+
+
+def test_a_graph_in_two_parts_carries_its_proof() -> None:
+    fabric = Topology.build("pairs", 4, links("0-1 1", "2-3 1"))
+    with pytest.raises(InfeasibleError, match="cut off") as caught:
+        solved(fabric, "allreduce", "ring")
+    assert caught.value.proof is not None
+    assert caught.value.proof.rate == 0
+
+
+def test_the_deadline_is_kept() -> None:
+    fabric = topologies.load("torus:8x8")
+    with pytest.raises(TimedOutError, match="did not end within"):
+        solve_baseline(fabric, Collective.on(fabric, "allreduce"), "multiring", deadline_s=1e-6)

@@ -1,0 +1,602 @@
+"""The report of the benchmarks: every figure from the results, nothing from outside, safe and repeatable."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arborcast.bench.page.graph import LEAST_DELIVERED, graph, links_of
+from arborcast.bench.page.headline import headline
+from arborcast.bench.page.html import part_html, sentence_html
+from arborcast.bench.page.markdown import BEGIN, END, escape_markdown, replace_between_markers, table_markdown
+from arborcast.bench.page.parts import Cell, Strong, Table, text
+from arborcast.bench.page.results import number, read_results
+from arborcast.bench.page.svg import linear_ticks, log_ticks
+from arborcast.bench.page.words import count, digits, duration, percent, size, times
+from arborcast.bench.report import main, summary, write_report
+from arborcast.synth.errors import InputError
+
+CANNED = Path(__file__).parents[1] / "canned_results"
+HEADINGS = [
+    "How close to the limit, on links that are real?",
+    "What does each allocation of a DGX-1 give?",
+    "At which sizes, on larger clusters?",
+    "How do the public synthesizers do?",
+    "How long does synthesis take?",
+    "How large may a fabric be?",
+    "How do time and memory grow with the ranks?",
+    "Is the allgather of large tori found faster than by TACOS?",
+    "What do few and low trees give up?",
+    "What does a large schedule cost whoever uses it?",
+    "How long do whole frontiers take?",
+    "Which solver wins where?",
+    "What does the process group cost on one machine?",
+    "Is pipelined training equal to serial training?",
+    "How far is the predicted time of a training step from the measured one?",
+    "What do synthesized allreduces give a training step?",
+    "On the testbeds of the SPP paper, is its plan the fastest of five?",
+    "Does the model repeat the sweeps of the Divisible paper?",
+    "How long does planning a pipeline take?",
+]
+PIPELINE = [
+    f"pipeline_{part}" for part in ("curves", "prediction", "testbed", "plans", "divisible", "planner")
+]
+SCALE = [f"scale_{part}" for part in ("targets", "growth", "tacos", "uses")]  # the README's of them
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A copy of the canned results that a test may change."""
+    return Path(shutil.copytree(CANNED, tmp_path / "results"))
+
+
+def drawn(results: Path) -> str:
+    page = results.parent / "page.html"
+    write_report(results, page)
+    return page.read_text(encoding="utf-8")
+
+
+def change(results: Path, name: str, edit: Callable[[dict[str, Any]], None]) -> None:
+    path = results / f"{name}.json"
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+FETCHING = {"src", "srcset", "href", "xlink:href", "data"}
+
+
+class Words(HTMLParser):
+    """What a reader sees, the attributes that could fetch something, and whether tags are closed in order."""
+
+    VOID = frozenset({"meta", "br", "img", "hr", "input", "link"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.tags: list[str] = []
+        self.fetching: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetching += [
+            (tag, value) for name, value in attrs if name in {"src", "href", "xlink:href", "data"}
+        ]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.seen.append(data)
+
+
+def read(page: str) -> Words:
+    words = Words()
+    words.feed(page)
+    words.close()
+    assert words.open == []
+    return words
+
+
+def headings(page: str) -> list[str]:
+    return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+# ---------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_answers_every_question_in_order(results: Path) -> None:
+    page = drawn(results)
+    read(page)
+    assert headings(page) == HEADINGS
+
+
+def test_the_headline_is_computed_from_the_rows(results: Path) -> None:
+    said = [re.sub(r"<.*?>", "", sentence_html(one)) for one in headline(read_results(results))]
+    # Of 3 topologies, 2 collectives and 2 sizes: 0.981 of the limit beside rings that together have 0.655,
+    # 0.957 beside one ring of 0.312 and 0.881 beside one of 0.902, each four times.
+    assert said[0].startswith(
+        "On emulated links our schedules are 1.50× as fast as the best baseline of each case (ring, gloo and "
+        "multiring) in the median of 12 cases (0.977× to 3.07×, 1 MiB to 16 MiB; slower in 4 of 12 cases), "
+        "and 3.74× as fast as gloo; in simulations of clusters our schedules, chosen with NCCL&#x27;s "
+        "overhead known, are "
+    )
+    assert "slower in 2 of 12 points" in said[0]
+    assert said[1] == (
+        "From 8 MiB on 95.7 % of the proven limit is reached in the median, at the least 88.1 % "
+        "(allreduce, two-boxes)."
+    )
+    assert said[2] == (
+        "Synthesis of trees that are exactly optimal took 13.2 ms for 8 ranks (DGX-1) and 6.29 s for "
+        "1,024 ranks (torus 32x32)."
+    )
+    assert said[3].startswith("Of all benches together, ")
+
+
+def test_forestcoll_is_told_by_call_and_by_process_also_where_it_is_faster(results: Path) -> None:
+    def add(document: dict[str, Any]) -> None:
+        document["rows"] = []
+        for spec, call, process in (("a", 6.0, 0.25), ("b", 48.0, 3.0), ("c", 5.0, 0.5)):
+            times_ours = {"call_times_ours": call, "times_ours": process}
+            document["rows"].append({"topology": spec, "method": "ForestColl", **times_ours})
+
+    change(results, "peers", add)
+    assert told(results)[2].endswith(
+        "; on the same 3 graphs a call of ForestColl takes 6.00× as long as ours in the median (5.00× to "
+        "48.0×) and a whole process 0.500× (0.250× to 3.00×)."
+    )
+
+
+def test_targets_of_all_benches_are_counted_and_missed_ones_named(results: Path) -> None:
+    for name in ("scale_targets", "loopback", "pipeline_curves", "pipeline_prediction", "pipeline_planner"):
+        (results / f"{name}.json").unlink()
+    assert told(results)[3] == (
+        "Of all benches together, 2 of 4 targets met, 1 missed, 1 not measured: emulated links 1 of 4."
+    )
+    rows = [{"kept": True}, {"kept": False}, {"kept": None}]
+    (results / "scale_targets.json").write_text(json.dumps({"question": "?", "rows": rows}))
+    rows = [{"seconds": 2.0, "target_s": 1.0}, {"seconds": 1.0, "target_s": 1.0}, {"seconds": 9.0}]
+    (results / "pipeline_planner.json").write_text(json.dumps({"question": "?", "rows": rows}))
+    assert told(results)[3] == (
+        "Of all benches together, 4 of 8 targets met, 3 missed, 1 not measured: emulated links 1 of 4, "
+        "large fabrics 1 of 2 and planning 1 of 2."
+    )
+
+
+def test_a_choice_that_is_a_baseline_is_told(results: Path) -> None:
+    def choose(document: dict[str, Any]) -> None:
+        for row in document["rows"]:
+            if row["method"] == "selection":
+                row["served_by"] = "multiring (6 rings, 0.01071 GB/s, optimal)"
+
+    change(results, "testbed", choose)
+    assert "in 4 of them what it chooses is a baseline" in told(results)[0]
+
+
+def told(results: Path) -> list[str]:
+    return [re.sub(r"<.*?>", "", sentence_html(one)) for one in headline(read_results(results))]
+
+
+def test_the_headline_is_of_the_choice_and_not_of_the_best_afterwards(results: Path) -> None:
+    """Trees are faster everywhere; what users get is the selection."""
+
+    def slow(document: dict[str, Any]) -> None:
+        document["rows"] = [row for row in document["rows"] if row["method"] in {"trees", "ring", "gloo"}]
+        trees = [row for row in document["rows"] if row["method"] == "trees"]
+        chosen = {"method": "selection", "speed_up_over_ring": 0.5, "share_of_optimum": 0.25}
+        document["rows"] += [row | chosen | {"time_us": 2 * row["time_us"]} for row in trees]
+
+    change(results, "testbed", slow)
+    first, second, *_ = told(results)
+    assert first.startswith(
+        "On emulated links what the process group chooses is 1.48× as fast as the best baseline of each case "
+    )
+    assert "slower in 4 of 12 cases" in first
+    assert "25.0 % of the proven limit is reached in the median" in second
+    assert "| selection |" in summary(read_results(results))
+    assert "| trees |" not in summary(read_results(results)).partition("Simulated clusters")[0]
+
+
+@pytest.mark.parametrize("method", ["ours", "ring"])
+def test_what_processors_limit_is_not_headlined(results: Path, method: str) -> None:
+    """Neither a row of ours nor a ring that they made slow; it is counted, and its figure has a star."""
+
+    def limit(document: dict[str, Any]) -> None:
+        for row in document["rows"]:
+            is_meant = (row["method"] == "ring") == (method == "ring")
+            row["cpu_limited"] = is_meant and row["topology"] == "two-boxes" and row["method"] != "gloo"
+
+    change(results, "testbed", limit)
+    first, second, *_ = told(results)
+    assert "in the median of 8 cases (1.50× to 3.07×" in first
+    assert "slower in none of 8 cases; 4 more cases left out, where the processors may be the limit)" in first
+    assert "two-boxes" not in second
+    assert ("88.1 % *</td>" in drawn(results)) == (method == "ours")
+
+
+def test_the_choice_by_links_alone_is_told_too(results: Path) -> None:
+    assert "The process group chooses by" not in drawn(results)
+
+    def choose(document: dict[str, Any]) -> None:
+        ours = [row for row in document["rows"] if row["method"].startswith("selection")]
+        for row in ours:
+            row["method"] = "selection-with-overhead"
+            row["time_us_with_nccl_overhead"] = row["time_us"]
+        worse = {"method": "selection", "time_us_with_nccl_overhead": 1e12}
+        document["rows"] += [row | worse for row in ours]
+
+    change(results, "sweeps", choose)
+    assert "so chosen, we lose at 12 of 12 points." in drawn(results)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value", "shown"),
+    [
+        ("testbed", "share_of_optimum", 0.12345, "12.3 %"),
+        ("testbed", "speed_up_over_gloo", 77.7, "77.7×"),
+        ("fragments", "algbw", 87.65, "87.7"),
+        ("sweeps", "time_us", 8765.0, "8.77 ms"),
+        ("peers", "seconds", 98.76, "98.8 s"),
+        ("peers", "share_of_optimum", 0.4321, "43.2 %"),
+        ("synthesis", "seconds", 4.321, "4.32 s"),
+        ("frontier", "call_seconds", 6.543, "6.54 s"),
+        ("solvers", "seconds", 7.654, "7.65 s"),
+        ("loopback", "times_gloo", 6.666, "6.67×"),
+        ("pipeline_curves", "loss_difference", 9.8e-8, "9.8e-8"),
+        ("pipeline_prediction", "predicted_us", 2_222_222.0, "2.22 s"),
+        ("pipeline_testbed", "time_us", 765_432.0, "765 ms"),
+        ("pipeline_plans", "time_us", 654_321.0, "654 ms"),
+        ("pipeline_divisible", "time_us", 543_210.0, "543 ms"),
+        ("pipeline_planner", "seconds", 0.4321, "432 ms"),
+    ],
+)
+def test_a_changed_figure_changes_the_page(
+    results: Path, name: str, column: str, value: float, shown: str
+) -> None:
+    before = drawn(results)
+    assert shown not in before
+
+    def edit(document: dict[str, Any]) -> None:
+        row = next(row for row in document["rows"] if row.get(column) is not None)
+        row[column] = value
+
+    change(results, name, edit)
+    assert shown in drawn(results)
+
+
+def test_every_time_of_the_testbed_is_on_the_page(results: Path) -> None:
+    page = drawn(results)
+    for row in read_results(results)["testbed"].rows:
+        assert f">{duration(row['time_us'])}</td>" in page
+        assert f">{percent(row['share_of_optimum'])}</td>" in page
+
+
+def test_measured_times_stand_beside_those_of_every_order_of_service(results: Path) -> None:
+    assert "order in which links serve" not in drawn(results)
+
+    def edit(document: Any) -> None:
+        for row in document["rows"]:
+            for service, factor in (("priority", 1), ("fifo", 1.6), ("engine", 0.98)):
+                row[f"simulated_{service}_us"] = factor * row["time_us"]
+            row["worst_random_us"] = row["worst_engine_us"] = 1.25 * row["time_us"]
+
+    change(results, "testbed", edit)
+    seen = " ".join(read(drawn(results)).seen)
+    for said in ("order in which links serve what waits", "62.5 %", "102.0 %", "125.0 %", "160.0 %"):
+        assert said in seen
+
+
+def test_figures_of_the_page_all_come_from_the_results(results: Path) -> None:
+    """Without rows, no figure with a unit is left."""
+    for path in results.glob("*.json"):
+        change(
+            results, path.stem, lambda document: document.update(rows=[], targets=[], links={}, summary=[])
+        )
+    seen = " ".join(read(drawn(results)).seen)
+    for rule in ("below 1×", "up to 0.5 % slower"):
+        assert rule in seen
+        seen = seen.replace(rule, "")
+    assert re.findall(r"\d[\d.,]* ?(?:×|%|ms|us|s\b|GB/s|Mbit)", seen) == []
+
+
+def test_targets_met_missed_and_open_are_told(results: Path) -> None:
+    page = drawn(results)
+    assert "2 of 4 targets met, 1 missed, 1 not measured" in page
+    assert page.count('<td class="good">met</td>') == 2
+    assert page.count('<td class="bad">missed</td>') == 1
+    assert page.count('<td class="quiet">not measured</td>') == 1
+
+
+def test_losses_are_counted_and_named(results: Path) -> None:
+    page = drawn(results)
+    assert "Slower at 2 of 6 sizes: 1 KiB, 16 KiB." in page
+    assert "Slower at none of 6 sizes." in page
+
+
+def test_models_and_simulations_are_labelled(results: Path) -> None:
+    page = drawn(results)
+    kinds = re.findall(r'<p class="kind">(.*?)</p>', page)
+    assert kinds[0] == "measured on emulated links"
+    assert kinds[1] == "computed exactly; NCCL by its planning model"
+    assert kinds[2] == "ours simulated, NCCL by its planning model"
+    assert len(kinds) == len(HEADINGS)
+
+
+def test_each_section_tells_its_circumstances(results: Path) -> None:
+    change(results, "testbed", lambda document: document["machine"].update(load_at_the_end=7.5))
+    page = drawn(results)
+    assert "bench/results/testbed.json · 2031-02-03 · Canned CPU, 2 cores · medians of 5 runs" in page
+    assert "the machine was busy: load 7.5" in page
+    assert page.count("the machine was busy") == 1
+    for said in ("python bench/testbed.py", "python 3.11.7, arborcast 0.1.0", "system Linux-canned"):
+        assert f"<dd>{said}</dd>" in page or said in page
+    assert page.count('<details class="circumstances">') == len(HEADINGS)
+
+
+def test_the_page_fetches_nothing(results: Path) -> None:
+    page = drawn(results)
+    assert not re.search(r"https?:|//[a-z]", page.replace("<!--", ""))
+    assert all(value and value.startswith("#") for _, value in read(page).fetching)
+    assert "default-src 'none'" in page
+    assert "@import" not in page and "url(" not in page
+
+
+HOSTILE = '<script>alert("x")</script>&\'"`*|'
+
+
+def test_hostile_text_is_only_text(results: Path) -> None:
+    def poison(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                HOSTILE + key if key in {"full:4", "python"} else key: poison(one)
+                for key, one in value.items()
+            }
+        if isinstance(value, list):
+            return [poison(one) for one in value]
+        return HOSTILE + value if isinstance(value, str) else value
+
+    scripts = drawn(results).count("<script")
+    free = {"topology", "title", "collective", "why", "gpus"}
+    for path in results.glob("*.json"):
+        document = json.loads(path.read_text())
+        rows = [
+            {key: poison(value) if key in free else value for key, value in row.items()}
+            for row in document["rows"]
+        ]
+        path.write_text(json.dumps(poison(document) | {"rows": rows}))
+    page = drawn(results)
+    assert scripts == page.count("<script") == 1
+    assert "alert(" in page
+    assert "alert" not in "".join(read(page).tags)
+    assert "<script" not in summary(read_results(results))
+
+
+def test_without_results_every_section_says_what_to_run(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    page = drawn(tmp_path / "results")
+    assert headings(page) == HEADINGS
+    assert page.count("Not measured yet: run <code>python bench/") == len(HEADINGS)
+    assert "run <code>python bench/testbed.py</code>" in page
+
+
+def test_a_missing_file_leaves_the_others(results: Path) -> None:
+    (results / "testbed.json").unlink()
+    page = drawn(results)
+    assert page.count("Not measured yet") == 1
+    assert "How close to the limit on real links is not measured yet." in page
+    assert "Synthesis of trees that are exactly optimal took" in page
+
+
+def test_an_unknown_file_is_listed_by_its_question(results: Path) -> None:
+    (results / "new.json").write_text(json.dumps({"question": "How cold is it?", "rows": [{"degrees": 3}]}))
+    page = drawn(results)
+    assert headings(page) == [*HEADINGS, "What else is in the results?"]
+    assert "<td>new.json</td><td>How cold is it?</td>" in page
+
+
+def test_columns_that_are_missing_are_dashes(results: Path) -> None:
+    def strip(document: dict[str, Any]) -> None:
+        keep = {"topology", "collective", "method", "bytes", "time_us", "title", "gpus", "box"}
+        document["rows"] = [{key: row[key] for key in keep & set(row)} for row in document["rows"]]
+        for key in ("machine", "versions", "date", "units", "command", "links", "targets", "summary"):
+            document.pop(key, None)
+
+    for path in results.glob("*.json"):
+        change(results, path.stem, strip)
+    page = drawn(results)
+    read(page)
+    assert headings(page) == HEADINGS
+    assert ">–</td>" in page
+
+
+def test_the_same_results_give_the_same_page(results: Path) -> None:
+    assert drawn(results) == drawn(results)
+
+
+# -------------------------------------------------------------------------------------- the README
+
+README = f"# Title\r\n\r\nbefore | <b>\n{BEGIN}\nold figures\n{END}\nafter\n\ttabs, no newline at the end"
+
+
+def test_the_readme_is_replaced_between_its_markers(results: Path, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_bytes(README.encode())
+    write_report(results, tmp_path / "page.html", readme)
+    once = readme.read_bytes()
+    write_report(results, tmp_path / "page.html", readme)
+    assert readme.read_bytes() == once
+    before, rest = once.decode().split(BEGIN)
+    inside, after = rest.split(END)
+    assert (before, after) == (README.split(BEGIN, maxsplit=1)[0], README.split(END)[1])
+    assert "old figures" not in inside
+    for name in ("testbed", "sweeps", "synthesis", "frontier", "peers", "loopback", *SCALE, *PIPELINE):
+        assert f"bench/results/{name}.json" in inside
+    assert "| full:4 | allreduce | 16 MiB | trees | 342 ms | 98.1 % | 1.50× (multiring) | 3.74× |" in inside
+    assert "| 2x16 MI250 | 32 | 84 | 1.11 ms | 187 ms | 0.34 GB |" in inside
+
+
+def test_every_line_of_a_markdown_table_has_its_columns(results: Path) -> None:
+    blocks = [block for block in summary(read_results(results)).split("\n\n") if block.startswith("|")]
+    assert len(blocks) == 6 + len(SCALE) + len(PIPELINE)
+    for block in blocks:
+        columns = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(columns) == 1, block
+
+
+@given(st.text(), st.text())
+def test_any_text_stays_within_its_cell(first: str, second: str) -> None:
+    table = Table(("a", ">b"), ((Cell(first), Cell(second)),))
+    lines = table_markdown(table).split("\n")
+    assert len(lines) == 3
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", lines[2])) == 3
+    words = read(part_html(table))
+    assert words.tags == read(part_html(Table(("a", ">b"), ((Cell(""), Cell("")),)))).tags
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("no markers", f"must hold the line {BEGIN} once, got it 0 times"),
+        (BEGIN, f"must hold the line {END} once, got it 0 times"),
+        (f"{BEGIN}{BEGIN}{END}", f"must hold the line {BEGIN} once, got it 2 times"),
+        (f"{END} {BEGIN}", f"{BEGIN} must come before {END}"),
+    ],
+)
+def test_a_readme_without_its_markers_is_refused(tmp_path: Path, content: str, why: str) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(content)
+    with pytest.raises(InputError, match=re.escape(f"{readme}: {why}")):
+        replace_between_markers(readme, "new")
+    assert readme.read_text() == content
+
+
+def test_the_command_ends_with_2_and_one_line(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("no markers")
+    page = tmp_path / "out" / "page.html"
+    command = ["report.py", "--results", str(results), "-o", str(page), "--markdown", str(readme)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert re.fullmatch(r"error: .*must hold the line <!-- bench:begin --> once.*\n", capsys.readouterr().err)
+    assert not page.exists()
+
+
+def test_what_is_no_results_file_is_refused(results: Path) -> None:
+    (results / "testbed.json").write_text("{")
+    with pytest.raises(InputError, match=r"testbed\.json: must be a results file in JSON"):
+        drawn(results)
+    with pytest.raises(InputError, match="must be a folder of results files"):
+        read_results(results / "nothing")
+
+
+# ----------------------------------------------------------------------------------- figures, charts
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (digits(0.0012345), "0.00123"),
+        (digits(123456.0), "123,456"),
+        (digits(None), "–"),
+        (digits(float("nan")), "–"),
+        (duration(0.5), "0.500 us"),
+        (duration(999.4), "999 us"),
+        (duration(999.6), "1.00 ms"),
+        (duration(999_600.0), "1.00 s"),
+        (times(2.956), "2.96×"),
+        (percent(0.9695), "97.0 %"),
+        (percent(0.9694), "96.9 %"),
+        (size(65536.0), "64 KiB"),
+        (count(1037.0), "1,037"),
+        (number("1200/7"), 1200 / 7),
+        (number("1/0"), None),
+        (number(True), None),
+        (escape_markdown("a|b <i> *c* \\"), "a\\|b &lt;i&gt; \\*c\\* \\\\"),
+        (
+            part_html(text("run `x<y`, ", Strong("&"))),
+            "<p>run <code>x&lt;y</code>, <strong>&amp;</strong></p>",
+        ),
+    ],
+)
+def test_figures_in_words(shown: object, expected: object) -> None:
+    assert shown == expected
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1.01, 1e6))
+def test_ticks_are_few_and_inside(low: float, factor: float) -> None:
+    high = low * factor
+    ticks = log_ticks(low, high)
+    assert len(ticks) <= 7
+    assert ticks == sorted(set(ticks))
+    assert all(low <= tick <= high for tick in ticks)
+    linear = linear_ticks(high)
+    assert 2 <= len(linear) <= 6
+    assert linear[0] == 0 and linear[-1] <= high * (1 + 1e-9)
+
+
+def test_a_link_that_falls_short_is_red() -> None:
+    rates = {"nominal_mbit": 100, "alone_mbit": 97}
+    listed = [
+        {"from": 0, "to": 1, "together_mbit": 100 * LEAST_DELIVERED + 1, **rates},
+        {"from": 0, "to": "hub", "together_mbit": 100 * LEAST_DELIVERED - 1, **rates},
+    ]
+    svg = graph(links_of({"drawn": listed}, "drawn"), "a picture")
+    assert svg.count('class="cable"') == 1
+    assert svg.count('class="cable bad"') == 1
+    assert svg.count('class="rank"') == 2
+    assert (
+        "<title>0 to hub: 100 Mbit/s nominal, 97.0 Mbit/s alone, 89.0 Mbit/s with all others</title>" in svg
+    )
+    assert graph(links_of({"drawn": listed}, "another"), "nothing") == ""
+
+
+# ------------------------------------------------------------------------------------- the browser
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+def test_a_browser_opens_the_page(results: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    write_report(results, page)
+    # A click on a head sorts: what the script did stands in the dump.
+    clicked = page.read_text().replace(
+        "</body>", "<script>document.querySelectorAll('th')[2].click()</script></body>"
+    )
+    page.write_text(clicked)
+    assert BROWSER is not None
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    done = subprocess.run(
+        [BROWSER, *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert headings(done.stdout) == HEADINGS
+    assert 'aria-sort="descending"' in done.stdout
+    assert done.stdout.count("<svg") >= 10
+    assert "CONSOLE" not in done.stderr, done.stderr

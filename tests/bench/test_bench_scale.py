@@ -1,0 +1,163 @@
+"""`bench/scale.py` and its sections of the page: what counts as kept, exponents, faults by seed, tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from arborcast import topologies
+from arborcast.bench import scale
+from arborcast.bench.page import scale as page
+from arborcast.bench.page.parts import Section, Table
+from arborcast.bench.page.results import Document
+from arborcast.bench.scaling import cases, children, uses
+from arborcast.bench.scaling.cases import Case
+
+ASKED = Case("4x4 torus", "torus:4x4", "allgather", every_translate=True, target_s=2, target_MB=500)
+GOOD = {"optimal": True, "correct": True, "timed_out": False}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "megabytes", "answer", "kept"),
+    [
+        (2.0, 500.0, GOOD, True),
+        (2.1, 500.0, GOOD, False),
+        (2.0, 501.0, GOOD, False),
+        (1.0, 100.0, {**GOOD, "optimal": False}, False),
+        (1.0, 100.0, {**GOOD, "correct": False}, False),
+        (1.0, 100.0, {"timed_out": True}, False),
+    ],
+)
+def test_a_promise_is_kept_in_time_in_memory_optimal_and_correct(
+    seconds: float, megabytes: float, answer: dict[str, Any], kept: bool
+) -> None:
+    assert scale.within(ASKED, seconds, megabytes, answer) is kept
+    assert scale.within(Case("t", "torus:4x4", "allgather"), seconds, megabytes, answer) is None
+
+
+def test_exponents_are_slopes_from_64_ranks_on() -> None:
+    rows = [
+        {
+            "family": "square",
+            "ranks": ranks,
+            "seconds": ranks**2 / 1e6,
+            "peak_MB": 3.0 * ranks,
+            "timed_out": False,
+        }
+        for ranks in (64, 256, 1024)
+    ]
+    # What a small fabric takes is the start of a process, and a time limit is no time.
+    rows.append({"family": "square", "ranks": 4, "seconds": 1.0, "peak_MB": 100.0, "timed_out": False})
+    late = scale._row(
+        Case("t", "torus:64x64", "allgather", family="square"),
+        [
+            {"seconds": 3.0, "peak_MB": 1.0, "ranks": 4096},
+            {"timed_out": True, "seconds": 900.0, "peak_MB": 1.0},
+        ],
+    )
+    assert late["timed_out"]
+    rows.append(late)
+    rows.append({"family": "alone", "ranks": 128, "seconds": 1.0, "peak_MB": 1.0, "timed_out": False})
+    found = scale.exponents(rows)
+    assert list(found) == ["square"]
+    assert found["square"] == {"seconds": pytest.approx(2), "peak_MB": pytest.approx(1)}
+
+
+def test_every_case_is_of_the_catalog_and_asked_once() -> None:
+    chosen = [*cases.targets(), *cases.others(), *cases.growth()]
+    keys = [(case.spec, case.kind, case.method, case.faults, case.family) for case in chosen]
+    assert len(set(keys)) == len(keys)
+    assert {case.method for case in chosen} == {
+        cases.SYMMETRIC,
+        cases.WRITTEN_OUT,
+        cases.REPAIR,
+        cases.PARTLY,
+    }
+    small = [case for case in chosen if case.spec in {"dgx-a100:boxes=2", "torus:4x4"}]
+    assert all(topologies.load(case.spec).ranks == 16 for case in small)
+
+
+def test_faults_are_drawn_by_their_seed() -> None:
+    healthy = topologies.load("dgx-a100:boxes=4")
+    first, again, other = (children.faulty(healthy, f"both:5:3:{seed}") for seed in (1, 1, 2))
+    assert first.kept == again.kept != other.kept
+    assert first.topology == again.topology
+    assert first.topology.ranks == 32 - 5
+    left = children.faulty(healthy, "ranks:5:1").topology
+    assert len(left.links) - len(first.topology.links) == 2 * 3  # three cables, both ways
+    assert len(children.faulty(healthy, "link:0-fabric0").topology.links) == len(healthy.links) - 2
+
+
+@pytest.mark.parametrize("method", [cases.SYMMETRIC, cases.WRITTEN_OUT, cases.REPAIR, cases.PARTLY])
+def test_a_child_answers_every_method(method: str) -> None:
+    faults = "link:0-1" if method in {cases.REPAIR, cases.PARTLY} else ""
+    answer = children._answer(Case("torus 4x4", "torus:4x4", "allgather", method, faults))
+    assert (answer["ranks"], answer["correct"], answer["optimal"]) == (16, True, True)
+    if not faults:  # 4 links in, 15 blocks to get
+        assert answer["rate"] == "64/15"
+    assert answer["seconds"] == pytest.approx(
+        sum(value for name, value in answer.items() if name.endswith("_seconds"))
+    )
+
+
+def test_uses_are_measured_from_both_forms() -> None:
+    found = uses.answer("dgx-a100:boxes=2", "allreduce")
+    assert found["same_program"] is True
+    assert found["transfers"] == 16 * found["representative_transfers"]
+    assert 0 < found["share_of_bound"] <= 1
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return {
+        "topology": "torus:4x4",
+        "title": "torus 4x4",
+        "collective": "allgather",
+        "method": "symmetric",
+        "faults": "",
+        "ranks": 16,
+        "seconds": 0.25,
+        "peak_MB": 120.0,
+        "target_seconds": 2,
+        "kept": True,
+        "optimal": True,
+        "share_of_bound": 1.0,
+        "height": 4,
+        "timed_out": False,
+        **more,
+    }
+
+
+def texts(section: Section) -> str:
+    return repr(section.parts)
+
+
+def only_table(table: Table) -> list[list[str]]:
+    return [[cell.text for cell in line] for line in table.rows]
+
+
+def test_promises_that_were_broken_are_said() -> None:
+    rows = [row(), row(topology="torus:8x8", kept=False, seconds=3.0), row(topology="x", kept=None)]
+    document = Document("scale_targets", {"question": "?", "rows": rows})
+    section = page.targets(document)
+    assert "1 of 2 targets met, 1 missed" in texts(section)
+    assert only_table(page.table_of_targets(document))[0] == [
+        "torus 4x4", "allgather", "symmetric", "16", "250 ms", "2.00 s", "0.12 GB", "100.0 %", "4",
+    ]  # fmt: skip
+    missed = page.table_of_targets(document).rows[1][4]
+    assert (missed.text, missed.tone) == ("3.00 s (missed)", "bad")
+
+
+def test_growth_is_drawn_with_its_exponent() -> None:
+    rows = [row(family="tori, symmetric", ranks=ranks, seconds=ranks / 1e3) for ranks in (16, 256)]
+    exponents = {"tori, symmetric": {"seconds": 1.0, "peak_MB": 0.5}}
+    document = Document("scale_growth", {"question": "?", "rows": rows, "exponents": exponents})
+    assert only_table(page.table_of_growth(document)) == [
+        ["tori, symmetric", "16 to 256", "16.0 ms to 256 ms", "1.0", "0.12 GB", "0.50"]
+    ]
+    assert "<svg" in texts(page.growth(document))
+
+
+def test_what_was_not_measured_is_said() -> None:
+    for section in (page.targets, page.growth, page.uses, page.heights, page.tacos):
+        assert "Not measured yet: run `python bench/scale.py" in texts(section(None))

@@ -1,0 +1,499 @@
+"""The testbed: rows from what ranks saw, targets, timelines, and a small run where root and iproute2 are."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arborcast import topologies
+from arborcast.backends.lowering import lower
+from arborcast.bench import testbed, testbed_timeline
+from arborcast.bench.contest import ranks as contest_ranks
+from arborcast.bench.contest import recording as testbed_recording
+from arborcast.bench.contest.cases import (
+    CASES,
+    KINDS,
+    METHOD,
+    SERVICES,
+    TARGETS,
+    case_of,
+    column,
+    targets_of,
+    worst_column,
+)
+from arborcast.bench.contest.contenders import Contender, line_up
+from arborcast.bench.contest.predictions import predict, predict_results
+from arborcast.bench.contest.ranks import ITEM_BYTES, Data, Order, Round
+from arborcast.bench.contest.rows import Limits, format_table, rows_of
+from arborcast.bench.contest.wires import FRAME_BYTES, Load, uses
+from arborcast.bench.document import read_document
+from arborcast.bench.emulation.delivery import delivered
+from arborcast.bench.emulation.machine import EmulationError, why_not
+from arborcast.bench.emulation.plan import at_rates, plan_emulation
+from arborcast.synth.api import solve
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
+
+WHY_NOT = why_not()
+needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+MIB = 1 << 20
+
+
+def order_of(spec: str, kind: str, size_bytes: int, *contenders: str, runs: int = 2) -> Order:
+    fabric = at_rates(topologies.load(spec), 80)
+    collective = Collective.on(fabric, kind)
+    return Order(collective, size_bytes, line_up(fabric, collective, contenders).contenders, runs, 60.0)
+
+
+# ------------------------------------------------------------------------------------- the contenders
+
+
+def test_the_line_up_has_every_method_and_says_which_have_no_schedule() -> None:
+    fabric = topologies.load("dgx1", ranks=(0, 1, 2, 3, 4))
+    line = line_up(fabric, Collective.on(fabric, "allgather"))
+    assert [each.name for each in line.contenders] == [
+        *("gloo", "trees", "mwu", "chunks (2,2,5)", "chunks (2,3,4)", "selection")
+    ]
+    by_size = line.contenders[-1]
+    assert by_size.table is not None and by_size.schedule is None
+    for size in (MIB, 64 * MIB):
+        assert by_size.at(size).schedule == by_size.table.at(size).schedule
+    assert line.contenders[0].schedule is None
+    assert set(line.unavailable) == {"ring", "multiring", "binary-tree", "halving-doubling"}
+    assert "no ring exists through ranks 0, 1, 2, 3, 4" in line.unavailable["ring"]
+    with pytest.raises(InputError, match=r"^method rings: must be one of gloo, ring, "):
+        line_up(fabric, Collective.on(fabric, "allgather"), ["rings"])
+
+
+def test_large_sizes_are_spared_who_cannot_win() -> None:
+    order = order_of("full:4", "broadcast", MIB, "gloo", "ring", "multiring", "trees", "chunks")
+    names = [each.name for each in order.contenders]
+    assert names == ["gloo", "ring", "multiring", "trees", "chunks (1,1,1)", "chunks (4,2,2)"]
+    sizes = (MIB, 8 * MIB, 32 * MIB)
+    fitting = [[each.name for each in testbed._fitting(order.contenders, size, sizes)] for size in sizes]
+    assert fitting == [names, [*names[:4], names[5]], ["gloo", "ring", "trees"]]
+    assert len(testbed._fitting(order.contenders, 32 * MIB, [32 * MIB])) == 6
+
+
+# ------------------------------------------------------------------------------------------- the data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spoil", [None, 0, 1234, -1])
+def test_every_element_is_checked(kind: Kind, spoil: int | None) -> None:
+    order = order_of("full:3", kind, 10_000, "gloo")
+    assert order.elements == {Kind.ALLGATHER: 2502}.get(kind, 2500)  # blocks of 834 elements
+    ranks = [Data(order, rank) for rank in range(3)]
+    for data in ranks:
+        data.fill()
+        with (
+            pytest.raises(RuntimeError, match="what: element 0 must be")
+            if kind is Kind.ALLREDUCE
+            else _maybe(kind, data is ranks[0])
+        ):
+            data.check("what")
+    before = [data.output.clone() for data in ranks]
+    for rank, data in enumerate(ranks):
+        match kind:
+            case Kind.ALLREDUCE:
+                data.output.copy_(before[0] + before[1] + before[2])
+            case Kind.BROADCAST:
+                data.output.copy_(before[0])
+            case _:
+                for other in range(3):
+                    data.output[other * 834 :][:834] = ranks[other].given
+        if spoil is None:
+            data.check("what")
+            continue
+        data.output[spoil] += 1
+        with pytest.raises(RuntimeError, match=rf"^rank {rank}: element {spoil % order.elements} must be "):
+            data.check(f"rank {rank}")
+
+
+def _maybe(kind: Kind, is_root: bool):  # type: ignore[no-untyped-def]
+    """Before the run the root of a broadcast has what it must have, and nobody else."""
+    from contextlib import nullcontext
+
+    if kind is Kind.BROADCAST and is_root:
+        return nullcontext()
+    return pytest.raises(RuntimeError, match="what: element 0 must be")
+
+
+# ------------------------------------------------------------------------------------------- the rows
+
+
+def test_rows_are_worked_out_of_what_ranks_saw() -> None:
+    """Full mesh of 4 at 80 Mbit/s: an allreduce of 8 Mbit takes M/2B = 50 ms, a broadcast M/3B."""
+    order = order_of("full:4", "allreduce", 10**6, "gloo", "ring", "trees", runs=3)
+    plan = plan_emulation(at_rates(topologies.load("full:4"), 80), 80)
+    limits = Limits.of(order, plan, dict.fromkeys(plan.topology.bandwidth, 79e6))
+    assert limits.nominal_us * 10**6 == pytest.approx(50e3)
+    assert limits.delivered_us * 10**6 == pytest.approx(50e3 * 80 / 79, rel=1e-3)
+    assert limits.burst_us == pytest.approx(20 * 1024 * 8 / 80)  # 20 KiB at 80 Mbit/s: 2 ms
+    seconds = {"gloo": [0.2, 0.3, 0.2], "ring": [0.16, 0.15, 0.14], "trees": [0.05, 0.06, 0.07]}
+    ranks = [
+        [[Round(each - 0.001 * rank, 0.01, 0.5, 1.0) for each in seconds[name]] for name in seconds]
+        for rank in range(4)
+    ]
+    ranks[2][1] = [Round(0.1, 0.145, 0.5, 1.0)] * 3  # a rank that computes all the time
+    for rank in ranks:
+        rank[0] = [Round(each.seconds, each.cpu_seconds, 0.04, 1.0) for each in rank[0]]  # a busy machine
+    gloo, ring, trees = rows_of(order, plan, limits, ranks)
+    assert [row["method"] for row in (gloo, ring, trees)] == ["gloo", "ring", "trees"]
+    assert trees["time_us"] == pytest.approx(60e3)
+    assert trees["spread"] == pytest.approx(20e3)
+    assert trees["runs"] == 3
+    assert trees["burst_share"] == pytest.approx(2.048 / 50.6, rel=1e-3)
+    assert trees["share_of_nominal"] == pytest.approx((50 - 2.048) / 60)
+    assert trees["share_of_optimum"] == pytest.approx((50 * 80 / 79 - 2.048) / 60, rel=1e-3)
+    assert trees["speed_up_over_gloo"] == pytest.approx(4.0)  # of 4, 5 and 2.86
+    assert trees["speed_up_over_ring"] == pytest.approx(2.5)  # of 3.2, 2.5 and 2
+    assert ring["speed_up_over_gloo"] == pytest.approx(10 / 7)
+    assert trees["busbw"] == pytest.approx(trees["algbw"] * 1.5)
+    assert [row["cpu_limited"] for row in (gloo, ring, trees)] == [True, True, False]
+    short = [[[replace(each, idle=0.0, capacity=0.01) for each in runs] for runs in rank] for rank in ranks]
+    gloo, ring, trees = rows_of(order, plan, limits, short)
+    assert (gloo["idle"], trees["idle"]) == (None, None)
+    assert [row["cpu_limited"] for row in (gloo, ring, trees)] == [False, True, False]
+    assert gloo["steps"] is None
+    assert trees["steps"] == 2
+    table = format_table([gloo, ring, trees]).splitlines()
+    assert [line.split()[4] for line in table[1:3]] == ["gloo", "ring"]
+    assert table[2].endswith("CPU!") and not table[1].endswith("CPU!")
+    assert "0.810" in table[3]
+
+
+def test_the_wait_for_the_begin_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a third of a short run, and would hide that the processors had nothing left."""
+    begin = time.perf_counter() + contest_ranks.LEAD_S
+    looked: list[float] = []
+
+    def look() -> tuple[float, float]:
+        looked.append(time.perf_counter())
+        return 0.0, 0.0
+
+    participant = object.__new__(contest_ranks.Participant)
+    participant.order = order_of("full:2", "allreduce", 8, "gloo")
+    participant.data = Data(participant.order, 0)
+    monkeypatch.setattr(participant, "_agree_on_begin", lambda: begin)
+    monkeypatch.setattr(contest_ranks, "_processors", look)
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    participant.timed(lambda: participant.data.output.copy_(participant.data._expected), "nothing")
+    assert looked[0] >= begin - contest_ranks.LOOK_S
+    assert looked[1] >= begin
+
+
+def test_a_link_that_delivers_less_lowers_the_limit() -> None:
+    """Star: each rank's bytes cross its link once, so that the slowest link is the limit."""
+    order = order_of("star:3", "broadcast", 10**6, "gloo")
+    plan = plan_emulation(at_rates(topologies.load("star:3"), 80), 80)
+    alone = dict.fromkeys(plan.topology.bandwidth, 79e6) | {(3, 1): 40e6}
+    limits = Limits.of(order, plan, alone)
+    assert limits.delivered_us * 10**6 == pytest.approx(200e3)
+    assert limits.nominal_us * 10**6 == pytest.approx(100e3)
+
+
+def test_rows_that_were_measured_are_simulated_in_every_order_of_service() -> None:
+    fabric = at_rates(topologies.load("full:4"), 100)
+    links = [
+        {"from": link.src, "to": link.dst, "alone_mbit": 50.0 if link.src == 0 else 95.0}
+        for link in fabric.links
+    ]
+    keys = {"topology": "full:4", "collective": "allgather", "root": None, "bytes": 8 * MIB}
+    trees = {**keys, "method": "trees", "steps": 1, "chunks": 4, "pieces": 64}
+    rows = [trees, {**trees, "pieces": 63, "bytes": 32 * MIB}, {**keys, "method": "gloo", "pieces": None}]
+    found, changed = predict_results({"rows": rows, "links": {"full:4": links}}, orders=2)
+    # Every rank sends its quarter of the buffer over each of its links, those of rank 0 at 50 Mbit/s.
+    for service in SERVICES:
+        expected = 2 * MIB * 8 / 50 + float(fabric.links[0].latency_us)
+        assert found["rows"][0][column(service)] == pytest.approx(expected, rel=1e-6)
+    assert changed == [f"full:4 allgather of {32 * MIB} bytes by trees"]
+    assert found["rows"][1:] == rows[1:]
+
+
+@pytest.mark.parametrize(("spec", "is_open"), [("star:4", True), ("full:4", False)])
+def test_what_the_process_group_chooses_is_simulated_in_random_orders(spec: str, is_open: bool) -> None:
+    order = order_of(spec, "allreduce", 8 * MIB, "trees")
+    fabric = at_rates(topologies.load(spec), 80)
+    found = predict(replace(order.contenders[0], name=METHOD), order, fabric, orders=5)
+    assert found[worst_column("random")] >= found[column("priority")]
+    assert (found[worst_column("engine")] > found[column("engine")]) == is_open
+    assert worst_column("engine") not in predict(order.contenders[0], order, fabric)
+
+
+def test_targets_are_met_missed_or_not_measured() -> None:
+    def row(topology: str, collective: str, share: float, **more: object) -> dict[str, object]:
+        return {
+            "topology": topology,
+            "collective": collective,
+            "method": "selection",
+            "bytes": 8 * MIB,
+            "share_of_optimum": share,
+            "speed_up_over_gloo": None,
+        } | more
+
+    found = targets_of(
+        [
+            row("full:4", "allreduce", 0.96, speed_up_over_gloo=2.95),
+            row("full:4", "allreduce", 0.5, bytes=MIB),
+            row("full:4", "allreduce", 0.5, method="ring"),
+            row("dgx1", "allreduce", 0.95),
+            row("two-boxes", "broadcast", 0.91),
+            row("two-boxes", "allgather", 0.91),
+            row("star:4", "broadcast", 0.99, method="trees"),
+        ]
+    )
+    assert [(one["topology"], one["collective"], one["target"], one["met"]) for one in found] == [
+        ("full:4", "allreduce", 0.97, False),
+        ("full:4", "allreduce", 2.9, True),
+        ("dgx1", "allreduce", 0.95, True),
+        ("dgx1", "allreduce", 5.5, None),
+        ("two-boxes", "broadcast", 0.90, True),
+        ("star:4", "broadcast", 0.95, None),  # the choice itself was not run
+    ]
+    names = {case.topology.name for case in CASES}
+    assert {target.topology for target in TARGETS} <= names | {None}
+
+
+def test_cases_by_name_and_others_with_a_rate() -> None:
+    assert case_of("dgx1[0,1,2]").ranks == (0, 1, 2)
+    assert case_of("dgx1", slowest_mbit=7).slowest_mbit == 7
+    assert case_of("torus:3x3", slowest_mbit=9).topology.ranks == 9
+    assert case_of("dgx1", "0,3", 9).topology.ranks == 2
+    with pytest.raises(InputError, match=r"^torus:3x3: needs --mbit, the rate of its slowest link$"):
+        case_of("torus:3x3")
+    with pytest.raises(InputError, match=r"^ranks 0,x: must be numbers with commas between$"):
+        case_of("dgx1", "0,x", 9)
+
+
+# -------------------------------------------------------------------------------------- the timelines
+
+
+def test_a_wire_is_busy_from_the_first_byte_on() -> None:
+    """Bytes at a million a second: handed over at 1 ms, at 4 ms and, through a switch (2), at 5 ms.
+
+    ms          0   1   2   3   4   5   6   7   8
+    0 -> 1          [ 2 kB ]    [1 kB]
+    0 -> 2                      .   [1 kB]            waits for nobody: it is another wire
+    2 -> 1                              [1 kB]        a millisecond later
+    """
+    loads = [
+        Load(0.004, (0, 1), 1000, 1),
+        Load(0.001, (0, 1), 2000, 0),
+        Load(0.005, (0, 2, 1), 1000, 0),
+    ]
+    found = uses(loads, dict.fromkeys([(0, 1), (0, 2), (2, 1)], 8e6), 0.010)
+    bars = {hop: [(b.start_s, b.end_s, b.chunk) for b in use.busy] for hop, use in found.items()}
+    assert bars[0, 1] == [
+        (pytest.approx(0.001), pytest.approx(0.003), 0),
+        (pytest.approx(0.004), pytest.approx(0.005), 1),
+    ]
+    assert bars[0, 2] == [(pytest.approx(0.005), pytest.approx(0.006), 0)]
+    assert bars[2, 1] == [(pytest.approx(0.006), pytest.approx(0.007), 0)]
+    use = found[0, 1]
+    assert (use.size_bytes, use.busy_s) == (3000, pytest.approx(0.003))
+    assert (use.start_s, use.gaps_s, use.end_s) == pytest.approx((0.001, 0.001, 0.005))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 50), st.sampled_from([(0, 1), (0, 2, 1), (1, 2, 0)]), st.integers(1, 40_000)
+        ),
+        min_size=1,
+    )
+)
+def test_wires_carry_every_byte_one_after_the_other(drawn: list[tuple[int, tuple[int, ...], int]]) -> None:
+    loads = [Load(at / 1e3, path, size, number) for number, (at, path, size) in enumerate(drawn)]
+    hops = {hop for load in loads for hop in zip(load.path, load.path[1:], strict=False)}
+    found = uses(loads, dict.fromkeys(hops, 8e6), 1.0)
+    assert set(found) == hops
+    for hop, use in found.items():
+        passing = [load for load in loads if hop in zip(load.path, load.path[1:], strict=False)]
+        assert use.size_bytes == sum(load.size_bytes for load in passing)
+        assert all(b.start_s >= a.end_s - 1e-9 for a, b in zip(use.busy, use.busy[1:], strict=False))
+        assert use.start_s + use.busy_s + use.gaps_s + use.end_s == pytest.approx(1.0)
+        assert use.start_s >= min(load.at_s for load in passing) - 1e-9
+    assert FRAME_BYTES < 9000
+
+
+def test_bytes_are_cut_into_the_messages_that_they_belong_to() -> None:
+    part = testbed_recording.Part(0, 1, 3, 0, True, 100)
+    other = testbed_recording.Part(0, 1, 4, 0, True, 50)
+    moments = [
+        testbed_recording._Moment(1.0 + at, 1, count) for at, count in ((0.1, 60), (0.2, 70), (0.3, 20))
+    ]
+    found = testbed_recording._cut(moments, {1: [part, other]}, 1.0)
+    assert [(p.chunk, p.size_bytes, round(p.at_s, 3), p.is_last) for p in found] == [
+        (3, 60, 0.1, False),
+        (3, 40, 0.2, True),
+        (4, 30, 0.2, False),
+        (4, 20, 0.3, True),
+    ]
+
+
+# ------------------------------------------------------------------------------------ on real networks
+
+
+@needs_root
+def test_a_small_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four ranks, one collective: nothing is faster than the links, and the file holds what was found."""
+    out = tmp_path / "results" / "testbed.json"
+    words = "--only full:4 --mbit 100 --collectives allreduce --sizes 1MiB --runs 2 --json"
+    monkeypatch.setattr(sys, "argv", ["testbed.py", *words.split(), str(out)])
+    testbed.main()
+    found = read_document(out)
+    rows = {row["method"]: row for row in found["rows"]}
+    assert list(rows) == [
+        *("gloo", "ring", "multiring", "binary-tree", "halving-doubling"),
+        *("trees", "mwu", "chunks (1,1,1)", "chunks (4,2,2)", "selection", "torch messages"),
+    ]
+    for row in rows.values():
+        assert (row["topology"], row["collective"], row["bytes"], row["runs"]) == (
+            "full:4",
+            "allreduce",
+            MIB,
+            2,
+        )
+        # The limit is 42 ms; what a link may carry on top after a pause is 20 KiB, that is 1.7 ms.
+        assert 0 < row["share_of_nominal"] < 1.1
+        assert row["time_us"] > 0
+    assert rows["gloo"]["speed_up_over_gloo"] == 1
+    assert len(found["links"]["full:4"]) == 12
+    assert {link["nominal_mbit"] for link in found["links"]["full:4"]} == {100}
+    assert found["targets"] == []  # from 8 MiB on
+    assert found["unavailable"] == []
+    assert found["emulation"]["mtu"] == 9000
+    said = capsys.readouterr()
+    assert "trees" in said.out
+    assert "full:4, allreduce of 1 MiB:" in said.err
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links are measured for a moment only, and whatever they deliver will do."""
+    for module in (testbed, testbed_timeline):
+        monkeypatch.setattr(module, "delivered", partial(delivered, seconds=0.02, settle_s=0.02, passes=1))
+        monkeypatch.setattr(module, "check_delivery", lambda *_: None)
+
+
+@needs_root
+def test_other_collectives_through_a_switch(hasty: None) -> None:
+    """From a root that is not rank 0, in blocks that do not divide the size."""
+    result = testbed.measure(
+        topologies.load("star:3"),
+        ["broadcast", "allgather"],
+        [100_000],
+        slowest_mbit=80,
+        methods=["gloo", "trees"],
+        runs=1,
+        root=2,
+        say=lambda _: None,
+    )
+    assert [(row["collective"], row["root"]) for row in result.rows] == [
+        *[("broadcast", 2)] * 2,
+        *[("allgather", None)] * 2,
+    ]
+    assert {link["from"] for link in result.links["star:3"]} == {0, 1, 2, "switch"}
+
+
+@needs_root
+def test_a_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch, hasty: None) -> None:
+    """A schedule that forgets a rank; the verifier would have said so."""
+    fabric = at_rates(topologies.load("full:3"), 80)
+    right = solve(fabric, "broadcast", method="ring")
+    wrong = type(right)(
+        right.topology,
+        right.collective,
+        right.method,
+        right.bound,
+        right.chunks,
+        right.transfers[:1],
+        right.rate,
+    )
+    line = type(line_up(fabric, right.collective, []))((Contender("ring", wrong),), {})
+    monkeypatch.setattr(testbed, "line_up", lambda *_: line)
+    with pytest.raises(
+        EmulationError, match=r"^rank \d: RuntimeError: ring: broadcast of 4096 bytes: element 0 must"
+    ):
+        testbed.measure(
+            topologies.load("full:3"), ["broadcast"], [4096], slowest_mbit=80, runs=1, say=lambda _: None
+        )
+
+
+@needs_root
+def test_a_timeline_holds_every_message(tmp_path: Path, hasty: None) -> None:
+    timeline = testbed_timeline.record(
+        topologies.load("star:3"), "allreduce", 300_000, slowest_mbit=80, method="trees", runs=1
+    )
+    schedule = timeline.contender.schedule
+    assert schedule is not None
+    found = json.loads(json.dumps(testbed_timeline.as_document(timeline)))
+    programs = lower(schedule, 75_000, pieces=found["pieces"])
+    for rank, program in zip(found["ranks"], programs, strict=True):
+        sent = sum(type(operation).__name__ == "Send" for operation in program.operations)
+        assert sum(part["is_last"] for part in rank["sent"]) == sent
+        assert all(part["src"] == rank["rank"] for part in rank["sent"])
+        assert all(part["dst"] == rank["rank"] for part in rank["received"])
+    load = {
+        (link["from"], link["to"]): Fraction(link["size_bytes"], ITEM_BYTES) / 75_000
+        for link in found["links"]
+    }
+    label = timeline.plan.topology.label
+    assert load.keys() == {(label(src), label(dst)) for src, dst in schedule.load}
+    for (src, dst), share in schedule.load.items():
+        assert load[label(src), label(dst)] == pytest.approx(share, rel=1e-3)
+    assert "rank 2: done after" in testbed_timeline.format_links(timeline)
+    pytest.importorskip("matplotlib")
+    from arborcast.bench.contest.timeline_picture import draw
+
+    draw(timeline, tmp_path / "timeline.png")
+    assert (tmp_path / "timeline.png").stat().st_size > 10_000
+
+
+# --------------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--only torus:3x3", "torus:3x3: needs --mbit, the rate of its slowest link"),
+        ("--only nothing --mbit 5", "topology 'nothing': is neither in the catalog nor a file"),
+        ("--ranks 0,1", "--ranks: is for the topology of --only, and there is none"),
+        ("--runs 4", "--runs 4: results that are kept need at least 5; or say --json PATH"),
+        ("--sizes 0", "argument --sizes: size '0': must be"),
+    ],
+)
+def test_wrong_words_end_with_one_line(
+    words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["testbed.py", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        testbed.main()
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_ends_with_2_where_nothing_can_be_emulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["testbed.py", "--quick"])
+    with pytest.raises(SystemExit) as end:
+        testbed.main()
+    assert end.value.code == 2
+    assert (
+        capsys.readouterr().err
+        == "testbed: links can be emulated by root only (network namespaces): run as root\n"
+    )

@@ -1,0 +1,297 @@
+"""Bounds against brute force over all cuts, against literature values, and against their certificates."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth, topologies
+from arborcast.synth.bounds import bound, certified_rate
+from arborcast.synth.certificate import Bound, Cut, Dual, Partition, Scope
+from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
+from arborcast.synth.topology import Link, Topology
+from tests.support.strategies import collectives
+from tests.support.strategies import topologies as drawn_topologies
+
+TREES = [Kind.BROADCAST, Kind.REDUCE, Kind.ALLGATHER, Kind.REDUCE_SCATTER]
+FLOWS = [Kind.GATHER, Kind.SCATTER]
+UNIT = 25  # GB/s of a DGX-1 NVLink by the data sheet
+
+
+def sides(topology: Topology):
+    """All sets of vertices but none and all."""
+    for size in range(1, topology.size):
+        for chosen in combinations(range(topology.size), size):
+            yield frozenset(chosen)
+
+
+def leaves(topology: Topology, side: frozenset[int]) -> Fraction:
+    return sum(
+        (link.bandwidth for link in topology.links if link.src in side and link.dst not in side), Fraction(0)
+    )
+
+
+def must_leave(collective: Collective, side: frozenset[int]) -> Fraction:
+    """Count, block by block, what some rank outside needs and nobody outside can make alone."""
+    ranks, root = set(collective.ranks), collective.root
+    inside, outside = ranks & side, ranks - side
+    share = Fraction(1, len(ranks))
+    if not inside or not outside:
+        return Fraction(0)
+    return {
+        Kind.BROADCAST: Fraction(root in inside),
+        Kind.REDUCE: Fraction(root in outside),
+        Kind.ALLGATHER: len(inside) * share,
+        Kind.REDUCE_SCATTER: len(outside) * share,
+        Kind.ALLREDUCE: Fraction(1),
+        Kind.GATHER: len(inside) * share * (root in outside),
+        Kind.SCATTER: len(outside) * share * (root in inside),
+        Kind.ALLTOALL: len(inside) * len(outside) * share,
+    }[collective.kind]
+
+
+def least_cut(topology: Topology, collective: Collective) -> Fraction:
+    return min(
+        leaves(topology, side) / must_leave(collective, side)
+        for side in sides(topology)
+        if must_leave(collective, side)
+    )
+
+
+def partitions(ranks: list[int]):
+    """All set partitions."""
+    if not ranks:
+        yield []
+        return
+    first, *rest = ranks
+    for blocks in partitions(rest):
+        yield [[first], *blocks]
+        for i, block in enumerate(blocks):
+            yield [*blocks[:i], [first, *block], *blocks[i + 1 :]]
+
+
+def crossing(topology: Topology, blocks: list[list[int]]) -> Fraction:
+    of = {rank: i for i, block in enumerate(blocks) for rank in block}
+    return sum(link.bandwidth for link in topology.links if of[link.src] < of[link.dst])
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_bound_is_the_least_cut_on_symmetric_links(data):
+    topology = data.draw(drawn_topologies(max_ranks=7, switches=3, connected=data.draw(st.booleans())))
+    collective = data.draw(collectives(topology, TREES + FLOWS))
+    assert bound(topology, collective).rate == least_cut(topology, collective)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_bound_is_the_least_cut_with_relays(data):
+    topology = data.draw(drawn_topologies(max_ranks=7, switches=2, min_ranks=3))
+    collective = data.draw(collectives(topology, TREES + FLOWS, relays=True))
+    assert bound(topology, collective).rate == least_cut(topology, collective)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_bound_is_the_least_cut_without_switches(data):
+    topology = data.draw(drawn_topologies(max_ranks=7, switches=0, symmetric=False, connected=False))
+    collective = data.draw(collectives(topology, TREES + FLOWS))
+    assert bound(topology, collective).rate == least_cut(topology, collective)
+
+
+@settings(max_examples=100)
+@given(drawn_topologies(max_ranks=6, switches=0, connected=False))
+def test_allreduce_is_the_strength(topology):
+    found = bound(topology, Collective.on(topology, "allreduce"))
+    assert found.scope is Scope.EVERY_SCHEDULE
+    assert found.rate == min(
+        crossing(topology, blocks) / (len(blocks) - 1)
+        for blocks in partitions(list(range(topology.ranks)))
+        if len(blocks) > 1
+    )
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_every_bound_is_below_every_cut_and_proved_by_its_certificate(data):
+    topology = data.draw(
+        drawn_topologies(
+            max_ranks=6, switches=2, symmetric=data.draw(st.booleans()), connected=data.draw(st.booleans())
+        )
+    )
+    collective = data.draw(collectives(topology, relays=data.draw(st.booleans())))
+    found = bound(topology, collective)
+    assert found.rate == certified_rate(topology, collective, found.certificate)
+    assert found.rate <= least_cut(topology, collective)
+    assert (found.rate == 0) == (least_cut(topology, collective) == 0)
+
+
+@settings(max_examples=40)
+@given(drawn_topologies(max_ranks=5, switches=2, symmetric=False))
+def test_broadcast_bound_is_no_larger_than_networkx_flows(topology):
+    graph = nx.DiGraph()
+    for link in topology.links:
+        graph.add_edge(link.src, link.dst, capacity=link.bandwidth)
+    flows = min(nx.maximum_flow_value(graph, 0, rank) for rank in range(1, topology.ranks))
+    found = bound(topology, Collective.on(topology, "broadcast"))
+    assert found.rate == flows if isinstance(found.certificate, Cut) else found.rate < flows
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "broadcast", "per_root", "allreduce"),
+    [
+        ("dgx1", None, 6 * UNIT, Fraction(6 * UNIT, 7), Fraction(24 * UNIT, 7)),
+        ("dgx1", (0, 2, 3), 3 * UNIT, Fraction(3 * UNIT, 2), Fraction(5 * UNIT, 2)),
+        ("dgx1", (0, 1, 2, 3, 4, 5), 3 * UNIT, Fraction(3 * UNIT, 5), Fraction(5 * UNIT, 2)),
+        ("dgx1", (0, 3, 4), 2 * UNIT, UNIT, 2 * UNIT),
+        ("dgx-a100:boxes=2", None, 200, Fraction(65, 3), Fraction(520, 3)),
+        ("mi250:boxes=2", None, 256, Fraction(166, 15), Fraction(2656, 15)),
+        ("torus:4x4", None, 4, Fraction(4, 15), Fraction(32, 15)),
+    ],
+)
+def test_known_values(spec, ranks, broadcast, per_root, allreduce):
+    topology = topologies.load(spec)
+    if ranks:
+        topology = topology.subset(ranks)
+    rates = {kind: bound(topology, Collective.on(topology, kind)) for kind in NAMED_KINDS}
+    assert all(found.scope is Scope.EVERY_SCHEDULE for found in rates.values())
+    assert {kind: found.rate for kind, found in rates.items() if kind in [*TREES, Kind.ALLREDUCE]} == {
+        Kind.BROADCAST: broadcast,
+        Kind.REDUCE: broadcast,
+        Kind.ALLGATHER: topology.ranks * per_root,
+        Kind.REDUCE_SCATTER: topology.ranks * per_root,
+        Kind.ALLREDUCE: allreduce,
+    }
+
+
+def test_two_disconnected_pairs():
+    links = [Link(u, v, Fraction(1)) for u, v in [(0, 1), (1, 0), (2, 3), (3, 2)]]
+    topology = Topology.build("pairs", 4, links)
+    for kind in NAMED_KINDS:
+        found = bound(topology, Collective.on(topology, kind))
+        assert found.rate == 0
+        assert isinstance(found.certificate, Cut)
+        assert found.certificate.side in ({0, 1}, {2, 3})
+
+
+def star(leaves_: int, *, up: int = 1, down: int = 1) -> Topology:
+    """Ranks round one switch."""
+    links = [
+        link
+        for rank in range(leaves_)
+        for link in (Link(rank, leaves_, Fraction(up)), Link(leaves_, rank, Fraction(down)))
+    ]
+    return Topology.build("star", leaves_, links, ["hub"])
+
+
+def test_allreduce_round_a_switch():
+    # Each tree passes the switch twice per edge: n links up and n down carry 2 (n - 1) edges.
+    found = bound(star(4), Collective.on(star(4), "allreduce"))
+    assert found == Bound(Fraction(4, 6), found.certificate, Scope.EVERY_SCHEDULE)
+    assert isinstance(found.certificate, Dual)
+
+
+def test_unbalanced_switch_is_slower_than_its_cuts():
+    #  0 --1--> hub --1--> 1      one unit into the switch leaves it once, and two ranks want it
+    #            └---1--> 2
+    topology = Topology.build(
+        "fork", 3, [Link(u, v, Fraction(1)) for u, v in [(0, 3), (3, 1), (3, 2)]], ["hub"]
+    )
+    collective = Collective.on(topology, "broadcast")
+    assert least_cut(topology, collective) == 1
+    found = bound(topology, collective)
+    assert found.rate == Fraction(1, 2)
+    assert found.certificate == Dual((Fraction(1), Fraction(0), Fraction(0)), Fraction(1), Fraction(2))
+    mirrored = bound(topology.reversed(), Collective.on(topology, "reduce"))
+    assert mirrored.rate == Fraction(1, 2)
+
+
+def test_alltoall_on_a_ring_is_limited_by_lengths():
+    # 4 ranks in a ring, 1 GB/s each way: 8 links, distances 1 + 1 + 2 per rank, a quarter buffer each.
+    topology = topologies.load("ring:4")
+    found = bound(topology, Collective.on(topology, "alltoall"))
+    assert found.rate == Fraction(8) / (Fraction(4 * 4) / 4)
+
+
+def test_alltoall_with_nine_decimals():
+    """Offers of 1e9 units and more per link, on which HiGHS gives up where they are the costs."""
+    rates = {(0, 1): "815640921", (0, 2): "299991953", (1, 5): "707561652", (2, 0): "391047227"}
+    rates |= {(2, 4): "479387848", (3, 2): "805003186", (3, 4): "368318127", (4, 0): "433097519"}
+    rates |= {(4, 1): "401835851", (4, 3): "679708427", (5, 2): "274310158", (5, 3): "112607932"}
+    links = [Link(src, dst, Fraction(rate) / 10**9) for (src, dst), rate in rates.items()]
+    topology = Topology.build("fine", 4, links, ["left", "right"])
+    # What rank 1 sends to the other three passes one link.
+    found = bound(topology, Collective.on(topology, "alltoall"))
+    assert found.rate <= Fraction("0.707561652") * 4 / 3
+    assert found.rate == certified_rate(topology, Collective.on(topology, "alltoall"), found.certificate)
+
+
+def test_relay_that_reduces_beats_a_switch():
+    """A hub that copies and reduces lets four ranks allreduce at link rate, a switch only at 2/3 of it."""
+    links = [link for rank in range(4) for link in (Link(rank, 4, Fraction(1)), Link(4, rank, Fraction(1)))]
+    topology = Topology.build("hub", 5, links)
+    found = bound(topology, Collective.on(topology, "allreduce", ranks=[0, 1, 2, 3]))
+    assert found.rate == 1
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_relays_do_not_lower_the_bound(data):
+    topology = data.draw(drawn_topologies(max_ranks=6, switches=1, min_ranks=3))
+    whole = data.draw(collectives(topology, [Kind.ALLREDUCE, Kind.BROADCAST], relays=True))
+    alone = topology.subset(whole.ranks)
+    among = Collective.on(alone, whole.kind, root=whole.root or 0)
+    assert bound(topology, whole).rate >= bound(alone, among).rate
+
+
+def test_bound_of_many_ranks_holds():
+    """A thousand ranks: 128 boxes of 8, each rank 25 GB/s to the fabric, as 200 GB/s out of a box say."""
+    topology = topologies.load("dgx-a100:boxes=128")
+    rates = {
+        kind: bound(topology, Collective.on(topology, kind)).rate
+        for kind in (Kind.BROADCAST, Kind.ALLGATHER, Kind.ALLREDUCE)
+    }
+    # 1016 ranks' blocks enter each box through 8 x 25 GB/s; an allreduce sends them in and out.
+    assert rates == {
+        Kind.BROADCAST: 200,
+        Kind.ALLGATHER: Fraction(200 * 1024, 1016),
+        Kind.ALLREDUCE: Fraction(200 * 1024, 1016) / 2,
+    }
+
+
+@given(drawn_topologies(max_ranks=5, switches=1))
+@settings(max_examples=30)
+def test_bounds_scale_with_bandwidth(topology):
+    faster = replace(
+        topology, links=tuple(replace(link, bandwidth=link.bandwidth * 7 / 3) for link in topology.links)
+    )
+    for kind in (Kind.ALLGATHER, Kind.ALLREDUCE, Kind.ALLTOALL):
+        collective = Collective.on(topology, kind)
+        assert bound(faster, collective).rate == bound(topology, collective).rate * Fraction(7, 3)
+
+
+def test_partition_of_a_fragment():
+    topology = topologies.load("dgx1").subset((0, 2, 3))
+    found = bound(topology, Collective.on(topology, "allreduce"))
+    # Three ranks, 1 + 2 + 2 NVLinks: five links, two needed per tree.
+    assert found.certificate == Partition(
+        (frozenset({0}), frozenset({1}), frozenset({2})), Fraction(5 * UNIT)
+    )
+
+
+def test_alltoall_of_nine_decimals():
+    """Sums of link rates of 10 digits are the costs of its linear program, which made HiGHS fail."""
+    drawn = random.Random(10)
+    links = [
+        Link(u, v, Fraction(drawn.randint(10**8, 10**9), 10**9)) for u in range(6) for v in range(6) if u != v
+    ]
+    topology = Topology.build("fine", 5, links, ["s"])
+    collective = Collective.on(topology, "alltoall")
+    assert synth.solve(topology, "alltoall").rate == bound(topology, collective).rate

@@ -1,0 +1,193 @@
+"""Limits of custom collectives: cuts against brute force, lengths against paths, kinds that have a name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations, pairwise, permutations
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth, topologies
+from arborcast.synth.bounds import bound, certified_rate
+from arborcast.synth.bounds.demand_cuts import demand_cuts
+from arborcast.synth.certificate import Cut, Dual
+from arborcast.synth.certification import dual_of
+from arborcast.synth.collective import Collective, Demand
+from arborcast.synth.errors import InfeasibleError, InputError
+from arborcast.synth.topology import Link, Topology
+from tests.support.strategies import custom_collectives
+from tests.support.strategies import topologies as drawn_topologies
+
+RING = topologies.load("ring:4")
+
+
+def demand(sources: set[int], targets: set[int]) -> Demand:
+    return Demand(frozenset(sources), frozenset(targets))
+
+
+def sides(topology: Topology) -> list[frozenset[int]]:
+    return [
+        frozenset(chosen)
+        for size in range(1, topology.size)
+        for chosen in combinations(range(topology.size), size)
+    ]
+
+
+def leaves(topology: Topology, side: frozenset[int]) -> Fraction:
+    crossing = (link.bandwidth for link in topology.links if link.src in side and link.dst not in side)
+    return sum(crossing, Fraction(0))
+
+
+def least_cut(topology: Topology, collective: Collective) -> Fraction:
+    demands = collective.demands
+    rates = []
+    for side in sides(topology):
+        leaving = [d for d in demands if d.sources <= side and d.targets - side]
+        if leaving:
+            rates.append(leaves(topology, side) * len(demands) / len(leaving))
+    return min(rates)
+
+
+@given(st.data())
+@settings(max_examples=120)
+def test_cuts_by_brute_force(data: st.DataObject) -> None:
+    """Valid against every cut; for what one rank gets, or gives alone, none is tighter."""
+    topology = data.draw(drawn_topologies(max_ranks=5, switches=1, symmetric=False, connected=False))
+    collective = data.draw(custom_collectives(topology))
+    demands, least = collective.demands, least_cut(topology, collective)
+    found = min(certified_rate(topology, collective, cut) for cut in demand_cuts(topology, collective))
+    assert found >= least
+    assert (found == 0) == (least == 0)
+    for rank in collective.ranks:
+        for side in sides(topology):
+            into = [d for d in demands if rank in d.targets and d.sources <= side and rank not in side]
+            out = [d for d in demands if d.sources == {rank} and rank in side and not d.targets & side]
+            for some in (into, out):
+                assert not some or found <= leaves(topology, side) * len(demands) / len(some)
+    assert bound(topology, collective).rate <= found
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_the_limit_of_single_targets_is_what_flows_along_paths_reach(data: st.DataObject) -> None:
+    topology = data.draw(drawn_topologies(max_ranks=4, switches=1, symmetric=False))
+    demands = [
+        demand(set(order[1 : 1 + data.draw(st.integers(1, len(order) - 1))]), {order[0]})
+        for order in data.draw(st.lists(st.permutations(range(topology.ranks)), min_size=1, max_size=4))
+    ]
+    collective = Collective.custom(topology, demands)
+    found = bound(topology, collective)
+    assert float(found.rate) == pytest.approx(rate_of_paths(topology, demands) * len(demands), rel=1e-6)
+    assert certified_rate(topology, collective, found.certificate) == found.rate
+
+
+def rate_of_paths(topology: Topology, demands: list[Demand]) -> float:
+    """The most of every block at once, over all simple paths from its sources to its one target."""
+    import highspy
+
+    graph = nx.DiGraph([(link.src, link.dst) for link in topology.links])
+    program = highspy.Highs()
+    program.silent()
+    rate = program.addVariable()
+    users: dict[tuple[int, int], list[object]] = {(link.src, link.dst): [] for link in topology.links}
+    for each in demands:
+        (target,) = each.targets
+        flows = []
+        for source in each.sources:
+            for path in nx.all_simple_paths(graph, source, target):
+                flow = program.addVariable()
+                flows.append(flow)
+                for hop in pairwise(path):
+                    users[hop].append(flow)
+        program.addConstr(program.qsum(flows) - rate == 0)
+    for hop, passing in users.items():
+        if passing:
+            program.addConstr(program.qsum(passing) <= float(topology.bandwidth[hop]))
+    program.maximize(rate)
+    return float(program.getObjectiveValue())
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_named_collectives_written_out_have_the_same_limit(data: st.DataObject) -> None:
+    topology = data.draw(drawn_topologies(max_ranks=5, switches=0, symmetric=False))
+    ranks, everyone = range(topology.ranks), set(range(topology.ranks))
+    count = topology.ranks
+    root = data.draw(st.sampled_from(ranks))
+    others = sorted(everyone - {root})
+    # The buffer of a gather, scatter or alltoall counts blocks that stay where they are as well.
+    written_out = {
+        "broadcast": ([demand({root}, everyone - {root})], Fraction(1)),
+        "allgather": ([demand({rank}, everyone - {rank}) for rank in ranks], Fraction(1)),
+        "gather": ([demand({rank}, {root}) for rank in others], Fraction(count - 1, count)),
+        "scatter": ([demand({root}, {rank}) for rank in others], Fraction(count - 1, count)),
+        "alltoall": ([demand({a}, {b}) for a, b in permutations(ranks, 2)], Fraction(count - 1)),
+    }
+    for kind, (demands, factor) in written_out.items():
+        named = bound(topology, Collective.on(topology, kind, root=root))
+        custom = bound(topology, Collective.custom(topology, demands))
+        assert custom.rate == named.rate * factor, kind
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_distances_by_networkx(data: st.DataObject) -> None:
+    topology = data.draw(drawn_topologies(max_ranks=5, switches=1, symmetric=False))
+    collective = data.draw(custom_collectives(topology))
+    lengths = data.draw(
+        st.lists(st.integers(1, 5), min_size=len(topology.links), max_size=len(topology.links))
+    )
+    graph = nx.DiGraph()
+    for link, length in zip(topology.links, lengths, strict=True):
+        graph.add_edge(link.src, link.dst, weight=length)
+    total = 0
+    for each in collective.demands:
+        far = nx.multi_source_dijkstra_path_length(graph, set(each.sources))
+        total += max(far[target] for target in each.targets)
+    dual = dual_of(topology, collective, tuple(map(Fraction, lengths)))
+    assert dual.distance == Fraction(total, len(collective.demands))
+    assert certified_rate(topology, collective, dual) == dual.capacity / dual.distance
+    with pytest.raises(InputError, match=r"dual: capacity .* the certificate says"):
+        certified_rate(topology, collective, replace(dual, distance=dual.distance + 1))
+
+
+def test_beside_a_slow_link_that_nobody_needs() -> None:
+    """As the longest length is 1, those of links 1e9 times as fast are rounded to 0, and prove nothing."""
+    slow = Topology.build("slow", 2, [Link(0, 1, Fraction(10)), Link(1, 0, Fraction(1, 10**8))])
+    found = bound(slow, Collective.custom(slow, [demand({0}, {1})]))
+    assert found.rate == 10
+
+
+def test_lengths_prove_more_than_cuts_where_ways_are_long() -> None:
+    """Ring of 5, a block from each i to i + 2.
+
+    An arc has 2 GB/s out of it and at most 2 blocks to send: 5 GB/s for 5 blocks. But of each block the part
+    a that goes forward passes 2 links and the rest b passes 3: 2 a <= 1 and 3 b <= 1 leave a + b = 5/6.
+    """
+    ring = topologies.load("ring:5")
+    collective = Collective.custom(ring, [demand({i}, {(i + 2) % 5}) for i in range(5)])
+    assert least_cut(ring, collective) == 5
+    found = bound(ring, collective)
+    assert isinstance(found.certificate, Dual) and found.rate == Fraction(25, 6)
+
+
+def test_who_is_cut_off() -> None:
+    one_way = Topology.build("one-way", 3, [Link(0, 1, Fraction(1)), Link(1, 2, Fraction(1))])
+    collective = Collective.custom(one_way, [demand({0}, {1}), demand({1, 2}, {0})])
+    found = bound(one_way, collective)
+    assert found.rate == 0
+    assert isinstance(found.certificate, Cut) and found.certificate.side == {1, 2}
+    assert certified_rate(one_way, collective, found.certificate) == 0
+    line = "custom: rank 0 cut off: nothing leads there from ranks 1, 2, where block 1 is"
+    with pytest.raises(InfeasibleError, match=line):
+        synth.solve(one_way, collective)
+
+
+def test_a_cut_that_keeps_a_copy_outside_proves_nothing() -> None:
+    collective = Collective.custom(RING, [demand({0, 2}, {1, 3})])
+    with pytest.raises(InputError, match="proves nothing, no data of the custom must leave it"):
+        certified_rate(RING, collective, Cut(frozenset({0}), Fraction(2)))

@@ -1,0 +1,411 @@
+"""Allreduces searched as they are: drawn ones, brute force, and every limit recomputed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth
+from arborcast.backends.executors.interpreter import Freedom, interpret
+from arborcast.backends.lowering import lower
+from arborcast.backends.lowering.deadlock import check_deadlock
+from arborcast.synth import bounds
+from arborcast.synth.chunks.bounds.certificate import MessageLengths, PairLengths, StaticLimit
+from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
+from arborcast.synth.chunks.curve import Effort
+from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance
+from arborcast.synth.chunks.folder import write_frontier
+from arborcast.synth.chunks.frontier import Frontier, pareto
+from arborcast.synth.chunks.solvers.optimum_documents import limit_from_document, limit_to_document
+from arborcast.synth.chunks.sums.compositions import compositions, meetings, parts_of
+from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
+from arborcast.synth.chunks.sums.pair_bound import pair_bound
+from arborcast.synth.chunks.sums.points import COMPOSITIONS, EVERY_SCHEDULE
+from arborcast.synth.chunks.sums.search import FewestSearch, FewestSumSearch, SpreadSearch, SumSearch
+from arborcast.synth.chunks.symmetry.groups import problem_group, subgroups
+from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError, InputError
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.symmetry.permutations import identity
+from arborcast.synth.topology import Topology
+from arborcast.topologies import load
+from tests.cli.test_cli import synth as command  # noqa: F401  (a fixture)
+from tests.support.allreduce_search import can_be_done
+from tests.support.strategies import topologies
+
+Triples = list[tuple[int, int, int]]
+
+
+def frontier(spec: str, **knobs: Any) -> Frontier:
+    fabric = load(spec)
+    return pareto(fabric, Collective.on(fabric, "allreduce"), cache=False, **knobs)
+
+
+def triples(found: Frontier) -> Triples:
+    return [(point.chunks, point.steps, point.rounds) for point in found.points]
+
+
+def exchange_in_quads() -> Schedule:
+    """(1, 2, 2) on DGX-1: everybody with everybody in each quad, then 0-4, 1-5, 2-6, 3-7."""
+    fabric = load("dgx1")
+    quads = [
+        (src + quad, dst + quad, 0) for quad in (0, 4) for src in range(4) for dst in range(4) if src != dst
+    ]
+    across = [(rank, (rank + 4) % 8, 1) for rank in range(8)]
+    collective = Collective.on(fabric, "allreduce")
+    return Schedule.build(
+        fabric,
+        collective,
+        Method("drawn"),
+        bounds.bound(fabric, collective),
+        [Chunk(Fraction(1), 0)],
+        [Transfer(0, src, dst, step, reduce=True) for src, dst, step in (*quads, *across)],
+        (1, 1),
+    )
+
+
+def test_the_drawn_exchange_is_an_allreduce_of_two_steps() -> None:
+    assert synth.verify(exchange_in_quads()).correct
+
+
+# full:2, full:4: everybody sends to everybody. ring:4 in 2 steps: exchanges 0-1, 2-3 and then 0-3, 1-2, and
+# the other way round for the other chunk; in 3: to the middle of a path, exchange there, and back, for each
+# of 4 paths. star:4: each port takes in 3 chunks of 1, or of 1/4 twice. hypercube:3: the three dimensions in
+# each order; in 4 steps 16 of 24 links a chunk, in 5 the 14 that any allreduce of 8 ranks needs.
+WHOLE: dict[str, Triples] = {
+    "full:2": [(1, 1, 1)],
+    "full:4": [(1, 1, 1), (4, 2, 2)],
+    "ring:4": [(2, 2, 2), (4, 3, 3)],
+    "star:4": [(1, 1, 3), (4, 2, 6)],
+    "hypercube:3": [(3, 3, 3), (6, 4, 4), (12, 5, 7)],
+}
+
+
+@pytest.mark.parametrize("spec", WHOLE)
+def test_whole_frontiers_proved_over_every_schedule(spec: str) -> None:
+    found = frontier(spec)
+    assert triples(found) == WHOLE[spec]
+    assert found.complete and found.open_steps == ()
+    problem = sum_problem(found.topology, found.collective)
+    for point in found.points:
+        assert point.is_proved and point.scope == EVERY_SCHEDULE and point.least == point.ratio
+        verdict = synth.verify(point.schedule)
+        assert verdict.correct, verdict.errors
+        runs_everywhere(point.schedule)
+        (limit,) = point.bounds
+        if not isinstance(limit.certificate, StaticLimit):
+            assert certified_ratio(problem, point.steps, limit.certificate) == point.least
+
+
+def test_the_frontier_of_dgx1_begins_in_two_steps() -> None:
+    found = frontier("dgx1", max_steps=4)
+    assert triples(found) == [(2, 2, 2), (6, 3, 3), (12, 4, 4)]
+    assert all(point.is_proved and point.scope == EVERY_SCHEDULE for point in found.points)
+    for point in found.points:
+        assert synth.verify(point.schedule).correct
+        runs_everywhere(point.schedule)
+
+
+def test_what_one_partial_sum_cannot_do_stays_open_with_its_limit() -> None:
+    # In 2 steps every rank of a ring of 5 must pass on what came from either side, but not their sum.
+    found = frontier("ring:5", max_steps=4)
+    assert triples(found)[-1] == (5, 4, 4) and found.points[-1].is_proved
+    assert found.open_steps == (2, 3) and not found.complete
+    (open_point,) = found.points[:-1]
+    assert open_point.steps == 3 and not open_point.is_proved
+    # 11 messages of a chunk over 10 links are the fewest of any schedule, 12 those of one partial sum.
+    assert open_point.least == Fraction(11, 10) and open_point.ratio >= Fraction(12, 10)
+    assert "not proved: at least 11/10" in open_point.proof
+
+
+def runs_everywhere(schedule: Schedule) -> None:
+    """Lowered in pieces or not, it cannot deadlock, and whatever a transport may do, the sums are right."""
+    ranks = schedule.topology.ranks
+    count = 3 * len(schedule.chunks) + 1
+    inputs = [np.arange(count, dtype=np.int64) * (rank + 1) + 7**rank for rank in range(ranks)]
+    total = np.sum(inputs, axis=0)
+    for pieces, window in ((1, 8), (2, 1)):
+        programs = lower(schedule, count, pieces=pieces, window=window)
+        check_deadlock(programs)
+        for freedom in Freedom:
+            for seed in range(3):
+                for output in interpret(programs, inputs, freedom=freedom, seed=seed):
+                    assert (output == total).all()
+
+
+@pytest.mark.parametrize("spec", ["dgx1", "star:4"])
+def test_they_run_on_real_processes(command: Any, spec: str, tmp_path: Any) -> None:  # noqa: F811
+    found = frontier(spec, max_steps=2)
+    write_frontier(found, tmp_path / "out")
+    full = json.loads((tmp_path / "out" / "frontier.json").read_text())
+    for point, entry in zip(found.points, full["frontier"], strict=True):
+        file = tmp_path / "out" / entry["file"]
+        assert synth.read_schedule(file) == point.schedule
+        assert entry["scope"] == EVERY_SCHEDULE and entry["limit"] is None and entry["proved"]
+        ran = command("run", str(file), "--size", "10007", "--json", "-n", "1")
+        assert ran.status == 0 and ran.document["correct"]
+
+
+INSTANCES = st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(0, 2))
+"""C, S and the rounds beyond S."""
+
+
+def searched(fabric: Topology, chunks: int, steps: int, rounds: int) -> tuple[bool, bool]:
+    """Whether one partial sum per rank and chunk finds one, and whether that there is none is proved."""
+    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
+    instance = Instance(SumOrbits.trivial(problem, chunks), steps, rounds)
+    found = SumSearch(instance).run(None)
+    if isinstance(found, Found):
+        plan = pruned(problem, chunks, found.rounds, instance.orbits.unfold(found.sends))
+        assert sum(plan.rounds) == rounds and len(plan.rounds) == steps
+    return isinstance(found, Found), isinstance(SpreadSearch(instance).run(None), Impossible)
+
+
+def agrees(fabric: Topology, size: tuple[int, int, int]) -> None:
+    chunks, steps, spare = size
+    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
+    found, excluded = searched(fabric, chunks, steps, steps + spare)
+    assert found == can_be_done(problem, "sums", chunks, steps, steps + spare)
+    assert excluded != can_be_done(problem, "spread", chunks, steps, steps + spare)
+
+
+@settings(max_examples=10)
+@given(topologies(max_ranks=3, switches=0, max_bandwidth=2), INSTANCES)
+def test_searches_agree_with_brute_force(fabric: Topology, size: tuple[int, int, int]) -> None:
+    agrees(fabric, size)
+
+
+@pytest.mark.long
+@settings(max_examples=60)
+@given(topologies(max_ranks=3, switches=1, symmetric=False, max_bandwidth=2), INSTANCES)
+def test_searches_agree_with_brute_force_where_links_differ(
+    fabric: Topology, size: tuple[int, int, int]
+) -> None:
+    agrees(fabric, size)
+
+
+@settings(max_examples=25)
+@given(topologies(max_ranks=3, switches=0, symmetric=False, max_bandwidth=1), INSTANCES)
+def test_what_is_proved_holds_for_several_partial_sums(fabric: Topology, size: tuple[int, int, int]) -> None:
+    _, steps, spare = size
+    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
+    rounds = steps + min(spare, 1)
+    found, excluded = searched(fabric, 1, steps, rounds)
+    several = can_be_done(problem, "several", 1, steps, rounds)
+    assert several or not found
+    assert not (several and excluded)
+    if problem.latency is not None and problem.latency <= steps:
+        limit = pair_bound(problem, steps, group=problem_group(problem), deadline=Deadline())
+        assert limit is not None and (not several or limit.ratio <= rounds)
+
+
+@pytest.mark.long
+@settings(max_examples=60)
+@given(
+    topologies(max_ranks=4, switches=0, max_bandwidth=1, min_ranks=4), st.integers(1, 3), st.integers(0, 1)
+)
+def test_searches_agree_with_brute_force_on_four_ranks(fabric: Topology, steps: int, spare: int) -> None:
+    agrees(fabric, (1, steps, spare))
+
+
+@settings(max_examples=20)
+@given(topologies(max_ranks=4, switches=1, max_bandwidth=2, min_ranks=3), st.integers(0, 1))
+def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, more: int) -> None:
+    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
+    assert problem.latency is not None
+    steps = problem.latency + more
+    limit = pair_bound(problem, steps, group=problem_group(problem), deadline=Deadline())
+    assert limit is not None and certified_ratio(problem, steps, limit.certificate) == limit.ratio > 0
+    alone = pair_bound(problem, steps, group=(identity(fabric.size),), deadline=Deadline())
+    assert alone is not None and abs(alone.ratio - limit.ratio) < Fraction(1, 10**6)
+    for chunks in (1, 2, 3):
+        rounds = -(-limit.ratio * chunks // 1) - 1
+        if rounds >= steps:
+            instance = Instance(SumOrbits.trivial(problem, chunks), steps, int(rounds))
+            assert not isinstance(SumSearch(instance).run(300), Found)
+
+
+@pytest.mark.parametrize(("spec", "steps", "any_kind", "sums"), [("ring:4", 2, 8, 8), ("ring:5", 3, 11, 12)])
+def test_the_fewest_messages(spec: str, steps: int, any_kind: int, sums: int) -> None:
+    fabric = load(spec)
+    orbits = SumOrbits.trivial(sum_problem(fabric, Collective.on(fabric, "allreduce")), 1)
+    for search, fewest in ((FewestSearch, any_kind), (FewestSumSearch, sums)):
+        assert isinstance(search(Instance(orbits, steps, fewest - 1)).run(None), Impossible)
+        assert not isinstance(search(Instance(orbits, steps, fewest)).run(None), Impossible)
+
+
+def test_schedules_of_a_group_are_those_of_all_chunks() -> None:
+    fabric = load("hypercube:3")
+    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
+    alone = (identity(8),)
+    found = 0
+    for group in [group for group in subgroups(problem) if len(group) in (3, 6, 24)]:
+        for kept in (alone, *subgroups(problem, 2)[:2]):
+            if set(kept) <= set(group) and 12 % (len(group) // len(kept)) == 0:
+                orbits = SumOrbits(problem, 12, group, kept)
+                model = SumSearch(Instance(orbits, 5, 7)).run(200)
+                if isinstance(model, Found):
+                    found += 1
+                    loads = np.zeros((5, 24), dtype=int)
+                    sends = list(orbits.unfold(model.sends))
+                    for send in sends:
+                        for link in problem.routes[send.route].links:
+                            loads[send.step, link] += 1
+                    assert (loads.max(axis=1) <= model.rounds).all()
+                    pruned(problem, 12, model.rounds, sends)  # which checks every chunk
+    assert found >= 2
+    with pytest.raises(ValueError, match="5 chunks: must be a multiple of"):
+        SumOrbits(problem, 5, max(subgroups(problem), key=len), alone)
+
+
+def test_certificates_that_promise_too_much_are_refused() -> None:
+    fabric = load("dgx1")
+    problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
+    limit = pair_bound(problem, 3, group=problem_group(problem), deadline=Deadline())
+    assert limit is not None and isinstance(limit.certificate, PairLengths)
+    whole = limit.certificate
+    document = json.loads(json.dumps(limit_to_document(limit, fabric)))
+    assert limit_from_document(document, fabric) == limit
+    longer = tuple((i, r, tuple((s, w, 2 * length) for s, w, length in rows)) for i, r, rows in whole.pairs)
+    for wrong, message in (
+        (replace(whole, pairs=longer), "lengths must add up to at most"),
+        (replace(whole, links=tuple(tuple(2 * x for x in row) for row in whole.links)), "at most 1, got 2"),
+        (replace(whole, pairs=whole.pairs + whole.pairs[:1]), "a pair of ranks must be named once"),
+        (replace(whole, pairs=((0, 0, ()),)), "0 to 0 is no pair"),
+        (replace(whole, links=whole.links[1:]), "needs a length for each of 32 links in 3 steps"),
+        (
+            replace(whole, pairs=((0, 1, ((3, 0, Fraction(1)),)),)),
+            "there is no length 1 of route 0 in step 3",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            certified_ratio(problem, 3, wrong)
+    ring = load("ring:5")  # 11 messages are the fewest in 3 steps
+    problem = sum_problem(ring, Collective.on(ring, "allreduce"))
+    even = ((Fraction(1, 10),) * 10,) * 3
+    assert certified_ratio(problem, 3, MessageLengths(even, Fraction(11, 10))) == Fraction(11, 10)
+    with pytest.raises(InputError, match="at a cost of 11/10 or less, it says 6/5"):
+        certified_ratio(problem, 3, MessageLengths(even, Fraction(12, 10)))
+
+
+def solve(spec: str, size: tuple[int, int, int], method: str = "sat") -> Schedule:
+    chunks, steps, rounds = size
+    return synth.solve(
+        load(spec), "allreduce", method=method, chunks=chunks, steps=steps, rounds=rounds, cache=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "size"),
+    [("full:2", (1, 1, 1)), ("dgx1", (1, 2, 2)), ("ring:4", (6, 4, 6)), ("star:4", (2, 2, 4))],
+)
+def test_one_size_searched_as_it_is(spec: str, size: tuple[int, int, int]) -> None:
+    schedule = solve(spec, size)
+    assert synth.verify(schedule).correct
+    assert schedule.rounds is not None and (len(schedule.rounds), sum(schedule.rounds)) == size[1:]
+    runs_everywhere(schedule)
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "method", "message"),
+    [
+        (
+            "dgx1",
+            (3, 2, 2),
+            "sat",
+            r"2 steps need at least 1 rounds per chunk, whatever .*got 2/3; proved by flows",
+        ),
+        ("star:4", (2, 2, 3), "sat", r"\(2, 2, 3\): there is none, proved by CaDiCaL over every schedule"),
+        (
+            "ring:5",
+            (1, 2, 5),
+            "sat",
+            "none with one partial sum per rank and chunk.*several apart are not excluded",
+        ),
+        ("full:2", (2, 2, 1), "sat", "every step takes a round, so 2 steps need as many, got 1"),
+        ("dgx1", (1, 1, 9), "sat", "allreduce: needs at least 2 steps, got 1"),
+        (
+            "dgx1",
+            (16, 4, 5),
+            "ilp",
+            "no reduce-scatter and allgather compose it.*other schedules are not excluded",
+        ),
+    ],
+)
+def test_none_says_over_which_schedules(
+    spec: str, size: tuple[int, int, int], method: str, message: str
+) -> None:
+    with pytest.raises(InfeasibleError, match=message):
+        solve(spec, size, method)
+
+
+def test_a_small_message_gets_few_steps() -> None:
+    fabric = load("dgx1")
+    chosen = synth.solve(fabric, "allreduce", size_bytes=1024, cache=False)
+    assert synth.simulate(chosen, 1024).time_us <= synth.simulate(exchange_in_quads(), 1024).time_us
+
+
+def test_the_compositions_of_dgx1() -> None:
+    # (2, 2, 3) before (6, 3, 7): C = 6 per rank, R = 9 + 7, which lies between the two of SCCL's paper.
+    fabric = load("dgx1")
+    collective = Collective.on(fabric, "allreduce")
+    found = compositions(
+        fabric, collective, bounds.bound(fabric, collective), 6, Effort(cache=False), Deadline()
+    )
+    best = {
+        (len(c.schedule.chunks), c.schedule.steps, sum(c.schedule.rounds or ())) for c in found if c.is_least
+    }
+    assert best == {(16, 4, 6), (48, 5, 16), (48, 6, 14)}
+    assert all("among their compositions" in each.proof for each in found)
+    for part, limit in zip(parts_of(collective), found[-1].halves, strict=True):
+        assert isinstance(limit.certificate, StaticLimit)
+        assert static_ratio(fabric, part, limit.certificate.bound) == limit.ratio
+    shorter = compositions(
+        fabric, collective, bounds.bound(fabric, collective), 5, Effort(cache=False), Deadline()
+    )
+    assert {each.schedule.steps for each in shorter} == {4, 5}
+
+
+@pytest.mark.parametrize(
+    ("spec", "size"), [("dgx1", (48, 5, 14)), ("ring:4", (4, 3, 3)), ("hypercube:3", (12, 5, 7))]
+)
+def test_chunks_that_meet_on_links_load_them_least(spec: str, size: tuple[int, int, int]) -> None:
+    # 2 (n - 1) messages a chunk, the fewest there are, in one or two steps fewer than by way of a rank.
+    fabric = load(spec)
+    collective = Collective.on(fabric, "allreduce")
+    limit = bounds.bound(fabric, collective)
+    found = meetings(fabric, collective, limit, size[1], Effort(cache=False), Deadline())
+    best = found[-1].schedule
+    assert (len(best.chunks), best.steps, sum(best.rounds or ())) == size
+    assert len(best.transfers) == size[0] * 2 * (fabric.ranks - 1)
+    assert synth.verify(best).correct and best.is_optimal
+    runs_everywhere(best)
+
+
+def test_where_links_differ_both_ways_nothing_meets_on_them() -> None:
+    for fabric in (load("star:4"), load("full:2")):
+        collective = Collective.on(fabric, "allreduce")
+        limit = bounds.bound(fabric, collective)
+        assert meetings(fabric, collective, limit, 9, Effort(cache=False), Deadline()) == ()
+
+
+def test_a_composition_says_its_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object, **__: object) -> object:
+        from arborcast.synth.chunks.encodings.outcome import Unfinished
+
+        return Unfinished()
+
+    monkeypatch.setattr("arborcast.synth.chunks.sums.searcher.SumSearcher.search", nothing)
+    monkeypatch.setattr("arborcast.synth.chunks.sums.frontier.meetings", lambda *_: ())
+    found = frontier("ring:4", max_steps=6)
+    assert found.points and all(point.scope == COMPOSITIONS and not point.is_proved for point in found.points)
+    assert not found.complete and found.open_steps[:2] == (2, 3)
+    assert all(point.halves and point.proof.startswith("over every schedule") for point in found.points)

@@ -1,0 +1,196 @@
+"""One (C, S, R) by each encoding: schedules, proofs that there is none, refusals."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from arborcast import synth
+from arborcast.synth.chunks.bounds.certificate import StepBound
+from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
+
+METHODS = ("smt", "ilp", "sat")
+
+
+def solve(spec: str, kind: str, method: str, size: tuple[int, int, int], **knobs: Any) -> Schedule:
+    chunks, steps, rounds = size
+    return synth.solve(
+        load(spec), kind, method=method, chunks=chunks, steps=steps, rounds=rounds, cache=False, **knobs
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("spec", "kind", "size", "rate"),
+    [
+        ("dgx1", "allgather", (2, 2, 3), Fraction(8 * 2, 3)),
+        ("dgx1", "allgather", (6, 3, 7), Fraction(8 * 6, 7)),
+        ("dgx1", "reduce-scatter", (2, 2, 3), Fraction(8 * 2, 3)),
+        ("dgx1", "gather", (6, 2, 7), Fraction(8 * 6, 7)),
+        ("dgx1", "scatter", (6, 2, 7), Fraction(8 * 6, 7)),
+        ("dgx1", "alltoall", (3, 2, 8), Fraction(8 * 3, 8)),
+        ("dgx1", "allreduce", (16, 4, 6), Fraction(16, 6)),
+        ("hypercube:3", "broadcast", (6, 4, 4), Fraction(6, 4)),
+        ("hypercube:3", "reduce", (6, 4, 4), Fraction(6, 4)),
+        ("ring:8", "allgather", (2, 4, 7), Fraction(8 * 2, 7)),
+        ("dgx-a100", "allgather", (1, 1, 7), Fraction(8, 7)),  # through a switch, whose links all share
+    ],
+)
+def test_a_verified_schedule_of_the_asked_shape(
+    method: str, spec: str, kind: str, size: tuple[int, int, int], rate: Fraction
+) -> None:
+    schedule = solve(spec, kind, method, size)
+    verdict = synth.verify(schedule)
+    assert verdict.correct, verdict.errors
+    assert schedule.rounds is not None
+    assert (len(schedule.rounds), sum(schedule.rounds)) == size[1:]
+    assert dict(schedule.method.settings) == dict(zip(("chunks", "steps", "rounds"), size, strict=True))
+    assert schedule.method.name == method
+    assert schedule.rate / schedule.topology.bandwidth_unit == rate
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("spec", "kind", "size"),
+    [
+        ("dgx1", "allgather", (5, 2, 7)),
+        ("dgx1", "broadcast", (8, 3, 3)),
+        ("hypercube:3", "broadcast", (7, 4, 4)),
+        ("ring:8", "allgather", (2, 4, 6)),
+        ("dgx1", "allreduce", (16, 4, 5)),
+    ],
+)
+def test_there_is_none_and_it_says_why(method: str, spec: str, kind: str, size: tuple[int, int, int]) -> None:
+    words = r"rounds per chunk|there is none, (not )?proved|no reduce-scatter"
+    with pytest.raises(InfeasibleError, match=words) as raised:
+        solve(spec, kind, method, size)
+    if kind == "allreduce" and method != "sat":  # only compositions were looked at
+        assert "other schedules are not excluded" in str(raised.value) and not raised.value.proved_by
+        return
+    assert raised.value.proved_by and raised.value.is_proved == (Prover.HIGHS not in raised.value.proved_by)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_only_the_solver_can_refute(method: str) -> None:
+    # Flows allow 5/6 rounds per chunk in 3 steps of the 3-cube; trees do not (ALGORITHMS, section 5).
+    how = {
+        "sat": "proved by CaDiCaL",
+        "smt": "proved by z3",
+        "ilp": "not proved: according to HiGHS, floating point",
+    }
+    with pytest.raises(InfeasibleError) as raised:
+        solve("hypercube:3", "broadcast", method, (6, 3, 5))
+    assert str(raised.value) == f"broadcast (6, 3, 5): there is none, {how[method]}"
+    assert raised.value.is_proved == (method != "ilp")
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        ("smt", "proved by exact limit and z3"),
+        ("ilp", "not proved: according to HiGHS, floating point"),
+    ],
+)
+def test_who_refutes_compositions_is_said_and_proves_nothing_of_other_schedules(
+    method: str, how: str
+) -> None:
+    # On this one-way ring 5/6 rounds per chunk in 4 steps need 12 chunks per half, not 6.
+    rates = {(0, 1): 2, (1, 2): 3, (2, 3): 3, (3, 0): 3}
+    ring = Topology.build("drawn", 4, [Link(*ends, Fraction(rate)) for ends, rate in rates.items()])
+    pair = synth.Collective.on(ring, "allreduce", ranks=(2, 3))
+    with pytest.raises(InfeasibleError, match=f"in any division of its steps and rounds, {how}") as raised:
+        synth.solve(ring, pair, method=method, chunks=12, steps=7, rounds=8, cache=False)
+    assert not raised.value.is_proved
+    # Searched as it is, there is one.
+    found = synth.solve(ring, pair, method="sat", chunks=12, steps=7, rounds=8, cache=False)
+    assert synth.verify(found).correct
+
+
+def test_an_allreduce_says_which_number_is_too_small() -> None:
+    with pytest.raises(InfeasibleError, match=r"allreduce, as a .*: needs at least 4 steps, got 3"):
+        solve("dgx1", "allreduce", "ilp", (16, 3, 9))
+    with pytest.raises(InfeasibleError, match=r"allreduce, .*: every step takes a round, so 5 steps .*got 4"):
+        solve("dgx1", "allreduce", "ilp", (16, 5, 4))
+
+
+def test_a_solver_out_of_memory_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise WorkerDiedError("CaDiCaL: needed more memory than it was allowed")
+
+    monkeypatch.setattr("arborcast.synth.chunks.solvers.search.race", die)
+    with pytest.raises(SolverDiedError, match=r"allgather \(2, 2, 3\): CaDiCaL: needed more memory"):
+        solve("dgx1", "allgather", "sat", (2, 2, 3))
+
+
+def test_limits_answer_with_their_numbers_before_any_solver() -> None:
+    with pytest.raises(InfeasibleError, match="allgather: needs at least 2 steps, got 1"):
+        solve("dgx1", "allgather", "sat", (1, 1, 9))
+    with pytest.raises(InfeasibleError, match="every step takes a round, so 5 steps need as many, got 4"):
+        solve("dgx1", "allgather", "sat", (1, 5, 4))
+    with pytest.raises(
+        InfeasibleError, match=r"2 steps need at least 3/2 rounds per chunk.*got 7/6"
+    ) as raised:
+        solve("dgx1", "allgather", "sat", (6, 2, 7))
+    assert isinstance(raised.value.proof, StepBound)
+    with pytest.raises(InfeasibleError, match=r"9 steps need at least 7/6 rounds per chunk.*got 1;"):
+        solve("dgx1", "allgather", "sat", (9, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ((0, 2, 3), "chunks must be at least 1, got 0"),
+        ((2, -1, 3), "steps must be at least 1, got -1"),
+        ((2, 2, 0), "rounds must be at least 1, got 0"),
+    ],
+)
+def test_numbers_below_one_are_refused(size: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        solve("dgx1", "allgather", "smt", size)
+
+
+def test_what_is_missing_or_foreign_is_refused() -> None:
+    fabric = load("ring:4")
+    with pytest.raises(
+        InputError, match="method sat: needs steps, rounds; `synth pareto` finds the best ones"
+    ):
+        synth.solve(fabric, "broadcast", method="sat", chunks=1)
+    with pytest.raises(InputError, match="method trees: takes no chunks, which is for ilp, sat, smt"):
+        synth.solve(fabric, "broadcast", method="trees", chunks=1)
+    with pytest.raises(InputError, match="method cp: must be one of auto, trees"):
+        synth.solve(fabric, "broadcast", method="cp")
+    with pytest.raises(InputError, match=r"allreduce: chunks must be a multiple of its 4 ranks.*got 6"):
+        solve("ring:4", "allreduce", "ilp", (6, 4, 6))
+    with pytest.raises(InputError, match="deadline must be positive"):
+        solve("ring:4", "allgather", "sat", (1, 2, 3), deadline_s=0)
+
+
+def test_out_of_time_is_said() -> None:
+    # Shorter than any process takes to start: how fast a machine searches must not matter here.
+    with pytest.raises(TimedOutError):
+        solve("torus:4x8", "allgather", "smt", (4, 6, 31), deadline_s=1e-4)
+
+
+def test_a_custom_collective() -> None:
+    fabric = load("ring:4")
+    shift = synth.Collective.custom(
+        fabric, [synth.Demand(frozenset({rank}), frozenset({(rank + 1) % 4})) for rank in range(4)]
+    )
+    for method in METHODS:
+        schedule = synth.solve(fabric, shift, method=method, chunks=4, steps=2, rounds=4, cache=False)
+        assert synth.verify(schedule).correct
+    best = synth.solve(fabric, shift, cache=False)
+    # Each block over its own link and, the other way round, over three: 4 links out of 8 are the nearest.
+    assert synth.verify(best).correct and best.is_optimal
+
+
+def test_the_halves_of_an_allreduce_on_an_asymmetric_fabric() -> None:
+    one_way = Topology.build("loop", 3, [Link(rank, (rank + 1) % 3, Fraction(1)) for rank in range(3)])
+    schedule = synth.solve(one_way, "allreduce", method="sat", chunks=3, steps=4, rounds=4, cache=False)
+    assert synth.verify(schedule).correct

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies as catalog
+from arborcast.synth.chunks.bounds.certificate import PathLengths, StaticLimit
+from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
+from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound, static_bound
+from arborcast.synth.chunks.bounds.flow_program import groups_of
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.time_reversal import mirrored
+from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.topology import Link, Topology
+from tests.support.strategies import collectives, custom_collectives, topologies
+from tests.support.timed_trees import least_ratio
+
+EVER = Deadline()
+ROUTED = [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
+COPIES = [Kind.BROADCAST, Kind.ALLGATHER, *ROUTED]
+
+
+def problem_of(spec: str, kind: str, root: int | None = None) -> Problem:
+    fabric = catalog.load(spec)
+    return Problem.of(fabric, Collective.on(fabric, kind, root=root))
+
+
+@st.composite
+def small_problems(draw: Callable, kinds: list[Kind], custom: bool = False) -> tuple[Problem, int]:
+    """Few enough ranks and routes for all trees to be listed, in as few steps as possible or one more."""
+    few = draw(st.integers(0, 1))
+    topology = draw(topologies(max_ranks=3 if few else 4, switches=few, symmetric=draw(st.booleans())))
+    named = collectives(topology, kinds=kinds, relays=True)
+    drawn = st.one_of(named, custom_collectives(topology)) if custom else named
+    problem = Problem.of(topology, draw(drawn))
+    assert problem.latency is not None
+    spare = draw(st.integers(0, 1)) if problem.ranks < 4 or problem.latency < 3 else 0
+    return problem, problem.latency + spare
+
+
+@given(small_problems(COPIES, custom=True))
+@settings(max_examples=80)
+def test_cuts_prove_no_more_than_flows_and_flows_no_more_than_the_truth(drawn):
+    problem, steps = drawn
+    cuts = cut_bound(problem, steps, deadline=EVER)
+    flows = flow_bound(problem, steps, deadline=EVER)
+    assert 0 < cuts.ratio <= flows.ratio <= least_ratio(problem, steps) + 1e-7
+    for limit in (cuts, flows):
+        assert limit.steps == steps
+        assert isinstance(limit.certificate, PathLengths)
+        assert limit.ratio == certified_ratio(problem, steps, limit.certificate)
+
+
+@given(small_problems(ROUTED))
+@settings(max_examples=40)
+def test_flows_are_exact_where_nothing_is_copied(drawn):
+    problem, steps = drawn
+    assert float(flow_bound(problem, steps, deadline=EVER).ratio) == pytest.approx(
+        least_ratio(problem, steps), abs=1e-7
+    )
+
+
+@given(small_problems([Kind.GATHER, Kind.SCATTER]))
+@settings(max_examples=40)
+def test_cuts_are_exact_for_gather_and_scatter(drawn):
+    problem, steps = drawn
+    assert float(cut_bound(problem, steps, deadline=EVER).ratio) == pytest.approx(
+        least_ratio(problem, steps), abs=1e-7
+    )
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_single_blocks_of_several_sources_to_one_target_each(data):
+    """What leaves the same set of sources is one flow, wherever in the set it begins."""
+    topology = data.draw(topologies(max_ranks=4, switches=0))
+    order = data.draw(st.permutations(range(topology.ranks)))
+    held = data.draw(st.integers(1, topology.ranks - 1))
+    demands = [Demand(frozenset(order[:held]), frozenset({target})) for target in order[held:]]
+    demands.append(Demand(frozenset({order[0]}), frozenset({order[-1]})))
+    problem = Problem.of(topology, Collective.custom(topology, demands))
+    assert problem.latency is not None
+    truth = least_ratio(problem, problem.latency)
+    assert float(flow_bound(problem, problem.latency, deadline=EVER).ratio) == pytest.approx(truth, abs=1e-7)
+    assert cut_bound(problem, problem.latency, deadline=EVER).ratio <= truth + 1e-7
+
+
+# R/C that no schedule on a DGX-1 goes below; the frontiers known to be complete attain every one.
+DGX1 = [
+    ("allgather", None, {2: "3/2", 3: "7/6", 4: "7/6"}),
+    ("gather", 0, {2: "7/6", 3: "7/6"}),
+    ("scatter", 0, {2: "7/6"}),
+    ("broadcast", 0, {2: "1", 3: "9/22", 4: "4/13", 5: "5/19", 6: "6/25", 7: "7/31", 8: "8/37"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "root", "ratios"), DGX1, ids=[case[0] for case in DGX1])
+@pytest.mark.parametrize("limit", [cut_bound, flow_bound])
+def test_both_are_tight_on_dgx1(kind, root, ratios, limit):
+    problem = problem_of("dgx1", kind, root)
+    found = {steps: limit(problem, steps, deadline=EVER).ratio for steps in ratios}
+    assert found == {steps: Fraction(ratio) for steps, ratio in ratios.items()}
+
+
+def test_an_alltoall_needs_coupled_flows():
+    """Into each rank 7/6 would do; all at once take the static limit, which two steps attain."""
+    problem = problem_of("dgx1", "alltoall")
+    assert cut_bound(problem, 2, deadline=EVER).ratio == Fraction(3, 2)
+    for steps in (2, 3):
+        assert flow_bound(problem, steps, deadline=EVER).ratio == Fraction(8, 3)
+
+
+def test_where_both_are_loose():
+    """A broadcast in a 3-cube needs R/C = 1 in 3 steps, for the trees get in each other's way."""
+    problem = problem_of("hypercube:3", "broadcast", 0)
+    assert cut_bound(problem, 3, deadline=EVER).ratio == Fraction(5, 6)
+    assert flow_bound(problem, 3, deadline=EVER).ratio == Fraction(5, 6)
+
+
+def test_a_ring_of_eight_needs_seven_rounds_for_two_chunks():
+    problem = problem_of("ring:8", "allgather")
+    assert cut_bound(problem, 4, deadline=EVER).ratio == Fraction(7, 2)
+
+
+def test_through_switches():
+    """In a DGX A100 each rank has as much into the switch as out of it: one block after the other."""
+    for kind in ("allgather", "alltoall"):
+        problem = problem_of("dgx-a100", kind)
+        assert flow_bound(problem, 1, deadline=EVER).ratio == 7
+
+
+def test_capacities_of_any_size_make_no_difference():
+    """With bandwidths that have a large common denominator, the units are tiny and R/C as large."""
+    square = [(0, 1), (1, 2), (2, 3), (3, 0)]
+    plain = Topology.build("plain", 4, [Link(u, v, Fraction(3)) for u, v in square])
+    odd = [Link(u, v, Fraction(3) + (Fraction(1, 10**6) if u == 0 else 0)) for u, v in square]
+    fine = Topology.build("fine", 4, odd)
+    for kind in ("allgather", "alltoall"):
+        problems = [Problem.of(fabric, Collective.on(fabric, kind)) for fabric in (plain, fine)]
+        assert max(problems[1].capacities) == 3_000_001
+        for limit in (cut_bound, flow_bound):
+            ratios = [limit(problem, 3, deadline=EVER).ratio for problem in problems]
+            # Rounds on the links of 3 GB/s: 1 of theirs is 3,000,000 of the finer units.
+            assert ratios[1] * 3_000_000 == pytest.approx(float(ratios[0]), rel=1e-5)
+            assert ratios[1] * 3_000_000 <= ratios[0]
+
+
+def test_reductions_are_limited_as_their_mirror_images():
+    fabric = catalog.load("dgx1")
+    problem = Problem.of(*mirrored(fabric, Collective.on(fabric, "reduce-scatter")))
+    assert cut_bound(problem, 2, deadline=EVER).ratio == Fraction(3, 2)
+
+
+def test_the_same_certificate_every_time():
+    for limit in (cut_bound, flow_bound):
+        found = [limit(problem_of("dgx1", "allgather"), 3, deadline=EVER) for _ in range(2)]
+        assert found[0] == found[1]
+
+
+def test_cuts_make_short_certificates():
+    """At most one set of lengths for each cut that has a price, of which there are no more than steps."""
+    certificate = cut_bound(problem_of("dgx1", "broadcast", 0), 5, deadline=EVER).certificate
+    assert isinstance(certificate, PathLengths)
+    assert len(certificate.shares) <= 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "flows"),
+    [("gather", 1, 1), ("scatter", 1, 1), ("alltoall", 8, 1), ("allgather", 8, 7)],
+)
+def test_flows_that_need_no_copies_are_added_up(kind, groups, flows):
+    root = 0 if kind in ("gather", "scatter") else None
+    found = groups_of(problem_of("dgx1", kind, root))
+    assert len(found) == groups
+    assert {len(group.flows) for group in found} == {flows}
+
+
+@pytest.mark.parametrize("limit", [cut_bound, flow_bound])
+def test_below_the_latency_there_is_nothing_to_limit(limit):
+    with pytest.raises(ValueError, match="1 steps: fewer than the latency, 2, of the problem"):
+        limit(problem_of("dgx1", "allgather"), 1, deadline=EVER)
+    apart = Topology.build("apart", 2, [Link(1, 0, Fraction(1))])
+    problem = Problem.of(apart, Collective.on(apart, "broadcast", root=0))
+    with pytest.raises(ValueError, match="9 steps: some rank is out of reach in any number of them"):
+        limit(problem, 9, deadline=EVER)
+
+
+@pytest.mark.parametrize("limit", [cut_bound, flow_bound])
+def test_out_of_time(limit):
+    with pytest.raises(TimedOutError, match=r"the limit by (cuts|flows) did not end within 0 s"):
+        limit(problem_of("dgx1", "allgather"), 3, deadline=Deadline(0, 0.0))
+
+
+def test_static_bound():
+    fabric = catalog.load("dgx1")
+    collective = Collective.on(fabric, "reduce-scatter")
+    limit = static_bound(fabric, collective, 4)
+    assert (limit.steps, limit.ratio) == (4, Fraction(7, 6))
+    assert isinstance(limit.certificate, StaticLimit)
+    assert static_ratio(fabric, collective, limit.certificate.bound) == limit.ratio
+    with pytest.raises(InputError, match="composed of two halves"):
+        static_bound(fabric, Collective.on(fabric, "allreduce"), 4)

@@ -1,0 +1,303 @@
+"""Integer programs for HiGHS: flows against arrivals, groups of flows, attempts, checks of a solution."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.synth.chunks.encodings import ilp
+from arborcast.synth.chunks.encodings.flow_ilp import FlowSearch, flow_groups
+from arborcast.synth.chunks.encodings.ilp import ArrivalSearch, IlpSearch
+from arborcast.synth.chunks.encodings.integer_program import Attempts, IntegerProgram, Values
+from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Search, Unfinished
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.symmetry.orbits import Group, Orbits
+from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import Prover
+from arborcast.synth.topology import Topology
+from arborcast.topologies import load
+from tests.support.chunk_replay import instance_of, replay
+from tests.support.rounds_lp import least_rounds
+from tests.support.strategies import collectives, topologies
+
+ROUTING = [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
+
+
+def is_found(search: Search, instance: Instance) -> bool:
+    """Whether there is a schedule, which is replayed."""
+    outcome = search.run(None)
+    if isinstance(outcome, Found):
+        replay(instance, outcome)
+        return True
+    assert isinstance(outcome, Impossible)
+    return False
+
+
+@st.composite
+def one_target_each(draw: st.DrawFn, topology: Topology) -> Collective:
+    """Blocks of one target and any sources; some are alike."""
+    demands = []
+    for _ in range(draw(st.integers(1, 5))):
+        order = draw(st.permutations(range(topology.ranks)))
+        sources = draw(st.integers(1, min(3, topology.ranks - 1)))
+        demands += [Demand(frozenset(order[:sources]), frozenset(order[-1:]))] * draw(st.integers(1, 2))
+    return Collective.custom(topology, demands)
+
+
+@st.composite
+def routing_instances(draw: st.DrawFn) -> Instance:
+    """Instances of one target per demand about as often possible as not."""
+    topology: Topology = draw(topologies(max_ranks=6, max_bandwidth=3, symmetric=draw(st.booleans())))
+    collective = draw(st.one_of(collectives(topology, ROUTING, relays=True), one_target_each(topology)))
+    problem = Problem.of(topology, collective)
+    chunks = draw(st.integers(1, 3))
+    assert problem.latency is not None
+    steps = problem.latency + draw(st.integers(0, 2))
+    least = least_rounds(problem, chunks, steps, deadline=Deadline())
+    rounds = max(steps, least + draw(st.integers(-1, 0)))
+    return Instance(Orbits.trivial(problem, chunks), steps, rounds)
+
+
+@settings(max_examples=120)
+@given(routing_instances())
+def test_flows_agree_with_arrivals(instance: Instance) -> None:
+    assert is_found(FlowSearch(instance), instance) == is_found(ArrivalSearch(instance), instance)
+
+
+def test_a_flow_leads_to_one_target() -> None:
+    with pytest.raises(ValueError, match="demand 0: a flow leads to one target, got 7"):
+        FlowSearch(instance_of("dgx1", "broadcast", 1, 2, 2))
+    IlpSearch(instance_of("dgx1", "broadcast", 1, 2, 2))  # has another way
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups"),
+    [
+        (Kind.GATHER, [(3, {0: 6})]),  # three sources, one target
+        (Kind.SCATTER, [(1, {1: 2, 2: 2, 3: 2})]),
+        (Kind.ALLTOALL, [(1, {target: 2 for target in range(4) if target != owner}) for owner in range(4)]),
+    ],
+)
+def test_as_few_groups_as_sources_or_targets(kind: Kind, groups: list[tuple[int, dict[int, int]]]) -> None:
+    topology = load("full:4")
+    found = flow_groups(Orbits.trivial(Problem.of(topology, Collective.on(topology, kind)), 2))
+    assert [(len(group.supply), dict(group.wanted)) for group in found] == groups
+
+
+def test_each_connected_part_is_grouped_its_own_way() -> None:
+    topology = load("full:6")
+    demands = [({0}, 1), ({0}, 2), ({3}, 5), ({4}, 5), ({3, 4}, 5)]
+    collective = Collective.custom(topology, [Demand(frozenset(s), frozenset({t})) for s, t in demands])
+    groups = flow_groups(Orbits.trivial(Problem.of(topology, collective), 3))
+    assert [(dict(group.supply), dict(group.wanted)) for group in groups] == [
+        ({frozenset({0}): 6}, {1: 3, 2: 3}),
+        ({frozenset({3}): 3, frozenset({4}): 3, frozenset({3, 4}): 3}, {5: 9}),
+    ]
+
+
+def test_any_source_may_supply_each_chunk() -> None:
+    """Rank 2 of a chain 0 - 1 - 2 - 3 - 4 gets two of four chunks from each side."""
+    topology = load("mesh:1x5")
+    collective = Collective.custom(topology, [Demand(frozenset({0, 4}), frozenset({2}))])
+    orbits = Orbits.trivial(Problem.of(topology, collective), 4)
+    for steps, rounds, expected in ((2, 3, False), (2, 4, True), (3, 3, True)):
+        instance = Instance(orbits, steps, rounds)
+        assert is_found(FlowSearch(instance), instance) is expected
+
+
+def rotations(ranks: int) -> Group:
+    return tuple(tuple((rank + by) % ranks for rank in range(ranks)) for by in range(ranks))
+
+
+def translations(rows: int, columns: int) -> Group:
+    """Of a torus whose ranks are numbered row by row."""
+    return tuple(
+        tuple(
+            (row + down) % rows * columns + (column + right) % columns
+            for row, column in places(rows, columns)
+        )
+        for down, right in places(rows, columns)
+    )
+
+
+def places(rows: int, columns: int) -> list[tuple[int, int]]:
+    return list(product(range(rows), range(columns)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "group", "kind", "size", "expected"),
+    [
+        ("ring:8", rotations(8), Kind.ALLGATHER, (2, 4, 7), True),
+        ("ring:8", rotations(8), Kind.ALLGATHER, (2, 4, 6), False),
+        # 7 blocks enter a rank over two links.
+        ("ring:8", rotations(8), Kind.ALLGATHER, (2, 7, 7), True),
+        # Each way a rank sends to those 1, 2, 3 away, and half of what goes 4 away: 8 links for 1 chunk.
+        ("ring:8", rotations(8), Kind.ALLTOALL, (1, 4, 8), False),
+        ("ring:8", rotations(8), Kind.ALLTOALL, (2, 4, 16), True),
+        ("ring:8", rotations(8), Kind.ALLTOALL, (2, 4, 15), False),
+        ("torus:3x3", translations(3, 3), Kind.ALLGATHER, (2, 2, 4), True),
+        ("torus:3x3", translations(3, 3), Kind.ALLGATHER, (2, 3, 3), False),
+        # 12 hops from each rank over 4 links.
+        ("torus:3x3", translations(3, 3), Kind.ALLTOALL, (1, 2, 3), True),
+        ("torus:3x4", translations(3, 4), Kind.ALLGATHER, (4, 3, 11), True),
+        ("torus:4x4", translations(4, 4), Kind.ALLGATHER, (4, 4, 15), True),
+    ],
+)
+def test_under_rotations(
+    spec: str, group: Group, kind: Kind, size: tuple[int, int, int], expected: bool
+) -> None:
+    topology = load(spec)
+    chunks, steps, rounds = size
+    orbits = Orbits(Problem.of(topology, Collective.on(topology, kind)), chunks, group)
+    instance = Instance(orbits, steps, rounds)
+    assert is_found(IlpSearch(instance), instance) is expected
+    if kind is Kind.ALLTOALL:
+        assert is_found(ArrivalSearch(instance), instance) is expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "size", "expected"),
+    [
+        ("dgx1", "allgather", (6, 3, 7), True),
+        ("dgx1", "gather", (4, 2, 5), True),
+        ("dgx1", "gather", (6, 3, 7), True),
+        ("dgx1", "gather", (7, 2, 8), False),
+        ("dgx1", "scatter", (6, 2, 7), True),
+        ("dgx1", "broadcast", (8, 3, 3), False),
+        ("dgx1", "broadcast", (13, 4, 4), True),
+        ("dgx1", "broadcast", (19, 5, 5), True),
+        ("dgx1", "broadcast", (25, 6, 6), True),
+        ("torus:4x4", "allgather", (4, 4, 15), True),
+        pytest.param("dgx1", "broadcast", (22, 3, 9), True, marks=pytest.mark.long),
+        pytest.param("dgx1", "broadcast", (31, 7, 7), True, marks=pytest.mark.long),
+        pytest.param("torus:4x8", "allgather", (4, 6, 31), True, marks=pytest.mark.long),
+    ],
+)
+def test_known_values(spec: str, kind: str, size: tuple[int, int, int], expected: bool) -> None:
+    instance = instance_of(spec, kind, *size)
+    assert is_found(IlpSearch(instance), instance) is expected
+
+
+@pytest.mark.parametrize("encoding", [FlowSearch, ArrivalSearch])
+def test_fewer_steps_than_the_latency_are_impossible(
+    encoding: type[FlowSearch] | type[ArrivalSearch],
+) -> None:
+    for kind in ROUTING:
+        assert isinstance(encoding(instance_of("ring:6", kind, 1, 2, 9)).run(None), Impossible)
+        assert isinstance(encoding(instance_of("ring:6", kind, 1, 3, 9)).run(None), Found)
+
+
+@pytest.mark.parametrize("size", [(4, 3, 4), (5, 4, 4), (6, 4, 4), (7, 4, 4), (5, 4, 5)])
+@pytest.mark.parametrize("most", [1, 2, 10])
+def test_an_order_of_chunks_excludes_nothing(
+    size: tuple[int, int, int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ilp, "MOST_ORDERED", most)
+    instance = instance_of("hypercube:3", "broadcast", *size)
+    ordered, plain = ArrivalSearch(instance).programs
+    assert isinstance(ordered.solve(None), Impossible) == isinstance(plain.solve(None), Impossible)
+
+
+def test_where_an_order_of_chunks_is_used() -> None:
+    """First for a broadcast, second for many classes, not at all where no two chunks are alike."""
+    (as_it_is,) = ArrivalSearch(instance_of("ring:4", "allgather", 1, 2, 3)).programs
+    ordered, plain = ArrivalSearch(instance_of("ring:4", "broadcast", 3, 3, 3)).programs
+    assert ordered.terms > plain.terms
+    plain, ordered = ArrivalSearch(instance_of("ring:4", "allgather", 3, 3, 6)).programs
+    assert ordered.terms > plain.terms > as_it_is.terms
+
+
+class Recorded(IntegerProgram):
+    """Answers after some attempts, and remembers them."""
+
+    def __init__(self, name: str, log: list[tuple[str, int | None, int, bool]], answer_at: int) -> None:
+        super().__init__()
+        self._name, self._log, self._answer_at = name, log, answer_at
+
+    def solve(
+        self, effort: int | None, *, seed: int = 0, programs_inside: bool = False
+    ) -> Values | Impossible | Unfinished:
+        self._log.append((self._name, effort, seed, programs_inside))
+        return Impossible(Prover.HIGHS) if len(self._log) == self._answer_at else Unfinished()
+
+
+def test_attempts_take_turns_and_double() -> None:
+    log: list[tuple[str, int | None, int, bool]] = []
+    attempts = Attempts([Recorded("a", log, 6), Recorded("b", log, 6)], seed=5)
+    assert isinstance(attempts.run(None), Impossible)
+    assert log == [
+        ("a", 100, 5, False),
+        ("b", 200, 6, False),
+        ("a", 400, 7, True),
+        ("b", 800, 8, True),
+        ("a", 1600, 9, False),
+        ("b", 3200, 10, False),
+    ]
+
+
+def test_effort_is_saved_until_an_attempt_can_be_paid() -> None:
+    log: list[tuple[str, int | None, int, bool]] = []
+    attempts = Attempts([Recorded("a", log, 99)], seed=0)
+    made = []
+    for _ in range(9):
+        assert isinstance(attempts.run(90), Unfinished)
+        made.append(len(log))
+    # 100 at once, on credit; 200 are there after 300 in all, 400 more after 700.
+    assert made == [1, 1, 1, 2, 2, 2, 2, 3, 3]
+
+
+def test_the_same_efforts_give_the_same_answer() -> None:
+    instance = instance_of("dgx1", "broadcast", 12, 3, 5)
+    searches = [IlpSearch(instance, seed=2) for _ in range(2)]
+    for effort in (100, 400, 1600, 6400):
+        first, second = (search.run(effort) for search in searches)
+        assert first == second
+        if isinstance(first, Found):
+            replay(instance, first)
+            assert effort > 100  # the first effort was limited, and ended there
+            return
+    pytest.fail("8500 units of effort were enough before")
+
+
+def program_of_two() -> IntegerProgram:
+    """Whole numbers x and y from 0 to 4 with 2x + 2y from 3 to 5; fewer x are looked for first."""
+    program = IntegerProgram()
+    columns = [program.add_column(4, cost=1), program.add_column(4)]
+    program.add_row(columns, [2, 2], least=3, most=5)
+    return program
+
+
+def test_an_integer_program() -> None:
+    program = program_of_two()
+    solution = program.solve(None)
+    assert isinstance(solution, np.ndarray)
+    assert solution.sum() == 2
+    without = program.copy()
+    without.add_row([0, 1], [1, 2], most=1)
+    assert isinstance(without.solve(None), Impossible)
+    assert isinstance(program.solve(None), np.ndarray)  # as it was
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([2, 1], r"row 0 must be from 3 to 5, its solution in whole numbers gives 6"),
+        ([5, -3], r"column 0 must be from 0 to 4, its solution in whole numbers gives 5"),
+    ],
+)
+def test_a_solution_that_is_none_is_not_believed(
+    values: list[int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HiGHS works in floating point; here it is made to be wrong."""
+    import highspy
+
+    wrong = SimpleNamespace(col_value=[value + 1e-7 for value in values])
+    monkeypatch.setattr(highspy.Highs, "getSolution", lambda _: wrong)
+    with pytest.raises(ArithmeticError, match=message):
+        program_of_two().solve(None)

@@ -1,0 +1,195 @@
+"""Proofs that there is no schedule: other people's checkers accept them, the formulas say what was asked."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from dratify import check_proof, parse_dimacs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pysat.formula import CNF
+from pysat.solvers import Minisat22
+
+from arborcast import synth
+from arborcast.synth.chunks.encodings import sat as boolean
+from arborcast.synth.chunks.encodings.outcome import Found, Instance
+from arborcast.synth.chunks.encodings.refutation import formula_file, formula_text, refute
+from arborcast.synth.chunks.encodings.sat import Formula
+from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.chunks.symmetry.orbits import Send
+from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
+from arborcast.topologies import load
+from tests.chunks.test_encodings import instances
+from tests.support.chunk_replay import brute_force, instance_of, replay
+
+NONE = [
+    ("hypercube:3", "broadcast", (6, 3, 5)),  # what no limit of ours refutes
+    ("dgx1", "allgather", (5, 2, 7)),  # what a limit refutes, too
+    ("dgx1", "reduce", (8, 3, 3)),  # a mirror image, of chunks that are put in order
+    ("star:4", "alltoall", (1, 1, 2)),  # through a switch
+    ("ring:4", "allgather", (1, 1, 9)),  # fewer steps than the way is long
+    ("ring:4", "allgather", (1, 4, 3)),  # fewer rounds than steps
+]
+
+
+def accepts(formula: str, proof: str) -> bool:
+    return bool(check_proof(parse_dimacs(formula), proof).ok)
+
+
+def refuted(spec: str, kind: str, size: tuple[int, int, int], proof: Path) -> InfeasibleError:
+    chunks, steps, rounds = size
+    with pytest.raises(InfeasibleError) as raised:
+        synth.solve(
+            load(spec),
+            kind,
+            method="sat",
+            chunks=chunks,
+            steps=steps,
+            rounds=rounds,
+            cache=False,
+            proof=proof,
+        )
+    return raised.value
+
+
+@pytest.mark.parametrize(("spec", "kind", "size"), NONE)
+def test_a_checker_accepts_the_proof(
+    spec: str, kind: str, size: tuple[int, int, int], tmp_path: Path
+) -> None:
+    proof = tmp_path / "none.drat"
+    error = refuted(spec, kind, size, proof)
+    assert error.is_proved and Prover.CADICAL in error.proved_by
+    assert f"DRAT proof in {proof}, of the formula in {formula_file(proof)}" in str(error)
+    formula = (tmp_path / "none.drat.cnf").read_text()
+    assert formula.startswith(f"c Is there a schedule with (C, S, R) = {size}?\nc {kind} on {spec}")
+    assert accepts(formula, proof.read_text())
+
+
+@pytest.mark.skipif(shutil.which("drat-trim") is None, reason="drat-trim is not installed")
+@pytest.mark.parametrize(("spec", "kind", "size"), NONE)
+def test_drat_trim_accepts_the_proof(
+    spec: str, kind: str, size: tuple[int, int, int], tmp_path: Path
+) -> None:
+    refuted(spec, kind, size, tmp_path / "none.drat")
+    words = subprocess.run(
+        ["drat-trim", "none.drat.cnf", "none.drat"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "s VERIFIED" in words.stdout.replace("\r", "\n").splitlines()
+
+
+def test_a_checker_refuses_what_proves_nothing() -> None:
+    instance = instance_of("hypercube:3", "broadcast", 6, 3, 5)
+    formula, proof = refute(instance, "")
+    assert accepts(formula, proof)
+    assert not accepts(formula, "0\n")  # the steps in between are needed
+    assert not accepts(formula_text(Formula(instance_of("hypercube:3", "broadcast", 6, 4, 5)), ""), proof)
+    with pytest.raises(AssertionError, match="3-cube: CaDiCaL finds a schedule where there is none"):
+        refute(instance_of("hypercube:3", "broadcast", 6, 4, 4), "3-cube")
+
+
+def understood(formula: str, model: set[int]) -> tuple[list[int], list[Send], set[tuple[int, ...]]]:
+    """What a model says by the comments alone: rounds beyond the first of each step, sends, who has what."""
+    longer: dict[int, int] = {}
+    sends, held = [], set()
+    for line in formula.splitlines():
+        if not (variable := re.match(r"c variable (\d+): (.*)", line)):
+            continue
+        numbers = [int(number) for number in re.findall(r"\d+", variable[2])]
+        is_true = int(variable[1]) in model
+        if "has more than" in line:
+            longer[numbers[0]] = longer.get(numbers[0], 0) + is_true
+        elif "is sent over" in line and is_true:
+            chunk, block, route, step = numbers
+            sends.append(Send(block, chunk, route, step - 1))
+        elif "is at rank" in line and is_true:
+            held.add(tuple(numbers))
+    return [longer[step] for step in sorted(longer)], sends, held
+
+
+@settings(max_examples=150, deadline=None)
+@given(instances(most_arrivals=8, max_ranks=5, chunks=3), st.booleans())
+def test_a_formula_says_by_its_comments_what_brute_force_finds(instance: Instance, ordered: bool) -> None:
+    problem = instance.orbits.problem
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boolean, "is_ordered", lambda orbits: ordered)
+        formula = formula_text(Formula(instance), "drawn")
+    with Minisat22(bootstrap_with=CNF(from_string=formula)) as solver:
+        assert solver.solve() == brute_force(problem, instance.orbits.chunks, instance.steps, instance.rounds)
+        model = {literal for literal in solver.get_model() or () if literal > 0}
+    if not model:
+        return
+    longer, sends, held = understood(formula, model)
+    rounds = [1 + spare for spare in longer or [0] * instance.steps]
+    rounds[0] += instance.rounds - sum(rounds)
+    replay(instance, Found(tuple(rounds), tuple(sends)))
+    came = {
+        (send.member, send.chunk_class, problem.routes[send.route].dst, time)
+        for send in sends
+        for time in range(send.step + 1, instance.steps + 1)
+    }
+    assert held <= came
+
+
+@settings(max_examples=60, deadline=None)
+@given(instances(most_arrivals=40, max_ranks=5, chunks=4))
+def test_every_proof_is_accepted(instance: Instance) -> None:
+    with Minisat22(bootstrap_with=Formula(instance).clauses.clauses) as solver:
+        if not solver.solve():
+            assert accepts(*refute(instance, "drawn"))
+
+
+def test_a_formula_describes_the_fabric() -> None:
+    formula = refute(instance_of("star:4", "broadcast", 1, 1, 2, root=1), "star")[0]
+    lines = formula.splitlines()
+    assert "c ranks: 4, switches: 1" in lines
+    assert "c link 0: from 0 to 4, carries 1 per round" in lines
+    assert "c block 0: at first at rank 1, wanted at ranks 0 2 3" in lines
+    assert "c route 0: from 0 to 1 over links 0 5" in lines  # to the switch, which is vertex 4, and from it
+    assert "c link 5: from 4 to 1, carries 1 per round" in lines
+
+
+def test_where_there_is_a_schedule_nothing_is_written(tmp_path: Path) -> None:
+    found = synth.solve(
+        load("ring:4"), "broadcast", method="sat", chunks=1, steps=2, rounds=2, proof=tmp_path / "none.drat"
+    )
+    assert synth.verify(found).correct and not list(tmp_path.iterdir())
+
+
+def test_no_proof_is_taken_for_what_has_none(tmp_path: Path) -> None:
+    size = {"chunks": 4, "steps": 4, "rounds": 6}
+    with pytest.raises(InputError, match="allreduce: takes no proof"):
+        synth.solve(load("ring:4"), "allreduce", method="sat", proof=tmp_path / "none.drat", **size)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="method ilp: takes no proof, which is for sat"):
+        synth.solve(load("ring:4"), "allgather", method="ilp", proof=tmp_path / "none.drat", **size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("why", "kind"), [(TimedOutError("late"), TimedOutError), (WorkerDiedError("full"), SolverDiedError)]
+)
+def test_an_answer_without_the_proof_says_so(
+    why: Exception, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise why
+
+    monkeypatch.setattr("arborcast.synth.chunks.encodings.refutation.write_refutation", fail)
+    with pytest.raises(kind, match=rf"needs at least 2 steps, got 1; without a proof in .*: {why}"):
+        synth.solve(
+            load("ring:4"),
+            "allgather",
+            method="sat",
+            chunks=1,
+            steps=1,
+            rounds=9,
+            cache=False,
+            proof=tmp_path / "x",
+        )

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies as catalog
+from arborcast.synth.bounds import bound
+from arborcast.synth.certificate import Cut
+from arborcast.synth.chunks.bounds.certificate import PathLengths, StaticLimit, TreeLengths
+from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS, certified_ratio, static_ratio
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.collective import Collective, Demand, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.topology import Link, Topology
+from tests.support.strategies import collectives, custom_collectives, topologies
+from tests.support.timed_trees import all_trees, cost, least_ratio
+
+HALF = Fraction(1, 2)
+COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
+
+
+@st.composite
+def small_problems(draw: Callable) -> tuple[Problem, int]:
+    """Few enough ranks and routes for all trees to be listed, in as few steps as possible or one more."""
+    few = draw(st.integers(0, 1))
+    topology = draw(topologies(max_ranks=3 if few else 4, switches=few, symmetric=draw(st.booleans())))
+    named = collectives(topology, kinds=COPIES, relays=True)
+    problem = Problem.of(topology, draw(st.one_of(named, custom_collectives(topology))))
+    assert problem.latency is not None
+    spare = draw(st.integers(0, 1)) if problem.ranks < 4 or problem.latency < 3 else 0
+    return problem, problem.latency + spare
+
+
+def drawn_tables(draw: Callable, problem: Problem, steps: int, count: int) -> list[list[list[Fraction]]]:
+    """Lengths that keep the rule however they are added up."""
+    units = st.integers(0, 5)
+    entries = [[[draw(units) for _ in problem.topology.links] for _ in range(steps)] for _ in range(count)]
+    largest = max(
+        sum(c * sum(table[step][link] for table in entries) for link, c in enumerate(problem.capacities))
+        for step in range(steps)
+    )
+    return [[[Fraction(entry, max(largest, 1)) for entry in row] for row in table] for table in entries]
+
+
+def frozen(table: list[list[Fraction]]) -> tuple[tuple[Fraction, ...], ...]:
+    return tuple(map(tuple, table))
+
+
+def shortest(problem: Problem, demand: Demand, target: int, table: list[list[Fraction]]) -> Fraction:
+    """By networkx, route by route."""
+    graph = nx.DiGraph()
+    for step, row in enumerate(table):
+        for rank in range(problem.ranks):
+            graph.add_edge((rank, step), (rank, step + 1), weight=Fraction(0))
+        for route in problem.routes:
+            length = sum((row[link] for link in route.links), Fraction(0))
+            ends = (route.src, step), (route.dst, step + 1)
+            if not graph.has_edge(*ends) or graph.edges[ends]["weight"] > length:
+                graph.add_edge(*ends, weight=length)
+    sources = {(source, 0) for source in demand.sources}
+    return nx.multi_source_dijkstra(graph, sources, (target, len(table)))[0]
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_the_ratio_of_trees_is_that_of_all_trees_listed(data):
+    problem, steps = data.draw(small_problems())
+    (table,) = drawn_tables(data.draw, problem, steps, 1)
+    expected = sum(
+        min(cost(problem, tree, table) for tree in all_trees(problem, demand, steps))
+        for demand in problem.demands
+    )
+    assert certified_ratio(problem, steps, TreeLengths(frozen(table))) == expected
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_the_ratio_of_paths_is_that_of_networkx(data):
+    problem, steps = data.draw(small_problems())
+    tables = drawn_tables(data.draw, problem, steps, 2)
+    most = max(len(demand.targets) for demand in problem.demands)
+    assigned = tuple(
+        tuple(data.draw(st.integers(0, 1)) for _ in demand.targets) for demand in problem.demands
+    )
+    tables = [[[length / most for length in row] for row in table] for table in tables]
+    expected = sum(
+        shortest(problem, demand, target, tables[share])
+        for demand, shares in zip(problem.demands, assigned, strict=True)
+        for target, share in zip(sorted(demand.targets), shares, strict=True)
+    )
+    certificate = PathLengths(tuple(map(frozen, tables)), assigned)
+    assert certified_ratio(problem, steps, certificate) == expected
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_no_lengths_prove_more_than_the_best_packing(data):
+    problem, steps = data.draw(small_problems())
+    table, other = drawn_tables(data.draw, problem, steps, 2)
+    most = max(len(demand.targets) for demand in problem.demands)
+    shares = tuple(tuple(tuple(length / most for length in row) for row in each) for each in (table, other))
+    assigned = tuple(tuple(target % 2 for target in demand.targets) for demand in problem.demands)
+    truth = least_ratio(problem, steps)
+    assert certified_ratio(problem, steps, TreeLengths(frozen(table))) <= truth + 1e-7
+    assert certified_ratio(problem, steps, PathLengths(shares, assigned)) <= truth + 1e-7
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_lengths_of_any_number_of_digits_are_exact(data):
+    """Beyond int64 the same is done in Python integers."""
+    problem, steps = data.draw(small_problems())
+    (table,) = drawn_tables(data.draw, problem, steps, 1)
+    less = Fraction(10**30, 10**30 + 57)
+    finer = [[length * less for length in row] for row in table]
+    ratios = [certified_ratio(problem, steps, TreeLengths(frozen(each))) for each in (table, finer)]
+    assert ratios[1] == ratios[0] * less
+    most = max(len(demand.targets) for demand in problem.demands)
+    assigned = tuple((0,) * len(demand.targets) for demand in problem.demands)
+    shares = [frozen([[length / most for length in row] for row in each]) for each in (table, finer)]
+    ratios = [certified_ratio(problem, steps, PathLengths((share,), assigned)) for share in shares]
+    assert ratios[1] == ratios[0] * less
+
+
+# Three ranks in a line, 0 -> 1 -> 2 with 1 and 2 chunks a round: a broadcast from 0 in two steps.
+LINE = Topology.build("line", 3, [Link(0, 1, Fraction(1)), Link(1, 2, Fraction(2))])
+BROADCAST = Problem.of(LINE, Collective.on(LINE, "broadcast", root=0))
+
+
+def paths(*shares: list[list[Any]], assigned: tuple[tuple[int, ...], ...] = ((0, 1),)) -> PathLengths:
+    return PathLengths(tuple(map(frozen, shares)), assigned)
+
+
+def test_drawn_lengths():
+    """All must pass 0 -> 1 in the first step, and 1 -> 2 in the second, at 1 and 2 chunks a round."""
+    #              0 -> 1       1 -> 2
+    lengths = [[Fraction(1), Fraction(0)], [Fraction(0), HALF]]
+    assert certified_ratio(BROADCAST, 2, TreeLengths(frozen(lengths))) == Fraction(3, 2)
+    nothing = [[Fraction(0)] * 2] * 2
+    assert certified_ratio(BROADCAST, 2, paths(nothing, lengths)) == Fraction(3, 2)
+    # To rank 1 the second step serves as well, at no length.
+    assert certified_ratio(BROADCAST, 2, paths(lengths, nothing)) == 0
+    # With a third step each link can be passed where its length is 0.
+    spare = [*lengths, [Fraction(0), Fraction(0)]]
+    assert certified_ratio(BROADCAST, 3, TreeLengths(frozen(spare))) == 0
+
+
+def test_sources_divide_the_targets_between_them():
+    """A line 1 <- 0 - 2 -> 3 with the block at 0 and 2: crossing the middle is never worth it."""
+    hops = [(0, 1), (0, 2), (2, 0), (2, 3)]
+    line = Topology.build("line", 4, [Link(u, v, Fraction(1)) for u, v in hops])
+    problem = Problem.of(line, Collective.custom(line, [Demand(frozenset({0, 2}), frozenset({1, 3}))]))
+    each = (Fraction(1, 4),) * 4
+    assert certified_ratio(problem, 1, TreeLengths((each,))) == HALF
+    assert certified_ratio(problem, 3, TreeLengths((each,) * 3)) == HALF
+
+
+ZERO = [[Fraction(0), Fraction(0)], [Fraction(0), Fraction(0)]]
+REFUSED = [
+    ([ZERO], ((0, 0), (0, 0)), "needs shares for each of 1 demands, got them for 2"),
+    ([ZERO], ((0,),), "demand 0 needs a share for each of 2 targets, got 1"),
+    ([ZERO], ((0, 1),), r"demand 0: share must be in 0\.\.0, got 1"),
+    ([ZERO], ((0, -1),), r"demand 0: share must be in 0\.\.0, got -1"),
+    ([], ((0, 0),), r"share must be in 0\.\.-1, got 0"),
+    ([ZERO[:1]], ((0, 0),), r"share needs one row per step \(2\), got 1"),
+    ([ZERO, [*ZERO, ZERO[0]]], ((0, 0),), r"share 1 needs one row per step \(2\), got 3"),
+    (
+        [[ZERO[0], ZERO[0][:1]]],
+        ((0, 0),),
+        r"share, step 1: needs one length per link \(2\), got 1",
+    ),
+    (
+        [[ZERO[0], [Fraction(0), Fraction(-1, 7)]]],
+        ((0, 0),),
+        "share, step 1, link 1->2: length must not be negative, got -1/7",
+    ),
+    ([[[0.25, Fraction(0)], ZERO[0]]], ((0, 0),), "step 0, link 0->1: length must be a fraction, got 0.25"),
+    (  # 1 * 1/3 for each of two targets, and 2 * 1/4 for each
+        [[ZERO[0], [Fraction(1, 3), Fraction(1, 4)]]],
+        ((0, 0),),
+        "step 1: capacities times lengths must add up to at most 1, got 5/3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("shares", "assigned", "message"), REFUSED)
+def test_paths_that_break_a_rule_are_refused(shares, assigned, message):
+    with pytest.raises(InputError, match=message):
+        certified_ratio(BROADCAST, 2, paths(*shares, assigned=assigned))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (ZERO[:1], r"lengths needs one row per step \(2\), got 1"),
+        ([ZERO[0], [Fraction(0)]], r"lengths, step 1: needs one length per link \(2\), got 1"),
+        ([[Fraction(-1), Fraction(0)], ZERO[0]], "step 0, link 0->1: length must not be negative, got -1"),
+        ([[0.5, Fraction(0)], ZERO[0]], "must be a fraction, got 0.5"),
+        ([[Fraction(1), Fraction(1, 9)], ZERO[0]], "step 0: .* must add up to at most 1, got 11/9"),
+    ],
+)
+def test_trees_that_break_a_rule_are_refused(lengths, message):
+    with pytest.raises(InputError, match=message):
+        certified_ratio(BROADCAST, 2, TreeLengths(frozen(lengths)))
+
+
+def test_the_rule_takes_the_largest_total_of_a_demand_on_each_link():
+    """Two blocks, from 0 and from 2, whose lengths never meet on a link: each may use all there is."""
+    ring = Topology.build("ring", 3, [Link(u, (u + 1) % 3, Fraction(1)) for u in range(3)])
+    problem = Problem.of(
+        ring,
+        Collective.custom(
+            ring, [Demand(frozenset({0}), frozenset({1})), Demand(frozenset({2}), frozenset({0}))]
+        ),
+    )
+    first, second = [[HALF, Fraction(0), Fraction(0)]], [[Fraction(0), Fraction(0), HALF]]
+    assert certified_ratio(problem, 1, paths(first, second, assigned=((0,), (1,)))) == 1
+    both = [[HALF, Fraction(0), HALF]]
+    assert certified_ratio(problem, 1, paths(both, assigned=((0,), (0,)))) == 1
+    beyond = [[HALF, HALF, HALF]]
+    with pytest.raises(InputError, match="at most 1, got 3/2"):
+        certified_ratio(problem, 1, paths(beyond, second, assigned=((0,), (1,))))
+
+
+def test_too_few_steps_prove_nothing():
+    one_step = [[Fraction(0), Fraction(0)]]
+    with pytest.raises(InputError, match="demand 0: rank 2 cannot be reached in 1 steps"):
+        certified_ratio(BROADCAST, 1, paths(one_step, assigned=((0, 0),)))
+    with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
+        certified_ratio(BROADCAST, 1, TreeLengths(frozen(one_step)))
+    with pytest.raises(InputError, match="steps must be at least 1, got 0"):
+        certified_ratio(BROADCAST, 0, TreeLengths(()))
+
+
+def test_without_any_link_nothing_is_reached():
+    apart = Topology.build("apart", 2, [])
+    problem = Problem.of(apart, Collective.on(apart, "broadcast", root=0))
+    with pytest.raises(InputError, match="demand 0: rank 1 cannot be reached in 1 steps"):
+        certified_ratio(problem, 1, PathLengths((((),),), ((0,),)))
+    with pytest.raises(InputError, match="cannot all be reached"):
+        certified_ratio(problem, 1, TreeLengths(((),)))
+
+
+def test_too_many_targets_are_refused():
+    ranks = MOST_TREE_TARGETS + 2
+    full = catalog.load(f"full:{ranks}")
+    problem = Problem.of(full, Collective.on(full, "broadcast", root=0))
+    lengths = TreeLengths((tuple(Fraction(0) for _ in full.links),))
+    with pytest.raises(InputError, match=f"at most {MOST_TREE_TARGETS} targets, got {ranks - 1}"):
+        certified_ratio(problem, 1, lengths)
+
+
+def test_the_most_targets_that_are_possible():
+    """A ring of 13: each tree takes 12 of 26 links, each of which is worth 1/26 in one of 6 steps."""
+    ring = catalog.load(f"ring:{MOST_TREE_TARGETS + 1}")
+    problem = Problem.of(ring, Collective.on(ring, "broadcast", root=0))
+    lengths = TreeLengths(((Fraction(1, 26),) * 26,) * 6)
+    assert certified_ratio(problem, 6, lengths) == Fraction(12, 26)
+
+
+def test_a_static_limit_is_not_for_a_problem():
+    limit = StaticLimit(bound(LINE, Collective.on(LINE, "broadcast", root=0)))
+    with pytest.raises(InputError, match="use static_ratio"):
+        certified_ratio(BROADCAST, 2, limit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "root", "ratio"),
+    [
+        ("allgather", None, Fraction(7, 6)),
+        ("reduce-scatter", None, Fraction(7, 6)),
+        ("gather", 0, Fraction(7, 6)),
+        ("scatter", 0, Fraction(7, 6)),
+        ("alltoall", None, Fraction(8, 3)),
+        ("broadcast", 0, Fraction(1, 6)),
+        ("reduce", 0, Fraction(1, 6)),
+    ],
+)
+def test_static_ratios_of_dgx1(kind, root, ratio):
+    fabric = catalog.load("dgx1")
+    collective = Collective.on(fabric, kind, root=root)
+    assert static_ratio(fabric, collective, bound(fabric, collective)) == ratio
+
+
+def test_static_limits_that_do_not_hold_are_refused():
+    fabric = catalog.load("dgx1")
+    gathered = Collective.on(fabric, "allgather")
+    limit = bound(fabric, gathered)
+    with pytest.raises(InputError, match=r"proves .* GB/s, the bound says"):
+        static_ratio(fabric, gathered, replace(limit, rate=limit.rate - 1))
+    assert isinstance(limit.certificate, Cut)
+    wrong = replace(limit.certificate, capacity=limit.certificate.capacity / 2)
+    with pytest.raises(InputError, match="the certificate says"):
+        static_ratio(fabric, gathered, replace(limit, certificate=wrong))
+    everywhere = Collective.on(fabric, "allreduce")
+    with pytest.raises(InputError, match="composed of two halves"):
+        static_ratio(fabric, everywhere, bound(fabric, everywhere))
+    apart = Topology.build("apart", 2, [])
+    broadcast = Collective.on(apart, "broadcast", root=0)
+    with pytest.raises(InputError, match="no schedule of this broadcast at all, its rate is 0"):
+        static_ratio(apart, broadcast, bound(apart, broadcast))

@@ -1,0 +1,237 @@
+"""One number of steps: limits, what is searched, and what may be called proved of scripted answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from arborcast import synth
+from arborcast.synth.certificate import Bound
+from arborcast.synth.chunks import step_optimum as module
+from arborcast.synth.chunks.bounds.certificate import PathLengths, StaticLimit, StepBound, TreeLengths
+from arborcast.synth.chunks.encodings.outcome import Impossible, Unfinished
+from arborcast.synth.chunks.frontier import Frontier, pareto
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.solvers.optimum_documents import optimum_from_document, optimum_to_document
+from arborcast.synth.chunks.solvers.search import Answer, Searcher
+from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, explain, step_optimum
+from arborcast.synth.collective import Collective, Demand
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import Prover, TimedOutError
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
+
+Asked = tuple[int, int, int]  # C, R and how many slices
+
+
+class Scripted(Searcher):
+    """Answers by a rule of C and the slices, and remembers what it was asked."""
+
+    def __init__(self, problem: Problem, answer: Callable[[int, int], Answer]) -> None:
+        super().__init__(problem, ("sat", "ilp"), 0, Deadline(), Workers(1), None)
+        self.answer = answer
+        self.asked: list[Asked] = []
+
+    def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> Answer:
+        assert slices is not None
+        self.asked.append((chunks, rounds, slices))
+        answer = self.answer(chunks, slices)
+        return plan(steps, rounds) if isinstance(answer, Plan) else answer
+
+
+FOUND = Plan((), ())
+REFUTED, CLAIMED = Impossible(Prover.CADICAL), Impossible(Prover.HIGHS)
+
+
+def plan(steps: int, rounds: int) -> Plan:
+    return Plan((*[1] * (steps - 1), rounds - steps + 1), ())
+
+
+RING = load("ring:4")
+
+
+def problem(spec: str, kind: str) -> Problem:
+    fabric = load(spec)
+    return Problem.of(fabric, Collective.on(fabric, kind))
+
+
+def loose(steps: int) -> StepBound:
+    """A static limit that is never attained."""
+    return StepBound(steps, Fraction(1, 100), StaticLimit(Bound.__new__(Bound)))
+
+
+def optimum_of(
+    answer: Callable[[int, int], Answer], *, below: Fraction | None = None, quick: bool = False
+) -> tuple[StepOptimum, list[Asked]]:
+    """Gather on a ring of 4: 3 blocks over 2 links to the root, so that R/C is 3/2 and C even.
+
+    No packing of ways follows the flows, so that the scripted answers decide.
+    """
+    searcher = Scripted(problem("ring:4", "gather"), answer)
+    care = QUICK if quick else replace(THOROUGH, most_packed=0)
+    return step_optimum(searcher, 2, loose(2), below, care), searcher.asked
+
+
+def test_attained_in_lowest_terms_nothing_is_left_to_refute() -> None:
+    optimum, asked = optimum_of(lambda chunks, slices: FOUND)
+    assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 2, True)
+    assert optimum.smallest == "3/2 is in lowest terms"
+    assert isinstance(optimum.limit.certificate, PathLengths)
+    assert explain(optimum.limit) == "flows in 2 steps (dual, exact)"
+    assert asked == [(2, 3, THOROUGH.first_slices)]
+
+
+def test_a_larger_c_is_the_smallest_once_every_smaller_one_is_refuted() -> None:
+    optimum, _ = optimum_of(lambda chunks, slices: FOUND if chunks == 6 else REFUTED)
+    assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 6, True)
+    assert optimum.smallest == "(2, 2, 3), (4, 2, 6) refuted by CaDiCaL"
+    assert optimum.proved_by == (Prover.LIMIT, Prover.CADICAL)
+
+
+def test_a_smaller_c_refuted_in_floating_point_is_said_and_proves_nothing() -> None:
+    optimum, asked = optimum_of(
+        lambda chunks, slices: FOUND if chunks == 6 else CLAIMED if chunks == 2 else REFUTED
+    )
+    assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 6, False)
+    words = "(2, 2, 3) refuted by HiGHS, floating point, which is no proof; (4, 2, 6) refuted by CaDiCaL"
+    assert optimum.smallest == words
+    assert optimum.proved_by == (Prover.LIMIT, Prover.HIGHS, Prover.CADICAL)
+    # What is not proved is asked again with more effort.
+    assert [slices for chunks, _, slices in asked if chunks == 2] == [3, 6]
+    assert optimum_from_document(optimum_to_document(optimum, RING), RING) == optimum
+
+
+def test_a_smaller_c_left_open_leaves_the_smallest_unproved() -> None:
+    def answer(chunks: int, slices: int) -> Answer:
+        return FOUND if chunks == 6 else Unfinished() if chunks == 4 else REFUTED
+
+    optimum, asked = optimum_of(answer)
+    assert (optimum.ratio, optimum.chunks, optimum.smallest) == (Fraction(3, 2), 6, None)
+    assert not optimum.is_settled
+    assert len(asked) == len(set(asked))  # what was refuted is not asked again
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_more_effort_may_still_find_the_smallest(quick: bool) -> None:
+    optimum, asked = optimum_of(lambda chunks, slices: FOUND if slices == 6 else Unfinished(), quick=quick)
+    if quick:  # never asked twice with the same effort
+        assert optimum.plan is None and len(asked) == len(set(asked))
+    else:
+        assert optimum.is_settled and optimum.smallest == "3/2 is in lowest terms"
+        assert asked == [(2, 3, 3), (2, 3, 6)]
+
+
+def test_nothing_is_searched_where_the_limit_is_no_gain() -> None:
+    optimum, asked = optimum_of(lambda chunks, slices: FOUND, below=Fraction(3, 2))
+    assert (optimum.limit.ratio, optimum.plan, asked) == (Fraction(3, 2), None, [])
+
+
+def test_only_what_beats_the_given_ratio_is_guessed() -> None:
+    def answer(chunks: int, slices: int) -> Answer:
+        return FOUND if chunks == 1 else REFUTED  # 2 rounds for one chunk
+
+    assert optimum_of(answer, below=Fraction(2))[0].plan is None
+    optimum, _ = optimum_of(answer, below=Fraction(5, 2))
+    assert (optimum.ratio, optimum.is_settled) == (Fraction(2), False)
+
+
+def test_the_deadline_keeps_the_limit() -> None:
+    def answer(chunks: int, slices: int) -> Answer:
+        raise TimedOutError("late")
+
+    optimum, _ = optimum_of(answer)
+    assert optimum.out_of_time and optimum.plan is None and optimum.limit.ratio == Fraction(3, 2)
+
+
+def test_a_packing_made_plan_too_late_is_kept_and_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    cube = problem("hypercube:3", "broadcast")
+
+    def late(*_: object, **__: object) -> tuple[int, Plan]:
+        monkeypatch.setattr(Deadline, "has_passed", True)
+        return 30, plan(4, 20)
+
+    monkeypatch.setattr("arborcast.synth.chunks.step_optimum.plan_of", late)
+    optimum = step_optimum(Scripted(cube, lambda chunks, slices: REFUTED), 4, loose(4), None)
+    assert optimum.out_of_time
+    assert (optimum.chunks, optimum.ratio) == (30, Fraction(2, 3))
+
+
+def test_a_solver_that_dies_leaves_its_instance_open_and_the_rest_goes_on() -> None:
+    def answer(chunks: int, slices: int) -> Answer:
+        if chunks == 2:
+            raise WorkerDiedError("CaDiCaL: needed more than 4 GB of memory")
+        return FOUND
+
+    optimum, _ = optimum_of(answer)
+    assert optimum.lost_solvers
+    assert (optimum.chunks, optimum.smallest, optimum.is_settled) == (4, None, False)
+
+
+@pytest.mark.parametrize(("smaller", "settled"), [(REFUTED, True), (Unfinished(), False)])
+def test_a_packing_of_trees_is_a_plan_whose_c_is_the_smallest_only_if_refuted(
+    smaller: Answer, settled: bool
+) -> None:
+    # 3-cube broadcast in 4 steps: R/C = 2/3, so that C is a multiple of 3 and at least 6 for 4 rounds.
+    searcher = Scripted(problem("hypercube:3", "broadcast"), lambda chunks, slices: smaller)
+    optimum = step_optimum(searcher, 4, loose(4), None)
+    assert isinstance(optimum.limit.certificate, TreeLengths)
+    assert optimum.ratio == Fraction(2, 3)
+    if optimum.chunks == 6:
+        assert optimum.is_settled and optimum.smallest == "fewer chunks at 2/3 leave a step without a round"
+    else:
+        assert optimum.is_settled == settled
+
+
+def test_a_real_search_attains_the_limit() -> None:
+    with Workers(1) as workers:
+        searcher = Searcher(problem("ring:4", "gather"), ("ilp", "sat"), 0, Deadline(), workers, None)
+        optimum = step_optimum(searcher, 2, loose(2), None)
+    assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 2, True)
+
+
+def drawn(ranks: int, *links: tuple[int, int, int]) -> Topology:
+    return Topology.build("drawn", ranks, [Link(src, dst, Fraction(rate)) for src, dst, rate in links])
+
+
+def proved(found: Frontier) -> list[tuple[int, int, int]]:
+    assert not found.open_steps
+    for point in found.points:
+        assert synth.verify(point.schedule).correct and point.is_proved
+    return [(point.chunks, point.steps, point.rounds) for point in found.points]
+
+
+def test_chunks_on_a_one_way_ring_that_must_be_twice_as_many() -> None:
+    ring = drawn(4, (0, 1, 2), (1, 2, 3), (2, 3, 3), (3, 0, 3))
+    found = pareto(ring, Collective.on(ring, "reduce-scatter", ranks=(3, 2)), max_steps=4, cache=False)
+    assert proved(found) == [(6, 3, 7), (12, 4, 10)]  # 5/6 cannot be had with 6 chunks
+    assert found.points[-1].proof.endswith("(6, 4, 5) refuted by CaDiCaL")
+
+
+def test_blocks_that_are_alike_over_links_of_unlike_capacities() -> None:
+    links = (0, 1, 6), (0, 2, 10), (1, 0, 7), (1, 2, 1), (2, 0, 15), (2, 1, 6)
+    unlike = drawn(3, *links)
+    thrice = [Demand(frozenset({0}), frozenset({1}))] * 3
+    found = pareto(unlike, Collective.custom(unlike, thrice), max_steps=3, cache=False)
+    assert proved(found) == [(2, 1, 1), (26, 2, 8), (178, 3, 49)]
+
+
+def test_a_plan_that_the_deadline_cut_short_is_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more time the packing might have become a plan with fewer chunks: this one is not kept."""
+    real = module.plan_of
+
+    def until_late(*asked: Any, **knobs: Any) -> Any:
+        found = real(*asked, **knobs)
+        monkeypatch.setattr(Deadline, "has_passed", property(lambda deadline: True))
+        return found
+
+    monkeypatch.setattr(module, "plan_of", until_late)
+    found = step_optimum(Scripted(problem("ring:4", "allgather"), lambda *_: Unfinished()), 2, loose(2), None)
+    assert found.out_of_time
+    assert found.plan is not None and found.ratio == Fraction(3, 2)

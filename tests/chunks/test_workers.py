@@ -1,0 +1,294 @@
+"""Children that hang, crash, eat memory, or lose their parent."""
+
+from __future__ import annotations
+
+import operator
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from arborcast.synth.chunks.solvers.workers import Worker, WorkerDiedError, Workers, wait
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import TimedOutError
+from tests.support import fake_searches
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2, memory_bytes=1 << 30) as workers:
+        yield workers
+
+
+def soon() -> Deadline:
+    """Far beyond what anything here takes."""
+    return Deadline.after(200)
+
+
+def threads_of(pid: int) -> int:
+    """How many threads of a process are left."""
+    try:
+        return len(list(Path(f"/proc/{pid}/task").iterdir()))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended; what waits for a parent to ask for its status has ended too."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self").exists():
+            return True
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+    # The first thread may have ended before the others, which still keep the process from being waited for.
+    return status.rpartition(")")[2].split()[0] == "Z" and threads_of(pid) <= 1
+
+
+def eventually(happened: Callable[[], bool]) -> bool:
+    for _ in range(3000):
+        if happened():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def number_in(file: Path) -> int:
+    """The number that a process writes into a file, once it is there."""
+    assert eventually(lambda: file.exists() and file.read_text() != "")
+    return int(file.read_text())
+
+
+def test_results_and_errors_come_back(workers: Workers) -> None:
+    assert workers.run("z3", operator.add, 2, 3, deadline=soon()) == 5
+    assert workers.run("z3", int, "11", base=2, deadline=soon()) == 3
+    with pytest.raises(ArithmeticError, match="seven") as caught:
+        workers.run("z3", fake_searches.fail, "seven", deadline=soon())
+    assert "in fail\n" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="Unpicklable: seven"):
+        workers.run("z3", fake_searches.fail_strangely, "seven", deadline=soon())
+    with pytest.raises(Exception, match=r"cannot pickle|can't pickle"):
+        workers.run("z3", open, os.devnull, deadline=soon())
+    assert workers.run("z3", fake_searches.talk, "noise", deadline=soon()) == "noise"
+
+
+def test_large_tasks_and_results(workers: Workers) -> None:
+    numbers = list(range(1_000_000))
+    assert workers.run("z3", sorted, numbers, deadline=soon()) == numbers
+
+
+def test_a_task_must_be_importable() -> None:
+    with Workers(1) as workers:
+        with pytest.raises(Exception, match=r"pickle.*lambda|lambda.*pickle"):
+            workers.run("z3", lambda: 1, deadline=soon())
+
+        def local() -> None: ...
+
+        local.__module__ = "__main__"
+        with pytest.raises(ValueError, match="local: must be importable by name, not part of __main__"):
+            workers.run("z3", local, deadline=soon())
+        assert workers.run("z3", operator.add, 2, 3, deadline=soon()) == 5
+
+
+def test_killed_at_the_deadline(workers: Workers, tmp_path: Path) -> None:
+    started = tmp_path / "pid"
+    workers.run("z3", operator.add, 2, 3, deadline=soon())  # it is up
+    with pytest.raises(TimedOutError, match=r"z3 did not end within 0\.5 s"):
+        workers.run("z3", fake_searches.sleep_forever, started, deadline=Deadline.after(0.5))
+    assert is_gone(number_in(started))
+    assert workers.run("z3", operator.add, 2, 3, deadline=soon()) == 5
+
+
+def test_a_deadline_that_has_passed(workers: Workers) -> None:
+    with pytest.raises(TimedOutError):
+        workers.run("z3", time.sleep, 100, deadline=Deadline.after(0))
+
+
+@pytest.mark.parametrize(
+    "task, words",
+    [
+        ((fake_searches.allocate, 2 << 30), "needs more than its memory limit of 1 GiB"),
+        ((fake_searches.fail, "z3: out of memory"), "needs more than its memory limit of 1 GiB"),
+        (
+            (fake_searches.abort, "terminate called after 'std::bad_alloc'"),
+            "needs more than its memory limit",
+        ),
+        ((fake_searches.abort, "terminate called"), "its process was ended by SIGABRT"),
+        (
+            (fake_searches.end_by, signal.SIGKILL),
+            "its process was ended by SIGKILL, perhaps because the system",
+        ),
+        ((fake_searches.end_by, signal.SIGSEGV), "its process was ended by SIGSEGV"),
+        ((os._exit, 3), "its process ended with status 3: without a word"),
+    ],
+)
+def test_what_takes_its_process_with_it(
+    workers: Workers, task: tuple[Callable[..., object], *tuple[object, ...]], words: str
+) -> None:
+    with pytest.raises(WorkerDiedError, match=f"^HiGHS: {words}") as caught:
+        workers.run("HiGHS", *task, deadline=soon())
+    assert "\n" not in str(caught.value)
+    assert workers.run("z3", operator.add, 2, 3, deadline=soon()) == 5
+
+
+def test_memory_within_the_limit(workers: Workers) -> None:
+    assert workers.run("z3", fake_searches.allocate, 1 << 29, deadline=soon()) == 1 << 29
+    with Workers(1, memory_bytes=None) as unlimited:
+        assert unlimited.run("z3", fake_searches.allocate, 1 << 29, deadline=soon()) == 1 << 29
+
+
+def test_an_idle_child_that_was_killed_is_replaced() -> None:
+    with Workers(1) as workers:
+        first = workers.run("z3", os.getpid, deadline=soon())
+        assert workers.run("z3", os.getpid, deadline=soon()) == first
+        os.kill(first, signal.SIGKILL)
+        assert eventually(lambda: is_gone(first))
+        assert workers.run("z3", os.getpid, deadline=soon()) != first
+
+
+def test_several_at_once(tmp_path: Path) -> None:
+    with Workers(2) as workers, workers.taking("slow") as slow, workers.taking("fast") as fast:
+        slow.start("slow", fake_searches.sleep_forever, tmp_path / "pid")
+        fast.start("fast", operator.add, 2, 3)
+        assert wait([slow, fast], soon()) == [fast]
+        assert fast.result() == 5
+        assert wait([slow], Deadline.after(0.05)) == []
+        pids = [slow.pid, fast.pid]
+    assert all(map(is_gone, pids))
+
+
+def test_a_child_is_chosen_for_the_solver_it_has_loaded() -> None:
+    with Workers(2) as workers:
+        with workers.taking() as first, workers.taking() as second:
+            for worker, solver in ((first, "z3"), (second, "HiGHS")):
+                worker.start(solver, operator.add, 2, 3)
+                wait([worker], soon())
+                worker.result()
+        for solver, pid in (("HiGHS", second.pid), ("z3", first.pid), ("HiGHS", second.pid)):
+            with workers.taking(solver) as worker:
+                assert worker.pid == pid
+
+
+def test_children_are_started_early_and_no_more_than_asked_for_stay() -> None:
+    with Workers(2) as workers:
+        assert not workers._idle
+        workers.warm("fractions")
+        pids = {worker.pid for worker in workers._idle}
+        assert len(pids) == 2
+        assert "fractions" in workers.run("z3", eval, "list(__import__('sys').modules)", deadline=soon())
+        assert {worker.pid for worker in workers._idle} == pids
+        with workers.taking(), workers.taking(), workers.taking() as third:
+            extra = third.pid
+        assert len(workers._idle) == 2 and extra not in pids
+    assert all(map(is_gone, pids | {extra}))
+
+
+def test_a_child_starts_light() -> None:
+    with Workers(1) as workers:
+        modules = workers.run("z3", eval, "list(__import__('sys').modules)", deadline=soon())
+    heavy = {
+        "numpy",
+        "numba",
+        "z3",
+        "highspy",
+        "pysat",
+        "networkx",
+        "pydantic",
+        "torch",
+        "asyncio",
+        "subprocess",
+    }
+    assert not heavy & set(modules)
+
+
+def test_ctrl_c_is_for_the_parent(workers: Workers, tmp_path: Path) -> None:
+    with workers.taking() as worker:
+        worker.start("z3", fake_searches.sleep_until, tmp_path / "go")
+        assert eventually(lambda: signal.SIGINT in ignored_by(worker))
+        os.kill(worker.pid, signal.SIGINT)
+        (tmp_path / "go").touch()
+        wait([worker], soon())
+        assert worker.result() is None
+
+
+def ignored_by(worker: Worker) -> set[int]:
+    if sys.platform != "linux":
+        pytest.skip("needs /proc")
+    lines = Path(f"/proc/{worker.pid}/status").read_text().splitlines()
+    mask = int(next(line.split()[1] for line in lines if line.startswith("SigIgn")), 16)
+    return {number + 1 for number in range(64) if mask >> number & 1}
+
+
+PARENT = """
+import signal
+import sys
+from pathlib import Path
+{setup}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs in the background
+from tests.support import fake_searches
+from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.deadline import Deadline
+
+with Workers(2) as workers:
+    workers.warm()
+    idle = workers._idle[1].pid
+    Path(sys.argv[1], "idle").write_text(str(idle))
+    workers.run("z3", fake_searches.{task}, Path(sys.argv[1], "busy"), deadline=Deadline())
+"""
+
+
+def parent(folder: Path, task: str, setup: str = "", cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    """A process of two children, one of which is busy; without a guard for `__main__`, as users write."""
+    path = "" if setup else os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+    script = folder / "script.py"
+    script.write_text(PARENT.format(task=task, setup=setup))
+    return subprocess.Popen(
+        [sys.executable, str(script), str(folder)],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+    )
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a child that holds the lock of Python ends later"
+)
+@pytest.mark.parametrize("task", ["sleep_forever", "hold_the_lock"])
+def test_no_child_survives_its_parent(tmp_path: Path, task: str) -> None:
+    started = parent(tmp_path, task)
+    pids = [number_in(tmp_path / "busy"), number_in(tmp_path / "idle")]
+    started.kill()
+    started.communicate()
+    assert eventually(lambda: all(map(is_gone, pids)))
+
+
+def test_ctrl_c_ends_the_children(tmp_path: Path) -> None:
+    started = parent(tmp_path, "sleep_forever")
+    pids = [number_in(tmp_path / "busy"), number_in(tmp_path / "idle")]
+    started.send_signal(signal.SIGINT)
+    _, complaints = started.communicate()
+    assert started.returncode == -signal.SIGINT
+    assert complaints.rstrip().endswith(b"KeyboardInterrupt"), complaints
+    assert all(map(is_gone, pids))
+
+
+def test_children_find_what_the_parent_can_import(tmp_path: Path) -> None:
+    """Although it is on the parent's own path only, and the current folder holds a trap."""
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    (trap / "pickle.py").write_text("raise SystemExit('imported from the current folder')")
+    entries = [entry for entry in sys.path if entry and "python" not in Path(entry).name]
+    setup = f"sys.path[1:1] = {entries}"
+    started = parent(tmp_path, "write_pid", setup, cwd=trap)
+    _, complaints = started.communicate()
+    assert started.returncode == 0, complaints
+    assert number_in(tmp_path / "busy") not in {started.pid, number_in(tmp_path / "idle")}

@@ -1,0 +1,164 @@
+"""`synth plan` as a user runs it: the plan, its file, the others beside it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from arborcast import pipeline
+from arborcast.pipeline.costs.profile import Layer, Profile
+from arborcast.synth.cli import app as cli
+
+Run = Callable[..., tuple[int, str, str]]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def synth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Status, standard output and standard error of a command run in this process."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["synth", "plan", *words])
+        capsys.readouterr()
+        status = cli._status()
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A profile file: eight equal layers, 100 MiB of weights each, 1 ms forward."""
+    layers = tuple(
+        Layer(f"block.{index}", 1000.0, 2000.0, MIB, 8 * MIB, 100 * MIB, 100 * MIB, 200 * MIB)
+        for index in range(8)
+    )
+    pipeline.write_profile(Profile("eight", 64, layers, source="drawn"), tmp_path / "eight.json")
+    return str(tmp_path / "eight.json")
+
+
+def test_the_plan_is_told_written_drawn_and_traced(synth: Run, model: str, tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("plan.json", "plan.svg", "trace.json", "again.json")}
+    status, out, err = synth(
+        model,
+        "dgx1",
+        *("-o", str(files["plan.json"]), "--picture", str(files["plan.svg"])),
+        *("--trace", str(files["trace.json"]), "--profile", str(files["again.json"]), "--json"),
+    )
+    assert (status, err) == (0, ""), err
+    found = json.loads(out)
+    plan = pipeline.read_plan(files["plan.json"])
+    assert plan.depth == 8 and plan.model == "eight" and plan.topology is not None
+    assert [row["ranks"] for row in found["stages"]] == [list(stage.ranks) for stage in plan.stages]
+    assert found["time_us"] == pytest.approx(pipeline.predict(plan, pipeline.read_profile(model)).time_us), (
+        "the file predicts what the command said"
+    )
+    assert set(found["alternatives"]) == {"data-parallel", "gpipe", "pipedream", "hetpipe"}
+    for other in found["alternatives"].values():
+        assert "why" in other or other["slower"] >= 1 - 1e-9, "the plan is the fastest known"
+    assert b"<svg" in files["plan.svg"].read_bytes()
+    assert json.loads(files["trace.json"].read_text())["traceEvents"]
+    assert pipeline.read_profile(files["again.json"]) == pipeline.read_profile(model)
+
+
+def test_people_see_stages_time_bound_and_the_others(synth: Run, model: str) -> None:
+    status, out, err = synth(model, "ring:4", "--stages", "2", "--microbatches", "8", "--order", "1f1b")
+    assert (status, err) == (0, ""), err
+    for fact in (
+        "block.0",
+        "64 samples a step in 8 microbatches, order 1f1b",
+        "one step:",
+        "order pe: at most",
+        "pipedream",
+    ):
+        assert fact in out
+    assert sum(line.startswith(("0 ", "1 ")) for line in out.splitlines()) == 2, "a line for each stage"
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (("--stages", "9"), ("9", "8")),
+        (("--memory", "100MiB"), ("stage", "100.00 MiB", "too many")),
+        (("--order", "zigzag"), ("order", "gpipe, 1f1b, pe", "zigzag")),
+        (("--microbatches", "1000"), ("1000", "64")),
+        (("--device", "v100"), ("--device v100", "costs already")),
+        (("-o", "missing/plan.json"), ("missing", "does not exist")),
+    ],
+)
+def test_wrong_wishes_are_one_line(
+    synth: Run, model: str, words: tuple[str, ...], facts: tuple[str, ...]
+) -> None:
+    status, out, err = synth(model, "ring:4", *words)
+    assert (status, out) == (2, ""), out
+    assert err.startswith("synth: ") and err.count("\n") == 1, err
+    for fact in facts:
+        assert fact in err, err
+
+
+@pytest.mark.parametrize(
+    ("name", "fact"),
+    [
+        ("nothing", "must be a profile file, one of vgg19"),
+        ("missing.json", "missing.json: cannot be read"),
+        ("missing.py:model", "missing.py: there is no such file"),
+    ],
+)
+def test_models_that_are_none_are_one_line(synth: Run, name: str, fact: str) -> None:
+    status, out, err = synth(name, "ring:4")
+    assert (status, out) == (2, "") and fact in err and err.count("\n") == 1, err
+
+
+MODEL_FILE = """
+import torch
+
+def small():
+    return torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4))), torch.zeros(8, 16)
+
+def wrong():
+    return 3
+
+def broken():
+    raise KeyError("weights")
+
+def wordy():
+    raise ValueError("one line" + chr(10) + "and another")
+
+def no_model():
+    return "small", torch.rand(4, 3)
+"""
+
+
+def test_models_of_a_python_file_are_measured(synth: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL_FILE)
+    status, out, err = synth(f"{tmp_path}/mine.py:small", "ring:2", "--json")
+    assert (status, err) == (0, ""), err
+    assert "measured" in json.loads(out)["costs"]
+    for function, fact in (
+        ("wrong", "must return (model, inputs)"),
+        ("broken", "KeyError"),
+        ("wordy", "one line and another"),
+        ("no_model", "no_model(): the model must be a torch.nn.Module, got str"),
+        ("none", "must define a function none"),
+    ):
+        status, out, err = synth(f"{tmp_path}/mine.py:{function}", "ring:2")
+        assert (status, out) == (2, "") and fact in err and err.count("\n") == 1, err
+
+
+def test_planning_needs_no_torch(model: str) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; "  # importing it would raise
+        f"sys.argv = ['synth', 'plan', {model!r}, 'ring:4', '--json']; "
+        "from arborcast.synth.cli import app; raise SystemExit(app._status())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["stages"]

@@ -1,0 +1,182 @@
+"""How the command speaks: help that fits, options under one name, messages that say what is meant."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arborcast import synth
+from arborcast.synth.chunks.solvers.worker import WorkerDiedError
+from arborcast.synth.cli import app as cli
+from arborcast.synth.formats import topology_to_document
+from arborcast.topologies import load
+from tests.cli.test_cli import refused
+from tests.cli.test_cli import synth as command  # noqa: F401  (a fixture)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A schedule of two ranks."""
+    path = tmp_path / "schedule.json"
+    synth.write_schedule(synth.solve(load("ring:3"), "allgather", form="explicit"), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("words", [(), ("bench",), ("--help",), ("-h",), ("bench", "-h")])
+def test_help_is_help_and_no_summary_is_cut(words: tuple[str, ...], command: Any) -> None:  # noqa: F811
+    ran = command(*words)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.startswith("Usage: ")
+    assert ran.out.count("\n") > 10
+    assert "..." not in ran.out.partition("Commands:")[2]
+
+
+def test_compare_speaks_as_the_command(command: Any, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    refused(
+        command("bench", "compare", str(tmp_path / "old"), str(tmp_path / "new")), "results file of the same"
+    )
+
+
+@pytest.mark.parametrize("form", ["yaml", "json", "smi"])
+def test_a_topology_is_no_schedule(form: str, command: Any, tmp_path: Path) -> None:  # noqa: F811
+    import json
+
+    import yaml
+
+    document = topology_to_document(load("ring:3"))
+    text = {
+        "yaml": yaml.safe_dump(document),
+        "json": json.dumps(document),
+        "smi": "        GPU0    GPU1\nGPU0     X      NV1\nGPU1    NV1      X\n",
+    }[form]
+    path = tmp_path / f"fabric.{form}"
+    path.write_text(text)
+    for name in ("verify", "simulate", "program"):
+        refused(command(name, str(path)), f"{path}: must be a schedule", "got a topology")
+
+
+def test_a_collective_is_no_schedule_and_damage_is_still_named(
+    command: Any,  # noqa: F811
+    file: str,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "exchange.yaml"
+    path.write_text("name: x\nblocks:\n  - {at: [0], to: [1]}\n")
+    refused(command("verify", str(path)), "must be a schedule", "got a collective")
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(Path(file).read_text()[:-20])
+    refused(command("verify", str(damaged)), "must be JSON")
+
+
+def test_old_names_of_options_are_understood_and_not_shown(
+    command: Any,  # noqa: F811
+    file: str,
+    tmp_path: Path,
+) -> None:
+    for words in (("show", "ring:3"), ("simulate", file, "--sizes", "1KiB")):
+        for name in ("--picture", "-o", "--output"):
+            drawn = tmp_path / f"{words[0]}{name}.svg"
+            assert command(*words, name, str(drawn)).status == 0
+            assert drawn.read_text().lstrip().startswith("<?xml")
+        assert "--output" not in command(words[0], "--help").out
+    assert "--size " not in command("run", "--help").out
+    refused(command("run", file, "--size", "1KiB:1"), "the last must not be below the first")
+    refused(command("run", file, "--sizes", "1KiB:1"), "the last must not be below the first")
+    assert "--limit" not in command("bench", "peers", "--help").out
+    refused(command("bench", "peers", "ring:3", "allgather", "--limit", "9"), "needs a checkout")
+
+
+@pytest.mark.parametrize("name", ["solve", "pareto"])
+def test_no_deadline_unless_one_is_given(
+    name: str,
+    command: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[float | None] = []
+
+    def noted(*asked: Any, deadline_s: float | None = None, **_: Any) -> None:
+        given.append(asked[3].deadline_s if name == "solve" else deadline_s)
+        raise synth.TimedOutError("noted")
+
+    monkeypatch.setattr(
+        *{"solve": ("arborcast.synth.api.solve_by_method", noted), "pareto": (synth, "pareto", noted)}[name]
+    )
+    assert command(name, "ring:3", "allgather").status == 3
+    assert command(name, "ring:3", "allgather", "--deadline", "7").status == 3
+    assert given == [None, 7.0]
+
+
+def test_verbose_tells_how_far_work_has_come(command: Any, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    words = ("pareto", "ring:4", "allgather", "--no-cache", "--json")
+    assert command(*words).status == 0
+    assert not caplog.records
+    ran = command(*words, "-v")
+    assert ran.status == 0
+    assert ran.document["frontier"]
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "frontier of allgather on ring:4"
+    assert any("steps" in line for line in told)
+    assert logging.getLogger("synth").level == logging.NOTSET
+
+
+def test_quiet_leaves_errors(command: Any, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    log = logging.getLogger("arborcast.synth.topology")
+    from arborcast.synth.cli.console import speaking
+
+    with speaking(verbose=False, quiet=True):
+        log.warning("a warning")
+    log.warning("another")
+    assert [record.getMessage() for record in caplog.records] == ["another"]
+    refused(command("bound", "ring:4", "magic", "-q"), "magic")
+    refused(command("bound", "ring:4", "allgather", "-q", "-v"), "-v and -q: only one of them")
+
+
+def test_the_cache_is_shown_and_cleared(
+    command: Any,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ARBORCAST_CACHE", str(tmp_path))
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "one.json").write_text("12345")
+    (tmp_path / "notes.txt").write_text("of somebody")
+    shown = command("cache", "--json").document
+    assert (shown["folder"], shown["cleared"]) == (str(tmp_path), False)
+    assert shown["parts"]["tables"] == {"files": 1, "bytes": 5}
+    assert str(tmp_path) in command("cache").out
+    assert (tmp_path / "tables" / "one.json").exists()
+    assert command("cache", "clear").status == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert command("cache", "where", "--json").document["parts"]["tables"] == {"files": 0, "bytes": 0}
+    refused(command("cache", "destroy"), "destroy", "where", "clear")
+
+
+def test_every_command_says_json_verbose_and_help() -> None:
+    import typer
+
+    group = typer.main.get_command(cli.app)
+    for name, one in {**group.commands, **group.commands["bench"].commands}.items():  # type: ignore[attr-defined]
+        if name == "bench":
+            continue
+        options = {option for parameter in one.params for option in parameter.opts}
+        assert {"--json", "-v", "-q"} <= options, name
+
+
+def test_a_solver_without_memory_is_not_called_late(
+    command: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise WorkerDiedError("CaDiCaL: needed more memory than it was allowed")
+
+    monkeypatch.setattr("arborcast.synth.chunks.solvers.search.race", die)
+    size = ("--chunks", "2", "--steps", "2", "--rounds", "3")
+    ran = command("solve", "dgx1", "allgather", "--method", "sat", *size, "--no-cache", "--json")
+    assert ran.status == 3
+    assert (ran.document["timed_out"], ran.document["solver_died"]) == (False, True)
+    assert "needed more memory" in ran.document["why"]

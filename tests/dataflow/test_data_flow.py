@@ -1,0 +1,381 @@
+"""Flows fuse what can be fused, cannot deadlock over the smallest channels, and give what programs give."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth, topologies
+from arborcast.backends.dataflow.task_graph import Act, Flow, compile_flow
+from arborcast.backends.executors.interpreter import interpret
+from arborcast.backends.lowering import lower
+from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
+from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
+from arborcast.backends.measure.reduction import Reduction
+from arborcast.backends.measure.reference import define
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from tests.executors.test_interpreter import inputs_for
+from tests.support.drawn_schedules import (
+    allgather_over_relay,
+    custom_exchange,
+    direct,
+    make,
+    recursive_doubling,
+    ring_allreduce,
+    schedules,
+    tree_broadcast,
+    uneven_allreduce,
+)
+from tests.support.flow_simulation import Simulation, StuckError
+
+DRAWN = {
+    "ring": ring_allreduce(4),
+    "tree": tree_broadcast(),
+    "exchange": recursive_doubling(),
+    "uneven": uneven_allreduce(),
+    "relay": allgather_over_relay(),
+    "gather": direct("gather", 3, root=1),
+    "scatter": direct("scatter", 3, root=2),
+    "alltoall": direct("alltoall", 3),
+    "custom": custom_exchange(),
+}
+
+
+def out(start: int, stop: int) -> Slice:
+    return Slice(Buffer.OUTPUT, start, stop)
+
+
+def held(start: int, stop: int) -> Slice:
+    return Slice(Buffer.SCRATCH, start, stop)
+
+
+def given_in(start: int, stop: int) -> Slice:
+    return Slice(Buffer.INPUT, start, stop)
+
+
+def drawn(flow: Flow) -> list[str]:
+    """One line for each action, with the numbers of those that it waits for."""
+    before: dict[int, list[int]] = {number: [] for number in range(len(flow.actions))}
+    for number, action in enumerate(flow.actions):
+        for waiter in action.waiters:
+            before[waiter].append(number)
+    assert [len(found) for found in before.values()] == list(flow.waits)
+    forms = {
+        Act.SEND: "{into} > {peer}",
+        Act.RECEIVE: "{into} = {peer} >",
+        Act.COMBINE: "{into} = {source} + {peer} >",
+        Act.REDUCE: "{into} = {into} + {source}",
+        Act.COPY: "{into} = {source}",
+    }
+    return [
+        forms[action.act].format(into=action.into, source=action.source, peer=action.peer)
+        + (f" after {before[number]}" if before[number] else "")
+        for number, action in enumerate(flow.actions)
+    ]
+
+
+def check(
+    schedule: Schedule,
+    size: int,
+    pieces: int,
+    *,
+    seed: int = 0,
+    window: int = 8,
+    part: int = 3,
+    reduction: Reduction = Reduction.SUM,
+) -> None:
+    programs = lower(schedule, size * lay_out(schedule, 0).blocks, pieces=pieces, window=window)
+    flows = [compile_flow(program) for program in programs]
+    for program, flow in zip(programs, flows, strict=True):
+        check_shape(program, flow)
+    inputs = inputs_for(schedule, programs, "int64", reduction)
+    found = Simulation(flows, inputs, reduction=reduction, part=part, seed=seed).run()
+    wanted = define(schedule.collective, inputs, reduction)
+    meant = interpret(programs, inputs, reduction=reduction)
+    for rank, (got, defined, interpreted) in enumerate(zip(found, wanted, meant, strict=True)):
+        if defined is not None:
+            np.testing.assert_array_equal(got, defined, f"rank {rank}")
+        np.testing.assert_array_equal(got, interpreted, f"rank {rank}")
+
+
+def check_shape(program: Program, flow: Flow) -> None:
+    """Every message once and in its order, no more scratch than before, views that fit."""
+    assert flow.program is program
+    assert flow.scratch_elements <= program.scratch_elements
+    for sort, orders in ((Send, flow.sends), (Receive, flow.receives)):
+        for peer in {op.peer for op in program.operations if isinstance(op, sort)} | set(orders):
+            tags = [op.tag for op in program.operations if isinstance(op, sort) and op.peer == peer]
+            assert [flow.actions[number].operation.tag for number in orders[peer]] == tags
+    assert flow.peers_out == tuple(sorted(flow.sends)) and flow.peers_in == tuple(sorted(flow.receives))
+    used = 0
+    for action in flow.actions:
+        assert flow.slices[action.into_number] == action.into
+        assert flow.slices[action.source_number] == action.source
+        assert not (action.act is not Act.SEND and action.into.buffer is Buffer.INPUT)
+        for part in (action.into, action.source):
+            used = max(used, part.stop if part.buffer is Buffer.SCRATCH else 0)
+    assert used == flow.scratch_elements
+    for buffer, cuts in flow.cuts.items():
+        at = 0
+        for length, number in cuts:
+            if number >= 0:
+                assert flow.slices[number] == Slice(buffer, at, at + length)
+            at += length
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_drawn_schedules(name: str) -> None:
+    for size in (0, 1, 2, 23):
+        for pieces in (1, 3):
+            for part in (1, 4, 100):
+                check(DRAWN[name], size, pieces, window=2, part=part)
+
+
+@given(
+    schedules(),
+    st.integers(0, 40),
+    st.integers(1, 4),
+    st.integers(0, 2**16),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.sampled_from(Reduction),
+)
+@settings(max_examples=150)
+def test_random_schedules(
+    schedule: Schedule, size: int, pieces: int, seed: int, window: int, part: int, reduction: Reduction
+) -> None:
+    check(schedule, size, pieces, seed=seed, window=window, part=part, reduction=reduction)
+
+
+@pytest.mark.parametrize("method", ["trees", "ring", "binary-tree", "halving-doubling"])
+@pytest.mark.parametrize("kind", ["allreduce", "reduce-scatter", "allgather", "broadcast", "reduce"])
+def test_methods(method: str, kind: str) -> None:
+    try:
+        schedule = synth.solve(topologies.load("full:4"), kind, method=method)
+    except InputError:
+        pytest.skip(f"{method} does not do {kind}")
+    for seed in range(3):
+        check(schedule, 24, 3, seed=seed)
+
+
+def test_usual_trees_need_no_scratch() -> None:
+    schedule = synth.solve(topologies.load("dgx1"), "allreduce", method="trees")
+    for program in lower(schedule, 4096, pieces=4):
+        flow = compile_flow(program)
+        assert flow.scratch_elements == 0
+        assert all(action.act in {Act.SEND, Act.RECEIVE, Act.COMBINE} for action in flow.actions)
+
+
+def test_the_root_of_a_tree_as_drawn() -> None:
+    edges = [(1, 0, 0), (2, 0, 0), (0, 1, 1), (0, 2, 1)]
+    transfers = [Transfer(0, src, dst, step, step == 0) for src, dst, step in edges]
+    star = make("allreduce", [Chunk(Fraction(1), 0)], transfers, total=3)
+    assert drawn(compile_flow(lower_rank(star, 0, 4))) == [
+        "output[0:4] = output[0:4] + 1 >",
+        "output[0:4] = output[0:4] + 2 > after [0]",
+        "output[0:4] > 1 after [1]",
+        "output[0:4] > 2 after [1]",
+    ]
+
+
+def test_an_exchange_is_fused_only_where_the_send_comes_first() -> None:
+    # Rank 0 sends before it receives, in the global order, and may add to what it has sent. Rank 1 receives
+    # first: were it to add at once, it would wait for its own send, which rank 0 may not yet be able to take.
+    flows = [compile_flow(program) for program in lower(recursive_doubling(), 6)]
+    assert drawn(flows[0])[:2] == ["output[0:6] > 1", "output[0:6] = output[0:6] + 1 > after [0]"]
+    assert drawn(flows[1])[:3] == [
+        "scratch[0:6] = 0 >",
+        "output[0:6] > 0",
+        "output[0:6] = output[0:6] + scratch[0:6] after [0, 1]",
+    ]
+    # Rank 2 sends first in step 0 and receives first in step 1; rank 3 receives first in both (in one slot).
+    assert [flow.scratch_elements for flow in flows] == [0, 6, 6, 6]
+
+
+def test_what_an_input_is_combined_with() -> None:
+    # Rank 0 gets its own block of a reduce-scatter: its input stays as it is.
+    flow = compile_flow(lower_rank(direct_reduce_scatter(3), 0, 12))
+    assert drawn(flow)[:4] == [
+        "output[0:4] = input[0:4] + 1 >",
+        "output[0:4] = output[0:4] + 2 > after [0]",
+        "input[4:8] > 1",
+        "input[8:12] > 2",
+    ]
+    assert flow.scratch_elements == 0
+
+
+def direct_reduce_scatter(ranks: int) -> Schedule:
+    pairs = [(block, rank) for block in range(ranks) for rank in range(ranks) if rank != block]
+    chunks = [Chunk(Fraction(1, ranks), block) for block in range(ranks)]
+    transfers = [Transfer(block, rank, block, 0, True) for block, rank in pairs]
+    return make(Kind.REDUCE_SCATTER, chunks, transfers, total=ranks)
+
+
+def program_of(*operations: Send | Receive | Reduce | Copy, scratch: int) -> Program:
+    return Program(0, operations, 8, 8, scratch, True, 2)
+
+
+def test_a_slot_that_others_use_keeps_their_order() -> None:
+    # Slot 0:4 is used three times; the middle use is fused away, but the last must still wait for the first.
+    program = program_of(
+        Receive(0, 1, held(0, 4), 0),
+        Send(0, 1, held(0, 4), 1, (0,)),
+        Receive(1, 1, held(0, 4), 2, (1,)),
+        Reduce(1, held(0, 4), out(0, 4), (2,)),
+        Receive(2, 1, held(0, 4), 3, (3,)),
+        Send(2, 1, held(0, 4), 4, (4,)),
+        scratch=4,
+    )
+    assert drawn(compile_flow(program)) == [
+        "scratch[0:4] = 1 >",
+        "scratch[0:4] > 1 after [0]",
+        "output[0:4] = output[0:4] + 1 >",
+        "scratch[0:4] = 1 > after [1, 2]",
+        "scratch[0:4] > 1 after [3]",
+    ]
+
+
+def test_data_that_is_read_twice_stays() -> None:
+    program = program_of(
+        Receive(0, 1, held(0, 4), 0),
+        Reduce(0, held(0, 4), out(0, 4), (0,)),
+        Send(1, 2, held(0, 4), 1, (0,)),
+        scratch=4,
+    )
+    assert drawn(compile_flow(program)) == [
+        "scratch[0:4] = 1 >",
+        "output[0:4] = output[0:4] + scratch[0:4] after [0]",
+        "scratch[0:4] > 2 after [0]",
+    ]
+
+
+def test_gaps_in_the_scratch_are_closed() -> None:
+    program = program_of(
+        Receive(0, 1, held(0, 4), 0),
+        Reduce(0, held(0, 4), out(0, 4), (0,)),
+        Receive(0, 1, held(4, 7), 1),
+        Send(1, 2, held(4, 7), 2, (2,)),
+        Receive(1, 1, held(9, 12), 3),
+        Send(1, 2, held(9, 12), 4, (4,)),
+        scratch=12,
+    )
+    flow = compile_flow(program)
+    assert drawn(flow) == [
+        "output[0:4] = output[0:4] + 1 >",
+        "scratch[0:3] = 1 >",
+        "scratch[0:3] > 2 after [1]",
+        "scratch[3:6] = 1 >",
+        "scratch[3:6] > 2 after [3]",
+    ]
+    assert flow.scratch_elements == 6
+
+
+def test_scratch_that_overlaps_keeps_its_distance() -> None:
+    program = program_of(
+        Receive(0, 1, held(3, 7), 0),
+        Send(0, 2, held(5, 9), 1, (0,)),
+        Send(0, 2, held(3, 5), 2, (0,)),
+        scratch=12,
+    )
+    assert drawn(compile_flow(program)) == [
+        "scratch[0:4] = 1 >",
+        "scratch[2:6] > 2 after [0]",
+        "scratch[0:2] > 2 after [0]",
+    ]
+
+
+def test_a_slice_that_overlaps_is_not_cut() -> None:
+    program = program_of(
+        Copy(0, given_in(0, 8), out(0, 8)),
+        Send(0, 1, given_in(2, 4), 0),
+        scratch=0,
+    )
+    flow = compile_flow(program)
+    assert {buffer: [length for length, _ in cuts] for buffer, cuts in flow.cuts.items()} == {
+        Buffer.INPUT: [8],
+        Buffer.OUTPUT: [8],
+    }
+
+
+def test_sends_do_not_run_ahead_of_what_comes_in() -> None:
+    """A leaf has all pieces from the start, and gets another tree's in return."""
+    program = program_of(
+        *(
+            operation
+            for time in range(4)
+            for operation in (
+                Send(time, 1, out(time, time + 1), time),
+                Receive(time, 2, out(4 + time, 5 + time), time),
+            )
+        ),
+        Send(7, 1, out(0, 1), 9),
+        scratch=0,
+    )
+    assert [line for line in drawn(compile_flow(program, ahead=2)) if ">" in line and "=" not in line] == [
+        "output[0:1] > 1",
+        "output[1:2] > 1",
+        "output[2:3] > 1 after [1]",
+        "output[3:4] > 1 after [3]",
+        "output[0:1] > 1 after [7]",
+    ]
+    sends = [number for number, action in enumerate(compile_flow(program).actions) if action.act is Act.SEND]
+    assert [compile_flow(program).waits[number] for number in sends] == [0, 0, 0, 0, 1]  # 7 is 4 after 3
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_pacing_loses_nothing_and_waits_for_ever_nowhere(ahead: int) -> None:
+    for schedule, size in ((ring_allreduce(4), 24), (recursive_doubling(), 24)):
+        programs = lower(schedule, size, pieces=5)
+        flows = [compile_flow(program, ahead=ahead) for program in programs]
+        inputs = inputs_for(schedule, programs, "int64", Reduction.SUM)
+        for seed in range(5):
+            found = Simulation(flows, inputs, part=1, seed=seed).run()
+            for got, meant in zip(found, interpret(programs, inputs), strict=True):
+                np.testing.assert_array_equal(got, meant)
+
+
+def test_sends_may_run_ahead_by_one_at_least() -> None:
+    with pytest.raises(ValueError, match="ahead must be at least 1, got 0"):
+        compile_flow(program_of(scratch=0), ahead=0)
+
+
+def test_an_empty_program() -> None:
+    flow = compile_flow(Program(0, (), 0, 0, 0, False, 1))
+    assert flow.actions == () and flow.peers_in == flow.peers_out == ()
+
+
+def test_the_simulation_finds_what_would_deadlock() -> None:
+    """Two ranks that both send first have no common order, and may not add while they send."""
+    programs = [
+        Program(
+            rank,
+            (
+                Send(0, 1 - rank, out(0, 8), rank),
+                Receive(0, 1 - rank, held(0, 8), 1 - rank),
+                Reduce(0, held(0, 8), out(0, 8), (0, 1)),
+            ),
+            0,
+            8,
+            8,
+            True,
+            2,
+        )
+        for rank in range(2)
+    ]
+    flows = [compile_flow(program) for program in programs]
+    inputs = [np.arange(8), 10 * np.arange(8)]
+    assert (Simulation(flows, inputs, part=8).run()[0] == 11 * np.arange(8)).all()
+    with pytest.raises(StuckError, match="2 ranks wait for ever"):
+        Simulation(flows, inputs, part=4).run()
+
+
+def test_operations_that_wait_for_later_ones_are_a_bug() -> None:
+    with pytest.raises(AssertionError, match="only for those before it"):
+        compile_flow(program_of(Send(0, 1, out(0, 4), 0, (1,)), Send(0, 1, out(4, 8), 1), scratch=0))

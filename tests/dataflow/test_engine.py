@@ -1,0 +1,401 @@
+"""The engine over whimsical channels: results, openings, failures, and what comes early of the next call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.backends.dataflow.engine import Engine
+from arborcast.backends.dataflow.task_graph import compile_flow
+from arborcast.backends.errors import DisagreementError, ExecutionError
+from arborcast.backends.group.torch_reduction import Operator, operator_of
+from arborcast.backends.lowering import lower
+from arborcast.backends.lowering.layout import Buffer, lay_out
+from arborcast.backends.measure.reduction import Reduction
+from arborcast.backends.measure.reference import define
+from arborcast.backends.transport.fingerprint import Opening
+from arborcast.synth.collective import Kind
+from arborcast.synth.schedule import Schedule
+from tests.executors.test_interpreter import inputs_for
+from tests.support.drawn_schedules import (
+    allgather_over_relay,
+    custom_exchange,
+    direct,
+    recursive_doubling,
+    ring_allreduce,
+    schedules,
+    tree_broadcast,
+    uneven_allreduce,
+)
+from tests.support.fake_channels import FakeNetwork, fake_networks, in_threads
+
+DRAWN = {
+    "ring": ring_allreduce(4),
+    "tree": tree_broadcast(),
+    "exchange": recursive_doubling(),
+    "uneven": uneven_allreduce(),
+    "relay": allgather_over_relay(),
+    "gather": direct("gather", 3, root=1),
+    "scatter": direct("scatter", 3, root=2),
+    "alltoall": direct("alltoall", 3),
+    "custom": custom_exchange(),
+}
+SUM = operator_of(torch.distributed.ReduceOp.SUM, torch.int64)
+
+
+def an_opening(
+    count: int = 0, kind: Kind = Kind.ALLREDUCE, sequence: int = 0, by: bytes = b"schedule"
+) -> Opening:
+    return Opening(sequence, count, -1, kind, "int64 sum", by)
+
+
+class Job:
+    """A schedule on buffers of one size, for all ranks."""
+
+    def __init__(self, schedule: Schedule, size: int, *, pieces: int = 2) -> None:
+        self.schedule = schedule
+        self.programs = lower(schedule, size * lay_out(schedule, 0).blocks, pieces=pieces, window=2)
+        self.flows = [compile_flow(program) for program in self.programs]
+        self.count = size * lay_out(schedule, 0).blocks
+
+    def opening(self, sequence: int = 0) -> Opening:
+        return an_opening(self.count, self.schedule.collective.kind, sequence)
+
+    def inputs(self, dtype: str = "int64") -> list[Any]:
+        return inputs_for(self.schedule, self.programs, dtype, Reduction.SUM)
+
+    def memory(self, rank: int, given: Any) -> dict[Buffer, torch.Tensor]:
+        program = self.programs[rank]
+        memory = {}
+        for buffer in (Buffer.INPUT, Buffer.OUTPUT):
+            if program.elements(buffer):
+                memory[buffer] = torch.full((program.elements(buffer),), -77, dtype=torch.int64)
+        own = Buffer.OUTPUT if program.in_place else Buffer.INPUT
+        if given is not None and own in memory:
+            memory[own][:] = torch.from_numpy(given)
+        return memory
+
+    def run(self, engine: Engine, given: Any, sequence: int = 0, operator: Operator | None = SUM) -> Any:
+        memory = self.memory(engine.rank, given)
+        engine.run(self.flows[engine.rank], memory, self.opening(sequence), operator, dtype=torch.int64)
+        return memory.get(Buffer.OUTPUT)
+
+    def check(self, inputs: list[Any], results: list[Any]) -> None:
+        for rank, wanted in enumerate(define(self.schedule.collective, inputs, Reduction.SUM)):
+            if isinstance(results[rank], BaseException):
+                raise results[rank]
+            if wanted is not None and len(wanted):
+                np.testing.assert_array_equal(results[rank].numpy(), wanted, f"rank {rank}")
+
+
+def engines_of(networks: tuple[FakeNetwork, ...], timeout_s: float = 30) -> list[Engine]:
+    return [Engine(network.rank, network, timeout_s=timeout_s, search_s=0.05) for network in networks]
+
+
+def each(engines: list[Engine], function: Callable[[Engine], Any], timeout_s: float = 60) -> list[Any]:
+    """What a function of each rank's engine returned or raised, all at the same time."""
+    return in_threads([lambda engine=engine: function(engine) for engine in engines], timeout_s=timeout_s)  # type: ignore[misc]
+
+
+def close(engines: list[Engine], networks: tuple[FakeNetwork, ...]) -> None:
+    for engine, network in zip(engines, networks, strict=True):
+        engine.close()
+        network.close()
+
+
+def check(job: Job, *, capacity: int, part_bytes: int, seed: int) -> None:
+    networks = fake_networks(len(job.flows), capacity=capacity, part_bytes=part_bytes, seed=seed)
+    engines = engines_of(networks)
+    inputs = job.inputs()
+    job.check(inputs, each(engines, lambda engine: job.run(engine, inputs[engine.rank])))
+    assert [engine.failure for engine in engines] == [None] * len(engines)
+    close(engines, networks)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_drawn_schedules(name: str) -> None:
+    for size in (0, 1, 23):
+        check(Job(DRAWN[name], size), capacity=32, part_bytes=32, seed=size)
+
+
+@given(
+    schedules(), st.integers(0, 30), st.integers(1, 3), st.sampled_from([8, 24, 100]), st.integers(0, 2**16)
+)
+@settings(max_examples=30, deadline=None)
+def test_random_schedules(schedule: Schedule, size: int, pieces: int, capacity: int, seed: int) -> None:
+    check(Job(schedule, size, pieces=pieces), capacity=capacity, part_bytes=16, seed=seed)
+
+
+def test_calls_one_after_the_other_with_a_slow_rank() -> None:
+    """What is early waits in the channels; scratch is shared between lengths."""
+    jobs = [Job(DRAWN["exchange"], 40), Job(DRAWN["ring"], 5), Job(DRAWN["exchange"], 7)]
+    networks = fake_networks(4, capacity=1000, part_bytes=32)
+    engines = engines_of(networks)
+    inputs = [job.inputs() for job in jobs]
+
+    def work(engine: Engine) -> list[Any]:
+        results = []
+        for number, job in enumerate(jobs):
+            if engine.rank == 2:
+                time.sleep(0.1)
+            results.append(job.run(engine, inputs[number][engine.rank], number))
+            engine.agree(an_opening(3, sequence=100 + number, by=bytes(8)))
+        return results
+
+    results = each(engines, work)
+    for number, job in enumerate(jobs):
+        job.check(inputs[number], [result[number] for result in results])
+    close(engines, networks)
+
+
+def test_the_sum_is_the_same_whoever_is_slow() -> None:
+    """Contributions are added in the program's order: floating-point results do not depend on timing."""
+    job = Job(DRAWN["uneven"], 60)
+    found = []
+    for slow in range(3):
+        networks = fake_networks(3, capacity=64, part_bytes=64, seed=slow)
+        engines = engines_of(networks)
+
+        def work(engine: Engine, slow: int = slow) -> torch.Tensor:
+            time.sleep(0.05 * (engine.rank == slow))
+            tensor = torch.from_numpy(np.random.default_rng(engine.rank).standard_normal(60))
+            engine.run(job.flows[engine.rank], {Buffer.OUTPUT: tensor}, job.opening(), SUM)
+            return tensor
+
+        found.append(each(engines, work))
+        close(engines, networks)
+    assert all(torch.equal(tensor, found[0][0]) for results in found for tensor in results)
+
+
+def test_a_group_of_one() -> None:
+    networks = fake_networks(1)
+    (engine,) = engines_of(networks)
+    engine.agree(an_opening(5))
+    engine.run(compile_flow(lower(ring_allreduce(2), 0)[0]), {}, an_opening(), None)
+    close([engine], networks)
+
+
+@pytest.mark.parametrize("by", [b"schedule", bytes(8)])
+def test_counts_that_differ_are_refused_everywhere_with_both(by: bytes) -> None:
+    jobs = [Job(DRAWN["ring"], 8), Job(DRAWN["ring"], 12)]
+    networks = fake_networks(4, capacity=64)
+    engines = engines_of(networks)
+
+    def work(engine: Engine) -> None:
+        job = jobs[engine.rank == 1]
+        if any(by):
+            job.run(engine, job.inputs()[engine.rank])
+            return
+        for sequence in range(4):  # by openings alone the news goes one rank further with each call
+            engine.agree(job.opening(sequence))
+
+    errors = each(engines, work)
+    for rank, error in enumerate(errors):
+        assert isinstance(error, ExecutionError), error
+        assert "allreduce of 8 elements" in str(error) and "allreduce of 12 elements" in str(error)
+        assert f"rank {rank}" in str(error) or isinstance(error, DisagreementError)
+    assert any(isinstance(error, DisagreementError) for error in errors)
+    with pytest.raises(ExecutionError, match=r"rank 3: an earlier call failed: .*of 12 elements"):
+        engines[3].agree(an_opening())
+
+
+def test_a_rank_that_vanishes_is_named_with_the_piece() -> None:
+    job = Job(DRAWN["ring"], 400, pieces=4)
+    networks = fake_networks(4, capacity=64)
+    engines = engines_of(networks)
+    inputs = job.inputs()
+
+    def work(engine: Engine) -> Any:
+        if engine.rank == 1:
+            time.sleep(0.1)
+            networks[1].vanish()
+            return None
+        return job.run(engine, inputs[engine.rank])
+
+    results = each(engines, work)
+    for rank in (0, 2, 3):
+        message = str(results[rank])
+        assert isinstance(results[rank], ExecutionError)
+        assert message.startswith(f"rank {rank}: allreduce of 400 elements (int64 sum)")
+        assert "rank 1 closed its connection: it died or was ended" in message
+    # Rank 2 receives from rank 1, so that it can say which piece is missing.
+    assert "begin together with rank 1" in str(results[2]) or "receive output[" in str(results[2])
+
+
+def test_the_first_cause_is_passed_on() -> None:
+    """Rank 3 of a chain never talks to rank 0 by its flow; it still learns what happened there."""
+    job = Job(tree_broadcast(), 600, pieces=4)
+    networks = fake_networks(5, capacity=64)
+    engines = engines_of(networks)
+
+    def work(engine: Engine) -> Any:
+        if engine.rank == 0:
+            time.sleep(0.05)
+            engine.give_up("rank 0: out of memory")
+            return None
+        return job.run(engine, job.inputs()[engine.rank])
+
+    results = each(engines, work)
+    for rank in (1, 2, 3, 4):
+        assert "rank 0: out of memory" in str(results[rank])
+        assert str(results[rank]).count("gave up") == 1, "the cause is passed on as it is"
+
+
+def test_who_goes_without_a_word_is_explained_by_another() -> None:
+    networks = fake_networks(3)
+    engines = [Engine(network.rank, network, timeout_s=30, search_s=5) for network in networks]
+
+    def work(engine: Engine) -> None:
+        if engine.rank == 1:
+            time.sleep(0.05)
+            networks[1].vanish()
+        elif engine.rank == 2:
+            time.sleep(0.2)
+            engine.give_up("rank 2: disk full")
+        else:
+            Job(direct("gather", 3, root=0), 4).run(engine, np.arange(4))
+
+    message = str(each(engines, work)[0])
+    assert "rank 1 closed its connection" in message
+    assert message.endswith("(rank 2 gave up: rank 2: disk full)")
+
+
+def test_an_interrupt_ends_it_for_all() -> None:
+    class Interrupting:
+        name = "sum"
+        ufunc = None
+
+        @staticmethod
+        def combine(*_: object) -> None:
+            raise KeyboardInterrupt
+
+    job = Job(DRAWN["ring"], 40)
+    networks = fake_networks(4)
+    engines = engines_of(networks)
+
+    def work(engine: Engine) -> Any:
+        operator: Any = Interrupting() if engine.rank == 2 else SUM
+        return job.run(engine, job.inputs()[engine.rank], operator=operator)
+
+    results = each(engines, work)
+    assert isinstance(results[2], KeyboardInterrupt)
+    for rank in (0, 1, 3):
+        assert isinstance(results[rank], ExecutionError)
+        assert "rank 2: allreduce of 40 elements (int64 sum) by schedule" in str(results[rank])
+        assert "KeyboardInterrupt" in str(results[rank])
+
+
+def test_nothing_happens_for_too_long() -> None:
+    job = Job(DRAWN["ring"], 40)
+    networks = fake_networks(4)
+    engines = engines_of(networks, timeout_s=0.3)
+
+    def work(engine: Engine) -> Any:
+        if engine.rank == 1:
+            return None  # it never comes
+        return job.run(engine, job.inputs()[engine.rank])
+
+    results = each(engines, work)
+    assert all(isinstance(results[rank], ExecutionError) for rank in (0, 2, 3))
+    assert all("nothing happened for 0.3 s" in str(results[rank]) for rank in (0, 2, 3))
+    assert any("rank 1" in str(results[rank]) for rank in (0, 2, 3))
+    close(engines, networks)
+
+
+def test_a_slow_rank_that_goes_on_is_waited_for() -> None:
+    class Slow:
+        name = "sum"
+        ufunc = None
+
+        @staticmethod
+        def combine(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+            time.sleep(0.03)
+            torch.add(a, b, out=out)
+
+    job = Job(DRAWN["ring"], 160, pieces=16)  # 48 reductions on each rank, more than a second in all
+    networks = fake_networks(4)
+    engines = engines_of(networks, timeout_s=1)
+    inputs = job.inputs()
+
+    def work(engine: Engine) -> Any:
+        operator: Any = Slow() if engine.rank == 1 else SUM
+        return job.run(engine, inputs[engine.rank], operator=operator)
+
+    job.check(inputs, each(engines, work))
+    close(engines, networks)
+
+
+def test_who_leaves_in_peace_disturbs_nobody() -> None:
+    """The root of a broadcast is done and gone while others still pass its data on."""
+    job = Job(tree_broadcast(), 300, pieces=4)
+    networks = fake_networks(5, capacity=10_000)
+    engines = engines_of(networks)
+    inputs = job.inputs()
+
+    def work(engine: Engine) -> Any:
+        result = job.run(engine, inputs[engine.rank])
+        networks[engine.rank].close()
+        return result
+
+    job.check(inputs, each(engines, work))
+
+
+def test_standing_by_returns_when_rung_for() -> None:
+    networks = fake_networks(3)
+    engines = engines_of(networks)
+
+    def work(engine: Engine) -> bool:
+        is_done = threading.Event()
+
+        def finish() -> None:
+            is_done.set()
+            engine.ring()
+
+        engine.begin(an_opening(4, by=bytes(8)))
+        timer = threading.Timer(0.1, finish)
+        timer.start()
+        engine.stand_by(is_done.is_set, look_every_s=1000)
+        return is_done.is_set()
+
+    assert each(engines, work) == [True] * 3
+    close(engines, networks)
+
+
+def test_standing_by_notices_a_peer_that_gives_up() -> None:
+    networks = fake_networks(3)
+    engines = engines_of(networks)
+
+    def work(engine: Engine) -> None:
+        engine.begin(an_opening(4, by=bytes(8)))
+        if engine.rank == 1:
+            time.sleep(0.1)
+            engine.give_up("rank 1: gloo says no")
+            return
+        engine.stand_by(lambda: False, look_every_s=1000)
+
+    results = each(engines, work)
+    assert all("rank 1: gloo says no" in str(results[rank]) for rank in (0, 2))
+
+
+def test_standing_by_outlives_a_peer_that_left_in_peace() -> None:
+    networks = fake_networks(2)
+    engines = engines_of(networks)
+
+    def work(engine: Engine) -> None:
+        engine.begin(an_opening(4, by=bytes(8)))
+        if engine.rank == 1:
+            engine.stand_by()
+            networks[1].close()
+            return
+        end = time.monotonic() + 0.3
+        engine.stand_by(lambda: time.monotonic() > end, look_every_s=0.05)
+
+    assert each(engines, work) == [None, None]

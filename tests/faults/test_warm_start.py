@@ -1,0 +1,155 @@
+"""Proposed trees: taken as far as cuts allow, grown where edges are lost, and the packing stays exact."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from arborcast.synth.errors import InfeasibleError, InputError
+from arborcast.synth.faults.warm_start import Stump, cheapest_root, grown, rebound, shares_of, tops_of
+from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence
+from arborcast.synth.packing.carrier import Pair, centred, rerooted
+from arborcast.synth.packing.exact import pack_exactly, pack_routed
+from arborcast.synth.packing.routed import RoutedTree, centred_routes, levels, rerooted_routes, reverse_links
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree, TreeEdge
+from tests.packing.test_exact import (
+    assert_packs,
+    cabled,
+    circulations,
+    digraphs,
+    equal,
+    most,
+    symmetric_topologies,
+)
+
+F = Fraction
+
+
+def some_tree(topology, root, draw):
+    """A spanning tree over drawn lengths."""
+    graph = LogicalGraph(topology)
+    lengths = np.array([draw(st.integers(0, 9)) for _ in topology.links], dtype=np.int64)
+    distances = graph.distances(lengths)
+
+    return RoutedTree(root, F(1), distances.routes(cheapest_arborescence(distances.matrix, root)))
+
+
+@given(st.one_of(symmetric_topologies(7), circulations(), digraphs()), st.data())
+@settings(max_examples=60)
+def test_any_proposals_leave_the_packing_exact(topology, data):
+    weights = {rank: data.draw(st.integers(0, 3)) for rank in range(topology.ranks)}
+    assume(any(weights.values()))
+    best = most(topology, weights)
+    assume(best > 0)
+    demands = {rank: weight * best for rank, weight in weights.items()}
+    proposals = []
+    for root in data.draw(st.lists(st.sampled_from([r for r, w in weights.items() if w]), max_size=6)):
+        try:
+            proposals.append(some_tree(topology, root, data.draw).tree)
+        except InfeasibleError:
+            assume(False)
+    packing = pack_exactly(topology, demands, proposals=proposals)
+    assert_packs(packing, topology, demands)
+    assert packing == pack_exactly(topology, demands, proposals=proposals)
+
+
+@given(symmetric_topologies(7))
+@settings(max_examples=40)
+def test_a_packing_that_is_proposed_comes_back(topology):
+    demands = equal(topology, most(topology, equal(topology, 1)))
+    packing = pack_exactly(topology, demands, attempts=1)
+    again = pack_exactly(topology, demands, proposals=packing.trees)
+    assert {(tree.root, tree.edges, tree.weight) for tree in again.trees} == {
+        (tree.root, tree.edges, tree.weight) for tree in packing.trees
+    }
+    assert dict(again.settings)["repaired"].startswith("100.0% on old trees")
+
+
+@given(symmetric_topologies(6), st.data())
+@settings(max_examples=60)
+def test_stumps_of_any_root_are_grown_or_left(topology, data):
+    demands = equal(topology, most(topology, equal(topology, 1)))
+    graph = LogicalGraph(topology)
+    stumps = []
+    for root in range(topology.ranks):
+        tree = some_tree(topology, root, data.draw)
+        lost = data.draw(st.sets(st.integers(0, len(topology.links) - 1), max_size=3))
+        fewer = Topology.build(
+            "fewer",
+            topology.ranks,
+            [link for place, link in enumerate(topology.links) if place not in lost],
+            topology.switches,
+        )
+        stump = rebound(rebound(Stump(root, F(1), tree.routes), LogicalGraph(fewer)), graph)
+        stumps.append(Stump(root, F(1), stump.routes, free=data.draw(st.booleans())))
+    packing = pack_routed(graph, demands, stumps=stumps).packing
+    assert_packs(packing, topology, demands)
+
+
+def test_shares_are_whole_and_use_up_each_demand():
+    graph = LogicalGraph(cabled("pair", 2, [(0, 1, 1)]))
+    routes = RoutedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1),))).routes
+    stumps = [Stump(0, F(weight), routes) for weight in (1, 2, 4)]
+    # 1/7, 2/7 and 4/7 of 10 units are 1.43, 2.86 and 5.71: 1, 2 and 5, and one more where most is cut off.
+    assert shares_of(stumps, np.array([10, 0])) == [1, 3, 6]
+    free = [Stump(0, F(1), routes, free=True)] * 2
+    assert shares_of(free, np.array([3, 4])) == [4, 3]
+    assert shares_of(stumps[:1], np.array([0, 5])) == [0]
+
+
+@given(symmetric_topologies(8), st.data())
+@settings(max_examples=60)
+def test_another_root_as_with_values(topology, data):
+    graph = LogicalGraph(topology)
+    tree = some_tree(topology, data.draw(st.integers(0, topology.ranks - 1)), data.draw)
+    root = data.draw(st.integers(0, topology.ranks - 1))
+    reverse = reverse_links(graph)
+    moved = RoutedTree(root, F(1), rerooted_routes(tree.routes, root, reverse)).tree
+    assert set(moved.edges) == set(rerooted(tree.tree, root).edges)
+    middle = centred_routes(tree, reverse).tree
+    drawn = centred(Pair(tree.tree, tree.tree)).out
+    assert (middle.root, set(middle.edges)) == (drawn.root, set(drawn.edges))
+    depth, height = levels(tree.routes.parents)
+    assert dict(enumerate(depth.tolist())) == tree.tree.depth
+    assert height[tree.root] == tree.tree.height
+    # What turning costs, link by link.
+    lengths = np.arange(1, len(topology.links) + 1, dtype=np.int64)
+    wanted = np.ones(topology.ranks, dtype=np.bool_)
+    costs = [
+        int(lengths[rerooted_routes(tree.routes, r, reverse).links].sum()) for r in range(topology.ranks)
+    ]
+    found = cheapest_root(Stump(tree.root, F(1), tree.routes, free=True), lengths, reverse, wanted)
+    assert costs[found] == min(costs)
+
+
+def test_what_hangs_on_a_lost_edge_is_joined_at_the_least_cost():
+    # 0-1-2-3 in a row, lost between 1 and 2; 3 is joined to 0 by a cable of its own.
+    topology = cabled("drawn", 4, [(0, 1, 1), (1, 2, 1), (2, 3, 1), (0, 3, 1)])
+    graph = LogicalGraph(topology)
+    whole = RoutedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1), TreeEdge(1, 2), TreeEdge(2, 3))))
+    fewer = Topology.build("fewer", 4, [link for link in topology.links if {link.src, link.dst} != {1, 2}])
+    stump = rebound(Stump(0, F(1), whole.routes), LogicalGraph(fewer))
+    assert tops_of(stump.routes.parents).tolist() == [0, 0, 2, 2]
+    routes = grown(stump, np.ones(6, dtype=np.int64), np.zeros(4, dtype=np.int64))
+    assert routes is not None
+    assert routes.tree(F(1)).edges == (TreeEdge(0, 1), TreeEdge(0, 3), TreeEdge(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (Tree(0, F(1), (TreeEdge(0, 1),)), "proposed tree of root 0: must span the 3 ranks of drawn"),
+        (Tree(7, F(1), (TreeEdge(0, 1), TreeEdge(1, 2))), "proposed tree of root 7: must span"),
+        (Tree(0, F(0), (TreeEdge(0, 1), TreeEdge(1, 2))), "weight must be positive, got 0"),
+        (Tree(0, F(1), (TreeEdge(0, 1), TreeEdge(0, 2))), r"drawn has no link \(0, 2\)"),
+    ],
+)
+def test_proposals_that_are_no_trees_of_the_topology_are_refused(tree, message):
+    topology = cabled("drawn", 3, [(0, 1, 1), (1, 2, 1)])
+    with pytest.raises(InputError, match=message):
+        pack_exactly(topology, {0: F(1)}, proposals=[tree])

@@ -1,0 +1,177 @@
+"""Files of custom collectives: what is read, and one line for everything that is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies
+from arborcast.synth.bounds import bound, certified_rate
+from arborcast.synth.collective import Collective, Demand
+from arborcast.synth.errors import CollectiveError, InputError
+from arborcast.synth.formats import collective_from_document, read_collective
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "collectives").glob("*.yaml"))
+RING = topologies.load("ring:4")
+
+HALO = """\
+name: halo-exchange          # printable, one line
+blocks:                      # all of the same size
+  - {at: [0], to: [1, 3]}
+  - {at: [1, 2], to: [0]}
+"""
+
+
+def demand(sources: set[int], targets: set[int]) -> Demand:
+    return Demand(frozenset(sources), frozenset(targets))
+
+
+HALO_DEMANDS = (demand({0}, {1, 3}), demand({1, 2}, {0}))
+
+
+def written(folder: Path, text: str | bytes, name: str = "halo.yaml") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_a_file_in_either_language(tmp_path: Path) -> None:
+    wanted = Collective.custom(RING, HALO_DEMANDS)
+    assert read_collective(written(tmp_path, HALO), RING) == wanted
+    document = {"blocks": [{"at": [0], "to": [1, 3]}, {"at": [2, 1], "to": [0]}]}
+    for name in ("halo.json", "halo"):
+        assert read_collective(written(tmp_path, json.dumps(document), name), RING) == wanted
+    assert read_collective(written(tmp_path, HALO), topologies.load("ring:9")) == wanted
+
+
+def test_who_holds_a_block_already_has_nothing_to_get(tmp_path: Path) -> None:
+    path = written(tmp_path, "blocks: [{at: [0, 1], to: [0, 1, 2]}, {at: [0, 1], to: [2]}]")
+    # blocks may be alike: together they are one of twice the size
+    assert read_collective(path, RING).demands == (demand({0, 1}, {2}),) * 2
+
+
+def test_relays_are_not_named(tmp_path: Path) -> None:
+    """The fragment is ranks 0..3 of a fabric of nine, whose other ranks are relays."""
+    path, fabric = written(tmp_path, HALO), topologies.load("ring:9")
+    assert read_collective(path, fabric, ranks=4).relays(fabric) == (4, 5, 6, 7, 8)
+    with pytest.raises(CollectiveError, match=r"blocks\[0\].to: rank must be in 0..2, got 3"):
+        read_collective(path, fabric, ranks=3)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples(path: Path) -> None:
+    for spec in ("dgx1", "torus:2x4", "dgx-a100"):
+        fabric = topologies.load(spec)
+        collective = read_collective(path, fabric)
+        found = bound(fabric, collective)
+        assert len(collective.ranks) == 8 and found.rate > 0
+        assert certified_rate(fabric, collective, found.certificate) == found.rate
+    with pytest.raises(
+        CollectiveError, match=rf"{path.name}: blocks\[0\].(at|to): rank must be in 0..3, got 4"
+    ):
+        read_collective(path, RING)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "halo.yaml: must be a mapping, got nothing"),
+        ("name: x", "halo.yaml: blocks: is missing"),
+        ("blocks: []", "halo.yaml: blocks: must have at least 1 entries, got 0"),
+        ("blocks: 3", "halo.yaml: blocks: must be a list, got 3"),
+        ("blocks: [{at: [0]}]", r"halo.yaml: blocks\[0\].to: is missing"),
+        ("blocks: [{at: [], to: [1]}]", r"halo.yaml: blocks\[0\].at: must have at least 1 entries, got 0"),
+        ("blocks: [{at: 0, to: [1]}]", r"halo.yaml: blocks\[0\].at: must be a list, got 0"),
+        (
+            "blocks: [{at: [a], to: [1]}]",
+            r"halo.yaml: blocks\[0\].at\[0\]: must be a whole number, got 'a'",
+        ),
+        (
+            "blocks: [{at: [0.5], to: [1]}]",
+            r"halo.yaml: blocks\[0\].at\[0\]: must be a whole number, got 1/2",
+        ),
+        (
+            "blocks: [{at: [true], to: [1]}]",
+            r"halo.yaml: blocks\[0\].at\[0\]: must be a whole number, got true",
+        ),
+        ("blocks: [{at: [0], to: [4]}]", r"halo.yaml: blocks\[0\].to: rank must be in 0..3, got 4"),
+        ("blocks: [{at: [-1], to: [1]}]", r"halo.yaml: blocks\[0\].at: rank must be in 0..3, got -1"),
+        (
+            "blocks: [{at: [0, 0], to: [1]}]",
+            r"halo.yaml: blocks\[0\].at: must name each rank once, got 0 twice",
+        ),
+        (
+            "blocks: [{at: [0], to: [1]}, {at: [1, 2], to: [2, 1]}]",
+            r"halo.yaml: blocks\[1\].to: must have a rank that does not hold it already, got \[1, 2\]",
+        ),
+        ("blocks: [{at: [0], to: [1], from: 2}]", r"halo.yaml: blocks\[0\].from: is no key known here"),
+        ("name: ''\nblocks: [{at: [0], to: [1]}]", "halo.yaml: name: must be 1 to 1000 printable characters"),
+        (
+            "blocks: [{at: [0], to: [1]}]\nblocks: 1",
+            "halo.yaml: line 2, column 1: key 'blocks' must stand once",
+        ),
+        (b"\xff", "halo.yaml: must be UTF-8 text"),
+        ("blocks: &a [*a]", "halo.yaml: line 1, column 13: must not use aliases"),
+        ("#" * 2000, "halo.yaml: must be at most 1000 bytes, got more"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read_collective(written(tmp_path, text), RING, max_bytes=1000)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_no_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"absent.yaml: cannot be read: No such file"):
+        read_collective(tmp_path / "absent.yaml", RING)
+
+
+scraps = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 5) | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_tampered_documents_are_read_or_refused_in_one_line(data: st.DataObject) -> None:
+    document = {"name": "halo", "blocks": [{"at": [0], "to": [1, 3]}, {"at": [1, 2], "to": [0]}]}
+    for _ in range(data.draw(st.integers(1, 3))):
+        here: object = document
+        while True:
+            keys = list(here) if isinstance(here, dict) else list(range(len(here)))  # type: ignore[arg-type]
+            if not keys:
+                break
+            key = data.draw(st.sampled_from(keys))
+            inner = here[key]  # type: ignore[index]
+            if not isinstance(inner, dict | list) or not data.draw(st.booleans()):
+                here[key] = data.draw(scraps)  # type: ignore[index]
+                break
+            here = inner
+    try:
+        collective_from_document(document, RING, "x").check(RING)
+    except InputError as error:
+        assert str(error).startswith("x: ") and len(str(error).splitlines()) == 1
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [*"{}[]:,-&*!'\"#\n\t 0123", "blocks:", "- ", "at: ", "to: ", "name: ", "[1, 2]", "1e9"]
+        )
+        | st.text(max_size=2),
+        max_size=25,
+    ).map("".join)
+)
+@settings(max_examples=300)
+def test_any_text_is_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = written(tmp_path_factory.getbasetemp(), text.encode("utf-8", "surrogatepass"), "fuzz.yaml")
+    try:
+        read_collective(path, RING)
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1

@@ -1,0 +1,535 @@
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.synth.certificate import Bound, Certificate, Cut, Dual, Partition, Scope
+from arborcast.synth.collective import NAMED_KINDS, Collective
+from arborcast.synth.errors import InputError, ScheduleError, TopologyError
+from arborcast.synth.formats import (
+    bound_from_document,
+    bound_to_document,
+    certificate_from_document,
+    certificate_to_document,
+    read_schedule,
+    schedule_from_document,
+    schedule_to_document,
+    topology_from_document,
+    topology_to_document,
+    write_schedule,
+)
+from arborcast.synth.formats.atomic import replacing, write_atomically
+from arborcast.synth.formats.numerals import parse_number, shorten
+from arborcast.synth.formats.reading import parse_json, read_text
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.topology import Link, Switch, Topology
+from tests.support.strategies import collectives, topologies
+
+# Two ranks on a switch: the file of a broadcast over it, to the letter of the design.
+PAIR = Topology.build(
+    "pair",
+    2,
+    [Link(*hop, Fraction(25, 2), Fraction(7, 10)) for hop in ((0, 2), (1, 2), (2, 0), (2, 1))],
+    ["sw"],
+    [[1, 0, 2]],
+)
+BROADCAST = Schedule.build(
+    PAIR,
+    Collective.on(PAIR, "broadcast"),
+    Method("trees", 3, (("epsilon", "1/10"), ("iterations", 12), ("note", None))),
+    Bound(Fraction(25, 2), Cut(frozenset({0, 2}), Fraction(25, 2))),
+    [Chunk(Fraction(1, 3), 0), Chunk(Fraction(2, 3), 0)],
+    [Transfer(0, 0, 1, 0, False, (2,)), Transfer(1, 0, 1, 0, False, (2,))],
+)
+DOCUMENT: dict[str, Any] = {
+    "format": "arborcast.schedule/1",
+    "topology": {
+        "name": "pair",
+        "ranks": 2,
+        "switches": ["sw"],
+        "links": [
+            {"from": 0, "to": "sw", "bandwidth": "25/2", "latency_us": "7/10"},
+            {"from": 1, "to": "sw", "bandwidth": "25/2", "latency_us": "7/10"},
+            {"from": "sw", "to": 0, "bandwidth": "25/2", "latency_us": "7/10"},
+            {"from": "sw", "to": 1, "bandwidth": "25/2", "latency_us": "7/10"},
+        ],
+        "symmetries": [[1, 0, "sw"]],
+    },
+    "collective": {"kind": "broadcast", "root": 0, "ranks": [0, 1]},
+    "method": {"name": "trees", "seed": 3, "epsilon": "1/10", "iterations": 12, "note": None},
+    "rate": "25/2",
+    "bound": {"rate": "25/2", "certificate": {"kind": "cut", "side": [0, "sw"], "capacity": "25/2"}},
+    "rounds": None,
+    "chunks": [
+        {"share": "1/3", "owner": 0, "target": None},
+        {"share": "2/3", "owner": 0, "target": None},
+    ],
+    "transfers": [
+        {"chunk": 0, "from": 0, "to": 1, "via": ["sw"], "step": 0, "reduce": False},
+        {"chunk": 1, "from": 0, "to": 1, "via": ["sw"], "step": 0, "reduce": False},
+    ],
+}
+
+shares = st.fractions(min_value=Fraction(1, 1000), max_value=3, max_denominator=10**6)
+
+
+@st.composite
+def schedules(draw: Callable) -> Schedule:
+    """Well-formed schedules, most of which do nothing useful."""
+    topology = draw(topologies(max_ranks=4, symmetric=draw(st.booleans())))
+    ranks = st.integers(0, topology.ranks - 1)
+    chunks = [
+        Chunk(share, owner, target)
+        for share, owner, target in draw(st.lists(st.tuples(shares, ranks, st.none() | ranks), min_size=1))
+    ]
+    direct = [pair for pair in topology.bandwidth if max(pair) < topology.ranks]
+    paths = [(pair[0], pair[1], ()) for pair in direct]
+    paths += [
+        (src, dst, (switch,))
+        for (src, switch) in topology.bandwidth
+        for (other, dst) in topology.bandwidth
+        if other == switch and switch >= topology.ranks and src < topology.ranks and dst < topology.ranks
+    ]
+    transfers = [
+        Transfer(chunk, *path[:2], step, reduce, path[2])
+        for chunk, path, step, reduce in draw(
+            st.lists(
+                st.tuples(
+                    st.integers(0, len(chunks) - 1),
+                    st.sampled_from(paths),
+                    st.integers(0, 5),
+                    st.booleans(),
+                )
+            )
+            if paths
+            else st.just([])
+        )
+    ]
+    rounds = draw(st.none() | st.lists(st.integers(1, 9), min_size=6, max_size=8))
+    return Schedule(
+        topology,
+        draw(collectives(topology, relays=True)),
+        Method(draw(st.text("abcxyz-", min_size=1)), draw(st.integers(0, 2**40))),
+        Bound(draw(shares), draw(certificates(topology)), draw(st.sampled_from(Scope))),
+        tuple(chunks),
+        tuple(transfers),
+        draw(st.just(Fraction(0)) | shares),
+        None if rounds is None else tuple(rounds),
+    )
+
+
+@st.composite
+def certificates(draw: Callable, topology: Topology) -> Certificate:
+    vertices = st.frozensets(st.integers(0, topology.size - 1))
+    match draw(st.sampled_from(["cut", "partition", "dual"])):
+        case "cut":
+            return Cut(draw(vertices), draw(shares))
+        case "partition":
+            return Partition(tuple(draw(st.lists(vertices, max_size=4))), draw(shares))
+    count = len(topology.links)
+    return Dual(tuple(draw(st.lists(shares, min_size=count, max_size=count))), draw(shares), draw(shares))
+
+
+# --- round trips --------------------------------------------------------------------------------------
+
+
+def test_the_file_is_as_the_design_says(tmp_path: Path) -> None:
+    assert schedule_to_document(BROADCAST) == DOCUMENT
+    write_schedule(BROADCAST, tmp_path / "s.json")
+    assert json.loads((tmp_path / "s.json").read_text()) == DOCUMENT
+    assert read_schedule(tmp_path / "s.json") == BROADCAST
+
+
+@given(schedules())
+@settings(max_examples=60)
+def test_schedules_survive_a_file(tmp_path_factory: pytest.TempPathFactory, schedule: Schedule) -> None:
+    path = tmp_path_factory.mktemp("schedules") / "s.json"
+    write_schedule(schedule, path)
+    assert read_schedule(path) == schedule
+    assert json.loads(path.read_text()) == schedule_to_document(schedule)
+
+
+@given(topologies(max_ranks=5, symmetric=False, connected=False), st.data())
+@settings(max_examples=60)
+def test_topologies_and_bounds_survive_a_document(topology: Topology, data: st.DataObject) -> None:
+    assert topology_from_document(topology_to_document(topology), "f") == topology
+    certificate = data.draw(certificates(topology))
+    assert (
+        certificate_from_document(certificate_to_document(certificate, topology), topology, "f")
+        == certificate
+    )
+    bound = Bound(data.draw(shares), certificate, data.draw(st.sampled_from(Scope)))
+    document = bound_to_document(bound, topology)
+    assert bound_from_document(document, topology, "f") == bound
+    assert ("scope" in document) == (bound.scope is Scope.TREES)
+
+
+def test_optional_keys_may_be_left_out() -> None:
+    short = copy.deepcopy(DOCUMENT)
+    del short["rounds"]
+    for chunk in short["chunks"]:
+        del chunk["target"]
+    for transfer in short["transfers"]:
+        del transfer["reduce"]
+    assert schedule_from_document(short, "f") == BROADCAST
+
+
+def test_a_switch_that_reduces() -> None:
+    summing = Topology.build("sum", 1, [], [Switch("a"), Switch("b", reduces=True)])
+    document = topology_to_document(summing)
+    assert document["switches"] == ["a", {"name": "b", "reduces": True}]
+    assert topology_from_document(document, "f") == summing
+
+
+def test_what_is_well_formed_but_wrong_loads() -> None:
+    wrong = copy.deepcopy(DOCUMENT)
+    wrong["chunks"][0] = {"share": "9/3", "owner": 1, "target": None}
+    wrong["rate"] = "1000"
+    wrong["bound"]["certificate"]["capacity"] = "1"
+    del wrong["transfers"][1]
+    assert schedule_from_document(wrong, "f").chunks[0] == Chunk(Fraction(3), 1)
+
+
+# --- topology documents -------------------------------------------------------------------------------
+
+
+def test_between_is_both_directions_and_numbers_are_exact() -> None:
+    document = {
+        "ranks": 2,
+        "links": [
+            {"between": [0, 1], "bandwidth": 0.7, "latency_us": "1e-3"},
+            {"from": 1, "to": 0, "bandwidth": "25/2"},
+        ],
+    }
+    topology = topology_from_document(document, "some/where.yaml")
+    assert topology.bandwidth == {(0, 1): Fraction(7, 10), (1, 0): Fraction(132, 10)}
+    assert topology.latency_us[0, 1] == Fraction(1, 1000)
+    assert topology.name == "where"
+
+
+def test_symmetries_of_the_ranks_alone_leave_the_switches_in_place() -> None:
+    document = copy.deepcopy(DOCUMENT["topology"])
+    document["symmetries"] = [[1, 0]]
+    assert topology_from_document(document, "f").symmetries == ((1, 0, 2),)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((), [], "f: must be a mapping, got a list of 0|f: must be a mapping, got \\[\\]"),
+        (("ranks",), None, "f: ranks: must be a whole number, got nothing"),
+        (("ranks",), True, "f: ranks: must be a whole number, got true"),
+        (("ranks",), 0, "f: ranks: must be at least 1, got 0"),
+        (("ranks",), 10**12, "f: ranks: must be at most 65536, got 1000000000000"),
+        (("name",), "a\nb", r"f: name: must be 1 to 1000 printable characters, got 'a\\nb'"),
+        (("colour",), "red", "f: colour: is no key known here"),
+        (("switches",), ["sw", "sw"], r"f: switches\[1\]: names must be unique, got 'sw' twice"),
+        (("switches", 0), {"reduces": True}, r"f: switches\[0\].name: is missing"),
+        (("links",), {}, "f: links: must be a list, got a mapping"),
+        (("links", 2, "bandwidth"), "-1", r"f: links\[2\].bandwidth: must be positive, got -1"),
+        (("links", 2, "bandwidth"), 0, r"f: links\[2\].bandwidth: must be positive, got 0"),
+        (("links", 2, "bandwidth"), "fast", r"must be a number such as 25, 0.7 or 25/2, got 'fast'"),
+        (("links", 2, "bandwidth"), float("nan"), r"links\[2\].bandwidth: must be a number"),
+        (("links", 2, "bandwidth"), float("inf"), r"links\[2\].bandwidth: must be a number"),
+        (("links", 2, "bandwidth"), "1e12", "must be between 1e-9 and 1e9 GB/s, got 1000000000000"),
+        (("links", 2, "bandwidth"), f"1/{10**18 + 1}", "must be between 1e-9 and 1e9 GB/s"),
+        (("links", 2, "bandwidth"), f"{10**19 + 1}/{10**19}", "must have a denominator of at most 1e18"),
+        (("links", 2, "bandwidth"), 10**500, "must have at most 400 digits"),
+        (("links", 2, "latency_us"), "-1/2", r"links\[2\].latency_us: must not be negative, got -1/2"),
+        (("links", 2, "latency"), 1, r"f: links\[2\].latency: is no key known here"),
+        (("links", 2, "from"), "hub", r"links\[2\].from: must be a switch \('sw'\), got 'hub'"),
+        (("links", 2, "to"), 2, r"f: links\[2\].to: rank must be in 0..1, got 2"),
+        (("links", 2, "to"), "sw", r"f: links\[2\]: must join two different vertices, got 'sw' twice"),
+        (("links", 2, "between"), [0, 1], r"f: links\[2\]: must have either between, or from and to"),
+        (("symmetries", 0), [0, 0, "sw"], r"symmetry \[0, 0, 2\]: must name each of the 3 vertices exactly"),
+        (
+            ("symmetries", 0),
+            [0],
+            r"symmetries\[0\]: must have the images of the 2 ranks, or of these and the 1",
+        ),
+    ],
+)
+def test_wrong_topology_documents(path: tuple[str | int, ...], value: object, message: str) -> None:
+    with pytest.raises(TopologyError, match=message) as caught:
+        topology_from_document(_with(DOCUMENT["topology"], path, value), "f")
+    assert "\n" not in str(caught.value)
+
+
+# --- schedule documents -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((), None, "f: format: must be arborcast.schedule/1, got nothing"),
+        (("format",), "arborcast.schedule/2", "f: format: must be arborcast.schedule/1, got 'arborcast.sch"),
+        (("topology", "links", 0, "bandwidth"), 0, r"f: topology.links\[0\].bandwidth: must be positive"),
+        (("topology", "links", 0, "to"), 0, r"f: topology.links\[0\]: must join two different vertices"),
+        (("topology", "switches"), ["sw", "sw"], r"f: topology.switches\[1\]: names must be unique"),
+        (("collective", "kind"), "allred", "f: collective.kind: must be one of broadcast, .*got 'allred'"),
+        (("collective", "root"), 5, "f: broadcast: root must be one of the ranks 0, 1, got 5"),
+        (("collective", "ranks"), [0, 0], "f: broadcast: ranks must be named once"),
+        (("method", "name"), 3, "f: method.name: must be text, got 3"),
+        (("method", "epsilon"), [1], r"f: method.epsilon: must be text, a whole number or null, got \[1\]"),
+        (("rate",), "-1", "f: rate: must not be negative, got -1"),
+        (("bound", "scope"), "mine", "f: bound.scope: must be one of 'every schedule', .* got 'mine'"),
+        (("bound", "certificate", "kind"), "oath", "f: bound.certificate: kind must be one of 'cut', "),
+        (
+            ("bound", "certificate", "side"),
+            [7],
+            r"f: bound.certificate.side\[0\]: rank must be in 0..1, got 7",
+        ),
+        (("rounds",), [0], "f: rounds of a step must be at least 1, got"),
+        (("rounds",), [], "f: rounds: 1 steps need as many entries, got 0"),
+        (("chunks", 1, "share"), "0", "f: chunk 1: share must be positive, got 0"),
+        (("chunks", 1, "owner"), 2, "f: chunk 1: rank must be in 0..1, got 2"),
+        (("transfers", 1, "chunk"), 2, "f: transfer 1: chunk must be in 0..1, got 2"),
+        (("transfers", 1, "chunk"), 10**30, r"f: transfers\[1\].chunk: must be at most 2147483647"),
+        (("transfers", 1, "step"), -1, r"f: transfers\[1\].step: must be at least 0, got -1"),
+        (("transfers", 1, "step"), 10**9, r"f: transfers\[1\].step: must be at most 1048576"),
+        (
+            ("transfers", 1, "via"),
+            ["hub"],
+            r"f: transfers\[1\].via: must name switches of the topology, got 'h",
+        ),
+        (("transfers", 1, "via"), [], "f: transfer 1: there is no link 0->1"),
+        (("transfers", 1, "via"), ["sw", "sw"], "f: transfer 1: there is no link sw->sw"),
+        (("transfers", 1, "reduce"), 1, r"f: transfers\[1\].reduce: must be true or false, got 1"),
+        (("transfers", 1, "from"), "sw", r"f: transfers\[1\].from: must be a whole number, got 'sw'"),
+        (("transfers", 1, "too"), 1, r"f: transfers\[1\].too: is no key known here"),
+    ],
+)
+def test_wrong_schedule_documents(path: tuple[str | int, ...], value: object, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message) as caught:
+        schedule_from_document(_with(DOCUMENT, path, value), "f")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dual_names_every_link_once() -> None:
+    dual = certificate_to_document(Dual((Fraction(1),) * 4, Fraction(1), Fraction(2)), PAIR)
+    for lengths, message in (
+        (dual["lengths"][1:], "certificate.*lengths: must name every link, got none for 0->sw"),
+        (dual["lengths"] + dual["lengths"][:1], r"lengths\[4\]: must name each link once, got 0->'sw'"),
+        ([{"from": 0, "to": 1, "length": 1}], r"lengths\[0\]: must name a link of the topology, got 0->1"),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            bound_from_document({"rate": "1", "certificate": {**dual, "lengths": lengths}}, PAIR, "f")
+
+
+def test_a_setting_must_not_hide_the_seed(tmp_path: Path) -> None:
+    hiding = copy.copy(BROADCAST)
+    object.__setattr__(hiding, "method", Method("mwu", 0, (("seed", 7),)))
+    with pytest.raises(ScheduleError, match="setting seed must not stand twice"):
+        write_schedule(hiding, tmp_path / "s.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _with(document: object, path: tuple[str | int, ...], value: object) -> Any:
+    if not path:
+        return value
+    changed: Any = copy.deepcopy(document)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return changed
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "line 1, column 1: must be JSON"),
+        (b"\xff\xfe", "must be UTF-8 text, got byte 0xff at 0"),
+        (b'{"a": "\0"}', "must be text, got a NUL byte at 7"),
+        (b'{"format": 1,', "line 1, column 14: must be JSON"),
+        (b'{"a": 1, "a": 2}', "key 'a' must stand once in its object, got it more often"),
+        (b'{"a": NaN}', "numbers must be finite, got NaN"),
+        (b'{"a": 1e999999999}', "must have an exponent of at most 60"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "whole numbers must have fewer digits"),
+        (b"[" * 200_000, "must not be nested this deep"),
+        (b'{"format": "arborcast.schedule/1"}', "topology: is missing"),
+        (b"x" * 2000, "must be at most 1000 bytes, got more"),
+    ],
+)
+def test_unreadable_schedule_files(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"s.json: .*{message}") as caught:
+        read_schedule(path, max_bytes=10**6 if len(content) > 2000 else 1000)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "none.json", "No such file or directory"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        (Path("a\0b"), "null byte"),
+        (Path("/dev/zero"), "must be at most 1000 bytes"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            read_text(path, max_bytes=1000)
+        assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=60) | st.binary(max_size=60).map(lambda raw: raw.decode("latin-1")))
+def test_any_text_is_json_or_one_line(text: str) -> None:
+    try:
+        parse_json(text, "f")
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+scraps = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**12), 10**12)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(
+        ["sw", "1/0", "1/3", "-2", 10**400, "9" * 900, "allreduce", "cut", "dual", "partition"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _paths(document: object, here: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    items = (
+        document.items()
+        if isinstance(document, dict)
+        else enumerate(document)
+        if isinstance(document, list)
+        else ()
+    )
+    return [here, *(path for key, value in items for path in _paths(value, (*here, key)))]
+
+
+@given(st.data())
+@settings(max_examples=400)
+def test_tampered_schedules_load_or_are_refused_in_one_line(data: st.DataObject) -> None:
+    changed: Any = DOCUMENT
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(_paths(changed)[1:]))
+        value = data.draw(scraps | st.sampled_from(_paths(DOCUMENT)).map(lambda p: _at(DOCUMENT, p)))
+        changed = _with(changed, path, value)
+    try:
+        again = schedule_from_document(changed, "f")
+    except InputError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 1000
+    else:
+        assert schedule_from_document(schedule_to_document(again), "f") == again
+
+
+def _at(document: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        document = document[key]
+    return document
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    write_atomically(path, "old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
+        file.write(b"half of the n")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writing_keeps_mode_and_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    write_atomically(link, "new")
+    assert link.is_symlink()
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("new", 0o640)
+
+
+def test_new_files_obey_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "new", b"content")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+
+
+def test_devices_are_written_to_and_not_replaced() -> None:
+    write_atomically("/dev/null", "gone")
+    assert not Path("/dev/null").is_file()
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path, "must be a file to write to, got a directory"),
+        (tmp_path / "none" / "s.json", "cannot be written: No such file or directory"),
+        ("a\0b", "the name holds a NUL"),
+    ):
+        with pytest.raises(InputError, match=message):
+            write_atomically(path, "x")
+
+
+# --- numbers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        *(
+            (3, "3"),
+            ("3", "3"),
+            (0.7, "7/10"),
+            ("0.70", "7/10"),
+            (".5", "1/2"),
+            ("5.", "5"),
+            (" 25/2 ", "25/2"),
+        ),
+        *(("-1/3", "-1/3"), ("1e3", "1000"), ("2.5e-1", "1/4"), (1e22, "10000000000000000000000")),
+    ],
+)
+def test_numbers(written: object, number: str) -> None:
+    assert parse_number(written) == Fraction(number)
+
+
+@pytest.mark.parametrize(
+    "written", ["", "1/-2", "1_000", "0x10", "½", "٣", "1 2", "--1", "1e", True, None, [1]]
+)
+def test_no_numbers(written: object) -> None:
+    with pytest.raises(ValueError, match="must be a number"):
+        parse_number(written)
+
+
+@given(st.fractions())
+def test_fractions_are_read_as_written(number: Fraction) -> None:
+    assert parse_number(str(number)) == number
+
+
+@given(scraps)
+def test_values_in_messages_are_short_and_on_one_line(value: object) -> None:
+    assert len(shorten(value)) < 200
+    assert "\n" not in shorten(value)
+
+
+def test_kinds_are_all_writable() -> None:
+    for kind in NAMED_KINDS:
+        document = {**DOCUMENT, "collective": {"kind": kind.value, "root": None, "ranks": [0, 1]}}
+        document["collective"]["root"] = 0 if kind.has_root else None
+        assert schedule_from_document(document, "f").collective.kind is kind

@@ -1,0 +1,121 @@
+"""Ranks of one group that call differently, or were told differently, are refused at once: real processes.
+
+One rank is odd, and no rank may compute anything or wait for the deadline.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+
+from tests.support.faults import (
+    AT_ONCE_S,
+    PATIENCE_S,
+    SMALL,
+    Ended,
+    allreduce,
+    begin,
+    broadcast,
+    check_failed,
+    check_right,
+    ended,
+    launch,
+)
+
+
+@dataclass(frozen=True)
+class Odd:
+    """One rank calls otherwise than the rest: the calls, and what messages must show of each."""
+
+    usual: Callable[[], Any]
+    odd: Callable[[], Any]
+    words: tuple[str, ...]
+
+
+def _reduces(count: int = SMALL, dtype: Any = torch.float32, op: Any = dist.ReduceOp.SUM) -> None:
+    dist.all_reduce(torch.ones(count, dtype=dtype), op=op)
+
+
+def _spreads(root: int) -> None:
+    dist.broadcast(torch.ones(SMALL), root)
+
+
+DISAGREEMENTS = {
+    "sizes": Odd(_reduces, lambda: _reduces(SMALL + 1), (f"{SMALL} elements", f"{SMALL + 1} elements")),
+    "types": Odd(_reduces, lambda: _reduces(dtype=torch.int32), ("float32", "int32")),
+    "types of one width": Odd(
+        lambda: _reduces(dtype=torch.bfloat16), lambda: _reduces(dtype=torch.float16), ("bfloat16", "float16")
+    ),
+    "operations": Odd(_reduces, lambda: _reduces(op=dist.ReduceOp.MAX), ("sum", "max")),
+    "roots": Odd(lambda: _spreads(0), lambda: _spreads(3), ("from rank 0", "from rank 3")),
+    "kinds": Odd(_reduces, lambda: _spreads(0), ("allreduce", "broadcast")),
+}
+
+
+def _disagree(rank: int, size: int) -> dict[str, tuple[Ended, Ended]]:
+    results = {}
+    for number, (name, case) in enumerate(DISAGREEMENTS.items()):
+        begin(rank, size, name, PATIENCE_S)
+        is_odd = rank == number % size
+
+        def calls(last: Callable[[], Any] = case.odd if is_odd else case.usual) -> None:
+            for call in (_reduces, _reduces, last):  # some ranks may still be busy with the last good one
+                call()
+
+        results[name] = (ended(calls), ended(_reduces))
+        dist.destroy_process_group()
+    begin(rank, size, "after all", PATIENCE_S)
+    results["after all"] = (allreduce(rank, size, SMALL), broadcast(rank, 3, SMALL))
+    return results
+
+
+@pytest.mark.parametrize("gloo_below", ["0", "1GiB"])
+def test_ranks_that_call_differently_are_refused_at_once(gloo_below: str) -> None:
+    results = launch(_disagree, gloo_below=gloo_below, transport="auto", has_group=False)
+    for result in results:
+        assert isinstance(result, dict), result
+        for after in result.pop("after all"):
+            check_right(after)
+    for name, case in DISAGREEMENTS.items():
+        ends = [result[name] for result in results]
+        for first, later in ends:
+            check_failed(first, within_s=AT_ONCE_S)
+            check_failed(later, within_s=AT_ONCE_S)
+        with_both = [first for first, _ in ends if all(word in first.message for word in case.words)]
+        assert with_both, f"{name}: nobody shows {case.words}: {ends}"
+
+
+def _differ_in_environment(rank: int, size: int, variable: str, values: tuple[str, str]) -> Ended:
+    os.environ[variable] = values[rank == 1]
+
+    def start_and_call() -> None:
+        begin(rank, size, "differing", PATIENCE_S)
+        _reduces(10_000)
+
+    return ended(start_and_call)
+
+
+@pytest.mark.parametrize(
+    ("variable", "values", "words"),
+    [
+        ("ARBORCAST_TOPOLOGY", ("full:4", "ring:4"), ("full", "ring")),
+        ("ARBORCAST_GLOO_BELOW", ("0", "1MiB"), ("gloo_below", "0 on rank", "1048576 on rank")),
+        ("ARBORCAST_TRANSPORT", ("sockets", "shared memory"), ("sockets", "shared memory")),
+    ],
+)
+def test_ranks_with_different_settings_are_refused_at_once(
+    variable: str, values: tuple[str, str], words: tuple[str, ...]
+) -> None:
+    results = launch(_differ_in_environment, variable, values, has_group=False)
+    for result in results:
+        check_failed(result, within_s=AT_ONCE_S)
+    assert any(all(word in result.message for word in words) for result in results), results

@@ -1,0 +1,216 @@
+"""Tables: which schedule serves which size, as bytes and back, and what is no table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arborcast import synth
+from arborcast.backends.schedules.selection import Comparison, most_messages, with_messages
+from arborcast.backends.schedules.table import Entry, Table
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.selection import Choice
+from arborcast.topologies import load
+
+RING = load("full:4,latency=3")
+
+
+@cache
+def by(method: str, kind: str = "allreduce", spec: str = "full:4,latency=3") -> Schedule:
+    return synth.solve(load(spec), kind, method=method)
+
+
+def table(*starts: int) -> Table:
+    methods = ("binary-tree", "ring", "trees")[: len(starts)]
+    entries = tuple(Entry(start, by(method)) for start, method in zip(starts, methods, strict=True))
+    return Table(entries[0].schedule.collective, entries)
+
+
+def test_each_size_has_its_schedule() -> None:
+    found = table(0, 1000, 5000)
+    served = {size: found.at(size).schedule.method.name for size in (0, 1, 999, 1000, 4999, 5000, 1 << 40)}
+    assert served == {
+        0: "binary-tree",
+        1: "binary-tree",
+        999: "binary-tree",
+        1000: "ring",
+        4999: "ring",
+        5000: "trees",
+        1 << 40: "trees",
+    }
+
+
+@given(
+    st.sets(st.integers(1, 1 << 40), max_size=2).map(lambda rest: (0, *sorted(rest))), st.integers(0, 1 << 41)
+)
+def test_the_last_start_not_above_the_size_counts(starts: tuple[int, ...], size: int) -> None:
+    assert table(*starts).at(size).from_bytes == max(start for start in starts if start <= size)
+
+
+def test_the_first_choice_serves_smaller_buffers_too() -> None:
+    found = Table.of((Choice(1024, by("ring")), Choice(4096, by("trees"))))
+    assert [entry.from_bytes for entry in found.entries] == [0, 4096]
+    assert found.topology == RING
+    with pytest.raises(InputError, match="must have at least one schedule, got none"):
+        Table.of(())
+
+
+def test_entries_must_belong_together() -> None:
+    ring, tree = by("ring"), by("binary-tree")
+    with pytest.raises(InputError, match=r"entries\[0\].from_bytes: must be 0, got 5"):
+        Table(ring.collective, (Entry(5, ring),))
+    with pytest.raises(InputError, match=r"entries\[1\].from_bytes: must be above the one before it, got 0"):
+        Table(ring.collective, (Entry(0, ring), Entry(0, tree)))
+    with pytest.raises(InputError, match=r"entries\[1\].schedule: must be of the collective of the table"):
+        Table(ring.collective, (Entry(0, ring), Entry(1, by("ring", "broadcast"))))
+    with pytest.raises(InputError, match=r"entries\[1\].schedule: must be of the topology of the table"):
+        Table(ring.collective, (Entry(0, ring), Entry(1, by("ring", spec="full:4"))))
+    with pytest.raises(InputError, match="entries: must have at least one schedule"):
+        Table(ring.collective, ())
+
+
+def test_peers_are_those_of_all_its_schedules() -> None:
+    drawn = Schedule.build(
+        load("full:4"),
+        Collective(Kind.BROADCAST, (0, 1, 2, 3), 0),
+        Method("drawn"),
+        by("trees", "broadcast", "full:4").bound,
+        [Chunk(Fraction(1), 0)],
+        [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1), Transfer(0, 1, 3, 1)],
+    )
+    star = replace(drawn, transfers=tuple(Transfer(0, 0, rank, 0) for rank in (1, 2)))
+    found = Table(drawn.collective, (Entry(0, drawn), Entry(9, star)))
+    assert [found.peers(rank) for rank in range(4)] == [{1, 2}, {0, 2, 3}, {0, 1}, {1}]
+    assert found.peers(17) == frozenset()
+
+
+def test_bytes_come_back() -> None:
+    found = replace(table(0, 77, 78), is_cut_short=True)
+    data = found.to_bytes()
+    again = Table.from_bytes(data, "a file")
+    assert again == found
+    assert again.to_bytes() == data
+    assert again.digest == found.digest != table(0, 77, 78).digest
+    settings = [entry.schedule.method.settings for entry in again.entries]
+    assert settings == [entry.schedule.method.settings for entry in found.entries]  # in this order
+    document = json.loads(data)
+    assert list(document) == ["format", "topology", "collective", "cut_short", "entries"]
+    assert data.count(b'"links"') == 1
+
+
+def test_another_name_changes_nothing_else() -> None:
+    found = table(0, 9)
+    assert found.renamed(RING.name) is found
+    other = found.renamed("elsewhere")
+    assert {entry.schedule.topology.name for entry in other.entries} == {"elsewhere"}
+    assert other.renamed(RING.name) == found
+
+
+def test_one_line_says_what_serves_what() -> None:
+    assert table(0, 64 << 10, 1 << 20).summary() == (
+        "allreduce on full:4,latency=3: binary-tree (2 chunks, 4 steps, 1 GB/s, 50% of 2), "
+        "ring (4 chunks, 6 steps, 0.6667 GB/s, 33% of 2) from 64 KiB, "
+        f"trees ({len(by('trees').chunks)} trees, height {by('trees').height}, 2 GB/s, optimal) "
+        "from 1 MiB"
+    )
+    broadcast = Table.of([Choice(0, by("trees", "broadcast"))], is_cut_short=True)
+    assert broadcast.summary().startswith("broadcast from 0 on full:4,latency=3: trees (3 trees, height 2, ")
+    assert broadcast.summary().endswith("; cut short by the deadline")
+
+
+def _set(*path: Any, to: object) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        document[path[-1]] = to
+
+    return change
+
+
+def _drop(key: str) -> Callable[[Any], None]:
+    return lambda document: document.pop(key)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("format", to="arborcast.table/2"), "x: format: must be arborcast.table/1, got"),
+        (_set("surprise", to=1), "x: surprise: is no key known here"),
+        (_drop("topology"), "x: topology: is missing"),
+        (_drop("entries"), "x: entries: is missing"),
+        (_set("entries", to=[]), "x: entries: must have"),
+        (_set("cut_short", to="no"), "x: cut_short: must be true or false, got 'no'"),
+        (_set("entries", 0, "from_bytes", to=7), r"x: entries\[0\].from_bytes: must be 0, got 7"),
+        (_set("entries", 0, "from_bytes", to=-1), r"x: entries\[0\].from_bytes: must be at least 0, got -1"),
+        (_set("entries", 0, "from_bytes", to="0"), r"x: entries\[0\].from_bytes: must be a whole number"),
+        (_set("entries", 0, "schedule", to=[]), r"x: entries\[0\].schedule: must be a mapping"),
+        (
+            _set("entries", 1, "schedule", "rate", to=-1),
+            r"x: entries\[1\].schedule: rate: must not be negative",
+        ),
+        (
+            _set("entries", 0, "schedule", "topology", to={}),
+            r"x: entries\[0\].schedule: key topology must stand once",
+        ),
+        (_set("topology", "ranks", to=3), r"x: entries\[0\].schedule: topology.links"),
+        (_set("collective", "ranks", to=[0, 0, 1, 2]), "ranks must be named once"),
+    ],
+)
+def test_what_is_no_table(change: Callable[[Any], None], message: str) -> None:
+    document = json.loads(table(0, 9).to_bytes())
+    change(document)
+    with pytest.raises(InputError, match=message) as caught:
+        Table.from_bytes(json.dumps(document).encode(), "x")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_document() -> None:
+    for data, message in (
+        (b"\xff", "x: must be UTF-8 text, got byte 0xff at 0"),
+        (b"[1", "x: line 1, column 3: must be JSON"),
+        (b"[]", "x: format: must be arborcast.table/1, got nothing"),
+        (b"[" * 100_000, "x: must not be nested this deep"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Table.from_bytes(data, "x")
+
+
+def chunky(chunks: int) -> Schedule:
+    """A broadcast from 0 to 1 of so many chunks, all at once."""
+    topology = load("ring:2,bandwidth=1000")
+    return Schedule.build(
+        topology,
+        Collective(Kind.BROADCAST, (0, 1), 0),
+        Method(f"{chunks} chunks"),
+        by("trees", "broadcast", "ring:2,bandwidth=1000").bound,
+        [Chunk(Fraction(1, chunks), 0)] * chunks,
+        [Transfer(chunk, 0, 1, 0) for chunk in range(chunks)],
+    )
+
+
+def test_messages_cost_besides_their_bytes() -> None:
+    # Links alone have nothing against 64 chunks; the thread that sends 64 messages of 10 us has.
+    few, many = chunky(1), chunky(64)
+    assert Comparison((many, few)).fastest(1 << 10) is few
+    assert most_messages(many) == 64
+    # A buffer of 10 GB takes 10 ms either way; the first of equals counts.
+    assert Comparison((many, few)).fastest(10**10) is many
+
+
+def test_a_message_costs_once_however_many_switches_it_passes() -> None:
+    star = load("star:3,latency=5")
+    slowed = with_messages(star)
+    assert {(src < 3, dst < 3): str(late) for (src, dst), late in slowed.latency_us.items()} == {
+        (True, False): "5",
+        (False, True): "25",
+    }

@@ -1,0 +1,173 @@
+"""The group beside the rest of its process: other threads, barriers, autograd, and forked children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from arborcast.backends.schedules import held as schedules
+from tests.support.ranks import Failure, run_ranks
+
+COUNT = 1 << 16
+PATIENCE_S = 30
+
+
+def _begin(rank: int, size: int, port: int) -> None:
+    import arborcast.torch_backend  # noqa: F401
+
+    timeout = timedelta(seconds=PATIENCE_S)
+    store = c10d.TCPStore("127.0.0.1", port, size, rank == 0, timeout=timeout)
+    dist.init_process_group("synth", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def _group_during_synthesis(rank: int, size: int, port: int) -> float:
+    """Sum of what was gathered; the default group waits for a table while gloo makes another group."""
+    module: Any = schedules
+    make = module.synthesize_table
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(1)
+        return make(*arguments)
+
+    module.synthesize_table = slowly
+    _begin(rank, size, port)
+    output = torch.zeros(size * COUNT)
+    work = dist.all_gather_single(output, torch.full((COUNT,), float(rank)), async_op=True)
+    if rank:
+        time.sleep(0.5)  # by now the queue of this rank waits for the table
+    group = dist.new_group(backend="gloo")
+    dist.all_reduce(torch.ones(1), group=group)
+    work.wait()
+    dist.destroy_process_group()
+    return output.sum().item()
+
+
+def test_a_group_can_be_made_while_another_waits_for_schedules() -> None:
+    # The two would share a connection to the TCP store, and each of them wait for the other's.
+    results = run_ranks(2, _group_during_synthesis, _free_port(), backend=None, timeout_s=PATIENCE_S)
+    assert results == [COUNT, COUNT]
+
+
+def _barrier_after(rank: int, size: int) -> list[bool]:
+    found = []
+    for count in (8, 1 << 22):
+        work = dist.all_reduce(torch.ones(count), async_op=True)
+        dist.barrier()
+        found.append(work.is_completed())
+    return found
+
+
+def test_a_barrier_comes_after_the_calls_before_it() -> None:
+    assert run_ranks(2, _barrier_after, backend="synth") == [[True, True]] * 2
+
+
+def _backward(rank: int, size: int) -> list[float]:
+    found = []
+    for count in (8, COUNT):
+        given = torch.zeros(count, requires_grad=True)
+        result = given.exp()  # which keeps its result for the backward pass
+        dist.all_reduce(result)
+        torch.autograd.backward(result.sum())
+        assert given.grad is not None
+        found.append(given.grad[0].item())
+    return found
+
+
+@pytest.mark.parametrize("backend", ["gloo", "synth"])
+def test_large_and_small_calls_are_the_same_to_autograd(backend: str) -> None:
+    assert run_ranks(2, _backward, backend=backend) == [[2.0, 2.0]] * 2
+
+
+def _with_child(rank: int, size: int) -> str:
+    dist.all_reduce(torch.ones(COUNT))
+    if rank == 1:
+        if os.fork() == 0:
+            time.sleep(PATIENCE_S)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.all_reduce(torch.ones(COUNT))
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("transport", ["sockets", "shared memory"])
+def test_a_killed_rank_is_noticed_though_its_child_lives_on(transport: str) -> None:
+    told, killed = run_ranks(
+        2,
+        _with_child,
+        backend="synth",
+        environ={"ARBORCAST_TRANSPORT": transport},
+        timeout_s=8,  # the child keeps the pipe of its rank open until then
+        may_fail=True,
+    )
+    assert "rank 1 closed its connection" in told
+    assert isinstance(killed, Failure)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _in_place(rank: int, size: int) -> list[bool]:
+    """Buffers that share memory, in every block: what the collective writes must not change what it reads."""
+    found = []
+    count = 1 << 14
+    for block in range(size):
+        whole = torch.zeros(size * count)
+        mine = whole[block * count :][:count]
+        mine.copy_(torch.arange(count) + rank)
+        dist.all_gather_into_tensor(whole, mine)
+        found.append(torch.equal(whole, torch.cat([torch.arange(count) + float(r) for r in range(size)])))
+        whole = torch.arange(size * count, dtype=torch.float32) * (rank + 1)
+        mine = whole[block * count :][:count]
+        dist.reduce_scatter_tensor(mine, whole)
+        total = size * (size + 1) // 2
+        expected = torch.arange(rank * count, (rank + 1) * count, dtype=torch.float32) * total
+        found.append(torch.equal(mine, expected))
+    return found
+
+
+@pytest.mark.parametrize("fabric", ["full:3", "ring:4", "star:3"])
+def test_outputs_that_overlap_their_inputs(fabric: str) -> None:
+    size = int(fabric[-1])
+    settings = {"ARBORCAST_TOPOLOGY": fabric, "ARBORCAST_GLOO_BELOW": "0"}
+    for found in run_ranks(size, _in_place, backend="synth", environ=settings):
+        assert all(found)
+
+
+def _in_a_fork(rank: int, size: int) -> str:
+    """What a forked child of a rank is told when it calls a collective."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            dist.all_reduce(torch.ones(4))
+            os.write(writing, b"served")
+        except RuntimeError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    dist.all_reduce(torch.ones(4))  # the parents go on
+    return os.read(reading, 1000).decode()
+
+
+def test_a_forked_child_is_refused() -> None:
+    for told in run_ranks(2, _in_a_fork, backend="synth", environ={"ARBORCAST_TOPOLOGY": "full:2"}):
+        assert "forked after it was made" in told

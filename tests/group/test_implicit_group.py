@@ -1,0 +1,120 @@
+"""The process group with tables of implicit schedules: made, passed on, and run."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from arborcast.backends.group.communicator import Communicator  # noqa: E402
+from arborcast.backends.group.options import Options  # noqa: E402
+from arborcast.backends.schedules.pieces import SEVERAL_HOSTS  # noqa: E402
+from arborcast.backends.schedules.synthesis import tables  # noqa: E402
+from arborcast.backends.schedules.table import Entry, Table  # noqa: E402
+from arborcast.synth.collective import Collective, Kind  # noqa: E402
+from arborcast.synth.errors import InputError  # noqa: E402
+from arborcast.synth.implicit.schedule import ImplicitSchedule  # noqa: E402
+from arborcast.synth.methods import Request  # noqa: E402
+from arborcast.synth.selection import Choice  # noqa: E402
+from arborcast.synth.symmetry.translations import Translations  # noqa: E402
+from arborcast.synth.topology import Topology  # noqa: E402
+from arborcast.topologies import load  # noqa: E402
+from tests.support.drawn_implicit import circulant, grid, implicit  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+
+SQUARE = grid(2, 2, hubs=True)
+
+
+def table_of(topology: Topology, kind: Kind) -> Table:
+    return Table.of([Choice(0, implicit(topology, kind))])
+
+
+def test_tables_go_to_bytes_and_back() -> None:
+    schedule = implicit(SQUARE, Kind.ALLREDUCE)
+    table = Table.of(
+        [Choice(0, schedule), Choice(1 << 20, implicit(SQUARE, Kind.ALLREDUCE, shares=[Fraction(1)]))]
+    )
+    again = Table.from_bytes(table.to_bytes(), "test")
+    assert again == table and again.digest == table.digest
+    assert isinstance(again.at(0).schedule, ImplicitSchedule)
+    assert again.renamed("other").topology.name == "other"
+    whole = Table.of([Choice(0, schedule.expand())])
+    assert all(table.peers(rank) >= whole.peers(rank) for rank in range(4))
+    assert str(table.entries[0]) == str(whole.entries[0])
+
+
+def test_forms_are_not_mixed_in_a_table() -> None:
+    schedule = implicit(SQUARE, Kind.ALLREDUCE)
+    some = Translations.generated(SQUARE, SQUARE.symmetries[:1])
+    for other in (schedule.expand(), implicit(SQUARE, Kind.ALLREDUCE, translations=some)):
+        with pytest.raises(InputError, match=r"entries\[1\].schedule: must be in the form of the first"):
+            Table(schedule.collective, (Entry(0, schedule), Entry(8, other)))
+
+
+def test_pieces_are_those_of_the_whole_schedule() -> None:
+    for kind in (Kind.ALLGATHER, Kind.ALLREDUCE):
+        schedule = implicit(circulant(9, [1, 2]), kind)
+        for nbytes in (1 << 10, 1 << 20, 1 << 30):
+            assert SEVERAL_HOSTS.pieces(schedule, nbytes) == SEVERAL_HOSTS.pieces(schedule.expand(), nbytes)
+
+
+def test_large_fabrics_with_translations_get_implicit_schedules() -> None:
+    def first(spec: str, kind: str) -> object:
+        topology = load(spec)
+        return next(tables(topology, Collective.on(topology, kind), "trees", Request())).at(0).schedule
+
+    found = first("ring:65", "allgather")
+    assert isinstance(found, ImplicitSchedule) and found.is_optimal
+    assert found.translations.order == 65
+    # Small ones, and what has no implicit form, stay as they are.
+    assert not isinstance(first("ring:8", "allgather"), ImplicitSchedule)
+    assert not isinstance(first("ring:65", "broadcast"), ImplicitSchedule)
+
+
+def every_call(rank: int, size: int) -> list[str]:
+    """On every rank: what a communicator gets wrong whose schedules are implicit."""
+    from arborcast.backends.group.torch_compat import PrefixStore
+    from arborcast.backends.schedules import held as schedules
+
+    made = []
+
+    def synthesize(topology: Topology, kind: Kind, root: int | None, options: Options) -> Table:
+        made.append(kind)
+        return table_of(topology, kind)
+
+    schedules.synthesize_table = synthesize  # this process is the test's own
+    store = PrefixStore("test", dist.distributed_c10d._get_default_store())
+    communicator = Communicator(
+        store, rank, size, options=Options(topology="ring:4", gloo_below=0, piece_bytes=1 << 12), timeout_s=60
+    )
+    wrong = []
+    for elements in (1, 3, 5003):
+        own = torch.arange(elements) * 7 + 1009 * rank
+        everybody = [torch.arange(elements) * 7 + 1009 * other for other in range(size)]
+        gathered = torch.empty(size * elements, dtype=own.dtype)
+        communicator.allgather(gathered, own)
+        summed = own.clone()
+        communicator.allreduce(summed, dist.ReduceOp.SUM)
+        scattered = torch.empty_like(own)
+        communicator.reduce_scatter(scattered, gathered * (rank + 1), dist.ReduceOp.SUM)
+        right = {
+            "allgather": torch.equal(gathered, torch.cat(everybody)),
+            "allreduce": torch.equal(summed, sum(everybody)),
+            "reduce-scatter": torch.equal(scattered, everybody[rank] * sum(range(1, size + 1))),
+        }
+        wrong += [f"{kind} of {elements} on rank {rank}" for kind, is_right in right.items() if not is_right]
+    served = {kind: paths["schedule"] for kind, paths in communicator.counters().items()}
+    if served != dict.fromkeys(("allreduce", "allgather", "reduce-scatter"), 3):
+        wrong.append(f"rank {rank}: served {served}")
+    if (len(made) == 3) != (rank == 0):
+        wrong.append(f"rank {rank}: made {made}")
+    communicator.close()
+    return wrong
+
+
+def test_a_group_runs_implicit_schedules() -> None:
+    assert run_ranks(4, every_call) == [[]] * 4

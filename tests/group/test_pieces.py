@@ -1,0 +1,58 @@
+"""Into how many pieces chunks are cut: few where processors are the limit, many where links are slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from arborcast import synth, topologies
+from arborcast.backends.schedules.pieces import MESSAGE_US, ONE_HOST, SEVERAL_HOSTS, SHORTEST_BYTES, PieceRule
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.topology import Topology
+
+MIB = 1 << 20
+
+
+def full_mesh_of_4(rate: str) -> Schedule:
+    """The allreduce whose four trees have two steps, on links of that many GB/s."""
+    topology = topologies.load("full:4")
+    links = [replace(link, bandwidth=Fraction(rate)) for link in topology.links]
+    return synth.solve(Topology.build("mesh", 4, links), "allreduce", method="trees")
+
+
+def test_within_a_host_pieces_do_not_depend_on_the_links() -> None:
+    slow, fast = full_mesh_of_4("1/40"), full_mesh_of_4("25")
+    for size in (1, 64 << 10, 8 * MIB, 64 * MIB):
+        assert ONE_HOST.pieces(slow, size) == ONE_HOST.pieces(fast, size)
+    assert [ONE_HOST.pieces(slow, size * MIB) for size in (1, 2, 4, 8, 64)] == [1, 2, 4, 4, 4]
+
+
+def test_fast_links_get_few_pieces_and_slow_ones_as_many_as_their_time_pays_for() -> None:
+    slow, fast = full_mesh_of_4("1/40"), full_mesh_of_4("25")
+    assert SEVERAL_HOSTS.pieces(fast, 8 * MIB) == 16
+    # 8 MiB at 2 * 25 MB/s take 168 ms; each rank ends 12 messages per piece: an eighth pays for 58 pieces.
+    assert slow.rate == Fraction(1, 20)
+    ends = 12
+    assert SEVERAL_HOSTS.pieces(slow, 8 * MIB) == int(8 * MIB / 50 / 8 / (ends * MESSAGE_US)) == 58
+
+
+def test_pieces_are_never_shorter_than_the_shortest_nor_more_than_the_steps_need() -> None:
+    slow = full_mesh_of_4("1/10000")
+    assert SEVERAL_HOSTS.pieces(slow, MIB) == (MIB // 4) // SHORTEST_BYTES == 32
+    assert SEVERAL_HOSTS.pieces(slow, 64 * MIB) == 64 * slow.steps == 128
+    assert SEVERAL_HOSTS.pieces(slow, 1) == 1
+
+
+def test_rates_may_be_too_small_or_too_large_for_floating_point() -> None:
+    """A file may name such links: as many pieces as are ever of use, or as few as fast links get."""
+    slow, fast = full_mesh_of_4("1e-400"), full_mesh_of_4("1e400")
+    assert SEVERAL_HOSTS.pieces(slow, 64 * MIB) == 64 * slow.steps == 128
+    assert SEVERAL_HOSTS.pieces(fast, 8 * MIB) == 16
+
+
+@pytest.mark.parametrize("size", [1 << 10, MIB, 64 * MIB])
+def test_a_piece_size_that_somebody_asked_for_holds_where_nothing_is_gained_by_less(size: int) -> None:
+    rule = PieceRule(1 << 10, least=16, per_step=4)
+    assert rule.pieces(full_mesh_of_4("1/40"), size) == min(16, max(1, size // 4 >> 10))

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from examples import train_ddp
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "train_ddp.py"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+
+
+def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([environ.pop("PYTHONPATH", ""), str(ROOT)]).strip(os.pathsep)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+        env=os.environ | environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+
+
+SAY_THREADS = """
+import atexit, os, pathlib
+def say():
+    names = [(it / "comm").read_text() for it in pathlib.Path("/proc/self/task").iterdir()]
+    pathlib.Path(__file__).with_name("threads-" + os.environ["RANK"]).write_text("".join(names))
+if "RANK" in os.environ:
+    atexit.register(say)
+"""
+
+
+def test_both_ways_give_equal_losses(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SAY_THREADS)
+    options = {"ARBORCAST_TOPOLOGY": "full:4", "PYTHONPATH": str(tmp_path)}
+    done = run(*TORCHRUN, str(SCRIPT), "--epochs", "2", **options)
+    assert done.returncode == 0, done.stderr
+    for rank in range(4):  # a thread of gloo that is left at the end can abort the process
+        assert "gloo" not in (tmp_path / f"threads-{rank}").read_text()
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["epoch", "loss,", "gloo", "loss,", "synth"]
+    table = [[float(cell) for cell in line.split()] for line in lines[1:3]]
+    assert [row[0] for row in table] == [1, 2]
+    assert all(abs(gloo - synth) <= train_ddp.LIMIT for _, gloo, synth in table)
+    assert table[1][1] < table[0][1]  # it learns
+    accuracies = re.findall(
+        r"^(gloo|synth): (\d+\.\d)% of 360 held-out images right$", done.stdout, re.MULTILINE
+    )
+    assert [name for name, _ in accuracies] == ["gloo", "synth"]
+    assert re.search(r"^synth: gradients go as allreduce of .* on full:4$", done.stdout, re.MULTILINE)
+    calls = re.search(r"^synth: allreduce: (\d+) by schedule", done.stdout, re.MULTILINE)
+    assert calls is not None
+    assert int(calls[1]) >= 2 * 11  # a bucket or more in each of 11 steps per epoch
+    assert re.search(r"^largest difference .*: equal \(limit 1e-05\)$", done.stdout, re.MULTILINE)
+
+
+def history(*losses: float) -> train_ddp.History:
+    return train_ddp.History(list(losses), 0.5, [])
+
+
+@pytest.mark.parametrize("loss", [0.30002, float("nan")])
+def test_losses_that_differ_are_the_answer_no(
+    loss: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    histories = {"gloo": history(0.7, 0.3), "synth": history(0.7, loss)}
+    monkeypatch.setattr(train_ddp, "train", lambda backend, *_, **__: histories[backend])
+    monkeypatch.setenv("RANK", "0")
+    assert train_ddp.main([]) == 1
+    assert "NOT equal (limit 1e-05)" in capsys.readouterr().out
+
+
+def test_one_way_alone_compares_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_ddp, "train", lambda *_, **__: history(0.7, 0.3))
+    monkeypatch.setenv("RANK", "0")
+    assert train_ddp.main(["--backend", "synth"]) == 0
+    assert "difference" not in capsys.readouterr().out
+
+
+def test_without_torchrun_it_says_how_to_start_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert train_ddp.main([]) == 2
+    expected = "start it with: torchrun --standalone --nproc-per-node 4 examples/train_ddp.py"
+    assert capsys.readouterr().err.splitlines() == [f"train_ddp: {expected}"]
+
+
+def test_without_scikit_learn_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert train_ddp.main([]) == 2
+    expected = "the digits come with scikit-learn: pip install scikit-learn"
+    assert capsys.readouterr().err.splitlines() == [f"train_ddp: {expected}"]

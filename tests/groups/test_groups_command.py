@@ -1,0 +1,86 @@
+"""`synth groups`: what it prints, what it writes, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from arborcast.synth.cli import app as cli
+from arborcast.synth.groups import verify_groups
+from arborcast.synth.groups.folder import read_groups
+
+
+@pytest.fixture
+def synth_groups(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["synth", "groups", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+def test_rows_and_columns_in_a_folder(synth_groups, tmp_path):
+    folder = tmp_path / "groups"
+    code, out, _ = synth_groups(
+        "torus:3x3", "--mesh", "3x3", "--along", "0:allreduce", "--along", "1:allgather",
+        "--size", "1MiB", "-o", str(folder), "--json",
+    )  # fmt: skip
+    document = json.loads(out)
+    assert code == 0
+    assert [entry["ranks"] for entry in document["groups"][:2]] == [[0, 3, 6], [1, 4, 7]]
+    assert [entry["ranks"] for entry in document["groups"][3:5]] == [[0, 1, 2], [3, 4, 5]]
+    assert document["optimal"] and document["worst"] == document["bound"]
+    assert all(entry["bound"] == entry["rate"] and entry["time_us"] > 0 for entry in document["groups"])
+    found = read_groups(folder)
+    assert verify_groups(found).correct
+    assert [str(rate) for rate in found.rates] == [entry["rate"] for entry in document["groups"]]
+
+
+def test_a_table_for_people(synth_groups):
+    code, out, _ = synth_groups(
+        "dgx1", "--group", "allreduce:0-3", "--group", "broadcast:5,4", "--weight", "1", "--weight", "2"
+    )
+    assert code == 0
+    assert "dgx1: 2 groups at once, ranks outside a group may forward for it" in out
+    assert "proved to be the best" in out
+    assert "of alone" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs --group KIND:RANKS or --mesh AxB --along AXIS:KIND, got neither"),
+        (["--group", "allreduce"], "--group allreduce: must be KIND:RANKS"),
+        (["--group", "sum:0,1"], "--group sum:0,1: collective sum: must be one of broadcast"),
+        (["--group", "allreduce:0,9"], "--group allreduce:0,9: allreduce: rank must be in 0..3, got 9"),
+        (["--group", "allreduce:a"], "--group allreduce:a: must be numbers or ranges"),
+        (["--group", "allreduce:0,1", "--weight", "0"], "--weight: must be positive, got 0"),
+        (["--group", "allreduce:0,1", "--weight", "x"], "--weight: must be a number"),
+        (["--group", "allreduce:0,1", "--weight", "1", "--weight", "1"], "--weight: must stand once for"),
+        (["--along", "0:allreduce"], "--along 0:allreduce: needs the shape of the mesh"),
+        (["--mesh", "2x2"], "--mesh 2x2: needs the axis of the groups"),
+        (["--mesh", "2x3", "--along", "0:allreduce"], "--mesh 2x3: must hold the 4 ranks"),
+        (["--mesh", "2xa", "--along", "0:allreduce"], "--mesh 2xa: must be sides of at least 1"),
+        (["--mesh", "2x2", "--along", "2:allreduce"], "--along 2:allreduce: must be AXIS:KIND with an axis"),
+        (["--mesh", "2x2", "--along", "0:sum"], "--along 0:sum: collective sum: must be one of"),
+        (["--mesh", "4x1", "--along", "1:allreduce"], "--along 1:allreduce: allreduce: needs at least 2"),
+        (["--group", "allreduce:0,1", "-o", "/nowhere/at/all"], "its parent folder /nowhere/at does not"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_line(synth_groups, arguments, message):
+    code, out, err = synth_groups("ring:4", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_what_cannot_be_done_is_the_answer(synth_groups):
+    code, out, err = synth_groups("ring:4", "--group", "allreduce:0,2", "--no-relays", "--json")
+    assert code == 1
+    assert json.loads(out)["infeasible"]
+    assert "group 0: allreduce: rank 2 cut off" in err

@@ -1,0 +1,352 @@
+"""Implicit schedule files: round trips, their size, and one line for whatever is wrong with one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies
+from arborcast.synth.certificate import Bound, Cut, Dual, Partition
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import InputError, ScheduleError
+from arborcast.synth.formats.any_schedule import read_any_schedule, write_any_schedule
+from arborcast.synth.formats.implicit import (
+    implicit_from_document,
+    implicit_to_document,
+    read_implicit,
+    write_implicit,
+)
+from arborcast.synth.formats.runs import from_runs, to_runs
+from arborcast.synth.formats.schedules import schedule_to_document, write_schedule
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.schedule import Chunk, Method, Transfer
+from arborcast.synth.symmetry.translations import Translations
+from tests.formats.test_formats import scraps
+from tests.support.implicit_cases import implicit_allgather
+
+SPECS = ("torus:3x4", "mi250:boxes=2", "dgx-a100:boxes=2", "dragonfly:3x2x1", "fat-tree:2x2x3", "mesh:3x3")
+
+
+@cache
+def case(spec: str) -> ImplicitSchedule:
+    return implicit_allgather(topologies.load(spec))
+
+
+def small() -> ImplicitSchedule:
+    """An allgather on a ring of six ranks about a hub, one way round; every key has something to say."""
+    ring = topologies.load("ring:6")
+    return ImplicitSchedule.build(
+        ring,
+        Collective.on(ring, Kind.ALLGATHER),
+        Method("drawn", 7, (("note", "by hand"),)),
+        Bound(Fraction(12, 5), Cut(frozenset({1, 2, 3, 4, 5}), Fraction(2))),
+        Translations.generated(ring, ring.symmetries),
+        [Chunk(Fraction(1, 12), 0), Chunk(Fraction(1, 12), 0)],
+        [Transfer(0, step, step + 1, step) for step in range(5)]
+        + [Transfer(1, (6 - step) % 6, 5 - step, step) for step in range(5)],
+    )
+
+
+def test_the_file_is_as_described(tmp_path: Path) -> None:
+    write_implicit(small(), tmp_path / "ring.json")
+    assert (tmp_path / "ring.json").read_text() == (
+        '{"format": "arborcast.implicit/1",\n'
+        ' "topology": {"name": "ring:6", "ranks": 6, "switches": [], "links": ['
+        '{"from": 0, "to": 1, "bandwidth": "1", "latency_us": "0"}, '
+        '{"from": 0, "to": 5, "bandwidth": "1", "latency_us": "0"}], "symmetries": [["1..5", 0]]},\n'
+        ' "translations": [{"order": 6, "images": ["1..5", 0]}],\n'
+        ' "collective": {"kind": "allgather", "ranks": ["0..5"]},\n'
+        ' "method": {"name": "drawn", "seed": 7, "note": "by hand"},\n'
+        ' "rate": "12/5",\n'
+        ' "bound": {"rate": "12/5", "certificate": '
+        '{"kind": "cut", "side": [1, 2, 3, 4, 5], "capacity": "2"}},\n'
+        ' "chunks": [{"share": "1/12", "owner": 0, "target": null},\n'
+        '  {"share": "1/12", "owner": 0, "target": null}],\n'
+        ' "transfers": ['
+        + ",\n  ".join(
+            f'{{"chunk": {chunk}, "from": {src}, "to": {dst}, "via": [], "step": {step}, "reduce": false}}'
+            for step in range(5)
+            for chunk, src, dst in ((0, step, step + 1), (1, (6 - step) % 6, 5 - step))
+        )
+        + "]}\n"
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_schedules_survive_a_file(spec: str, tmp_path: Path) -> None:
+    file = tmp_path / "implicit.json"
+    links = len(case(spec).topology.links)
+    for certificate in (
+        Cut(frozenset({0}), Fraction(7, 2)),
+        Partition((frozenset({0, 1}), frozenset({2})), Fraction(3)),
+        Dual((Fraction(2, 3),) * links, Fraction(4), Fraction(5)),
+        Dual(tuple(Fraction(index, 3) for index in range(links)), Fraction(4), Fraction(5)),
+    ):
+        schedule = replace(case(spec), bound=Bound(Fraction(9, 2), certificate))
+        write_implicit(schedule, file)
+        assert read_implicit(file) == schedule
+        assert implicit_from_document(json.loads(file.read_text()), "f") == schedule
+        assert implicit_to_document(schedule) == json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("spec", ["dgx-a100:boxes=128", "torus:32x32", "hypercube:10"])
+def test_a_thousand_ranks_take_little_room(spec: str, tmp_path: Path) -> None:
+    file = tmp_path / "large.json"
+    schedule = case(spec)
+    write_implicit(schedule, file)
+    # A transfer to each other rank, 100 bytes each at most, and a generator or two.
+    assert file.stat().st_size < 200_000
+    assert read_implicit(file) == schedule
+
+
+def test_either_format_by_its_key(tmp_path: Path) -> None:
+    implicit, explicit = small(), small().expand()
+    for name, schedule in (("implicit", implicit), ("explicit", explicit)):
+        write_any_schedule(schedule, tmp_path / name)
+        assert read_any_schedule(tmp_path / name) == schedule
+    for content in ('{"format": "arborcast.schedule/9"}', '{"format": ["arborcast.implicit/1"]}', "[]", "{}"):
+        (tmp_path / "other").write_text(content)
+        rule = "format: must be arborcast.schedule/1 or arborcast.implicit/1, got"
+        with pytest.raises(ScheduleError, match=f"other: {re.escape(rule)}"):
+            read_any_schedule(tmp_path / "other")
+
+
+@pytest.mark.parametrize("spec", ["mi250:boxes=2", "dgx-a100:boxes=2"])
+def test_explicit_files_are_what_their_documents_say(spec: str, tmp_path: Path) -> None:
+    whole = case(spec).expand()
+    write_schedule(whole, tmp_path / "explicit.json")
+    document = schedule_to_document(whole)
+    lists = {key: ",\n  ".join(map(json.dumps, document.pop(key))) for key in ("chunks", "transfers")}
+    head = ",\n ".join(f'"{key}": {json.dumps(value)}' for key, value in document.items())
+    tail = "".join(f',\n "{key}": [{text}]' for key, text in lists.items())
+    assert (tmp_path / "explicit.json").read_text() == f"{{{head}{tail}}}\n"
+
+
+def test_links_may_be_any_of_their_orbits() -> None:
+    document = implicit_to_document(small())
+    document["topology"]["links"][1] |= {"from": 3, "to": 2}
+    assert implicit_from_document(document, "f") == small()
+    document["topology"]["links"] = [{"between": [4, 5], "bandwidth": 1}]
+    with pytest.raises(
+        ScheduleError, match=r"f: topology\.links: must be one of each orbit, got 5->4 and"
+    ) as one:
+        implicit_from_document(implicit_to_document(case("torus:3x4")) | {"topology": _torus_twice()}, "f")
+    assert "\n" not in str(one.value)
+    assert implicit_from_document(document, "f") == small()
+
+
+def _torus_twice() -> dict[str, Any]:
+    topology = copy.deepcopy(implicit_to_document(case("torus:3x4"))["topology"])
+    topology["links"].append({"from": 5, "to": 4, "bandwidth": "1"})
+    return topology
+
+
+def _set(*path: Any) -> Callable[[Any], None]:
+    *way, last, value = path
+
+    def change(document: Any) -> None:
+        for key in way:
+            document = document[key]
+        document[last] = value
+
+    return change
+
+
+DUAL = {
+    "kind": "dual",
+    "lengths": [{"from": 0, "to": 1, "length": "1"}, {"from": 0, "to": 5, "length": "2"}],
+    "capacity": "1",
+    "distance": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            _set("format", "arborcast.schedule/1"),
+            "format: must be arborcast.implicit/1, got 'arborcast.schedule/1'",
+        ),
+        (_set("rounds", None), "rounds: is no key known here"),
+        (_set("collective", "root", 0), "collective.root: is no key known here"),
+        (_set("collective", "kind", "broadcast"), "broadcast: needs a root, got None"),
+        (_set("collective", "kind", "gossip"), "collective.kind: must be one of broadcast"),
+        (_set("collective", "ranks", ["0..3"]), "allgather: its ranks must be mapped to each other"),
+        (
+            _set("collective", "ranks", ["0..99999999"]),
+            "collective.ranks: must have at most 6 numbers, got more",
+        ),
+        (
+            _set("collective", "ranks", ["3..1"]),
+            "collective.ranks[0]: must be a whole number or a run such as",
+        ),
+        (
+            _set("collective", "ranks", ["01..2"]),
+            "collective.ranks[0]: must be a whole number or a run such as",
+        ),
+        (_set("collective", "ranks", [True]), "collective.ranks[0]: must be a whole number or a run such as"),
+        (
+            _set("translations", 0, "order", 3),
+            "translation 0: order must be at least 2 and that of its images",
+        ),
+        (
+            _set("translations", 0, "order", 10**9),
+            "translations[0].order: must be at most 65536, got 1000000000",
+        ),
+        (
+            _set("translations", 0, "images", ["0..5"]),
+            "translation 0: order must be at least 2 and that of its",
+        ),
+        (
+            _set("translations", 0, "images", ["0..4"]),
+            "translations[0].images: must name each of the 6 vertices",
+        ),
+        (
+            _set("translations", 0, "images", ["0..4294967295"]),
+            "translations[0].images: must have at most 6 numbers, got more with entry 0",
+        ),
+        (
+            _set("translations", [{"order": 2, "images": [1, 0, "2..5"]}]),
+            "translations: only the identity may keep",
+        ),
+        (
+            _set("translations", [{"order": 2, "images": [1, 0, 3, 2, 5, 4]}] * 40),
+            "translations: only the identity may keep a rank in its place, 1099511627776 elements do not",
+        ),
+        (
+            _set("topology", "symmetries", [[1, 0, "2..5"]]),
+            "topology: symmetry [1, 0, 2, 3, 4, 5]: maps link",
+        ),
+        (_set("topology", "links", 1, "to", 1), "topology.links[1]: must stand once, got 0->1 twice"),
+        (_set("topology", "links", 1, "to", 6), "topology.links[1].to: rank must be in 0..5, got 6"),
+        (
+            _set("topology", "links", 1, "bandwidth", "0"),
+            "topology.links[1].bandwidth: must be positive, got 0",
+        ),
+        (
+            _set("topology", "links", 1, {"from": 2, "to": 3, "bandwidth": 1}),
+            "topology.links: must be one of each orbit, got 2->3 and 0->1 of one",
+        ),
+        (_set("topology", "links", []), "transfer 0: there is no link 0->1"),
+        (
+            _set("chunks", 0, "owner", 3),
+            "chunk 0: owner must be the first rank of an orbit, one of [0], got 3",
+        ),
+        (_set("transfers", 0, "to", 3), "transfer 0: there is no link 0->3"),
+        (
+            _set("transfers", 0, "via", ["sw"]),
+            "transfers[0].via: must name switches of the topology, got 'sw'",
+        ),
+        (_set("bound", "certificate", {"kind": "proof"}), "bound.certificate: kind must be one of"),
+        (
+            _set("bound", "certificate", DUAL | {"lengths": DUAL["lengths"][:1]}),
+            "bound.certificate.lengths: must name a link of every orbit, got none like 0->5",
+        ),
+        (
+            _set("bound", "certificate", DUAL | {"lengths": [{"from": 0, "to": "sw", "length": "1"}]}),
+            "bound.certificate.lengths[0]: must name a link of the topology, got 0->'sw'",
+        ),
+        (
+            _set("bound", "certificate", DUAL | {"lengths": [DUAL["lengths"][0]] * 2}),
+            "bound.certificate.lengths[1]: must name one link of each orbit, or every link, got 0->1",
+        ),
+    ],
+)
+def test_wrong_documents(change: Callable[[Any], None], message: str) -> None:
+    document = implicit_to_document(small())
+    change(document := copy.deepcopy(document))
+    with pytest.raises(ScheduleError, match=f"^f: {re.escape(message)}") as caught:
+        implicit_from_document(document, "f")
+    assert "\n" not in str(caught.value)
+
+
+def test_lengths_of_orbits_are_those_of_all_their_links() -> None:
+    document = copy.deepcopy(implicit_to_document(small()))
+    document["bound"]["certificate"] = DUAL
+    dual = implicit_from_document(document, "f").bound.certificate
+    assert isinstance(dual, Dual)
+    ring = small().topology
+    assert dual.lengths == tuple(Fraction(1 if (link.dst - link.src) % 6 == 1 else 2) for link in ring.links)
+
+
+def test_orbits_of_too_many_links_are_refused() -> None:
+    ranks = 1 << 16
+    document = copy.deepcopy(implicit_to_document(small()))
+    document["topology"] |= {"ranks": ranks, "symmetries": []}
+    document["topology"]["links"] = [{"from": 0, "to": 1 + 2 * step, "bandwidth": 1} for step in range(33)]
+    document["translations"] = [{"order": ranks, "images": [f"1..{ranks - 1}", 0]}]
+    with pytest.raises(ScheduleError, match="links: all orbits must have at most 2097152 links, got more"):
+        implicit_from_document(document, "f")
+
+
+def _paths(document: object, here: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where a document may be changed: every entry but of the transfers, of which one is like the other."""
+    items: Any = ()
+    if isinstance(document, dict):
+        items = document.items()
+    elif isinstance(document, list):
+        items = list(enumerate(document))[:6]
+    return [here, *(path for key, value in items for path in _paths(value, (*here, key)))]
+
+
+@given(st.sampled_from([None, *SPECS]), st.data())
+@settings(max_examples=150, deadline=None)
+def test_tampered_files_load_or_are_refused_in_one_line(spec: str | None, data: st.DataObject) -> None:
+    document = copy.deepcopy(implicit_to_document(case(spec) if spec else small()))
+    paths = st.sampled_from(_paths(document)[1:])
+    for _ in range(data.draw(st.integers(1, 3))):
+        *way, last = data.draw(paths)
+        runs = st.sampled_from(["0..1", "3..9", "0..999999999", "9..0", "..", 0, -1, 1])
+        value = data.draw(scraps | runs | st.lists(runs, max_size=3))
+        try:
+            _set(*way, last, value)(document)
+        except (KeyError, IndexError, TypeError):
+            continue  # what an earlier change took away
+    try:
+        again = implicit_from_document(document, "f")
+    except InputError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 1000
+    else:
+        assert implicit_from_document(implicit_to_document(again), "f") == again
+
+
+@given(st.lists(st.integers(0, 30)))
+def test_runs_are_the_numbers(numbers: list[int]) -> None:
+    runs = to_runs(numbers)
+    assert from_runs(runs, len(numbers), "f") == numbers
+    assert len(runs) <= len(numbers)
+
+
+def test_runs_drawn() -> None:
+    assert to_runs([0, 1, 2, 3, 7, 5, 6, 9, 10, 11]) == ["0..3", 7, 5, 6, "9..11"]
+    assert to_runs([]) == []
+
+
+def test_a_file_larger_than_allowed_is_refused(tmp_path: Path) -> None:
+    write_implicit(small(), tmp_path / "ring.json")
+    with pytest.raises(InputError, match=r"ring.json: must be at most 100 bytes, got more"):
+        read_implicit(tmp_path / "ring.json", max_bytes=100)
+    with pytest.raises(InputError, match=r"ring.json: must be at most 100 bytes, got more"):
+        read_any_schedule(tmp_path / "ring.json", max_bytes=100)
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    file = tmp_path / "ring.json"
+    write_implicit(small(), file)
+    before = file.read_bytes()
+    with pytest.raises(ScheduleError, match="setting seed must not stand twice"):
+        write_implicit(replace(small(), method=Method("drawn", 0, (("seed", 1),))), file)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["ring.json"]

@@ -1,0 +1,219 @@
+"""Lowering: layout, operations, dependencies, freedom from deadlock."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.backends.lowering import lower
+from arborcast.backends.lowering.deadlock import DeadlockError, check_deadlock
+from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
+from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import CollectiveError, ScheduleError
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from tests.support.drawn_schedules import (
+    allgather_over_relay,
+    direct,
+    make,
+    recursive_doubling,
+    ring_allreduce,
+    schedules,
+    tree_broadcast,
+    uneven_allreduce,
+)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 100, 1009])
+def test_chunks_partition_the_buffer_whatever_divides_what(count: int) -> None:
+    places = list(lay_out(uneven_allreduce(), count).places.values())
+    assert places[0].start == 0 and places[-1].stop == count
+    assert all(before.stop == after.start for before, after in pairwise(places))
+
+
+def test_layout_of_an_alltoall() -> None:
+    layout = lay_out(direct("alltoall", 3), 12)
+    schedule = direct("alltoall", 3)
+    chunk = next(i for i, c in enumerate(schedule.chunks) if (c.owner, c.target) == (0, 2))
+    assert layout.initial(0, chunk) == Slice(Buffer.INPUT, 8, 12)
+    assert layout.final(2, chunk) == Slice(Buffer.OUTPUT, 0, 4)
+    assert layout.initial(1, chunk) is None and layout.final(1, chunk) is None
+    assert layout.kept(1) == (Slice(Buffer.INPUT, 4, 8), Slice(Buffer.OUTPUT, 4, 8))
+
+
+def test_blocks_follow_the_order_of_the_ranks() -> None:
+    layout = lay_out(allgather_over_relay(), 10)
+    assert layout.final(0, 0) == Slice(Buffer.OUTPUT, 0, 5)
+    assert layout.final(2, 1) == Slice(Buffer.OUTPUT, 5, 10)
+    assert layout.input_elements(1) == layout.output_elements(1) == 0
+
+
+def test_a_count_that_blocks_do_not_divide_is_refused() -> None:
+    with pytest.raises(CollectiveError, match=r"allgather: .* a multiple of its 2 blocks, got 7"):
+        lower(allgather_over_relay(), 7)
+
+
+def test_shares_that_do_not_add_up_are_refused() -> None:
+    schedule = make("broadcast", [Chunk(Fraction(1, 2), 0)], [Transfer(0, 0, 1, 0)], total=2)
+    with pytest.raises(ScheduleError, match="shares must add up to 1, got 1/2"):
+        lower(schedule, 4)
+
+
+def test_sending_what_is_not_held_is_refused() -> None:
+    schedule = make("broadcast", [Chunk(Fraction(1), 0)], [Transfer(0, 1, 2, 3)], total=3)
+    with pytest.raises(ScheduleError, match="step 3: rank 1 sends chunk 0 before it holds it"):
+        lower(schedule, 4)
+
+
+def test_copies_that_meet_are_refused() -> None:
+    chain = [Transfer(0, 0, 1, 0), Transfer(0, 0, 2, 1), Transfer(0, 1, 2, 1)]
+    schedule = make("broadcast", [Chunk(Fraction(1), 0)], chain, total=3)
+    with pytest.raises(ScheduleError, match="step 1: rank 2 receives chunk 0 twice"):
+        lower(schedule, 4)
+
+
+def test_a_pipelined_chain_as_drawn() -> None:
+    chain = make("broadcast", [Chunk(Fraction(1), 0)], [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1)], total=3)
+
+    def piece(index: int) -> Slice:
+        return Slice(Buffer.OUTPUT, 4 * index, 4 * index + 4)
+
+    assert lower_rank(chain, 1, 12, pieces=3).operations == (
+        Receive(0, 0, piece(0), 0),
+        Receive(1, 0, piece(1), 1),
+        Send(1, 2, piece(0), 3, after=(0,)),
+        Receive(2, 0, piece(2), 2),
+        Send(2, 2, piece(1), 4, after=(1,)),
+        Send(3, 2, piece(2), 5, after=(3,)),
+    )
+
+
+def test_an_exchange_adds_only_after_its_own_send() -> None:
+    whole, arrived = Slice(Buffer.OUTPUT, 0, 6), Slice(Buffer.SCRATCH, 0, 6)
+    # Rank 1 receives from rank 0 before it sends to it, so the sum must wait.
+    assert lower_rank(recursive_doubling(), 1, 6, window=1).operations[:3] == (
+        Receive(0, 0, arrived, 0),
+        Send(0, 0, whole, 1),
+        Reduce(0, arrived, whole, after=(0, 1)),
+    )
+
+
+def test_inputs_are_never_written() -> None:
+    schedule = make(
+        "reduce", [Chunk(Fraction(1), 0)], [Transfer(0, 2, 1, 0, True), Transfer(0, 1, 0, 1, True)], total=3
+    )
+    for program in lower(schedule, 9, pieces=2):
+        written = [op.into.buffer for op in program.operations if not isinstance(op, Send)]
+        assert Buffer.INPUT not in written
+
+
+@given(schedules(), st.integers(0, 30), st.integers(1, 4), st.integers(1, 3))
+@settings(max_examples=150)
+def test_programs_never_deadlock(schedule: Schedule, size: int, pieces: int, window: int) -> None:
+    layout = lay_out(schedule, 0)
+    programs = lower(schedule, size * layout.blocks, pieces=pieces, window=window)
+    check_deadlock(programs)
+    for program in programs:
+        assert program == lower_rank(
+            schedule, program.rank, size * layout.blocks, pieces=pieces, window=window
+        )
+        _check_form(program)
+
+
+def _check_form(program: Program) -> None:
+    tags = [op.tag for op in program.operations if isinstance(op, Send | Receive)]
+    assert len(tags) == len(set(tags))
+    for index, operation in enumerate(program.operations):
+        assert all(before < index for before in operation.after)
+        for part in _slices(operation):
+            assert 0 <= part.start < part.stop <= program.elements(part.buffer)
+
+
+def _slices(operation: Send | Receive | Reduce | Copy) -> list[Slice]:
+    match operation:
+        case Send():
+            return [operation.source]
+        case Receive():
+            return [operation.into]
+        case _:
+            assert operation.source.length == operation.into.length
+            return [operation.source, operation.into]
+
+
+@pytest.mark.parametrize("window", [1, 8, 1000])
+def test_scratch_stays_within_the_message(window: int) -> None:
+    for schedule in (ring_allreduce(4), uneven_allreduce(), recursive_doubling()):
+        for pieces in (1, 4, 16):
+            for program in lower(schedule, 10_000, pieces=pieces, window=window):
+                assert program.scratch_elements <= 10_000
+
+
+def test_used_slots_are_used_again() -> None:
+    wide = lower_rank(ring_allreduce(4), 0, 16_000, pieces=16, window=16)
+    narrow = lower_rank(ring_allreduce(4), 0, 16_000, pieces=16, window=2)
+    assert wide.scratch_elements == 3 * 4000  # three of the four chunks pass here to be summed
+    assert narrow.scratch_elements == 3 * 4000 * 2 // 16
+
+
+def test_empty_buffers_need_no_operations() -> None:
+    assert all(not program.operations for program in lower(tree_broadcast(), 0, pieces=4))
+
+
+@pytest.mark.parametrize("kind", [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL])
+def test_own_blocks_are_copied(kind: Kind) -> None:
+    copies = [op for op in lower_rank(direct(kind, 3), 0, 9).operations if isinstance(op, Copy)]
+    assert len(copies) == 1 and copies[0].source.length == 3
+
+
+def test_programs_are_plain_values() -> None:
+    programs = lower(ring_allreduce(3), 10, pieces=2)
+    assert pickle.loads(pickle.dumps(programs)) == programs
+
+
+def test_the_check_names_who_waits_for_whom() -> None:
+    part = Slice(Buffer.OUTPUT, 0, 1)
+    programs = [
+        Program(rank, (Send(0, 1 - rank, part, rank), Receive(0, 1 - rank, part, 1 - rank)), 0, 1, 0, True, 1)
+        for rank in range(2)
+    ]
+    with pytest.raises(DeadlockError, match=r"rank 0 waits to send .* to rank 1 .*; rank 1 .*, a circle"):
+        check_deadlock(programs)
+
+
+def test_the_check_catches_one_swapped_pair() -> None:
+    programs = list(lower(recursive_doubling(), 4))
+    check_deadlock(programs)
+    first, second, *rest = programs[1].operations
+    assert isinstance(first, Receive) and isinstance(second, Send)
+    programs[1] = dataclasses.replace(programs[1], operations=(second, first, *rest))
+    with pytest.raises(DeadlockError, match="wait for ever"):
+        check_deadlock(programs)
+
+
+def test_the_check_catches_a_missing_receive_and_a_wrong_length() -> None:
+    programs = list(lower(tree_broadcast(), 60))
+    shorter = dataclasses.replace(programs[4], operations=programs[4].operations[:-1])
+    with pytest.raises(DeadlockError, match="takes no further part"):
+        check_deadlock([*programs[:4], shorter])
+    first = programs[0].operations[0]
+    assert isinstance(first, Receive)
+    cut = dataclasses.replace(first, into=Slice(Buffer.OUTPUT, 0, 3))
+    broken = dataclasses.replace(programs[0], operations=(cut, *programs[0].operations[1:]))
+    with pytest.raises(DeadlockError, match="lengths must be equal, got 30 and 3"):
+        check_deadlock([broken, *programs[1:]])
+
+
+def test_messages_meet_in_the_order_in_which_both_ends_name_them() -> None:
+    """NCCL matches by order alone: two messages of a pair in two orders would change places."""
+    first, second = Slice(Buffer.OUTPUT, 0, 1), Slice(Buffer.OUTPUT, 1, 2)
+    sends = (Send(0, 1, first, 0), Send(0, 1, second, 1))
+    receives = (Receive(0, 0, second, 1), Receive(0, 0, first, 0))
+    with pytest.raises(DeadlockError, match="2 ranks wait for ever"):
+        check_deadlock([Program(0, sends, 0, 2, 0, True, 1), Program(1, receives, 0, 2, 0, True, 1)])

@@ -1,0 +1,137 @@
+"""Real processes: every kind, type and reduction, and what happens when something goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from arborcast.backends.measure import launch
+from arborcast.backends.measure.job import ITEM_BYTES, Job, count_for
+from arborcast.backends.measure.reduction import Reduction
+from arborcast.synth.collective import Kind
+from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.schedule import Chunk, Transfer
+from tests.support.drawn_schedules import (
+    allgather_over_relay,
+    custom_exchange,
+    direct,
+    in_rounds,
+    make,
+    recursive_doubling,
+    ring_allreduce,
+    tree_broadcast,
+    uneven_allreduce,
+)
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+
+def test_everything_equals_torch() -> None:
+    third = Fraction(1, 3)
+    reduce_scatter = make(
+        "reduce-scatter",
+        [Chunk(third, owner) for owner in (2, 0, 1)],
+        [Transfer(c, s, o, k, True) for c, o in enumerate((2, 0, 1)) for k, s in enumerate({0, 1, 2} - {o})],
+        total=3,
+        ranks=[1, 2, 0],
+    )
+    reduce = make(
+        "reduce", [Chunk(Fraction(1), 2)], [Transfer(0, r, 2, 0, True) for r in (0, 1, 3)], total=4, root=2
+    )
+    schedules = [
+        ring_allreduce(4),
+        recursive_doubling(),
+        tree_broadcast(),
+        uneven_allreduce(),
+        allgather_over_relay(),
+        direct("gather", 3, root=1),
+        direct("scatter", 3, root=2),
+        direct("alltoall", 3),
+        reduce_scatter,
+        reduce,
+        custom_exchange(),
+        in_rounds(ring_allreduce(4)),
+        in_rounds(direct("alltoall", 3)),
+    ]
+    jobs = [
+        Job(
+            schedule,
+            tuple(count_for(schedule, size * ITEM_BYTES[dtype], dtype) for size in (0, 3, 1003)),
+            dtype,
+            reduction,
+            iterations=1,
+            warmup=1,
+            pieces=pieces,
+        )
+        for schedule in schedules
+        for dtype in ITEM_BYTES
+        for reduction in (Reduction if schedule.collective.kind.reduces else [Reduction.SUM])
+        for pieces in (None, 3)
+    ]
+    for job, rows in zip(jobs, launch.run_jobs(jobs, timeout_s=200), strict=True):
+        averages_integers = job.reduction is Reduction.AVG and job.dtype == "int64"
+        by_torch = not averages_integers and job.schedule.collective.kind is not Kind.CUSTOM
+        for row in rows:
+            assert row.correct and not row.wrong, (job, row)
+            assert row.reference == ("torch" if by_torch else "definition")
+
+
+def test_a_block_that_does_not_come_is_found_out() -> None:
+    """Chunk 1, three quarters of block 0 of three, never goes on from rank 2 to rank 3."""
+    whole = custom_exchange()
+    kept = tuple(t for t in whole.transfers if (t.chunk, t.dst) != (1, 3))
+    (row,) = launch.run_schedule(
+        replace(whole, transfers=kept), size_bytes=(4 * 96,), iterations=1, warmup=0, timeout_s=100
+    )
+    assert not row.correct and row.wrong == 24  # of 96 in three blocks
+
+
+def test_rows_and_columns() -> None:
+    rows = launch.run_schedule(ring_allreduce(2), size_bytes=(1 << 12, 1 << 16), iterations=3, timeout_s=100)
+    assert [(row.bytes, row.count) for row in rows] == [(1 << 12, 1 << 10), (1 << 16, 1 << 14)]
+    for row in rows:
+        assert row.algbw == pytest.approx(row.bytes / row.time_us / 1e3)
+        assert row.busbw == pytest.approx(row.algbw)  # 2(n-1)/n = 1 for two ranks
+    header, first, _ = launch.format_table(rows)
+    assert " ".join(header.split()) == "size(B) count type redop root time(us) algbw busbw #wrong"
+    assert first.split()[:5] == ["4096", "1024", "float", "sum", "-1"] and first.split()[-1] == "0"
+    assert rows[0].to_document()["correct"] is True
+
+
+def test_a_schedule_that_moves_the_wrong_thing_is_caught() -> None:
+    half = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
+    schedule = make("broadcast", half, [Transfer(0, 0, 1, 0)], total=2)  # chunk 1 stays behind
+    (row,) = launch.run_schedule(schedule, size_bytes=(800,), iterations=1, warmup=0, timeout_s=100)
+    assert row.wrong == 100 and not row.correct
+
+
+def test_an_error_in_one_rank_ends_all_with_its_reason() -> None:
+    # Ranks 1 and 2 see what is wrong; rank 0 would wait for ever.
+    schedule = make(
+        "broadcast", [Chunk(Fraction(1), 0)], [Transfer(0, 1, 2, 0), Transfer(0, 2, 0, 1)], total=3
+    )
+    with pytest.raises(launch.RunError, match=r"rank 1: step 0: rank 1 sends chunk 0 before it holds it"):
+        launch.run_schedule(schedule, size_bytes=(400,), timeout_s=100)
+
+
+def test_a_deadline_ends_all() -> None:
+    with pytest.raises(TimedOutError, match=r"run: not finished after 0.1 s"):
+        launch.run_schedule(ring_allreduce(4), timeout_s=0.1)
+
+
+def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = ring_allreduce(2)
+    with pytest.raises(InputError, match="type float8: must be one of float32, float64, bfloat16, int64"):
+        launch.run_schedule(schedule, dtype="float8")
+    with pytest.raises(InputError, match="reduction xor: must be one of"):
+        launch.run_schedule(schedule, op="xor")
+    with pytest.raises(InputError, match="size: must be at least 0 bytes, got -4"):
+        launch.run_schedule(schedule, size_bytes=(-4,))
+    with pytest.raises(InputError, match="iterations must be at least 1 and warmup 0, got 0 and 1"):
+        launch.run_schedule(schedule, iterations=0)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'arborcast\[torch\]'"):
+        launch.run_schedule(schedule)

@@ -1,0 +1,464 @@
+"""Schedules measured as nccl-tests does: sizes, rounding, columns, real processes, torchrun, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import uuid
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arborcast import synth, topologies
+from arborcast.backends.measure import nccl_tests
+from arborcast.backends.measure.job import ITEM_BYTES, Sweep, count_as_nccl_tests
+from arborcast.backends.measure.launch import RunError
+from arborcast.backends.measure.nccl_tests import Row, row_of, run_local, sizes_between, sweep_of
+from arborcast.synth.cli import app as cli
+from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from tests.support.drawn_schedules import (
+    allgather_over_relay,
+    custom_exchange,
+    direct,
+    make,
+    recursive_doubling,
+    ring_allreduce,
+)
+
+torch = pytest.importorskip("torch")
+
+from arborcast.backends.measure.sweep import run_sweep, run_under_torchrun  # noqa: E402
+from tests.support.commands import Said, run_job  # noqa: E402
+from tests.support.ranks import free_ports, run_ranks, store_path, threads_of_gloo  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "arborcast")
+SHORT = ("-n", "2", "-w", "1")
+
+
+# ------------------------------------------------------------------------------------------------ sizes
+
+
+@given(st.integers(1, 1000), st.integers(0, 5000), st.integers(2, 7))
+def test_sizes_by_a_factor_are_all_up_to_the_last(first: int, more: int, factor: int) -> None:
+    sizes = sizes_between(first, first + more, factor=factor)
+    assert list(sizes) == [size for k in range(14) if (size := first * factor**k) <= first + more]
+
+
+@given(st.integers(1, 1000), st.integers(0, 5000), st.integers(1, 900))
+def test_sizes_by_a_step_are_all_up_to_the_last(first: int, more: int, step: int) -> None:
+    sizes = sizes_between(first, first + more, step=step)
+    assert list(sizes) == [s for s in range(first, first + more + 1) if (s - first) % step == 0]
+
+
+def test_the_sizes_of_the_usual_command() -> None:
+    assert sizes_between(8, 128 << 20) == tuple(8 << k for k in range(25))
+
+
+def test_sizes_that_make_no_sweep_are_refused() -> None:
+    with pytest.raises(InputError, match="maxbytes 8: must not be below minbytes, got 9"):
+        sizes_between(9, 8)
+    with pytest.raises(InputError, match="minbytes 0: must be at least 1"):
+        sizes_between(0, 8)
+    with pytest.raises(InputError, match="stepfactor 1: must be at least 2"):
+        sizes_between(8, 16, factor=1)
+    with pytest.raises(InputError, match="stepbytes 0: must be at least 1"):
+        sizes_between(8, 16, step=0)
+    with pytest.raises(InputError, match="stepbytes 1: must give at most 10000 sizes, got 134217721"):
+        sizes_between(8, 128 << 20, step=1)
+
+
+def test_counts_are_rounded_as_nccl_tests_rounds_them() -> None:
+    """Blocks of ranks are multiples of 16 bytes there: 4 floats, 2 doubles, 8 of bfloat16."""
+    rows = [
+        # collective    ranks  type      bytes  elements of the whole buffer
+        ("allreduce", 3, "float32", 8, 2),
+        ("allreduce", 3, "float32", 7, 1),
+        ("allreduce", 3, "float64", 7, 0),
+        ("broadcast", 3, "bfloat16", 15, 7),
+        ("alltoall", 3, "float32", 47, 0),
+        ("alltoall", 3, "float32", 48, 12),
+        ("alltoall", 3, "float32", 95, 12),
+        ("gather", 3, "float64", 128, 12),
+        ("scatter", 2, "bfloat16", 64, 32),
+    ]
+    for kind, ranks, dtype, size, count in rows:
+        schedule = synth.solve(topologies.load(f"full:{ranks}"), "allreduce", method="ring")
+        if kind not in {"allreduce", "broadcast"}:
+            schedule = direct(kind, ranks)
+        elif kind == "broadcast":
+            schedule = make(kind, [Chunk(Fraction(1), 0)], [Transfer(0, 0, 1, 0)], total=ranks)
+        assert count_as_nccl_tests(schedule, size, dtype) == count, (kind, size)
+    assert count_as_nccl_tests(custom_exchange(), 4 * 7, "float32") == 6  # three blocks of two
+
+
+# -------------------------------------------------------------------------------------------------- rows
+
+
+def sweep(schedule: Schedule | None = None, sizes: tuple[int, ...] = (8,), **asked: Any) -> Sweep:
+    return sweep_of(schedule or ring_allreduce(4), sizes, **asked)
+
+
+@pytest.mark.parametrize(
+    ("average", "time_us", "spread"),
+    [
+        # of the calls: rank 0 1, 3, 5 us; rank 1 2, 2, 8 us
+        ("rank 0", 3.0, 4.0),
+        ("average", 3.5, 5.0),  # 1.5, 2.5, 6.5
+        ("min", 3.0, 4.0),  # 1, 2, 5: each call's fastest rank; the fastest rank is 0
+        ("max", 4.0, 6.0),  # 2, 3, 8
+    ],
+)
+def test_the_time_of_a_row(average: str, time_us: float, spread: float) -> None:
+    asked = sweep(ring_allreduce(2), (8000,), average=average)
+    row = row_of(asked, 8000, 2000, [[1e-6, 3e-6, 5e-6], [2e-6, 2e-6, 8e-6]], 7)
+    assert row.time_us == pytest.approx(time_us)
+    assert row.spread == pytest.approx(spread)
+    assert (row.bytes, row.count, row.redop, row.root, row.wrong) == (8000, 2000, "sum", -1, 7)
+    assert row.algbw == pytest.approx(8000 / time_us / 1000)
+    assert row.busbw == pytest.approx(row.algbw)  # 2(n-1)/n = 1 for two ranks
+
+
+def test_the_columns_are_those_of_nccl_tests() -> None:
+    def row(size: int, time_us: float, wrong: int | None) -> Row:
+        return Row(size, size, size // 4, "float32", "sum", -1, time_us, 1.5, 2.25, wrong, 0.0, 20)
+
+    asked = sweep(sizes=sizes_between(8, 32), warmup=1)
+    lines = nccl_tests.header_lines(asked)
+    lines += map(nccl_tests.row_line, (row(8, 9.876, 0), row(16, 123.44, 3), row(1 << 27, 54321.9, None)))
+    lines += nccl_tests.footer_lines([row(8, 1, 0), row(16, 1, 3)])
+    assert lines == [
+        "# allreduce by drawn on full-4, 4 ranks of 4, by process group synth, on local processes",
+        "# minBytes 8 maxBytes 32 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 "
+        "validation: 1 graph: 0",
+        "# time: mean of a rank's calls back to back; of the ranks: average (as nccl-tests by default)",
+        "# in-place only: this runtime has no other half of allreduce; warm-up before every size",
+        "#",
+        "#                                                                 in-place",
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong",
+        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)",
+        "           8             2     float     sum      -1     9.88    1.50    2.25      0",
+        "          16             4     float     sum      -1    123.4    1.50    2.25      3",
+        "   134217728      33554432     float     sum      -1    54322    1.50    2.25    N/A",
+        "# Out of bounds values : 1 FAILED",
+        "# Avg bus bandwidth    : 2.25",
+        "#",
+    ]
+    assert nccl_tests.footer_lines([row(8, 1, None)])[0] == "# Out of bounds values : N/A (not checked)"
+    assert nccl_tests.footer_lines([row(8, 1, 0)])[0] == "# Out of bounds values : 0 OK"
+    out_of_place = nccl_tests.header_lines(sweep(direct("alltoall", 3), (48, 80), check=False))
+    assert "step: 32(bytes)" in out_of_place[1] and "validation: 0" in out_of_place[1]
+    assert out_of_place[3].startswith("# out-of-place only")
+
+
+def test_what_is_not_there_is_refused() -> None:
+    for asked, words in (
+        ({"dtype": "half"}, "datatype half: must be one of float32, float64, bfloat16, int64, float, double"),
+        ({"op": "xor"}, "reduction xor: must be one of"),
+        ({"iterations": 0}, "iters 0: must be at least 1"),
+        ({"warmup": -1}, "warmup iters -1: must be at least 0"),
+        ({"via": "pigeons"}, "via pigeons: must be one of group, messages"),
+        ({"average": "median"}, "average median: must be one of rank 0, average, min, max"),
+        ({"op": "avg", "dtype": "int64"}, "op avg of int64: the process group leaves it to gloo"),
+    ):
+        with pytest.raises(InputError, match=words):
+            sweep(**asked)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="sizes: must be at least one"):
+        sweep(sizes=())
+    assert sweep(dtype="double", op="prod").job.reduction == "product"
+    assert sweep(op="avg", dtype="int64", via="messages").job.dtype == "int64"
+
+
+# -------------------------------------------------------------------------------------- real processes
+
+
+def broadcast_of_half() -> Schedule:
+    """Chunk 1, the second half, stays behind."""
+    half = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
+    return make("broadcast", half, [Transfer(0, 0, 1, 0), Transfer(0, 0, 2, 0)], total=3)
+
+
+def added_twice() -> Schedule:
+    """Rank 1 adds what rank 0 gives twice, and rank 0 adopts it."""
+    steps = [Transfer(0, 0, 1, 0, True), Transfer(0, 0, 1, 1, True), Transfer(0, 1, 0, 2)]
+    return make("allreduce", [Chunk(Fraction(1), 1)], steps, total=2)
+
+
+def sweeps(rank: int, size: int, asked: list[Sweep]) -> list[tuple[Row, ...]]:
+    """The rows of several sweeps on these ranks, all of which take part in each."""
+    store = torch.distributed.FileStore(str(store_path()), size)
+    found = []
+    for number, one in enumerate(asked):
+        heard: list[Row] = []
+        own = torch.distributed.PrefixStore(f"sweep {number}", store)
+        rows = run_sweep(one, own, timeout_s=30, on_row=heard.append if rank == 0 else None)
+        assert heard == (list(rows) if rank == 0 else [])
+        found.append(rows)
+    return found
+
+
+def everything(ranks: int) -> list[Schedule]:
+    drawn = {
+        3: [direct("gather", 3, root=1), direct("scatter", 3, root=2), direct("alltoall", 3)],
+        4: [ring_allreduce(4), recursive_doubling(), allgather_over_relay(), custom_exchange()],
+    }
+    of_this_size = [one for few in drawn.values() for one in few if one.topology.ranks == ranks]
+    kinds = ("reduce", "reduce-scatter", "allgather") if ranks == 3 else ()
+    return of_this_size + [synth.solve(topologies.load(f"full:{ranks}"), kind) for kind in kinds]
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_every_kind_by_both_runtimes_from_8_bytes(ranks: int) -> None:
+    asked = [
+        sweep(schedule, (8, 100, 1 << 12, 1 << 16), iterations=2, warmup=0, via=via, **more)
+        for schedule in everything(ranks)
+        for via in ("group", "messages")
+        for more in ({}, {"dtype": "int64", "op": "max"})
+    ]
+    first, *others = run_ranks(ranks, sweeps, asked)
+    assert all(other == first for other in others)  # every rank knows every row
+    for one, rows in zip(asked, first, strict=True):
+        assert [row.asked_bytes for row in rows] == list(one.asked_bytes)
+        for row, count in zip(rows, one.job.counts, strict=True):
+            assert row.wrong == 0, (one.job.schedule.collective, one.via, row)
+            assert row.bytes == count * ITEM_BYTES[one.job.dtype]
+            assert row.time_us > 0 and row.spread >= 0 and row.iterations == 2
+
+
+def test_wrong_elements_are_counted_by_both_runtimes() -> None:
+    for ranks, schedule, elements, wrong in (
+        (3, broadcast_of_half(), 100, 2 * 50),  # of two ranks the second half
+        (2, added_twice(), 64, 2 * 64),  # on both; no value of the data is 0 at these places
+    ):
+        asked = [
+            sweep(schedule, (4 * elements,), iterations=1, warmup=0, via=v) for v in ("group", "messages")
+        ]
+        for rows in run_ranks(ranks, sweeps, asked)[0]:
+            assert rows[0].wrong == wrong
+    unchecked = sweep(broadcast_of_half(), (400,), iterations=1, warmup=0, check=False)
+    assert run_ranks(3, sweeps, [unchecked])[0][0][0].wrong is None
+
+
+def sends_what_it_lacks() -> Schedule:
+    """Wrong: rank 1 has nothing to send."""
+    steps = [Transfer(0, 1, 2, 0), Transfer(0, 2, 0, 1)]
+    return make("broadcast", [Chunk(Fraction(1), 0)], steps, total=3)
+
+
+def threads_left(rank: int, size: int, ports: list[int]) -> list[tuple[str, int]]:
+    """What three measurements in a row ended with, and the threads of gloo that were there then."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+
+    def refuse(_: int) -> Sweep:
+        raise InputError("not this one")
+
+    found = []
+    for port, prepare in zip(
+        ports,
+        (
+            refuse,
+            lambda _: sweep(sends_what_it_lacks(), iterations=1, via="messages"),
+            lambda _: sweep(ring_allreduce(3), iterations=1, warmup=0),
+        ),
+        strict=True,
+    ):
+        os.environ["MASTER_PORT"] = str(port)
+        held: BaseException | None = None
+        try:
+            run_under_torchrun(prepare, timeout_s=30, on_row=lambda _: None)
+        except Exception as error:
+            held = error  # and with it all that its traceback leads to
+        found.append((type(held).__name__, threads_of_gloo()))
+    return found
+
+
+def test_no_thread_of_gloo_is_left() -> None:
+    """Even while an error lives: one that is left when the process ends can abort it."""
+    for found in run_ranks(3, threads_left, free_ports(3), backend=None):
+        assert [threads for _, threads in found] == [0, 0, 0]
+        first, second, third = (error for error, _ in found)
+        assert (first, third) == ("InputError", "NoneType")
+        assert second in {"ScheduleError", "ExecutionError"}  # the rank's own, or that it lost others
+
+
+def workers(mark: str) -> list[int]:
+    """All workers that were started with this in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_worker = b"arborcast.backends.measure.worker" in (process / "cmdline").read_bytes()
+            if is_worker and mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_rows_come_one_by_one_and_an_interruption_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = f"sweep-{uuid.uuid4()}"  # other tests run sweeps at the same time
+    monkeypatch.setenv("SWEEP_OF_THIS_TEST", mark)
+    seen: list[Row] = []
+    ends: list[int] = []
+
+    def show(row: Row) -> None:
+        seen.append(row)
+        if len(seen) == 2:
+            ends.extend(map(os.pidfd_open, workers(mark)))
+            raise KeyboardInterrupt  # as Ctrl-C does while we wait
+
+    with pytest.raises(KeyboardInterrupt):
+        run_local(sweep_of(ring_allreduce(2), (8, 64, 256 << 20), iterations=2), on_row=show, timeout_s=100)
+    assert [row.asked_bytes for row in seen] == [8, 64]
+    assert len(ends) >= 2  # the ranks, and what they were forked from
+    for end in ends:  # what is killed ends soon, not at once
+        assert select.select([end], [], [], 60.0)[0], "a worker goes on"
+        os.close(end)
+    assert workers(mark) == []
+
+
+def test_a_rank_that_fails_ends_all_with_its_reason() -> None:
+    with pytest.raises(RunError, match="step 0: rank 1 sends chunk 0 before it holds it"):
+        run_local(sweep_of(sends_what_it_lacks(), (8,), iterations=1), timeout_s=100)
+    with pytest.raises(TimedOutError, match=r"not finished after 0.2 s"):
+        run_local(sweep_of(ring_allreduce(2), (8,)), timeout_s=0.2)
+
+
+def test_settings_of_the_group_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARBORCAST_TRANSPORT", "pigeons")
+    with pytest.raises(InputError, match="ARBORCAST_TRANSPORT"):
+        run_local(sweep_of(ring_allreduce(2), (8,)))
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "ring.json"
+    synth.write_schedule(synth.solve(topologies.load("full:2"), "allreduce", method="ring"), path)
+    return path
+
+
+def bench(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "bench", "run", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def job(size: int, *words: str) -> list[subprocess.CompletedProcess[str]]:
+    """The ranks of one measurement, started with the variables that torchrun sets."""
+    (port,) = free_ports(1)
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    results: dict[int, subprocess.CompletedProcess[str]] = {}
+
+    def one(rank: int) -> None:
+        results[rank] = bench(*words, **common, RANK=str(rank))
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(size)]
+
+
+def test_the_command_prints_what_users_of_nccl_tests_know(file: Path) -> None:
+    ran = bench(str(file), "-b", "8", "-e", "128", "-f", "4", *SHORT, "--check", "-d", "double")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.splitlines()
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    assert [row[:5] + row[8:] for row in rows] == [
+        ["8", "1", "double", "sum", "-1", "0"],
+        ["32", "4", "double", "sum", "-1", "0"],
+        ["128", "16", "double", "sum", "-1", "0"],
+    ]
+    assert lines[-3:-1] == [
+        "# Out of bounds values : 0 OK",
+        "# Avg bus bandwidth    : " + lines[-2].split()[-1],
+    ]
+
+
+def test_json_has_one_row_for_each_tuple_of_independent_variables(file: Path) -> None:
+    options = ("-b", "8", "-e", "24", "-i", "8", "-c", "0", "-a", "3", "--via", "messages", "--json")
+    ran = bench(str(file), *options, *SHORT)
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) == 1
+    document = json.loads(ran.stdout)
+    keys, rows = document["keys"], document["rows"]
+    assert len({tuple(row[key] for key in keys) for row in rows}) == len(rows) == 3
+    assert {"question", "command", "machine", "versions", "date", "measures", "units"} <= document.keys()
+    for row, size in zip(rows, (8, 16, 24), strict=True):
+        expected = {"topology": "full:2", "collective": "allreduce", "method": "ring", "via": "messages"}
+        expected |= {"average": "max", "bytes": size, "dtype": "float32", "root": None, "wrong": None}
+        assert {key: row[key] for key in expected} == expected
+        assert row["algbw"] == pytest.approx(size / row["time_us"] / 1000)
+        assert {"spread", "busbw", "share_of_optimum", "share_of_nominal"} <= row.keys()
+    assert document["correct"] is None and document["file"] == "ring.json"
+
+
+def test_bad_input_is_one_line_and_status_2(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.json"
+    right = synth.solve(topologies.load("full:3"), "broadcast")
+    synth.write_schedule(replace(right, transfers=right.transfers[1:]), wrong)
+    for words, said in (
+        ((str(file), "-b", "16", "-e", "8"), "maxbytes 8: must not be below minbytes, got 16"),
+        ((str(file), "-f", "1"), "stepfactor 1: must be at least 2"),
+        ((str(file), "-f", "2", "-i", "8"), "-i 8 and -f 2: only one of them says how sizes grow"),
+        ((str(file), "-d", "half"), "datatype half: must be one of"),
+        ((str(file), "-a", "4"), "-a 4: must be 0, 1, 2 or 3"),
+        ((str(wrong), "-b", "8", "-e", "8"), "wrong.json: not correct: "),
+        ((str(tmp_path / "none.json"), "-b", "8"), "none.json: cannot be read"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["synth", "bench", "run", *words])
+        capsys.readouterr()
+        status, ran = cli._status(), capsys.readouterr()
+        assert (status, ran.out) == (2, ""), words
+        assert ran.err.startswith("synth: ") and ran.err.count("\n") == 1
+        assert said in ran.err
+
+
+def test_ranks_of_a_job_measure_together_and_rank_0_speaks(file: Path) -> None:
+    options = ("-b", "8", "-e", "64K", "-f", "64", *SHORT, "--json")
+    first, second = run_job(2, "bench", "run", str(file), *options)
+    assert (first.status, first.err, second) == (0, "", Said(0, "", ""))
+    document = json.loads(first.out)
+    assert (document["processes"], document["correct"]) == ("torchrun", True)
+    assert [row["bytes"] for row in document["rows"]] == [8, 512, 32768]
+    for row in document["rows"]:  # on the fabric the rate is a share of the bound of the file
+        # Two ranks with 1 GB/s each way reduce and spread halves: at most 1 GB/s.
+        assert row["share_of_nominal"] == pytest.approx(row["algbw"] / 1)
+
+
+def test_a_job_of_another_size_is_refused_once(tmp_path: Path) -> None:
+    file = tmp_path / "of-three.json"
+    synth.write_schedule(synth.solve(topologies.load("full:3"), "allreduce", method="ring"), file)
+    first, second = job(2, str(file), "-b", "8", "-e", "8")
+    assert (first.returncode, second.returncode) == (2, 2)
+    assert (first.stdout, second.stdout, second.stderr) == ("", "", "")
+    assert first.stderr == f"synth: {file}: needs a process for each of its 3 ranks, got 2 processes\n"
+
+
+def test_a_file_without_the_wrong_transfer_is_needed() -> None:
+    """The wrong schedules of these tests are refused by the verifier, so that none is measured by mistake."""
+    for schedule in (broadcast_of_half(), added_twice()):
+        assert not synth.verify(schedule).correct
+    kept = custom_exchange()
+    short = replace(kept, transfers=tuple(t for t in kept.transfers if (t.chunk, t.dst) != (1, 3)))
+    assert not synth.verify(short).correct

@@ -1,0 +1,255 @@
+"""Trees become schedules that do what the collective asks, replayed here with contributor sets."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.synth.certificate import Bound, Cut
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.errors import CollectiveError
+from arborcast.synth.packing.carrier import Pair, congestion
+from arborcast.synth.packing.lift import lift_pairs, lift_trees, relayed
+from arborcast.synth.schedule import Method, Transfer
+from arborcast.synth.topology import Link, Topology
+from arborcast.synth.tree import Tree, TreeEdge
+from arborcast.synth.verification.verifier import verify
+
+METHOD = Method("trees")
+NO_LIMIT = Bound(Fraction(10**6), Cut(frozenset({0}), Fraction(10**6)))
+
+
+def full(ranks, switches=0):
+    """Everything linked with everything at 1 GB/s."""
+    size = ranks + switches
+    links = [Link(u, v, Fraction(1)) for u in range(size) for v in range(size) if u != v]
+    return Topology.build("full", ranks, links, [f"switch{i}" for i in range(switches)])
+
+
+def replay(schedule):
+    """What each rank holds of each chunk at the end; fails where a contribution would count twice."""
+    everyone = range(schedule.topology.ranks)
+    members = set(schedule.collective.ranks)
+    reduces = schedule.collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.ALLREDUCE}
+    held = {}
+    for number, chunk in enumerate(schedule.chunks):
+        for rank in everyone:
+            has_own = rank in members if reduces else rank == chunk.owner
+            held[number, rank] = {rank} & members if reduces else {chunk.owner} if has_own else set()
+    for step in range(schedule.steps):
+        before = {key: set(value) for key, value in held.items()}
+        for transfer in (each for each in schedule.transfers if each.step == step):
+            sent = before[transfer.chunk, transfer.src]
+            assert sent, f"{transfer} sends nothing"
+            target = held[transfer.chunk, transfer.dst]
+            if transfer.reduce:
+                assert not sent & target, f"{transfer} counts {sent & target} twice"
+                target |= sent
+            else:
+                held[transfer.chunk, transfer.dst] = set(sent)
+    return held
+
+
+def assert_correct(schedule):
+    """Every rank that must hold something at the end does, and all shares add up."""
+    held, members = replay(schedule), set(schedule.collective.ranks)
+    for number, chunk in enumerate(schedule.chunks):
+        for rank in members:
+            match schedule.collective.kind:
+                case Kind.BROADCAST | Kind.ALLGATHER:
+                    assert held[number, rank] == {chunk.owner}
+                case Kind.ALLREDUCE:
+                    assert held[number, rank] == members
+                case _:
+                    assert rank != chunk.owner or held[number, rank] == members
+    shares = {}
+    for chunk in schedule.chunks:
+        shares[chunk.owner] = shares.get(chunk.owner, 0) + chunk.share
+    assert sum(shares.values()) == 1
+    if schedule.collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}:
+        assert set(shares.values()) == {Fraction(1, len(members))}
+
+
+def table(schedule):
+    """(chunk, src, dst, step, reduce) of each transfer."""
+    return [(t.chunk, t.src, t.dst, t.step, t.reduce) for t in schedule.transfers]
+
+
+def test_a_broadcast_goes_down_the_tree():
+    #   0 -> 1 -> 2
+    #   `--> 3
+    tree = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(0, 3), TreeEdge(1, 2)))
+    topology = full(4)
+    schedule = lift_trees(topology, Collective.on(topology, "broadcast"), METHOD, NO_LIMIT, [tree])
+    assert table(schedule) == [
+        (0, 0, 1, 0, False),
+        (0, 0, 3, 0, False),
+        (0, 1, 2, 1, False),
+    ]
+    assert_correct(schedule)
+
+
+def test_a_reduce_comes_up_the_tree_as_late_as_its_subtrees_ask():
+    tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (4,)), TreeEdge(0, 3), TreeEdge(1, 2)))
+    topology = full(4, switches=1)
+    schedule = lift_trees(topology, Collective.on(topology, "reduce"), METHOD, NO_LIMIT, [tree])
+    assert schedule.transfers == (
+        Transfer(0, 2, 1, 0, reduce=True),
+        Transfer(0, 3, 0, 0, reduce=True),
+        Transfer(0, 1, 0, 1, reduce=True, via=(4,)),
+    )
+    assert_correct(schedule)
+
+
+def test_an_allreduce_reduces_first_and_starts_at_the_centre():
+    chain = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(1, 2)))
+    topology = full(3)
+    schedule = lift_pairs(
+        topology, Collective.on(topology, "allreduce"), METHOD, NO_LIMIT, [Pair(chain, chain)]
+    )
+    assert schedule.chunks[0].owner == 1
+    assert table(schedule) == [
+        (0, 0, 1, 0, True),
+        (0, 2, 1, 0, True),
+        (0, 1, 0, 1, False),
+        (0, 1, 2, 1, False),
+    ]
+    assert_correct(schedule)
+
+
+def test_vias_of_the_gathering_tree_are_turned_round():
+    out = Tree(0, Fraction(1), (TreeEdge(0, 1, (2, 3)),))
+    into = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)),))
+    topology = full(2, switches=2)
+    schedule = lift_pairs(topology, Collective.on(topology, "allreduce"), METHOD, NO_LIMIT, [Pair(out, into)])
+    assert schedule.transfers == (
+        Transfer(0, 1, 0, 0, reduce=True, via=(3,)),
+        Transfer(0, 0, 1, 1, via=(2, 3)),
+    )
+
+
+def test_equal_trees_become_one_chunk():
+    tree = Tree(0, Fraction(1), (TreeEdge(0, 1),))
+    topology = full(2)
+    collective = Collective.on(topology, "broadcast")
+    schedule = lift_trees(topology, collective, METHOD, NO_LIMIT, [tree, tree])
+    assert len(schedule.chunks) == 1
+    assert schedule.rate == 1
+
+
+def test_a_relay_passed_twice_receives_once():
+    # The edges 0 -> 1 and 1 -> 2 both pass relay 3, which has the chunk after the first.
+    tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(1, 2, (3,))))
+    topology = full(4)
+    collective = Collective.on(topology, "broadcast", ranks=[0, 1, 2])
+    schedule = lift_trees(topology, collective, METHOD, NO_LIMIT, [tree])
+    assert table(schedule) == [
+        (0, 0, 3, 0, False),
+        (0, 3, 1, 1, False),
+        (0, 3, 2, 1, False),
+    ]
+    assert_correct(schedule)
+
+
+def test_a_relay_adds_up_and_sends_once():
+    tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(0, 2, (3,))))
+    topology = full(4)
+    collective = Collective.on(topology, "reduce", ranks=[0, 1, 2])
+    schedule = lift_trees(topology, collective, METHOD, NO_LIMIT, [tree])
+    assert table(schedule) == [
+        (0, 1, 3, 0, True),
+        (0, 2, 3, 0, True),
+        (0, 3, 0, 1, True),
+    ]
+    assert_correct(schedule)
+
+
+def test_a_relay_that_serves_nobody_is_left_out():
+    # The second edge would enter relay 3 through relay 4, but 3 already has the chunk.
+    tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(0, 2, (4, 3))))
+    assert relayed(tree, full(5)).edges == (TreeEdge(0, 3), TreeEdge(3, 1), TreeEdge(3, 2))
+
+
+@st.composite
+def relayed_trees(draw, members, relays, switches, root):
+    """A tree over the members whose edges pass up to three relays and switches."""
+    inner = list(range(members, members + relays + switches))
+    order = [root, *draw(st.permutations([rank for rank in range(members) if rank != root]))]
+    edges = []
+    for position, rank in enumerate(order[1:]):
+        via = draw(st.lists(st.sampled_from(inner), max_size=3, unique=True)) if inner else []
+        edges.append(TreeEdge(order[draw(st.integers(0, position))], rank, tuple(via)))
+    return Tree(root, Fraction(draw(st.integers(1, 4))), tuple(edges))
+
+
+@st.composite
+def lifted(draw):
+    """A collective of any kind among some ranks of a full graph, lifted from random trees."""
+    members, relays, switches = draw(st.integers(2, 5)), draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    topology = full(members + relays, switches)
+    kind = draw(st.sampled_from(["broadcast", "reduce", "allgather", "reduce-scatter", "allreduce"]))
+    collective = Collective.on(topology, kind, root=members - 1, ranks=range(members))
+    roots = [members - 1] if collective.root is not None else list(range(members))
+    trees = [
+        tree
+        for root in roots
+        for tree in draw(st.lists(relayed_trees(members, relays, switches, root), min_size=1, max_size=3))
+    ]
+    if kind != "allreduce":
+        return trees, lift_trees(topology, collective, METHOD, NO_LIMIT, trees)
+    partners = [draw(relayed_trees(members, relays, switches, tree.root)) for tree in trees]
+    mirror = draw(st.booleans())
+    pairs = [
+        Pair(out, out if mirror else Tree(out.root, out.weight, into.edges))
+        for out, into in zip(trees, partners, strict=True)
+    ]
+    return pairs, lift_pairs(topology, collective, METHOD, NO_LIMIT, pairs)
+
+
+@given(lifted())
+@settings(max_examples=150)
+def test_every_lifted_schedule_is_correct(case):
+    _, schedule = case
+    assert_correct(schedule)
+    verdict = verify(schedule)
+    assert verdict.rate == schedule.rate
+    assert not [line for line in verdict.errors if "bound" not in line and "certificate" not in line]
+
+
+@given(lifted())
+@settings(max_examples=100)
+def test_lifting_never_adds_load(case):
+    carriers, schedule = case
+    flat = {hop: Fraction(1) for hop in schedule.topology.bandwidth}
+    rates = {}
+    for carrier in carriers:
+        rates[carrier.root] = rates.get(carrier.root, 0) + carrier.weight
+    if schedule.collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}:
+        share = {root: Fraction(1, len(rates)) / rate for root, rate in rates.items()}
+    else:
+        share = dict.fromkeys(rates, 1 / sum(rates.values()))
+    scaled = [
+        Tree(carrier.root, carrier.weight * share[carrier.root], carrier.edges)
+        if isinstance(carrier, Tree)
+        else Pair(
+            *(
+                Tree(tree.root, tree.weight * share[tree.root], tree.edges)
+                for tree in (carrier.out, carrier.into)
+            )
+        )
+        for carrier in carriers
+    ]
+    assert max(schedule.load.values()) <= congestion(scaled, flat)
+
+
+def test_trees_cannot_be_lifted_into_what_is_no_tree():
+    topology = full(3)
+    with pytest.raises(
+        CollectiveError, match=r"alltoall: trees are lifted into broadcast, .* reduce-scatter"
+    ):
+        lift_trees(topology, Collective.on(topology, "alltoall"), METHOD, NO_LIMIT, [])
+    with pytest.raises(CollectiveError, match="reduce: pairs of trees are lifted into an allreduce only"):
+        lift_pairs(topology, Collective.on(topology, "reduce"), METHOD, NO_LIMIT, [])

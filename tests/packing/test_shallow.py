@@ -1,0 +1,318 @@
+"""Packings of shallow trees: the best rate within each height, against enumeration of every tree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import pairwise, product
+
+import highspy
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from arborcast.synth.api import solve
+from arborcast.synth.cli import app
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.methods import Request
+from arborcast.synth.packing import bounded_height_pricing as shallow_pricing
+from arborcast.synth.packing.bounded_height import shallow_frontier
+from arborcast.synth.packing.bounded_height_pricing import least_height
+from arborcast.synth.packing.bounded_tree import UNUSABLE, cheapest_bounded, improve_bounded
+from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.selection import candidates
+from arborcast.synth.topology import Hop, Link, Topology
+from arborcast.synth.verification.verifier import verify
+from arborcast.topologies import load
+from tests.support.strategies import collectives
+from tests.support.strategies import topologies as graphs
+
+Ways = tuple[tuple[int, ...], ...]  # a tree's edges, each as the vertices that it passes
+
+
+def ways(topology: Topology) -> dict[Hop, list[tuple[int, ...]]]:
+    """Every simple way through switches from rank to rank."""
+    found = {}
+    for src in range(topology.ranks):
+        for dst in range(topology.ranks):
+            if src != dst:
+                kept = {src, dst, *range(topology.ranks, topology.size)}
+                graph = nx.DiGraph([hop for hop in topology.bandwidth if kept >= set(hop)])
+                if src in graph and dst in graph:
+                    found[src, dst] = [tuple(way) for way in nx.all_simple_paths(graph, src, dst)]
+    return found
+
+
+def height_of(graph: nx.DiGraph, root: int) -> int:
+    """Of an arborescence from the root; more than any where it is none."""
+    if root not in graph or not nx.is_arborescence(graph):
+        return 1 << 30
+    return max(nx.single_source_shortest_path_length(graph, root).values())
+
+
+def every_tree(topology: Topology, root: int, height: int) -> Iterator[Ways]:
+    """All out-trees from a root of at most a height, each with all its ways through switches."""
+    known = ways(topology)
+    others = [rank for rank in range(topology.ranks) if rank != root]
+    for parents in product(range(topology.ranks), repeat=len(others)):
+        edges = list(zip(parents, others, strict=True))
+        graph = nx.DiGraph(edges)
+        if all(known.get(edge) for edge in edges) and height_of(graph, root) <= height:
+            yield from product(*(known[edge] for edge in edges))
+
+
+def best_rate(topology: Topology, kind: Kind, root: int, height: int) -> float:
+    """By a linear program over every tree."""
+    if kind.reduces and kind is not Kind.ALLREDUCE:
+        topology = topology.reversed()
+    groups = [root] if kind in {Kind.BROADCAST, Kind.REDUCE} else list(range(topology.ranks))
+    model = highspy.Highs()
+    model.silent()
+    load: dict[Hop, list] = {hop: [] for hop in topology.bandwidth}
+    carried = []
+
+    def weigh(fabric: Topology, start: int, *, turned: bool):
+        total = []
+        for tree in every_tree(fabric, start, height):
+            total.append(model.addVariable(lb=0))
+            for way in tree:
+                for src, dst in pairwise(way):
+                    load[(dst, src) if turned else (src, dst)].append(total[-1])
+        return sum(total[1:], total[0] + 0) if total else None
+
+    for start in groups:
+        out = weigh(topology, start, turned=False)
+        if kind is Kind.ALLREDUCE:
+            into = weigh(topology.reversed(), start, turned=True)
+            if out is None or into is None:
+                model.addConstr(0 * model.addVariable(lb=0) <= 0)
+                for side in (out, into):
+                    if side is not None:
+                        model.addConstr(side <= 0)
+                continue
+            model.addConstr(out - into == 0)
+        elif out is None:
+            return 0.0
+        carried.append(out)
+    for hop, users in load.items():
+        if users:
+            model.addConstr(sum(users[1:], users[0] + 0) <= float(topology.bandwidth[hop]))
+    if not carried:
+        return 0.0
+    if kind is Kind.ALLREDUCE:
+        model.maximize(sum(carried[1:], carried[0] + 0))
+        return float(model.getObjectiveValue())
+    rate = model.addVariable(lb=0)
+    for total in carried:
+        model.addConstr(total - rate >= 0)
+    model.maximize(rate + 0)
+    return float(model.getObjectiveValue()) * len(carried)
+
+
+def within(topology: Topology, collective: Collective, height: int, **knobs: object) -> Schedule | None:
+    try:
+        return solve_by_trees(topology, collective, max_height=height, **knobs)  # type: ignore[arg-type]
+    except InfeasibleError as error:
+        assert "the lowest have" in str(error)
+        return None
+
+
+def check_against_enumeration(topology: Topology, collective: Collective) -> None:
+    for height in range(1, topology.ranks):
+        found = within(topology, collective, height)
+        best = best_rate(topology, collective.kind, collective.root or 0, height)
+        if found is None:
+            assert best == 0
+            continue
+        assert float(found.rate) == pytest.approx(best, rel=1e-7)
+        assert found.height <= height
+        assert verify(found).errors == ()
+        assert verify(found).rate == found.rate <= found.bound.rate
+    assert found is not None and found.is_optimal  # any tree is as low as the ranks are many
+
+
+@given(st.booleans().flatmap(lambda both: graphs(max_ranks=4, switches=0, symmetric=both)), st.data())
+@settings(max_examples=30)
+def test_the_best_rate_of_every_height(topology: Topology, data: st.DataObject) -> None:
+    check_against_enumeration(topology, data.draw(collectives(topology, list(TREE_KINDS))))
+
+
+@given(graphs(min_ranks=5, max_ranks=5, switches=0, max_bandwidth=2), st.integers(0, 4))
+@settings(max_examples=8)
+def test_the_best_rate_of_every_height_among_five(topology: Topology, root: int) -> None:
+    check_against_enumeration(topology, Collective.on(topology, "broadcast", root=root))
+
+
+@given(st.booleans().flatmap(lambda both: graphs(max_ranks=3, switches=2, symmetric=both)), st.data())
+@settings(max_examples=25)
+def test_switches_are_passed_within_a_step(topology: Topology, data: st.DataObject) -> None:
+    check_against_enumeration(topology, data.draw(collectives(topology, list(TREE_KINDS))))
+
+
+@given(graphs(min_ranks=4, max_ranks=7), st.data())
+@settings(max_examples=15)
+def test_what_many_ranks_get_is_as_good_where_the_best_can_be_asked(
+    topology: Topology, data: st.DataObject
+) -> None:
+    collective = data.draw(collectives(topology, list(TREE_KINDS)))
+    height = data.draw(st.integers(1, topology.ranks))
+    usual = within(topology, collective, height)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shallow_pricing, "EXACT_AT_ONCE", 0)
+        searched = within(topology, collective, height)
+        assert (usual is None) == (searched is None)
+        if usual is not None and searched is not None:
+            assert searched.rate == pytest.approx(usual.rate, rel=1e-7)
+            assert searched.height <= height
+            assert verify(searched).errors == ()
+            patch.setattr(shallow_pricing, "LARGEST_EXACT", 0)
+            good = within(topology, collective, height)
+            assert good is not None and good.height <= height and 0 < good.rate <= usual.bound.rate
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "kind", "rates"),
+    [  # GB/s by height from 1 on; linear programs over all 3456 (8 ranks) and 56 (6 ranks) spanning trees
+        ("dgx1", 8, "broadcast", [0, 50, 125, 150]),
+        ("dgx1", 8, "allreduce", [0, Fraction(600, 7)]),
+        ("dgx1", 6, "broadcast", [0, 50, 75]),
+        ("dgx1", 6, "allreduce", [0, Fraction(125, 2)]),
+        # Around a switch all hear the root at once, or one another in two steps.
+        ("star:6", 6, "broadcast", [Fraction(1, 5), 1]),
+        ("star:6", 6, "allgather", [Fraction(6, 5)]),
+        # Only a tree that goes one way alone leaves one of the root's two links to another.
+        ("ring:6", 6, "broadcast", [0, 0, 1, 1, 2]),
+    ],
+)
+def test_values(spec: str, ranks: int, kind: str, rates: list[Fraction | int]) -> None:
+    topology = load(spec).subset(range(ranks))
+    for height, rate in enumerate(rates, start=1):
+        found = within(topology, Collective.on(topology, kind), height)
+        assert (0 if found is None else found.rate) == rate
+        assert found is None or verify(found).correct
+
+
+def test_six_trees_of_height_four_fill_the_links_of_the_dgx1() -> None:
+    found = solve(load("dgx1"), "broadcast", method="trees", max_height=4)
+    assert found.is_optimal and found.height == 4
+    assert [chunk.share for chunk in found.chunks] == [Fraction(1, 6)] * 6
+
+
+@pytest.mark.parametrize("kind", ["allgather", "allreduce"])
+def test_the_same_question_has_the_same_answer(kind: str) -> None:
+    fabric = load("torus:3x4")  # beyond the ranks where the best comes at once
+    first, second = (
+        solve(fabric, kind, method="trees", max_height=4, deadline_s=1000, seed=3) for _ in range(2)
+    )
+    assert first == second
+    assert verify(first).correct
+
+
+def test_few_trees_within_a_height() -> None:
+    fabric = load("dgx1")
+    for most, rate in ((1, 25), (2, 50), (3, 75)):
+        found = solve(fabric, "broadcast", method="trees", max_height=3, max_trees=most)
+        assert len(found.chunks) <= most and found.height <= 3 and found.rate >= rate
+    loose = solve(fabric, "broadcast", method="trees", max_height=3, tolerance=Fraction(1, 2))
+    assert loose.rate >= Fraction(125, 2) and len(loose.chunks) == 3
+
+
+def test_the_frontier_ascends_and_ends_at_the_limit() -> None:
+    fabric = load("dgx1")
+    broadcast = Collective.on(fabric, "broadcast")
+    found = list(shallow_schedules(fabric, broadcast, below=7))
+    assert [(schedule.height, schedule.rate) for schedule in found] == [(3, 125), (4, 150)]
+    assert [schedule.height for schedule in shallow_schedules(fabric, broadcast, below=4)] == [3]
+    assert list(shallow_schedules(fabric, broadcast, below=2)) == []
+
+
+def test_the_frontier_of_an_allgather_has_every_root() -> None:
+    fabric = load("dgx1")
+    (only,) = shallow_frontier(fabric, range(8), 4, limit=Fraction(1200, 7))
+    assert only.height == 2 and only.rate == Fraction(1200, 7)
+    assert {carrier.root for carrier in only.carriers} == set(range(8))
+
+
+def test_lower_trees_are_among_the_candidates() -> None:
+    fabric = load("dgx1", ranks=range(6))
+    found = candidates(fabric, Collective.on(fabric, "allreduce"), Request(cache=False))
+    first = next(found)
+    lower = [one for one in found if dict(one.method.settings).get("max_height")]
+    assert [one.height for one in lower] == [2] and first.height > 2
+    assert all(one.is_optimal and verify(one).correct for one in lower)
+
+
+def test_out_of_time_still_has_trees_within_the_height() -> None:
+    with pytest.raises(TimedOutError) as caught:
+        solve(load("torus:4x4"), "allreduce", method="trees", max_height=4, deadline_s=1e-6)
+    assert caught.value.best is not None and caught.value.best.height <= 4
+    assert verify(caught.value.best).correct
+    late = Deadline.after(1e-9)
+    fabric = load("dgx1")
+    assert list(shallow_frontier(fabric, [0], 7, limit=Fraction(150), deadline=late)) == []
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    fabric = load("dgx1")
+    with pytest.raises(InfeasibleError, match="no trees to all ranks have height 1, the lowest have 2"):
+        solve(fabric, "broadcast", method="trees", max_height=1)
+    with pytest.raises(InputError, match="max-height: must be at least 1, got 0"):
+        solve(fabric, "broadcast", method="trees", max_height=0)
+    with pytest.raises(InputError, match=r"max-height: .* take part, got 5 relays"):
+        solve(fabric, "broadcast", method="trees", max_height=2, ranks=[0, 1, 2])
+    for method in ("mwu", "ring"):
+        with pytest.raises(InputError, match=f"method {method}: takes no maximum height, which is for auto"):
+            solve(fabric, "broadcast", method=method, max_height=2)
+    half = Topology.build("half", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
+    with pytest.raises(InfeasibleError, match="rank 2 cut off"):
+        solve(half, "allreduce", method="trees", max_height=2)
+    assert least_height(half, [0]) == 3
+
+
+def test_the_command() -> None:
+    arguments = ["solve", "dgx1", "broadcast", "--method", "trees", "--max-height", "3", "--json"]
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 0
+    document = json.loads(ran.stdout)
+    assert (document["rate"], document["height"], document["optimal"]) == ("125", 3, False)
+    assert document["bound"] == "150"
+
+
+def brute(entering: np.ndarray, root: int, height: int) -> int:
+    size, best = len(entering), UNUSABLE
+    others = [rank for rank in range(size) if rank != root]
+    for parents in product(range(size), repeat=len(others)):
+        graph = nx.DiGraph(list(zip(parents, others, strict=True)))
+        if height_of(graph, root) <= height:
+            best = min(best, sum(int(entering[v, u]) for u, v in graph.edges))
+    return best
+
+
+@given(st.integers(2, 4), st.integers(1, 4), st.data())
+@settings(max_examples=40)
+def test_the_cheapest_tree_of_a_height(size: int, height: int, data: st.DataObject) -> None:
+    cost = st.one_of(st.integers(0, 20), st.just(UNUSABLE))
+    entering = np.array([[data.draw(cost) for _ in range(size)] for _ in range(size)], dtype=np.int64)
+    roots = np.arange(size)
+    found = cheapest_bounded(entering, roots, height)
+    searched = improve_bounded(entering, roots, height, np.where(np.eye(size, dtype=bool), 0, 1))
+    for root in range(size):
+        best = brute(entering, root, height)
+        assert found.cost[root] == best
+        assert searched.cost[root] >= best
+        for trees in (found, searched):
+            if trees.cost[root] < UNUSABLE:
+                above = trees.parents[root].tolist()
+                edges = [(parent, child) for child, parent in enumerate(above) if parent >= 0]
+                assert nx.is_arborescence(nx.DiGraph(edges))
+                assert sum(int(entering[child, parent]) for parent, child in edges) == trees.cost[root]
+                depth = nx.single_source_shortest_path_length(nx.DiGraph(edges), root)
+                assert max(depth.values()) <= height
+                assert all(depth[rank] <= trees.levels[root][rank] for rank in range(size))

@@ -1,0 +1,264 @@
+"""Trees by orbits: the exact rate, correct schedules, and what the knobs promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth, topologies
+from arborcast.synth.collective import Collective
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from arborcast.synth.packing.solver import solve_by_trees
+from arborcast.synth.packing.symmetric import solve_symmetric
+from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Link, Topology
+
+KINDS = ("allgather", "reduce-scatter", "allreduce")
+SMALL = (
+    "torus:2x3", "torus:4x4", "ring:5", "hypercube:3", "full:6", "star:5", "dgx1", "dgx1-p100", "dgx-a100",
+    "dgx-a100:boxes=2", "dgx-a100:boxes=2,rails=1", "mi250", "fat-tree:2x2x2",
+    "fat-tree:2x3x2,oversubscription=3",
+    "dragonfly:4x2x2", "dragonfly:3x2x1,local=2",
+)  # fmt: skip
+
+
+def declared(topology: Topology) -> Translations:
+    return Translations.generated(topology, topology.symmetries)
+
+
+@st.composite
+def circulants(draw: Callable, symmetric: bool = False) -> Topology:
+    """Cayley graphs of a cyclic group, some with a switch, or with one per orbit of a subgroup."""
+    order = draw(st.integers(2, 7))
+    kinds = draw(st.integers(1, 2))  # orbits of ranks
+    ranks = order * kinds
+    rate = st.integers(1, 4)
+    links: list[Link] = []
+    vertices: list[list[int]] = [[kind * order + i for i in range(order)] for kind in range(kinds)]
+    has_switches = draw(st.sampled_from(["none", "one", "orbit"]))
+    if has_switches == "one":
+        vertices.append([ranks] * order)
+    elif has_switches == "orbit":
+        vertices.append([ranks + i for i in range(order)])
+    cycle = [(kind, kind, 1) for kind in range(kinds)] + [(kind, kind + 1, 0) for kind in range(kinds - 1)]
+    back = [(kind + 1, kind, 0) for kind in range(kinds - 1)]
+    more = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, len(vertices) - 1),
+                st.integers(0, len(vertices) - 1),
+                st.integers(0, order - 1),
+            ),
+            max_size=4,
+        )
+    )
+    for src, dst, shift in [*cycle, *back, *more]:
+        speed = draw(rate)
+        seen = set()
+        for i in range(order):
+            pair = (vertices[src][i], vertices[dst][(i + shift) % order])
+            if pair[0] == pair[1] or pair in seen:
+                continue
+            seen.add(pair)
+            links.append(Link(*pair, Fraction(speed)))
+            if symmetric:
+                links.append(Link(pair[1], pair[0], Fraction(speed)))
+    size = max(max(row) for row in vertices) + 1
+    images = list(range(size))
+    for row in vertices:
+        for i in range(order):
+            images[row[i]] = row[(i + 1) % order]
+    switches = [f"switch{i}" for i in range(size - ranks)]
+    return Topology.build("circulant", ranks, links, switches, [images])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", SMALL)
+def test_catalog_exactly_at_the_bound(spec: str, kind: str) -> None:
+    topology = topologies.load(spec)
+    collective = Collective.on(topology, kind)
+    schedule = solve_symmetric(topology, collective, translations=declared(topology))
+    assert schedule.rate == synth.bound(topology, collective).rate
+    verdict = synth.verify(schedule.expand())
+    assert verdict.correct, verdict.errors
+    assert verdict.rate == schedule.rate
+
+
+@given(topology=circulants(), kind=st.sampled_from(KINDS))
+@settings(max_examples=30, deadline=None)
+def test_drawn_circulants(topology: Topology, kind: str) -> None:
+    """The best of trees, whatever the switches: what the explicit packer reaches at least."""
+    collective = Collective.on(topology, kind)
+    schedule = solve_symmetric(topology, collective, translations=declared(topology))
+    verdict = synth.verify(schedule.expand())
+    assert verdict.correct, verdict.errors
+    assert verdict.rate == schedule.rate <= synth.bound(topology, collective).rate
+    assert schedule.rate >= solve_by_trees(topology, collective).rate
+
+
+@given(topology=circulants(symmetric=True), kind=st.sampled_from(KINDS))
+@settings(max_examples=15, deadline=None)
+def test_drawn_circulants_both_ways(topology: Topology, kind: str) -> None:
+    collective = Collective.on(topology, kind)
+    schedule = solve_symmetric(topology, collective, translations=declared(topology))
+    assert synth.verify(schedule.expand()).correct
+    assert schedule.is_optimal
+
+
+def test_without_symmetry_it_is_plain_column_generation() -> None:
+    topology = topologies.load("mesh:2x3")
+    collective = Collective.on(topology, "allgather")
+    schedule = solve_symmetric(topology, collective, translations=Translations.trivial(topology))
+    assert schedule.rate == synth.bound(topology, collective).rate
+    assert synth.verify(schedule.expand()).correct
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_question_same_schedule(kind: str) -> None:
+    topology = topologies.load("dgx1")
+    collective = Collective.on(topology, kind)
+    first = solve_symmetric(topology, collective, translations=declared(topology))
+    again = solve_symmetric(topology, collective, translations=declared(topology))
+    assert first == again
+
+
+@pytest.mark.parametrize(
+    ("spec", "height", "trees"),
+    [("torus:4x4", 4, 4), ("torus:6x6", 6, 4), ("torus:4x4x4", 6, 6), ("hypercube:5", 5, 5)],
+)
+def test_tori_as_low_as_can_be(spec: str, height: int, trees: int) -> None:
+    """The height is the diameter, where the explicit packer has more, in few equal parts."""
+    topology = topologies.load(spec)
+    collective = Collective.on(topology, "allgather")
+    schedule = solve_symmetric(topology, collective, translations=declared(topology))
+    assert schedule.is_optimal
+    assert schedule.height == height <= solve_by_trees(topology, collective).height
+    assert len(schedule.chunks) <= trees
+    assert dict(schedule.method.settings)["parts"] <= trees
+
+
+def test_a_cluster_needs_one_tree_of_height_two() -> None:
+    """Through the fabric into each other box, then within: 16 boxes, one tree per rank."""
+    topology = topologies.load("dgx-a100:boxes=16")
+    for kind in KINDS:
+        schedule = solve_symmetric(topology, Collective.on(topology, kind), translations=declared(topology))
+        assert schedule.is_optimal
+        assert (schedule.height, len(schedule.chunks)) == (2, 1)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("spec", ["dgx1-p100", "hypercube:3", "torus:2x3"])
+def test_few_trees(spec: str, most: int) -> None:
+    """No more trees than asked for, more with more of them, and near what the explicit choice has."""
+    topology = topologies.load(spec)
+    collective = Collective.on(topology, "allgather")
+    found = solve_symmetric(topology, collective, translations=declared(topology), max_trees=most)
+    owners = [chunk.owner for chunk in found.chunks]
+    assert max(owners.count(owner) for owner in owners) <= most
+    assert synth.verify(found.expand()).correct
+    explicit = solve_by_trees(topology, collective, max_trees=most)
+    assert found.rate >= explicit.rate * Fraction(4, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tolerance(kind: str) -> None:
+    """Fewer trees, and no more lost than that."""
+    topology = topologies.load("dgx1")
+    collective = Collective.on(topology, kind)
+    full = solve_symmetric(topology, collective, translations=declared(topology))
+    some = solve_symmetric(topology, collective, translations=declared(topology), tolerance=Fraction(1, 4))
+    assert some.rate >= full.rate * Fraction(3, 4)
+    assert len(some.chunks) < len(full.chunks)
+    assert synth.verify(some.expand()).correct
+
+
+@pytest.mark.parametrize("height", [2, 3])
+def test_max_height(height: int) -> None:
+    """Against the explicit search, which weighs all trees of a height on 8 ranks."""
+    topology = topologies.load("dgx1")
+    collective = Collective.on(topology, "allgather")
+    found = solve_symmetric(topology, collective, translations=declared(topology), max_height=height)
+    best = solve_by_trees(topology, collective, max_height=height)
+    assert found.height <= height
+    assert synth.verify(found.expand()).correct
+    assert found.rate == best.rate
+    if not found.is_optimal:
+        assert dict(found.method.settings)["loss"] == str(1 - found.rate / found.bound.rate)
+
+
+@pytest.mark.parametrize("spec", ["dgx1", "torus:4x4", "dgx-a100:boxes=2,rails=1"])
+@pytest.mark.parametrize("kind", ["allgather", "allreduce"])
+def test_frontier(spec: str, kind: str) -> None:
+    """Correct, none beaten by another, and the last has the best rate."""
+    topology = topologies.load(spec)
+    found = symmetric_frontier(topology, Collective.on(topology, kind), translations=declared(topology))
+    assert max(schedule.rate for schedule in found) == found[0].bound.rate
+    for schedule in found:
+        assert synth.verify(schedule.expand()).correct
+        rivals = [other for other in found if other is not schedule]
+        assert not any(
+            other.height <= schedule.height
+            and len(other.chunks) <= len(schedule.chunks)
+            and other.rate >= schedule.rate
+            for other in rivals
+        )
+
+
+def test_relays_forward() -> None:
+    """Every second rank of a ring of 6 takes part: 3 ranks, and a way of two links to each neighbour."""
+    ring = topologies.load("ring:6").reordered([0, 2, 4])
+    rotation = tuple((rank + 1) % 3 for rank in range(3)) + tuple(3 + (rank + 1) % 3 for rank in range(3))
+    translations = Translations(6, (rotation,), (3,), 6)
+    collective = Collective.on(ring, "allgather", ranks=[0, 1, 2])
+    schedule = solve_symmetric(ring, collective, translations=translations)
+    assert schedule.rate == 3
+    assert synth.verify(schedule.expand()).correct
+
+
+def test_what_cannot_be_asked() -> None:
+    topology = topologies.load("ring:4")
+    allgather = Collective.on(topology, "allgather")
+    with pytest.raises(CollectiveError, match="broadcast: symmetric trees serve allgather"):
+        solve_symmetric(topology, Collective.on(topology, "broadcast"))
+    with pytest.raises(InputError, match="max-trees: must be at least 1, got 0"):
+        solve_symmetric(topology, allgather, max_trees=0)
+    with pytest.raises(InputError, match="tolerance: must be at least 0 and below 1, got 1"):
+        solve_symmetric(topology, allgather, tolerance=Fraction(1))
+    with pytest.raises(InfeasibleError, match="max-height 1: some rank is 2 edges away"):
+        solve_symmetric(topology, allgather, translations=declared(topology), max_height=1)
+    with pytest.raises(InfeasibleError):
+        apart = Topology.build("apart", 2, [], symmetries=[[1, 0]])
+        solve_symmetric(apart, Collective.on(apart, "allgather"), translations=declared(apart))
+
+
+def test_deadline() -> None:
+    topology = topologies.load("mi250:boxes=2")
+    with pytest.raises(TimedOutError, match=r"did not end within|deadline of") as caught:
+        solve_symmetric(
+            topology,
+            Collective.on(topology, "allgather"),
+            translations=declared(topology),
+            deadline_s=1e-6,
+        )
+    best = caught.value.best
+    assert best is None or synth.verify(best.expand()).correct
+
+
+def test_shares_add_up() -> None:
+    topology = topologies.load("dgx1")
+    schedule = solve_symmetric(
+        topology, Collective.on(topology, "allgather"), translations=declared(topology)
+    )
+    order = schedule.translations.order
+    for first in schedule.translations.representatives:
+        assert sum(c.share for c in schedule.chunks if c.owner == first) == Fraction(1, topology.ranks)
+    assert np.isclose(float(sum(c.share for c in schedule.chunks)) * order, 1)
+    parts = dict(schedule.method.settings)["parts"]
+    assert math.lcm(*((c.share * topology.ranks).denominator for c in schedule.chunks)) == parts

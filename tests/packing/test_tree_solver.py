@@ -1,0 +1,242 @@
+"""The tree methods end to end: the values that must be reached, and correctness on any graph."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies as catalog
+from arborcast.synth.bounds import bound
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from arborcast.synth.packing import solver
+from arborcast.synth.packing.exact import pack_routed
+from arborcast.synth.packing.solver import solve_by_trees
+from arborcast.synth.topology import Link, Topology
+from arborcast.synth.verification.verifier import verify
+from tests.packing.test_lift import assert_correct
+from tests.support.strategies import collectives
+from tests.support.strategies import topologies as graphs
+
+
+def solved(topology, kind, **knobs):
+    return solve_by_trees(topology, Collective.on(topology, kind), **knobs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks", "broadcast", "per_root", "allreduce"),
+    [
+        ("dgx1", range(8), 6, Fraction(6, 7), Fraction(24, 7)),
+        ("dgx1", [0, 2, 3], 3, Fraction(3, 2), Fraction(5, 2)),
+        ("dgx1", range(6), 3, Fraction(3, 5), Fraction(5, 2)),
+        ("dgx1", [0, 3, 4], 2, 1, 2),
+        ("dgx-a100:boxes=2", range(16), 200, Fraction(65, 3), Fraction(520, 3)),
+        ("mi250:boxes=2", range(32), 256, Fraction(166, 15), Fraction(2656, 15)),
+        ("torus:4x4", range(16), 4, Fraction(4, 15), Fraction(32, 15)),
+    ],
+)
+def test_the_optimum_is_reached(spec, ranks, broadcast, per_root, allreduce):
+    topology = catalog.load(spec).subset(list(ranks))
+    unit = 25 if spec == "dgx1" else 1  # the values are for links of 1 GB/s; the DGX-1 has 25
+    wanted = {
+        "broadcast": broadcast,
+        "reduce": broadcast,
+        "allgather": per_root * len(ranks),
+        "reduce-scatter": per_root * len(ranks),
+        "allreduce": allreduce,
+    }
+    for kind, rate in wanted.items():
+        schedule = solved(topology, kind)
+        assert schedule.rate == schedule.bound.rate == rate * unit
+        assert verify(schedule).correct
+
+
+@given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
+@settings(max_examples=60)
+def test_exact_trees_reach_the_bound_on_any_graph(topology, data):
+    collective = data.draw(collectives(topology, list(TREE_KINDS)))
+    schedule = solve_by_trees(topology, collective)
+    verdict = verify(schedule)
+    assert verdict.errors == ()
+    assert verdict.rate == schedule.rate == schedule.bound.rate
+    assert_correct(schedule)
+
+
+@given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
+@settings(max_examples=40)
+def test_relays_help_and_what_they_pass_on_is_correct(topology, data):
+    collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
+    schedule = solve_by_trees(topology, collective)
+    assert verify(schedule).errors == ()
+    assert 0 < schedule.rate <= schedule.bound.rate
+    assert_correct(schedule)
+
+
+@given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=5, symmetric=symmetric)), st.data())
+@settings(max_examples=25)
+def test_multiplicative_weights_come_within_epsilon_of_the_bound(topology, data):
+    collective = data.draw(collectives(topology, list(TREE_KINDS)))
+    schedule = solve_by_trees(topology, collective, method="mwu", epsilon=Fraction(1, 10))
+    assert verify(schedule).errors == ()
+    assert schedule.rate >= schedule.bound.rate * Fraction(9, 10)
+    facts = dict(schedule.method.settings)
+    assert schedule.method.name == "mwu"
+    assert facts["epsilon"] == "1/10"
+    assert facts["iterations"] >= 1
+
+
+@given(graphs(max_ranks=5, switches=1), st.data(), st.integers(1, 3))
+@settings(max_examples=20)
+def test_no_more_trees_than_allowed(topology, data, most):
+    collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
+    schedule = solve_by_trees(topology, collective, max_trees=most)
+    assert verify(schedule).errors == ()
+    assert trees_that_count(schedule) <= most
+
+
+def test_few_trees_stay_within_the_tolerance():
+    topology = catalog.load("dgx1").subset([0, 1, 2, 3, 4, 5])
+    schedule = solved(topology, "allreduce", tolerance=Fraction(1, 5))
+    assert schedule.rate >= schedule.bound.rate * Fraction(4, 5)
+    assert len(schedule.chunks) == 1
+    assert dict(schedule.method.settings)["proved"] == "no fewer trees are possible"
+    assert verify(schedule).correct
+
+
+def test_a_tolerance_that_needs_too_many_trees_gives_way_to_the_number_of_trees():
+    topology = catalog.load("dgx1")
+    schedule = solved(topology, "broadcast", tolerance=Fraction(0), max_trees=2)
+    assert len(schedule.chunks) == 2
+    assert schedule.rate == 100  # two double links of rank 0
+
+
+def test_equal_roots_are_preferred_where_they_are_lower():
+    schedule = solved(catalog.load("star:6"), "allreduce")
+    assert schedule.is_optimal
+    assert schedule.steps == 2  # up to each root through the switch, and down again
+
+
+def test_two_pairs_that_are_not_connected_are_named():
+    links = [Link(u, v, Fraction(1)) for u, v in ((0, 1), (1, 0), (2, 3), (3, 2))]
+    topology = Topology.build("two pairs", 4, links)
+    with pytest.raises(InfeasibleError, match=r"allreduce: ranks 2, 3 cut off: .* rank 0 and back") as caught:
+        solved(topology, "allreduce")
+    assert caught.value.proof == bound(topology, Collective.on(topology, "allreduce"))
+    assert caught.value.proof.rate == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("broadcast", "broadcast: rank 2 cut off: nothing leads there from rank 0"),
+        ("reduce", "reduce: rank 1 cut off: nothing leads from there to rank 0"),
+        ("allgather", "allgather: ranks 1, 2 cut off: there is no way from rank 0 and back"),
+    ],
+)
+def test_one_way_streets_cut_off_who_cannot_come_or_go(kind, message):
+    # 2 -> 0 -> 1
+    topology = Topology.build("street", 3, [Link(0, 1, Fraction(1)), Link(2, 0, Fraction(1))])
+    with pytest.raises(InfeasibleError, match=message):
+        solved(topology, kind)
+
+
+def test_the_same_seed_gives_the_same_schedule():
+    topology = catalog.load("dgx1")
+    for knobs in ({}, {"method": "mwu"}, {"max_trees": 2}):
+        first, again = (solved(topology, "allgather", seed=5, **knobs) for _ in range(2))
+        assert first == again
+        assert first.method.seed == 5
+
+
+def test_a_deadline_in_multiplicative_weights_leaves_the_best_so_far():
+    topology = catalog.load("torus:4x4")
+    with pytest.raises(TimedOutError, match="deadline") as caught:
+        solved(topology, "allgather", method="mwu", epsilon=Fraction(1, 10_000), deadline_s=1e-6)
+    assert caught.value.best is None or verify(caught.value.best).correct
+
+
+@given(st.booleans().flatmap(lambda symmetric: graphs(max_ranks=6, symmetric=symmetric)), st.data())
+@settings(max_examples=40)
+def test_a_deadline_before_the_first_packing_still_leaves_a_schedule(topology, data):
+    collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
+    most = data.draw(st.sampled_from([None, 1, 2]))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(TimedOutError, match="deadline") as caught:
+        patch.setattr(solver, "pack_routed", out_of_time)
+        solve_by_trees(topology, collective, max_trees=most, deadline_s=60)
+    best = caught.value.best
+    assert best is not None
+    assert verify(best).errors == ()
+    assert 0 < best.rate <= best.bound.rate
+    assert best.method.name == "mwu"
+    assert most is None or trees_that_count(best) <= most
+
+
+def test_a_packing_that_was_done_in_time_is_not_lost_with_the_next(monkeypatch):
+    topology = catalog.load("torus:4x4")  # free roots and equal roots reach the same rate
+    calls = []
+
+    def first_only(*arguments, **knobs):
+        calls.append(arguments)
+        return (pack_routed if len(calls) == 1 else out_of_time)(*arguments, **knobs)
+
+    monkeypatch.setattr(solver, "pack_routed", first_only)
+    schedule = solved(topology, "allreduce", deadline_s=60)
+    assert len(calls) == 2
+    assert schedule.is_optimal
+
+
+@pytest.mark.parametrize("kind", ["allgather", "allreduce"])
+def test_a_late_answer_has_no_more_trees_than_allowed(kind):
+    with pytest.raises(TimedOutError) as caught:
+        solved(catalog.load("torus:4x4"), kind, method="mwu", max_trees=1, deadline_s=1e-6)
+    assert trees_that_count(caught.value.best) == 1
+    assert verify(caught.value.best).correct
+
+
+def out_of_time(*_, **__):
+    raise TimedOutError("packing: out of time")
+
+
+def trees_that_count(schedule):
+    """Those of one root, or of all where roots are free: what `max_trees` limits."""
+    owners = [chunk.owner for chunk in schedule.chunks]
+    per_root = schedule.collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}
+    return max(map(owners.count, owners)) if per_root else len(owners)
+
+
+def test_kinds_that_are_no_trees_are_refused():
+    with pytest.raises(CollectiveError, match=r"alltoall: trees serve broadcast, reduce, allgather, .* only"):
+        solved(catalog.load("ring:4"), "alltoall")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"max_trees": 0}, "max-trees: must be at least 1, got 0"),
+        ({"tolerance": Fraction(1)}, "tolerance: must be from 0 to below 1, got 1"),
+        ({"method": "mwu", "epsilon": Fraction(0)}, "epsilon: must be above 0 and below 1, got 0"),
+        ({"method": "rings"}, "method rings: of the tree methods there are trees and mwu"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(knobs, message):
+    with pytest.raises(InputError, match=message):
+        solved(catalog.load("ring:4"), "broadcast", **knobs)
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce-scatter"])
+def test_many_roots_out_of_time_share_one_tree(monkeypatch, kind):
+    monkeypatch.setattr(solver, "pack_routed", out_of_time)
+    monkeypatch.setattr(solver, "_ROUNDS_UP_TO", 3)
+    with pytest.raises(TimedOutError, match="deadline") as caught:
+        solve_by_trees(
+            catalog.load("torus:3x3"), Collective.on(catalog.load("torus:3x3"), kind), deadline_s=60
+        )
+    best = caught.value.best
+    assert best is not None
+    assert verify(best).errors == ()
+    assert best.method.settings == (("shared", "one tree"),)
+    undirected = {frozenset((transfer.src, transfer.dst)) for transfer in best.transfers}
+    assert len(undirected) == 8  # the edges of one spanning tree of 9 ranks

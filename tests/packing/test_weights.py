@@ -1,0 +1,81 @@
+"""Weights of given trees: the largest rate, exactly, whatever the floating solver's digits are."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.synth.packing.carrier import congestion
+from arborcast.synth.packing.weights import Choice
+from arborcast.synth.topology import Link, Topology
+from arborcast.synth.tree import Tree, TreeEdge
+
+LIMIT = Fraction(2000)  # more than any of these links carry
+
+
+def path(*ranks):
+    return Tree(ranks[0], Fraction(1), tuple(TreeEdge(u, v) for u, v in pairwise(ranks)))
+
+
+def graph(ranks, rates):
+    return Topology.build("graph", ranks, [Link(u, v, Fraction(rate)) for (u, v), rate in rates.items()])
+
+
+def test_trees_that_share_nothing_get_their_narrowest_link():
+    # The paths 0 1 2 and 0 2 1 share no link: each gets its narrowest.
+    topology = graph(3, {(0, 1): 2, (1, 2): 2, (0, 2): Fraction(3, 2), (2, 1): 9})
+    trees = Choice(topology, ((path(0, 1, 2), path(0, 2, 1)),), LIMIT).weighed()
+    assert [tree.weight for tree in trees] == [2, Fraction(3, 2)]
+
+
+def test_trees_that_get_nothing_are_left_out():
+    topology = graph(3, {(0, 1): 1, (1, 2): 1, (0, 2): 1})
+    star = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(0, 2)))
+    trees = Choice(topology, ((path(0, 1, 2), star),), LIMIT).weighed()
+    assert sum(tree.weight for tree in trees) == 1
+    assert len(trees) == 1
+
+
+def test_all_groups_carry_the_same():
+    topology = graph(2, {(0, 1): 5, (1, 0): 3})
+    trees = Choice(topology, ((path(0, 1),), (path(1, 0),)), LIMIT).weighed()
+    assert [tree.weight for tree in trees] == [3, 3]
+
+
+def test_a_large_denominator_is_solved_for():
+    # The two rates have no small common denominator, so equations must be solved.
+    rates = {(0, 1): Fraction(101, 7), (1, 2): 1000, (0, 2): Fraction(103, 11), (2, 1): 1000}
+    topology = graph(3, rates)
+    trees = Choice(topology, ((path(0, 1, 2), path(0, 2, 1)),), LIMIT).weighed()
+    assert sum(tree.weight for tree in trees) == Fraction(101, 7) + Fraction(103, 11)
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_two_trees_get_what_a_search_of_all_corners_finds(data):
+    rate = st.integers(1, 6)
+    links = [(0, 1), (0, 2), (0, 3), (1, 2), (2, 3), (1, 3), (3, 1), (2, 1)]
+    topology = graph(4, {link: data.draw(rate) for link in links})
+    shapes = [path(0, 1, 2, 3), path(0, 3, 1, 2), path(0, 2, 3, 1), path(0, 2, 1, 3)]
+    first, second = data.draw(st.permutations(shapes))[:2]
+    found = Choice(topology, ((first, second),), LIMIT).weighed()
+    assert congestion(found, topology.bandwidth) == 1
+    assert sum(tree.weight for tree in found) == best_of_two(topology, first, second)
+
+
+def best_of_two(topology, first, second):
+    """The largest x + y where each link holds a x + b y: at a corner of the region."""
+    rows = [(Fraction(-1), Fraction(0), Fraction(0)), (Fraction(0), Fraction(-1), Fraction(0))]
+    for (src, dst), room in topology.bandwidth.items():
+        row = [sum((e.parent, e.child) == (src, dst) for e in tree.edges) for tree in (first, second)]
+        if any(row):
+            rows.append((Fraction(row[0]), Fraction(row[1]), room))
+    corners = []
+    for a, b, c in rows:
+        for d, e, f in rows:
+            if a * e - b * d:
+                corners.append(((c * e - b * f) / (a * e - b * d), (a * f - c * d) / (a * e - b * d)))
+    return max(x + y for x, y in corners if all(a * x + b * y <= c for a, b, c in rows))

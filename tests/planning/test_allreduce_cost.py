@@ -1,0 +1,34 @@
+"""The allreduce of a prediction is the synthesized schedule's own, for exactly the ranks of a stage."""
+
+from __future__ import annotations
+
+import pytest
+
+from arborcast import synth, topologies
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Layer, Profile
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.simulation.prediction import predict
+
+SIZES = (1 << 16, 1 << 20, 1 << 26, 1 << 30)
+
+
+@pytest.mark.parametrize(("spec", "ranks"), [("dgx1", (0, 1, 2, 3)), ("ring:4", (0, 1, 2, 3))])
+@pytest.mark.parametrize("size_bytes", SIZES)
+def test_the_prediction_has_the_schedules_own_time(spec, ranks, size_bytes):
+    fabric = topologies.load(spec)
+    profile = Profile("one", 4, (Layer("layer", 1.0, 1.0, 0, 0, size_bytes, size_bytes),))
+    made = Plan([(0, 1, ranks)], 1, topology=fabric)
+    (time_us,) = {
+        it.end_us - it.start_us for it in predict(made, profile).timeline.intervals if it.kind == "allreduce"
+    }
+    schedule = synth.solve(fabric.subset(ranks), "allreduce")
+    assert time_us == pytest.approx(synth.simulate(schedule, size_bytes).time_us, rel=0.01)
+
+
+def test_by_its_rate_alone_a_large_allreduce_costs_the_same_and_a_small_one_less():
+    fabric = topologies.load("dgx1")
+    rate, schedule = Network(fabric), Network(fabric, by_schedule=True)
+    ranks = (0, 1, 2, 3)
+    assert schedule.allreduce_us(ranks, 1 << 30) == pytest.approx(rate.allreduce_us(ranks, 1 << 30), rel=0.02)
+    assert schedule.allreduce_us(ranks, 1 << 16) > 5 * rate.allreduce_us(ranks, 1 << 16)

@@ -1,0 +1,247 @@
+"""Data parallel, GPipe and HetPipe as plans: partitions against brute force, layouts as drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations, pairwise
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Layer, Profile
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.planning.alternatives import METHODS, alternatives
+from arborcast.pipeline.planning.balance import balanced, balanced_by
+from arborcast.pipeline.planning.data_parallel import data_parallel
+from arborcast.pipeline.planning.hetpipe import hetpipe, virtual_workers, worker_plan
+from arborcast.pipeline.planning.hosts import levels
+from arborcast.pipeline.planning.memory import check_memory, stage_memory
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.planning.room import range_room
+from arborcast.pipeline.planning.straight_gpipe import straight_gpipe
+from arborcast.pipeline.simulation.prediction import predict
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
+
+MB = 1_000_000
+
+
+def model(times: list[float], *, output: int = 1_000, saved: int = 10 * MB, weights: int = MB) -> Profile:
+    layers = [
+        Layer(f"layer{i}", time, 2 * time, output, saved, weights, weights) for i, time in enumerate(times)
+    ]
+    return Profile("drawn", 32, tuple(layers))
+
+
+def two_hosts(size: int = 2, hosts: int = 2, inside: int = 12, across: int = 3) -> Topology:
+    """Hosts with a switch each (inside GB/s per rank), all on one switch (across GB/s per host)."""
+    ranks = size * hosts
+    links = []
+    for rank in range(ranks):
+        links += [
+            Link(rank, ranks + rank // size, Fraction(inside)),
+            Link(ranks + rank // size, rank, Fraction(inside)),
+        ]
+    for host in range(hosts):
+        links += [
+            Link(ranks + host, ranks + hosts, Fraction(across)),
+            Link(ranks + hosts, ranks + host, Fraction(across)),
+        ]
+    return Topology.build("hosts", ranks, links, [*(f"pcie{it}" for it in range(hosts)), "switch"])
+
+
+def stages(plan: Plan) -> list[tuple[int, int, tuple[int, ...]]]:
+    return [(stage.start, stage.end, stage.ranks) for stage in plan.stages]
+
+
+def divisions(depth: int, parts: int) -> list[tuple[tuple[int, int], ...]]:
+    return [tuple(pairwise((0, *cuts, depth))) for cuts in combinations(range(1, depth), parts - 1)]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=9), st.data())
+def test_balance_is_the_least_of_all_divisions(costs: list[int], data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, len(costs)))
+    ranges = balanced(costs, parts)
+    assert ranges in divisions(len(costs), parts)
+    assert max(sum(costs[a:b]) for a, b in ranges) == min(
+        max(sum(costs[a:b]) for a, b in division) for division in divisions(len(costs), parts)
+    )
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 7), st.data())
+def test_balance_with_costs_of_parts_and_forbidden_ranges(depth: int, data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, depth))
+    costs = {
+        (part, a, b): data.draw(st.sampled_from([0.0, 1.0, 2.0, 3.0, inf]))
+        for part in range(parts)
+        for a in range(depth)
+        for b in range(a + 1, depth + 1)
+    }
+
+    def worst(division: tuple[tuple[int, int], ...]) -> float:
+        return max(costs[part, a, b] for part, (a, b) in enumerate(division))
+
+    least = min(worst(division) for division in divisions(depth, parts))
+    if least == inf:
+        with pytest.raises(PlanError, match=f"no division of {depth} layers into {parts} parts"):
+            balanced_by(lambda *it: costs[it], depth, parts)
+    else:
+        assert worst(balanced_by(lambda *it: costs[it], depth, parts)) == least
+
+
+def test_balance_refuses_more_parts_than_layers() -> None:
+    with pytest.raises(PlanError, match="3 parts need at least as many layers, got 2"):
+        balanced([1.0, 2.0], 3)
+
+
+def test_levels_are_read_from_the_rates() -> None:
+    assert levels(Network(two_hosts())) == (((0, 1), (2, 3)), ((0, 1, 2, 3),))
+    assert levels(Network(load("dgx1"))) == ((tuple(range(8)),),)
+    assert levels(Network(load("full:4"))) == (((0, 1, 2, 3),),)
+    # Hosts of 2 and 1 rank are no level: all groups must be alike.
+    assert levels(Network(two_hosts().subset([0, 1, 2]))) == (((0, 1, 2),),)
+
+
+def test_levels_where_no_path_leads() -> None:
+    halves = Topology.build("halves", 4, [Link(a, b, 1) for a, b in ((0, 1), (1, 0), (2, 3), (3, 2))])
+    assert levels(Network(halves)) == (((0, 1), (2, 3)), ((0, 1, 2, 3),))
+
+
+def test_gpipe_balances_time_in_the_order_of_the_ranks() -> None:
+    #            |  4  |   4   | 5 |  3  |: no division of these in four parts stays below 5
+    plan = straight_gpipe(model([1, 3, 2, 2, 5, 3]), Network(load("ring:4")), batch=32, microbatches=4)
+    assert max(sum([1, 3, 2, 2, 5, 3][a:b]) for a, b, _ in stages(plan)) == 5
+    assert [ranks for _, _, ranks in stages(plan)] == [(0,), (1,), (2,), (3,)]
+    assert (plan.order, plan.recompute, plan.microbatches, plan.method) == ("gpipe", False, 4, "gpipe")
+
+
+def test_gpipe_with_fewer_layers_than_ranks_has_a_stage_per_layer() -> None:
+    plan = straight_gpipe(model([1, 1, 1]), Network(load("full:4")), batch=8, microbatches=2)
+    assert stages(plan) == [(0, 1, (0,)), (1, 2, (1,)), (2, 3, (2,))]
+
+
+def test_gpipe_recomputes_where_memory_asks_for_it() -> None:
+    # A stage of one layer: 10 MB saved, all four microbatches in flight, 2 MB of weights and gradients.
+    profile, network = model([1, 1, 1, 1]), Network(load("full:4"))
+    assert not straight_gpipe(profile, network, batch=32, microbatches=4, memory_bytes=13 * MB).recompute
+    assert straight_gpipe(profile, network, batch=32, microbatches=4, memory_bytes=6 * MB).recompute
+    with pytest.raises(PlanError, match=r"stage \d .* must fit into 3\.81 MiB, got .* too many"):
+        straight_gpipe(profile, network, batch=32, microbatches=4, memory_bytes=4 * MB)
+
+
+def test_data_parallel_takes_the_batch_whole_if_it_fits() -> None:
+    profile, network = model([1, 1, 1, 1]), Network(load("full:4"))
+    # Of 32 samples a rank has 8: 4 layers x 10 MB / 4 saved, 8 MB of weights and gradients.
+    cases = {None: (1, False), 18 * MB + 1: (1, False), 13 * MB: (4, False)}
+    for limit, (microbatches, recompute) in cases.items():
+        plan = data_parallel(profile, network, batch=32, microbatches=4, memory_bytes=limit)
+        assert stages(plan) == [(0, 4, (0, 1, 2, 3))]
+        assert (plan.microbatches, plan.recompute) == (microbatches, recompute)
+    with pytest.raises(PlanError, match=r"got 10\.01 MiB, 488.* too many"):
+        data_parallel(profile, network, batch=32, microbatches=4, memory_bytes=10 * MB)
+
+
+def test_data_parallel_refuses_what_cannot_be() -> None:
+    halves = Topology.build("halves", 2, [])
+    with pytest.raises(PlanError, match="the ranks of halves must be connected"):
+        data_parallel(model([1]), Network(halves), batch=32)
+    with pytest.raises(BatchError, match="batch of 3 samples: must have at least 4"):
+        data_parallel(model([1]), Network(load("full:4")), batch=3)
+
+
+def test_virtual_workers_of_the_paper() -> None:
+    hosts = ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert virtual_workers(hosts) == {
+        "NP": ((0, 1, 2, 3), (4, 5, 6, 7)),
+        "ED": ((0, 4), (1, 5), (2, 6), (3, 7)),
+        "HD": ((0, 1, 4, 5), (2, 3, 6, 7)),
+    }
+    assert virtual_workers(((0, 1), (2, 3), (4, 5), (6, 7)))["HD"] == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert virtual_workers(((0, 1, 2, 3),))["HD"] == ((0, 1), (2, 3))
+    assert "HD" not in virtual_workers(((0, 1, 2), (3, 4, 5)))
+    assert "HD" not in virtual_workers(((0, 1), (2, 3), (4, 5)))
+
+
+def test_worker_plan_as_drawn() -> None:
+    """Hosts {0, 1} and {2, 3}: equal distribution pairs ranks of different hosts."""
+    profile, network = model([1, 1, 1, 3]), Network(two_hosts())
+    plan = worker_plan(profile, network, ((0, 2), (1, 3)), "ED", batch=32, microbatches=4, limit=None)
+    assert stages(plan) == [(0, 3, (0, 1)), (3, 4, (2, 3))]
+    assert plan.method == "hetpipe ED"
+
+
+def test_hetpipe_moves_a_cut_for_memory() -> None:
+    """The first of two stages keeps two microbatches, so that the same layers need more memory there."""
+    profile, network = model([1, 1, 1, 1], weights=0), Network(load("full:2"))
+    free = hetpipe(profile, network, batch=32, microbatches=4)
+    assert free.ranks == (0, 1)
+    #  [0, 2) keeps 2 x 2 x 2.5 MB; [0, 1) and [1, 4) keep 5 and 7.5
+    tight = worker_plan(profile, network, ((0, 1),), "NP", batch=32, microbatches=4, limit=8 * MB)
+    assert stages(tight) == [(0, 1, (0,)), (1, 4, (1,))]
+    assert not tight.recompute
+    check_memory(tight, profile, 8 * MB, batch=32)
+
+
+def test_room_counts_as_the_real_check() -> None:
+    profile = model([1, 1, 1, 1, 1])
+    plan = Plan([(0, 2, [0, 1]), (2, 3, [2]), (3, 5, [3])], 4)
+    for recompute in (False, True):
+        there = replace(plan, recompute=recompute)
+        for index, stage in enumerate(plan.stages):
+            needed = stage_memory(there, profile, batch=32, stage=index).total
+            for limit, fits in ((needed, True), (needed - 1, False)):
+                room = range_room(profile, limit, (0, 1, 2, 3), batch=32, microbatches=4, recompute=recompute)
+                assert room(stage.start, stage.end, stage.ranks, 2 - index) is fits
+
+
+def test_all_alternatives_fit_or_say_by_how_much() -> None:
+    profile, network = model([1, 3, 2, 2, 5, 3]), Network(two_hosts())
+    plans = alternatives(profile, network, batch=32, microbatches=4, memory_bytes=20 * MB)
+    assert list(plans) == list(METHODS) == ["data-parallel", "gpipe", "pipedream", "hetpipe"]
+    for plan in plans.values():
+        assert isinstance(plan, Plan)
+        assert plan.depth == 6
+        assert plan.topology == network.topology
+        assert sorted(plan.ranks) == [0, 1, 2, 3]
+        check_memory(plan, profile, 20 * MB, batch=32)
+    for refusal in alternatives(profile, network, batch=32, microbatches=4, memory_bytes=2 * MB).values():
+        with pytest.raises(PlanError, match=r"must fit into 1\.91 MiB, got .* too many"):
+            raise refusal if isinstance(refusal, PlanError) else AssertionError(refusal)
+
+
+def test_of_numbers_of_microbatches_the_one_predicted_to_be_fastest() -> None:
+    """PipeDream makes eight replicas of one microbatch, fastest by their bytes alone, not with latencies."""
+    layers = (
+        Layer(f"layer{i}", time, 2 * time, 10_000, 0, 100_000, 100_000) for i, time in enumerate([5, 10] * 2)
+    )
+    profile, network = Profile("small", 16, tuple(layers)), Network(load("star:8,latency=50"))
+
+    def time_us(*counts: int) -> float:
+        plan = alternatives(profile, network, batch=16, microbatches=counts)["pipedream"]
+        assert isinstance(plan, Plan)
+        return predict(plan, profile, network).time_us
+
+    assert time_us(1, 4) == time_us(4) < time_us(1)
+
+
+def test_a_batch_too_small_is_said_for_each() -> None:
+    plans = alternatives(model([1] * 4), Network(load("full:4")), batch=3, microbatches=4)
+    for plan in plans.values():
+        assert isinstance(plan, PlanError)
+        assert "batch of 3 samples: must have at least 4" in str(plan)
+
+
+def test_hetpipe_leaves_out_workers_that_no_links_join() -> None:
+    """A line 0 1 2 3: halves would make replicas of 0 and 2."""
+    links = [Link(a, b, 1) for u, v in ((0, 1), (1, 2), (2, 3)) for a, b in ((u, v), (v, u))]
+    line = Network(Topology.build("line", 4, links))
+    plan = hetpipe(model([1, 1, 1, 1], weights=100 * MB), line, batch=32, microbatches=4)
+    assert plan.method == "hetpipe NP"
+    with pytest.raises(PlanError, match="no path leads from rank"):
+        hetpipe(model([1, 1]), Network(Topology.build("apart", 2, [])), batch=32, microbatches=4)

@@ -1,0 +1,209 @@
+"""Orders with their messages: drawn ones, no deadlock with blocking sends, and what the check refuses."""
+
+import re
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order import capped, gpipe, list_order, one_forward_one_backward
+from arborcast.pipeline.order.actions import Action, Phase, parse
+from arborcast.pipeline.order.deadlock import check_order
+from arborcast.pipeline.order.messages import Step, with_messages
+
+MAKERS = (gpipe, one_forward_one_backward, list_order)
+
+
+def drawn(*lines):
+    """Steps from text: `+F0` posts a receive, `F0` computes, `F0>` sends."""
+    return tuple(tuple(step(word) for word in line.split()) for line in lines)
+
+
+def step(word):
+    kind = "receive" if word[0] == "+" else "send" if word[-1] == ">" else "compute"
+    return Step(kind, *parse(word.strip("+>")))
+
+
+def picture(steps):
+    marks = {"receive": "+{}", "compute": "{}", "send": "{}>"}
+    return [" ".join(marks[it.kind].format(it.action) for it in own) for own in steps]
+
+
+def peak_posted(steps):
+    """Most receives posted whose pass has not been done."""
+    now = peak = 0
+    received = {it.action for it in steps if it.kind == "receive"}
+    for it in steps:
+        now += it.kind == "receive"
+        now -= it.kind == "compute" and it.action in received
+        peak = max(peak, now)
+    return peak
+
+
+@st.composite
+def any_orders(draw):
+    """Orders that some execution gives: what is ready is done in any order, on every stage another."""
+    stages, microbatches = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    order = [[] for _ in range(stages)]
+    ready = [(0, Action(Phase.FORWARD, m)) for m in range(microbatches)]
+    while ready:
+        stage, action = ready.pop(draw(st.integers(0, len(ready) - 1)))
+        order[stage].append(action)
+        if action.phase is Phase.FORWARD:
+            last = stage == stages - 1
+            after = (stage, Action(Phase.BACKWARD, action.microbatch)) if last else (stage + 1, action)
+            ready.append(after)
+        elif stage:
+            ready.append((stage - 1, action))
+    return tuple(map(tuple, order))
+
+
+def test_receives_are_posted_one_pass_ahead():
+    assert picture(with_messages(one_forward_one_backward(2, 3))) == [
+        "F0 F0> +B0 F1 F1> B0 +B1 F2 F2> +B2 B1 B2",
+        "+F0 F0 +F1 B0 B0> F1 +F2 B1 B1> F2 B2 B2>",
+    ]
+
+
+def test_further_ahead():
+    assert picture(with_messages(gpipe(2, 2), ahead=2)) == [
+        "+B0 F0 F0> +B1 F1 F1> B0 B1",
+        "+F0 +F1 F0 F1 B0 B0> B1 B1>",
+    ]
+
+
+def test_a_receive_comes_earlier_where_stages_would_wait_for_each_other():
+    """Stage 0 still sends F2 when stage 1 sends B0, so that +B0 comes before F2>, not just ahead of F3."""
+    order = (parse("F0 F1 F2 F3 B0 B1 B2 B3"), parse("F0 B0 F1 B1 F2 B2 F3 B3"))
+    assert picture(with_messages(order)) == [
+        "F0 F0> F1 F1> F2 +B0 F2> F3 +B1 F3> B0 +B2 B1 +B3 B2 B3",
+        "+F0 F0 +F1 B0 B0> F1 +F2 B1 B1> F2 +F3 B2 B2> F3 B3 B3>",
+    ]
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_nothing_deadlocks(maker, ahead):
+    for stages, microbatches in product(range(1, 7), range(1, 13)):
+        check_order(with_messages(maker(stages, microbatches), ahead=ahead))
+
+
+@given(st.sampled_from(MAKERS), st.integers(1, 6), st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
+def test_nothing_deadlocks_with_a_cap(maker, stages, microbatches, cap, ahead):
+    check_order(with_messages(capped(maker(stages, microbatches), cap), ahead=ahead))
+
+
+@given(any_orders(), st.integers(0, 3))
+def test_nothing_deadlocks_in_any_order_that_can_be_done(order, ahead):
+    steps = with_messages(order, ahead=ahead)
+    check_order(steps)
+    check_order(steps, tags=True)
+    for actions, own in zip(order, steps, strict=True):
+        assert tuple(it.action for it in own if it.kind == "compute") == actions
+
+
+@given(any_orders(), st.integers(0, 3))
+def test_receives_are_posted_at_least_as_far_ahead_as_asked(order, ahead):
+    for actions, own in zip(order, with_messages(order, ahead=ahead), strict=True):
+        place = {(it.kind, it.action): index for index, it in enumerate(own)}
+        for index, action in enumerate(actions):
+            if ("receive", action) in place:
+                earlier = actions[max(0, index - ahead)]
+                assert place["receive", action] < place["compute", earlier]
+
+
+@given(any_orders())
+def test_results_are_sent_at_once(order):
+    for own in with_messages(order):
+        for before, it in pairwise(own):
+            if it.kind == "send":
+                assert before.action == it.action or before.kind == "receive"
+
+
+def test_few_buffers_wait():
+    for stages, microbatches in product(range(1, 7), range(1, 13)):
+        for maker, most in ((gpipe, 2), (one_forward_one_backward, 2), (list_order, 5)):
+            assert max(map(peak_posted, with_messages(maker(stages, microbatches)))) <= most
+
+
+def test_one_pass_ahead_is_not_enough_for_the_list_order():
+    """Why receives are placed by a run: posted exactly one pass ahead, stages wait for each other."""
+    order = list_order(3, 8)
+    steps = []
+    for stage, actions in enumerate(order):
+        own = []
+        for index, action in enumerate(actions):
+            for later in actions[index : index + 2] if index == 0 else actions[index + 1 : index + 2]:
+                if 0 <= (stage - 1 if later.phase is Phase.FORWARD else stage + 1) < 3:
+                    own.append(Step("receive", later))
+            own.append(Step("compute", action))
+            if 0 <= (stage + 1 if action.phase is Phase.FORWARD else stage - 1) < 3:
+                own.append(Step("send", action))
+        steps.append(tuple(own))
+    with pytest.raises(PlanError, match="stages must not wait for each other"):
+        check_order(steps)
+
+
+GOOD = drawn("F0 F0> +B0 F1 F1> +B1 B0 B1", "+F0 F0 +F1 B0 B0> F1 B1 B1>")
+
+
+def test_the_check_accepts_a_drawn_order():
+    check_order(GOOD)
+    check_order(drawn("F0 B0 F1 B1"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["F0 F0> F1 F1> +B0 +B1 B0 B1", "+F0 F0 B0 B0> +F1 F1 B1 B1>"],
+            "stages must not wait for each other, got stage 0 waits in send F1 for receive F1 of stage 1; "
+            "stage 1 waits in send B0 for receive B0 of stage 0",
+        ),
+        (
+            ["+B0 B0 F0 F0>", "+F0 F0 B0 B0>"],
+            "stage 0: F0 must come before B0, got it after",
+        ),
+        (
+            ["F0 F0> +B1 +B0 F1 F1> B1 B0", "+F0 +F1 F0 F1 B0 B0> B1 B1>"],
+            "message 0 from stage 1 to stage 0 must be received as B0, which is sent, got receive B1",
+        ),
+        (
+            ["F0 F0> +B0 B0 F1 F1> +B1 B1", "+F0 +F1 F0 F1 B0 B0> B1 B1>"],
+            "got stage 0 waits in compute B0 for send B0 of stage 1; "
+            "stage 1 waits in compute F1 for send F1 of stage 0",
+        ),
+        (["F0 F0> B0", "+F0 F0 B0 B0>"], "stage 0 must have receive B0 once, got it never"),
+        (["F0 F0> +B0 B0", "F0 B0 B0>"], "stage 1 must have receive F0 once, got it never"),
+        (["F0 +B0 B0", "+F0 F0 B0 B0>"], "stage 0 must have send F0 once, got it never"),
+        (["F0 F0> F0> +B0 B0", "+F0 F0 B0 B0>"], "stage 0 must have send F0 once, got it twice"),
+        (["+F0 F0 F0> +B0 B0", "+F0 F0 B0 B0>"], "stage 0 must have receive F0 never, got it once"),
+        (["F0 F0> +B0 B0", "+F0 F0 B0 B0> F1 B1"], "stage 0 must have compute B1 once, got it never"),
+        (["F0> F0 +B0 B0", "+F0 F0 B0 B0>"], "stage 0: compute F0 must come before send F0, got it after"),
+        (["F0 F0> +B0 B0", "F0 +F0 B0 B0>"], "stage 1: receive F0 must come before compute F0, got it after"),
+    ],
+)
+def test_the_check_refuses(lines, message):
+    with pytest.raises(PlanError, match=re.escape(message)):
+        check_order(drawn(*lines))
+
+
+def test_tags_find_their_receives_in_any_order():
+    steps = drawn("F0 F0> +B1 +B0 F1 F1> B0 B1", "+F0 +F1 F0 F1 B0 B0> B1 B1>")
+    check_order(steps, tags=True)
+    with pytest.raises(PlanError, match="must be received as B0"):
+        check_order(steps)
+
+
+def test_orders_that_cannot_be_done():
+    with pytest.raises(
+        PlanError,
+        match="passes must not wait for each other in a circle, got stage 0 before B0, stage 1 before F1",
+    ):
+        with_messages((parse("F0 B0 F1 B1"), parse("F0 F1 B0 B1")))
+    with pytest.raises(PlanError, match="order: stage 1: the input of F1 must be sent, no stage does"):
+        with_messages((parse("F0 B0"), parse("F0 F1 B0 B1")))
+    with pytest.raises(PlanError, match="ahead: must be at least 0, got -1"):
+        with_messages(gpipe(2, 2), ahead=-1)

@@ -1,0 +1,171 @@
+"""The proven bound of the list order: thousands of random pipelines keep to it; what breaks it without."""
+
+import heapq
+import random
+from collections import deque
+from fractions import Fraction
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Layer, Profile, Tie
+from arborcast.pipeline.order import list_order
+from arborcast.pipeline.order.actions import Phase
+from arborcast.pipeline.order.bound import bound_us, proven_bound_us
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
+
+
+def step_us(times, messages, microbatches, *, one_channel=False):
+    """When each stage ends in the list order, played without links or ranks.
+
+    Args:
+        times: forward and backward of each stage.
+        messages: forth and back over each boundary.
+        microbatches: their number.
+        one_channel: whether both directions of a boundary share one channel, served in order of arrival.
+    """
+    order = list_order(len(times), microbatches)
+    at, computing, there = [0] * len(times), [False] * len(times), set()
+    queues = {(cut, phase): deque() for cut in range(len(messages)) for phase in Phase}
+    if one_channel:
+        for cut in range(len(messages)):
+            queues[cut, Phase.BACKWARD] = queues[cut, Phase.FORWARD]
+    sending, events, ticket, ends = set(), [], count(), [0] * len(times)
+
+    def compute(stage, now):
+        if computing[stage] or at[stage] == len(order[stage]):
+            return
+        action = order[stage][at[stage]]
+        first = stage == (0 if action.phase is Phase.FORWARD else len(times) - 1)
+        if first or (stage, action) in there:
+            computing[stage] = True
+            lasts = times[stage][action.phase is Phase.BACKWARD]
+            heapq.heappush(events, (now + lasts, next(ticket), "computed", stage, action))
+
+    def send(cut, phase, now):
+        queue = queues[cut, phase]
+        if queue and id(queue) not in sending:
+            sending.add(id(queue))
+            action = queue.popleft()
+            lasts = messages[cut][action.phase is Phase.BACKWARD]
+            heapq.heappush(events, (now + lasts, next(ticket), "sent", cut, action))
+
+    for stage in range(len(times)):
+        compute(stage, 0)
+    while events:
+        now, _, what, where, action = heapq.heappop(events)
+        forward = action.phase is Phase.FORWARD
+        if what == "computed":
+            computing[where], ends[where] = False, now
+            at[where] += 1
+            cut = where if forward else where - 1
+            if 0 <= cut < len(messages):
+                queues[cut, action.phase].append(action)
+                send(cut, action.phase, now)
+            compute(where, now)
+        else:
+            receiver = where + 1 if forward else where
+            there.add((receiver, action))
+            sending.remove(id(queues[where, action.phase]))
+            send(where, action.phase, now)
+            compute(receiver, now)
+    return ends
+
+
+def drawn(rng, most_stages=6, most_microbatches=16):
+    stages = rng.randint(1, most_stages)
+    times = [(rng.randint(0, 9), rng.randint(0, 9)) for _ in range(stages)]
+    messages = [(rng.randint(0, 15), rng.randint(0, 15)) for _ in range(stages - 1)]
+    return times, messages, rng.randint(1, most_microbatches)
+
+
+def test_thousands_of_random_pipelines_keep_to_it():
+    rng, closest = random.Random(6), 0
+    for _ in range(3000):
+        times, messages, m = drawn(rng)
+        allreduce = [rng.randint(0, 50) for _ in times]
+        busiest = m * max([f + b for f, b in times] + [us for both in messages for us in both])
+        time = max(end + us for end, us in zip(step_us(times, messages, m), allreduce, strict=True))
+        bound = proven_bound_us(busiest, len(times), m, max(allreduce))
+        assert time <= bound
+        closest = max(closest, time / bound if bound else 0)
+    assert closest == 1  # one stage
+
+
+def test_one_channel_for_both_directions_in_order_of_arrival_breaks_it():
+    """The condition is needed: 63 where 12 · 3 us give (1 + 8/12) · 36 = 60; found by chance."""
+    times, messages, m = [(0, 3), (0, 0), (0, 2)], [(3, 0), (2, 0)], 12
+    busiest = m * max([f + b for f, b in times] + [forth + back for forth, back in messages])
+    assert proven_bound_us(busiest, 3, m) == 60
+    assert max(step_us(times, messages, m, one_channel=True)) == 63
+    assert max(step_us(times, messages, m)) <= 60
+
+
+def test_the_allreduce_must_not_be_folded_into_the_busiest_stage():
+    """Stage 0 waits for stage 1 and only then sums its gradients: 80 where (1 + 4/40) · 40 is 44."""
+    times, messages, m, allreduce = [(0, 0), (1, 0)], [(0, 0)], 40, [40, 0]
+    ends = step_us(times, messages, m)
+    assert max(end + us for end, us in zip(ends, allreduce, strict=True)) == 80
+    folded = max(m * (f + b) + us for (f, b), us in zip(times, allreduce, strict=True))
+    assert proven_bound_us(folded, 2, m) == pytest.approx(44)
+    assert proven_bound_us(m * 1, 2, m, max(allreduce)) == pytest.approx(84)
+
+
+def test_the_bound_of_a_plan_by_hand():
+    """Two stages of 3 us on 2 samples, 4 microbatches; 4 us forth and 8 us back: (1 + 4/4) · 4·8 = 64."""
+    fabric = Topology.build("uneven", 2, [Link(0, 1, Fraction(2)), Link(1, 0, Fraction(1))])
+    costs = Profile("drawn", 2, (Layer("a", 1, 2, 8000, 0, 0, 0), Layer("b", 1, 2, 0, 0, 0, 0)))
+    plan = Plan([(0, 1, [0]), (1, 2, [1])], 4, "pe")
+    assert bound_us(plan, costs, Network(fabric), batch=8) == 64
+    assert bound_us(plan, costs, Network(fabric, message_us=2), batch=8, update_us=5) == 85
+    # The largest microbatch has 2 samples, so that 5 samples count like 8.
+    assert bound_us(plan, costs, Network(fabric), batch=5) == 64
+
+
+@st.composite
+def plans(draw):
+    """Plans with replicas on fabrics where messages share links."""
+    replicas = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    microbatches = draw(st.integers(1, 8))
+    batch = draw(st.integers(microbatches * max(replicas), microbatches * max(replicas) + 9))
+    fabric = load(draw(st.sampled_from(["star:12", "ring:12", "mesh:3x4"])))
+    ranks = iter(draw(st.permutations(range(12))))
+    stages = [(i, i + 1, [next(ranks) for _ in range(n)]) for i, n in enumerate(replicas)]
+    number = st.integers(0, 9)
+    layers = tuple(
+        Layer(f"layer{i}", draw(number), draw(number), 1000 * draw(number), 0, 0, 0)
+        for i in range(len(replicas))
+    )
+    plan = Plan(stages, microbatches, "pe", recompute=draw(st.booleans()))
+    return plan, Profile("drawn", 2, layers), fabric, batch
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans(), st.sampled_from([0, 3]))
+def test_the_simulator_keeps_to_it_on_any_topology(drawn, message_us):
+    """Also where messages share links: they count at the even share, below which fairness never goes."""
+    plan, costs, fabric, batch = drawn
+    network = Network(fabric, message_us=message_us, handling_us=message_us / 2)
+    time = simulate(plan, costs, network, batch=batch, update_us=4).time_us
+    assert time <= bound_us(plan, costs, network, batch=batch, update_us=4) * (1 + 1e-9)
+
+
+def test_allreduces_and_ties_are_in_it():
+    costs = Profile(
+        "drawn",
+        1,
+        tuple(Layer(f"layer{i}", 1, 1, 0, 0, 5000, 5000) for i in range(2)),
+        (Tie("tied", 1000, (0, 1)),),
+    )
+    network = Network(load("full:3"))
+    plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 4, "pe")
+    exchange = network.allreduce_us([0, 1], 5000) + network.allreduce_us([0, 1, 2], 1000)
+    # Each microbatch of 2 samples takes 4 us on rank 2.
+    assert bound_us(plan, costs, network, batch=8) == pytest.approx(2 * 16 + exchange)
+    assert simulate(plan, costs, network, batch=8).time_us <= 2 * 16 + exchange

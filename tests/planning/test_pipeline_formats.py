@@ -1,0 +1,140 @@
+"""Profile and plan files: what is written is read back, and what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arborcast import topologies
+from arborcast.pipeline.costs.profile import Layer, Profile, Tie
+from arborcast.pipeline.errors import PlanError, ProfileError
+from arborcast.pipeline.planning.formats import (
+    plan_from_document,
+    plan_to_document,
+    profile_from_document,
+    profile_to_document,
+    read_plan,
+    read_profile,
+    write_plan,
+    write_profile,
+)
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.synth.errors import InputError
+from arborcast.synth.formats.reading import parse_json
+
+times = st.just(0.0) | st.floats(1e-9, 1e12)
+sizes = st.integers(0, 1 << 50)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Profiles of up to five layers."""
+    layers = []
+    for index in range(draw(st.integers(1, 5))):
+        forward_us, backward_us = draw(times), draw(times)
+        layers.append(
+            Layer(
+                name=f"block.{index}",
+                forward_us=forward_us,
+                backward_us=backward_us,
+                output_bytes=draw(sizes),
+                saved_bytes=draw(sizes),
+                parameter_bytes=draw(sizes),
+                gradient_bytes=draw(sizes),
+                optimizer_bytes=draw(sizes),
+                forward_fixed_us=forward_us * draw(st.sampled_from([0, 0.3, 1])),
+                backward_fixed_us=draw(st.sampled_from([0.0, backward_us])),
+            )
+        )
+    ties = (Tie("weight", 12, (0, len(layers) - 1)),) if len(layers) > 1 and draw(st.booleans()) else ()
+    return Profile("a model", draw(st.integers(1, 4096)), tuple(layers), ties, "drawn")
+
+
+def written(document: object) -> object:
+    """A document as it comes back from its text."""
+    return parse_json(json.dumps(document), "drawn.json")
+
+
+@given(profiles())
+def test_profiles_come_back(profile: Profile) -> None:
+    assert profile_from_document(written(profile_to_document(profile)), "drawn.json") == profile
+
+
+PLAN = Plan(
+    [(0, 3, [0]), (3, 6, [2, 1]), (6, 8, [3])],
+    microbatches=8,
+    order="pe",
+    recompute=True,
+    max_in_flight=3,
+    topology=topologies.load("ring:4"),
+    model="a model",
+)
+
+
+def test_plans_come_back_with_their_topology(tmp_path: Path) -> None:
+    write_plan(PLAN, tmp_path / "plan.json", {"time_us": 12.5})
+    assert read_plan(tmp_path / "plan.json") == PLAN
+    assert json.loads((tmp_path / "plan.json").read_text())["predicted"] == {"time_us": 12.5}
+    hand_made = {"format": "arborcast.plan/1", "stages": [{"start": 0, "end": 2, "ranks": [0]}]}
+    read = plan_from_document(hand_made | {"microbatches": 2, "order": "gpipe"}, "hand.json")
+    assert read.stages == Plan([(0, 2, [0])], 2).stages and read.topology is None
+
+
+def test_profile_files_have_a_layer_a_line(tmp_path: Path) -> None:
+    layers = tuple(Layer(f"layer{index}", 1.5, 3.0, 4, 8, 12, 12) for index in range(3))
+    profile = Profile("three", 16, layers)
+    write_profile(profile, tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json") == profile
+    assert sum("layer" in line for line in (tmp_path / "profile.json").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "arborcast.plan/2"}, "format: must be a plan in the format arborcast.plan/1, got"),
+        ({"microbatches": 0}, r"microbatches: must be at least 1, got 0"),
+        ({"order": "interleaved"}, "order must be one of gpipe, 1f1b, pe, got interleaved"),
+        ({"stages": []}, "stages: must have at least 1 entries, got 0"),
+        ({"stages": [{"start": 1, "end": 2, "ranks": [0]}]}, "stage 0 must start at layer 0"),
+        ({"stages": [{"start": 0, "end": 2, "ranks": [9]}]}, "rank must be in 0..3 of the topology, got 9"),
+        (
+            {"stages": [{"start": 0, "end": 2, "ranks": [0]}, {"start": 2, "end": 3, "ranks": [0]}]},
+            "rank 0 must be on one stage, got 0 and 1",
+        ),
+        ({"colour": "green"}, "colour: is no key known here"),
+        ({"topology": {"ranks": 0, "links": []}}, r"topology: ranks: must be at least 1, got 0"),
+    ],
+)
+def test_wrong_plans_are_one_line(change: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanError, match=message) as caught:
+        plan_from_document(written(plan_to_document(PLAN) | change), "plan.json")
+    assert str(caught.value).startswith("plan.json: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"forward_us": -1}, r"layer 0 \(fc\): forward_us must be finite and not negative, got -1"),
+        ({"forward_fixed_us": 3}, "forward_fixed_us must be at most forward_us, got 3.0 and 2.0"),
+        ({"output_bytes": 1.5}, r"layers\[0\].output_bytes: must be a whole number"),
+        ({"name": ""}, r"layers\[0\].name: must be 1 to 1000 printable characters"),
+        ({"forward_us": 10**400}, "forward_us"),
+    ],
+)
+def test_wrong_profiles_are_one_line(change: dict[str, object], message: str) -> None:
+    document = profile_to_document(Profile("one", 1, (Layer("fc", 2.0, 2.0, 4, 4, 4, 4),)))
+    document["layers"][0] |= change
+    with pytest.raises(ProfileError, match=message):
+        profile_from_document(written(document), "profile.json")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"missing\.json: cannot be read"):
+        read_plan(tmp_path / "missing.json")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(ProfileError, match=r"list\.json: format: must be a profile"):
+        read_profile(tmp_path / "list.json")

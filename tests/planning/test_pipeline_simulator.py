@@ -1,0 +1,411 @@
+"""The simulator of a step: drawn timelines, closed forms, longest paths, and links that messages share."""
+
+from collections import defaultdict
+from fractions import Fraction
+from itertools import pairwise
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Layer, Profile, Tie
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.order import order_of
+from arborcast.pipeline.order.actions import Phase, parse
+from arborcast.pipeline.planning.plan import ORDERS, Plan, divided
+from arborcast.pipeline.simulation.clock import Clock
+from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
+from arborcast.pipeline.simulation.link_sharing import Flow, Links
+from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
+
+
+def profile(times, output_bytes=0, samples=1, gradient_bytes=0, ties=()):
+    """One layer for each (forward, backward) time of so many samples."""
+    return Profile(
+        "drawn",
+        samples,
+        tuple(
+            Layer(f"layer{i}", forward, backward, output_bytes, 0, 0, gradient_bytes)
+            for i, (forward, backward) in enumerate(times)
+        ),
+        ties,
+    )
+
+
+def line(ranks, latency_us=0):
+    """Neighbours have a link each way, of 1000 bytes per us."""
+    pairs = [(u, v) for a, b in pairwise(range(ranks)) for u, v in ((a, b), (b, a))]
+    return Topology.build("line", ranks, [Link(u, v, Fraction(1), Fraction(latency_us)) for u, v in pairs])
+
+
+def one_layer_each(stages, microbatches, order, **options):
+    return Plan([(i, i + 1, [i]) for i in range(stages)], microbatches, order, **options)
+
+
+def picture(timeline):
+    """Each rank's line, what is waited for and under way apart: F0 0-10, and m0 0>1 10-15."""
+    lines = defaultdict(list)
+    marks = {"forward": "F", "backward": "B", "communication": "m"}
+    for it in timeline.intervals:
+        name = it.kind if it.microbatch is None else f"{marks[it.kind]}{it.microbatch}"
+        kind = it.kind if it.kind in ("communication", "waiting") else it.rank
+        who = (
+            f" {it.rank}>{it.peer}" if kind == "communication" else f" {it.rank}" if kind == "waiting" else ""
+        )
+        lines[kind].append(f"{name}{who} {it.start_us:g}-{it.end_us:g}")
+    return {kind: ", ".join(words) for kind, words in lines.items()}
+
+
+def test_two_stages_and_messages_for_nothing():
+    plan = one_layer_each(2, 2, "1f1b")
+    assert picture(simulate(plan, profile([(10, 20)] * 2), Network(line(2)), batch=2)) == {
+        0: "F0 0-10, F1 10-20, B0 40-60, B1 70-90",
+        1: "F0 10-20, B0 20-40, F1 40-50, B1 50-70",
+        "waiting": "waiting 1 0-10, waiting 0 20-40, waiting 0 60-70, waiting 1 70-90",
+        "communication": "m0 0>1 10-10, m1 0>1 20-20, m0 1>0 40-40, m1 1>0 70-70",
+    }
+
+
+def test_messages_occupy_their_pair_for_software_and_bytes_and_arrive_after_the_latency():
+    """Per message 2 us of software, 5 us of bytes, 3 us of latency; bytes do not overlap."""
+    plan = one_layer_each(2, 2, "gpipe")
+    network = Network(line(2, latency_us=3), message_us=2)
+    assert picture(simulate(plan, profile([(1, 10), (1, 1)], output_bytes=5000), network, batch=2)) == {
+        0: "F0 0-1, F1 1-2, B0 30-40, B1 40-50",
+        1: "F0 11-12, F1 18-19, B0 19-20, B1 20-21",
+        "communication": "m0 0>1 1-11, m1 0>1 8-18, m0 1>0 20-30, m1 1>0 27-37",
+        "waiting": "waiting 1 0-11, waiting 0 2-30, waiting 1 12-18, waiting 1 21-50",
+    }
+
+
+def test_a_rank_handles_its_messages_once_its_results_are_on_their_way():
+    """3 us for each message sent or received: the pass behind waits, the message does not."""
+    plan = one_layer_each(2, 2, "gpipe")
+    network = Network(line(2), handling_us=3)
+    assert picture(simulate(plan, profile([(10, 20)] * 2), network, batch=2)) == {
+        0: "F0 0-10, F1 13-23, B0 56-76, B1 79-99",
+        1: "F0 10-20, F1 23-33, B0 36-56, B1 59-79",
+        "communication": "m0 0>1 10-10, m1 0>1 23-23, m0 1>0 56-56, m1 1>0 79-79",
+        "waiting": "waiting 1 0-10, waiting 0 26-56, waiting 1 82-99",
+    }
+
+
+def test_replicas_then_allreduce_and_update():
+    """Three samples: two on rank 0, one on rank 1, whose part of the message is shorter."""
+    plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 1)
+    costs = profile([(10, 20)] * 2, output_bytes=1000, gradient_bytes=4000)
+    timeline = simulate(plan, costs, Network(load("full:3")), batch=3, update_us=7)
+    assert picture(timeline) == {
+        0: "F0 0-20, B0 114-154, allreduce 154-158, update 158-165",
+        1: "F0 0-10, B0 113-133, allreduce 154-158, update 158-165",
+        2: "F0 22-52, B0 52-112, update 112-119",
+        "communication": "m0 1>2 10-11, m0 0>2 20-22, m0 2>0 112-114, m0 2>1 112-113",
+        "waiting": "waiting 2 0-22, waiting 1 10-113, waiting 0 20-114, waiting 2 119-165, waiting 1 133-154",
+    }
+
+
+def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
+    plan = one_layer_each(2, 1, "1f1b", recompute=True)
+    assert picture(simulate(plan, profile([(10, 20), (1, 2)]), Network(line(2)), batch=1)) == {
+        0: "F0 0-10, B0 14-44",
+        1: "F0 10-11, B0 11-14",
+        "waiting": "waiting 1 0-10, waiting 0 10-14, waiting 1 14-44",
+        "communication": "m0 0>1 10-10, m0 1>0 14-14",
+    }
+
+
+def test_tied_stages_sum_once_more():
+    """4000 bytes of stage 1's replicas, then 1000 of a parameter that stages 0 and 1 share, on 3 ranks."""
+    costs = profile([(10, 20)] * 2, gradient_bytes=4000, ties=[Tie("shared", 1000, (0, 1))])
+    network = Network(load("full:3"))
+    plan = Plan([(0, 1, [0]), (1, 2, [1, 2])], 1)
+    timeline = simulate(plan, costs, network, batch=2)
+    shared_us = network.allreduce_us([0, 1, 2], 1000)
+    own_us = network.allreduce_us([1, 2], 4000)
+    # Two samples: stage 0 takes 20 + 40 us, each of stage 1's replicas 10 + 20.
+    allreduces = [(it.rank, it.start_us, it.end_us) for it in timeline.intervals if it.kind == "allreduce"]
+    start = max(20 + 10 + 20 + 40, 50 + own_us)
+    assert sorted(allreduces) == sorted(
+        [(1, 50, 50 + own_us), (2, 50, 50 + own_us)] + [(rank, start, start + shared_us) for rank in range(3)]
+    )
+
+
+def test_ties_between_ranks_that_no_links_join_go_around_a_ring_of_paths():
+    """Stages 0 and 2 of a line: two steps of 500 bytes over two links each way."""
+    costs = profile([(1, 1)] * 3, ties=[Tie("shared", 1000, (0, 2))], gradient_bytes=1000)
+    timeline = simulate(one_layer_each(3, 1, "1f1b"), costs, Network(line(3)), batch=1)
+    assert [it.end_us - it.start_us for it in timeline.intervals if it.kind == "allreduce"] == [1, 1]
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_equal_stages_take_as_long_as_equation_2_says(order):
+    """t_pipe = (m+d-1)/m · t_comp/d, where t_comp is the whole model's time for the whole batch."""
+    for d in range(1, 6):
+        for m in range(1, 8):
+            timeline = simulate(
+                one_layer_each(d, m, order), profile([(10, 20)] * d), Network(line(d)), batch=m
+            )
+            t_comp = m * d * 30
+            assert timeline.time_us == pytest.approx((m + d - 1) / m * t_comp / d)
+
+
+@st.composite
+def plans(draw):
+    """A plan with replicas on a full fabric, where no two pairs of ranks share a link, and its costs."""
+    replicas = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    microbatches = draw(st.integers(1, 6))
+    batch = draw(st.integers(microbatches * max(replicas), microbatches * max(replicas) + 9))
+    ranks = iter(draw(st.permutations(range(sum(replicas)))))
+    stages = [(i, i + 1, [next(ranks) for _ in range(n)]) for i, n in enumerate(replicas)]
+    plan = Plan(
+        stages,
+        microbatches,
+        draw(st.sampled_from(ORDERS)),
+        recompute=draw(st.booleans()),
+        max_in_flight=draw(st.none() | st.integers(1, 6)),
+    )
+    times = st.tuples(st.integers(0, 20), st.integers(0, 20))
+    layers = draw(st.lists(times, min_size=len(replicas), max_size=len(replicas)))
+    costs = profile(layers, output_bytes=draw(st.integers(0, 9000)), samples=draw(st.integers(1, 4)))
+    return plan, costs, batch
+
+
+def owners(samples, ranks):
+    """The rank of each sample of a microbatch."""
+    return [rank for rank, n in zip(ranks, divided(samples, len(ranks)), strict=True) for _ in range(n)]
+
+
+def longest_path_us(plan, costs, batch, message_us, latency_us, bytes_per_us):
+    """The step as a graph of passes and messages, each as long as it takes; no link is shared."""
+    graph = nx.DiGraph()
+    graph.add_node("start")
+
+    def lasts(vertex, time, after):
+        graph.add_edges_from((one, vertex, {"us": graph.nodes[one].get("us", 0)}) for one in after)
+        graph.nodes[vertex]["us"] = time
+
+    order = order_of(plan)
+    sizes = divided(batch, plan.microbatches)
+    todo = [(s, a) for s, actions in enumerate(order) for a in actions]
+    sent = defaultdict(list)  # messages of a pair, in order
+    last = dict.fromkeys(plan.ranks, "start")
+    at = [0] * len(order)
+    while any(index < len(actions) for index, actions in zip(at, order, strict=True)):
+        for s, actions in enumerate(order):
+            if at[s] == len(actions):
+                continue
+            action = actions[at[s]]
+            forward = action.phase is Phase.FORWARD
+            source, target = (s - 1, s + 1) if forward else (s + 1, s - 1)
+            if 0 <= source < len(order) and not graph.has_node(("done", source, action)):
+                continue
+            at[s] += 1
+            stage, layer, m = plan.stages[s], costs.layers[s], action.microbatch
+            mine = owners(sizes[m], stage.ranks)
+            time = layer.forward_us if forward or plan.recompute else 0
+            time += 0 if forward else layer.backward_us
+            for rank in stage.ranks:
+                inputs = [v for v in sent["to", rank] if v[3] == action]
+                lasts((rank, action), time * mine.count(rank) / costs.samples, [last[rank], *inputs])
+                last[rank] = (rank, action)
+                if not 0 <= target < len(order):
+                    continue
+                theirs = owners(sizes[m], plan.stages[target].ranks)
+                for peer in plan.stages[target].ranks:
+                    both = sum((a, b) == (rank, peer) for a, b in zip(mine, theirs, strict=True))
+                    if not both:
+                        continue
+                    size = costs.layers[min(s, target)].output_bytes * both / costs.samples
+                    wire, there = ("wire", rank, peer, action), ("there", rank, peer, action)
+                    before = sent[rank, peer][-1:]
+                    lasts(wire, message_us + size / bytes_per_us, [(rank, action), *before])
+                    lasts(there, latency_us, [wire])
+                    sent[rank, peer].append(wire)
+                    sent["to", peer].append(there)
+            graph.add_node(("done", s, action))
+    lasts("end", 0, list(last.values()))
+    assert len(todo) == sum(at)
+    return nx.dag_longest_path_length(graph, weight="us")
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans(), st.sampled_from([0, 2]), st.sampled_from([0, 3]))
+def test_without_shared_links_a_step_is_the_longest_path(drawn, message_us, latency_us):
+    plan, costs, batch = drawn
+    count = len(plan.ranks)
+    links = [
+        Link(u, v, Fraction(1), Fraction(latency_us)) for u in range(count) for v in range(count) if u != v
+    ]
+    network = Network(Topology.build("full", count, links), message_us=message_us)
+    timeline = simulate(plan, costs, network, batch=batch)
+    wanted = longest_path_us(plan, costs, batch, message_us, latency_us, 1000)
+    computed = [it.end_us for it in timeline.intervals if it.kind in ("forward", "backward")]
+    assert max(computed) == pytest.approx(wanted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(), st.sampled_from(["star", "ring"]), st.sampled_from([0, 2]))
+def test_every_rank_keeps_its_order_and_does_one_thing_at_a_time(drawn, kind, message_us):
+    plan, costs, batch = drawn
+    fabric = load(f"{kind}:{max(3, len(plan.ranks))}")
+    timeline = simulate(plan, costs, Network(fabric, message_us=message_us), batch=batch, update_us=5)
+    for actions, stage in zip(order_of(plan), plan.stages, strict=True):
+        for rank in stage.ranks:
+            own = [it for it in timeline.intervals if it.rank == rank and it.kind != "communication"]
+            assert own[0].start_us == 0
+            assert own[-1].end_us == timeline.time_us
+            assert all(before.end_us == it.start_us for before, it in pairwise(own))
+            # Passes that take no time stand where they are, in any order among those of the same time.
+            done = [it for it in own if it.kind in ("forward", "backward")]
+            assert sorted(f"{it.kind[0].upper()}{it.microbatch}" for it in done) == sorted(map(str, actions))
+
+
+# Links that several messages share.
+
+
+def test_two_messages_on_one_link_take_twice_as_long_while_both_last():
+    """4000 bytes beside 10000 at 500 bytes per us each until 8; the 6000 left then take 6 us alone."""
+    fabric = Topology.build(
+        "bridge",
+        4,
+        [Link(u, v, Fraction(10)) for u, v in ((0, 4), (1, 4), (5, 2), (5, 3))] + [Link(4, 5, Fraction(1))],
+        ["near", "far"],
+    )
+    network, clock = Network(fabric), Clock()
+    pairs = [Pair(0, 2, network), Pair(1, 3, network)]
+    deliveries, there = Deliveries(network, clock, pairs), []
+    for pair, size_bytes in zip(pairs, (10000, 4000), strict=True):
+        deliveries.send(pair, size_bytes, 0, 0.0, lambda now, who: there.append((who, now)), pair.src)
+    clock.run()
+    assert there == [(1, 8), (0, 14)]
+
+
+def hosts(links):
+    """Ranks 0 and 1 in one host, 2 and 3 in the other, behind one network card each of 1000 bytes per us."""
+    inside = [(0, 4), (1, 4), (2, 5), (3, 5)]
+    fast = [Link(u, v, Fraction(1000)) for a, b in inside for u, v in ((a, b), (b, a))]
+    return Topology.build("hosts", 4, [*fast, *(Link(u, v, Fraction(1)) for u, v in links)], ["a", "b"])
+
+
+def crossings(ranks):
+    """Forward messages from host to host of four stages of 10 us and 6 microbatches of 10000 bytes."""
+    plan = Plan([(i, i + 1, [rank]) for i, rank in enumerate(ranks)], 6, "gpipe")
+    timeline = simulate(plan, profile([(10, 10)] * 4, 10000), Network(hosts([(4, 5), (5, 4)])), batch=6)
+    return [
+        it
+        for it in timeline.intervals
+        if it.kind == "communication" and it.rank < 2 <= it.peer and it.start_us < 100
+    ]
+
+
+def test_messages_of_other_boundaries_share_a_network_card():
+    """Over the card go those of the first and the third boundary: the last two meet the first two."""
+    assert [
+        f"m{it.microbatch} {it.rank}>{it.peer} {it.start_us:g}-{it.end_us:g}"
+        for it in crossings([0, 2, 1, 3])
+    ] == [
+        "m0 0>2 10-20",
+        "m1 0>2 20-30",
+        "m2 0>2 30-40",
+        "m3 0>2 40-50",
+        "m4 0>2 50-70",
+        "m0 1>3 50-70",
+        "m5 0>2 70-90",
+        "m1 1>3 70-90",
+        "m2 1>3 90-100",
+    ]
+
+
+def test_stages_that_stay_in_their_host_do_not_share_its_card():
+    assert [it.end_us - it.start_us for it in crossings([0, 1, 2, 3])] == pytest.approx([10] * 6)
+
+
+def test_a_link_each_way_is_not_shared():
+    """Forward and backward messages at once: each takes 10 us."""
+    plan = one_layer_each(2, 6, "1f1b")
+    timeline = simulate(plan, profile([(10, 10)] * 2, 10000), Network(line(2)), batch=6)
+    assert {it.end_us - it.start_us for it in timeline.intervals if it.kind == "communication"} == {10}
+
+
+def test_two_replicas_share_the_way_into_one_rank():
+    """5000 bytes from each of two ranks through a switch into one: 10 us, as 10000 from one."""
+    costs = profile([(10, 10)] * 2, output_bytes=10000, samples=2)
+    both = simulate(Plan([(0, 1, [0, 1]), (1, 2, [2])], 1), costs, Network(load("star:3")), batch=2)
+    assert "m0 0>2 5-15, m0 1>2 5-15" in picture(both)["communication"]
+    alone = simulate(Plan([(0, 1, [0]), (1, 2, [2])], 1), costs, Network(load("star:3")), batch=2)
+    assert "m0 0>2 10-20" in picture(alone)["communication"]
+
+
+@given(st.data())
+def test_shares_are_max_min_fair(data):
+    """Certificate: every message has a full link on which nobody is faster."""
+    hops = [(i, i + 1) for i in range(5)]
+    bandwidth = {hop: float(data.draw(st.integers(1, 9))) for hop in hops}
+    links, active, now = Links(bandwidth), [], 0.0
+    for _ in range(data.draw(st.integers(1, 10))):
+        if active and data.draw(st.booleans()):
+            flow = min(active, key=lambda it: it.end_us)
+            now = flow.end_us
+            active.remove(flow)
+            links.end(flow, now)
+        else:
+            path = data.draw(st.lists(st.sampled_from(hops), min_size=1, max_size=3, unique=True))
+            active.append(Flow(path, data.draw(st.integers(1, 50))))
+            links.begin(active[-1], now)
+        on = {hop: [flow.rate for flow in active if hop in flow.path] for hop in hops}
+        for hop in hops:
+            assert sum(on[hop]) <= bandwidth[hop] * (1 + 1e-9)
+        for flow in active:
+            assert any(
+                sum(on[hop]) >= bandwidth[hop] * (1 - 1e-9) and flow.rate >= max(on[hop]) * (1 - 1e-9)
+                for hop in flow.path
+            )
+
+
+# What cannot be simulated.
+
+
+def test_a_plan_for_something_else():
+    costs, network = profile([(1, 1)] * 2), Network(line(2))
+    with pytest.raises(PlanError, match="plan: must hold the 2 layers of profile drawn, got 3"):
+        simulate(one_layer_each(3, 1, "pe"), costs, network)
+    with pytest.raises(PlanError, match="plan: is for model other, got the profile of drawn"):
+        simulate(one_layer_each(2, 1, "pe", model="other"), costs, network)
+    with pytest.raises(PlanError, match=r"plan: rank must be in 0..1 of topology line, got 7"):
+        simulate(Plan([(0, 1, [0]), (1, 2, [7])], 1), costs, network)
+    with pytest.raises(PlanError, match="plan: is for topology ring:4, got line, which has other links"):
+        simulate(one_layer_each(2, 1, "pe", topology=load("ring:4")), costs, network)
+    with pytest.raises(BatchError, match="batch of 3 samples: must have at least 4"):
+        simulate(one_layer_each(2, 4, "pe"), costs, network, batch=3)
+
+
+def test_ranks_without_links():
+    oneway = Topology.build("oneway", 3, [Link(0, 1, Fraction(1)), Link(1, 2, Fraction(1))])
+    with pytest.raises(PlanError, match="topology oneway: no path leads from rank 1 to rank 0"):
+        simulate(one_layer_each(2, 1, "pe"), profile([(1, 1)] * 2), Network(oneway))
+    costs = profile([(1, 1)] * 2, gradient_bytes=8)
+    with pytest.raises(
+        PlanError, match=r"plan: stage 0: links between its ranks must connect them, .* got ranks 0, 2 of"
+    ):
+        simulate(Plan([(0, 1, [0, 2]), (1, 2, [1])], 1), costs, Network(line(3)), batch=2)
+
+
+def test_an_order_of_ones_own():
+    plan, costs, network = one_layer_each(2, 2, "gpipe"), profile([(10, 20)] * 2), Network(line(2))
+    other = (parse("F0 B0 F1 B1"),) * 2
+    timeline = simulate(plan, costs, network, batch=2, order=other)
+    assert picture(timeline)[0] == "F0 0-10, B0 40-60, F1 60-70, B1 100-120"
+    with pytest.raises(PlanError, match="order: must have 2 stages, got 1"):
+        simulate(plan, costs, network, batch=2, order=other[:1])
+    with pytest.raises(
+        PlanError, match=r"order: stage 1 must do both passes of microbatches 0..1, each once"
+    ):
+        simulate(plan, costs, network, batch=2, order=(other[0], parse("F0 B0 F1 F1")))
+    with pytest.raises(
+        PlanError, match="wait for each other in a circle, got stage 0 before B0, stage 1 before F1"
+    ):
+        simulate(plan, costs, network, batch=2, order=(other[0], parse("F0 F1 B0 B1")))

@@ -1,0 +1,237 @@
+"""Plans against brute force over the whole space, layouts that costs alone choose, and wrong input."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Layer, Profile, Tie
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.planning.estimate import estimates_us, step_costs
+from arborcast.pipeline.planning.memory import check_memory
+from arborcast.pipeline.planning.plan import ORDERS, Plan
+from arborcast.pipeline.planning.planner import plan
+from arborcast.pipeline.planning.prm import Question, partitions
+from arborcast.pipeline.planning.search import device_orders
+from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
+from arborcast.pipeline.simulation.prediction import predict
+from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.synth.topology import Link, Topology
+from tests.support.planning_cases import profiles
+from tests.support.strategies import topologies as drawn_topologies
+
+
+def uniform(count: int, output_bytes: int, gradient_bytes: int, frozen_bytes: int = 0) -> Profile:
+    parameter_bytes = gradient_bytes + frozen_bytes
+    return Profile(
+        "uniform",
+        16,
+        tuple(
+            Layer(f"layer{i}", 400.0, 800.0, output_bytes, 0, parameter_bytes, gradient_bytes)
+            for i in range(count)
+        ),
+    )
+
+
+def hosts(count: int, gpus: int, inside: int, outside: Fraction | int) -> Topology:
+    """Hosts with a switch inside, and a NIC for each GPU to one fabric."""
+    ranks = count * gpus
+    links = []
+    for rank in range(ranks):
+        for switch, rate in ((ranks + rank // gpus, inside), (ranks + count, outside)):
+            links += [Link(rank, switch, Fraction(rate)), Link(switch, rank, Fraction(rate))]
+    return Topology.build("hosts", ranks, links, [*(f"host{i}" for i in range(count)), "fabric"])
+
+
+def every_plan(profile, network, batch, counts, recompute, limits=None):
+    """The space of the search, with nothing left out."""
+    layers = LayerTables(profile)
+    for order in device_orders(network):
+        for microbatches, name, again in product(counts, ORDERS, recompute):
+            question = Question(batch, microbatches, name, again, None, limits)
+            ranks = network.topology.ranks
+            for it in partitions(layers, DeviceTables(network, order), question, ranks).values():
+                yield Plan(it.stages, microbatches, name, again, None, network.topology)
+
+
+@given(drawn_topologies(max_ranks=4, switches=1), profiles(max_layers=4), st.integers(1, 12))
+@settings(max_examples=40)
+def test_the_plan_is_the_fastest_of_the_space(topology, profile, batch):
+    network = Network(topology)
+    counts = [it for it in range(1, batch + 1) if batch % it == 0 or it in (2, 4, 8)]
+    scheduled = Network(topology, by_schedule=True)
+    times = [
+        simulate(it, profile, scheduled, batch=batch).time_us
+        for it in every_plan(profile, network, batch, counts, [False])
+    ]
+    made = plan(profile, topology, batch=batch, simulated=10**6)
+    assert simulate(made, profile, scheduled, batch=batch).time_us <= min(times) * (1 + 1e-6)
+
+
+@given(
+    drawn_topologies(max_ranks=3, switches=1),
+    profiles(max_layers=4),
+    st.integers(1, 8),
+    st.integers(1, 6_000_000),
+)
+@settings(max_examples=40)
+def test_the_plan_is_the_fastest_that_fits(topology, profile, batch, limit):
+    network = Network(topology)
+    counts = [it for it in range(1, batch + 1) if batch % it == 0 or it in (2, 4, 8)]
+    limits = (limit,) * topology.ranks
+    scheduled = Network(topology, by_schedule=True)
+    times = [
+        simulate(it, profile, scheduled, batch=batch).time_us
+        for it in every_plan(profile, network, batch, counts, [False, True], limits)
+    ]
+    if not times:
+        with pytest.raises(PlanError, match=r"no plan fits into memory; the closest one .* must fit into"):
+            plan(profile, topology, batch=batch, memory_bytes=limit, simulated=10**6)
+        return
+    made = plan(profile, topology, batch=batch, memory_bytes=limit, simulated=10**6)
+    check_memory(made, profile, limit, batch=batch)
+    assert simulate(made, profile, scheduled, batch=batch).time_us <= min(times) * (1 + 1e-6)
+
+
+@given(
+    drawn_topologies(max_ranks=4, switches=1),
+    profiles(),
+    st.sampled_from(ORDERS),
+    st.integers(1, 8),
+    st.data(),
+)
+@settings(max_examples=60)
+def test_estimates_are_near_what_is_simulated(topology, profile, order, microbatches, data):
+    network = Network(topology)
+    batch = 4 * microbatches
+    layers, devices = LayerTables(profile), DeviceTables(network, tuple(range(topology.ranks)))
+    found = partitions(layers, devices, Question(batch, microbatches), topology.ranks)
+    partition = data.draw(st.sampled_from(list(found.values())))
+    costs = step_costs(layers, partition, batch=batch, recompute=False, counts=[microbatches])
+    (estimate_us,) = estimates_us(costs, order)
+    made = Plan(partition.stages, microbatches, order)
+    time_us = simulate(made, profile, network, batch=batch).time_us
+    assert time_us <= 3 * estimate_us + 1e-6
+    assert time_us >= estimate_us * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("forward", "gradient_bytes"), [(40.0, 1_000), (100.0, 10_000), (20.0, 100_000)])
+def test_latency_of_allreduces_counts(forward, gradient_bytes):
+    """By bytes alone eight ranks would be fastest; their schedule takes twice as many hops as that of six."""
+    fabric = topologies.load("star:8,latency=50")
+    layers = (
+        Layer(f"{i}", forward, 2 * forward, 10_000, 0, gradient_bytes, gradient_bytes) for i in range(4)
+    )
+    profile = Profile("small", 16, tuple(layers))
+    replicas = [Plan([(0, 4, range(count))], 1, "1f1b", topology=fabric) for count in range(1, 9)]
+    times = [predict(it, profile).time_us for it in replicas]
+    assert predict(plan(profile, fabric), profile).time_us <= min(times) * (1 + 1e-9)
+    assert times[7] > min(times)
+
+
+def test_large_activations_and_few_parameters_make_pure_data_parallelism():
+    # 40 MB of activations per boundary, 0.1 MB of gradients: data parallelism costs next to nothing.
+    made = plan(uniform(8, 40_000_000, 100_000), hosts(2, 4, 100, 1))
+    assert len(made.stages) == 1
+    assert len(made.ranks) == 8
+
+
+def test_many_parameters_and_small_activations_put_pipelines_across_hosts():
+    # 40 MB of gradients in each layer, 10 KB of activations: only messages of activations leave a host.
+    made = plan(uniform(8, 10_000, 40_000_000), hosts(2, 4, 100, 1))
+    assert len(made.stages) > 1
+    assert all(len({rank // 4 for rank in stage.ranks}) == 1 for stage in made.stages)
+
+
+def test_memory_puts_pipelines_inside_hosts_and_replicas_across():
+    # Weights of 3 MB a layer, all but 50 KB frozen, must be cut to fit; 16 MB of activations at 1 GB/s
+    # between hosts would take longer than the layers, while gradients cross but once.
+    profile = uniform(8, 16_000_000, 50_000, frozen_bytes=3_000_000)
+    made = plan(profile, hosts(2, 4, 100, 1), memory_bytes=20_000_000)
+    assert len(made.stages) > 1
+    for stage in made.stages:
+        assert {rank // 4 for rank in stage.ranks} == {0, 1}
+    # The reverse: small activations, and gradients that must not leave a host.
+    made = plan(uniform(8, 10_000, 3_000_000), hosts(2, 4, 100, 1), memory_bytes=30_000_000)
+    assert len(made.stages) > 1
+    assert all(len({rank // 4 for rank in stage.ranks}) == 1 for stage in made.stages)
+
+
+def test_of_equally_fast_plans_the_simplest_is_taken():
+    made = plan(uniform(4, 10**9, 1000), topologies.load("ring:4"))
+    assert (len(made.stages), made.microbatches, made.order) == (1, 1, "1f1b")
+
+
+def test_what_was_asked_for_is_kept_to():
+    profile, fabric = uniform(8, 1000, 1000), topologies.load("dgx1")
+    made = plan(profile, fabric, microbatches=4, order="gpipe", stages=3, recompute=True, max_in_flight=2)
+    assert (made.microbatches, made.order, len(made.stages)) == (4, "gpipe", 3)
+    assert (made.recompute, made.max_in_flight) == (True, 2)
+    assert (made.topology, made.model, made.method) == (fabric, "uniform", "spp")
+
+
+def test_the_same_input_gives_the_same_plan():
+    profile, fabric = uniform(10, 10**6, 10**7), topologies.load("dgx1")
+    assert plan(profile, fabric) == plan(profile, fabric)
+
+
+def test_ties_can_be_kept_in_one_stage():
+    tied = Profile("tied", 16, uniform(8, 1000, 10**8).layers, (Tie("weight", 1000, (0, 5)),))
+    made = plan(tied, topologies.load("dgx1"), keep_ties_together=True, stages=3)
+    assert made.stages[0].end > 5
+    with pytest.raises(
+        PlanError, match="profile tied has 2 cut points that keep ties together, so at most 3 stages, got 4"
+    ):
+        plan(tied, topologies.load("dgx1"), keep_ties_together=True, stages=4)
+
+
+def test_a_network_with_software_costs_is_used():
+    # A message that costs a second is never worth it, nor is an allreduce.
+    fabric = topologies.load("full:4")
+    made = plan(uniform(8, 10, 10), fabric, network=Network(fabric, message_us=1e6, collective_us=1e6))
+    assert len(made.ranks) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"stages": 9}, PlanError, "has 7 cut points, so at most 8 stages, got 9"),
+        ({"stages": 6}, PlanError, "stages: must be at most the 4 ranks of full:4, got 6"),
+        ({"stages": 0}, PlanError, "stages: must be at least 1, got 0"),
+        ({"microbatches": 17}, BatchError, "batch of 16 samples: must have at least 17"),
+        ({"microbatches": 0}, PlanError, "microbatches: must be at least 1, got 0"),
+        ({"batch": 0}, BatchError, "batch: must have at least 1 sample, got 0"),
+        ({"order": "2f2b"}, PlanError, "order: must be one of gpipe, 1f1b, pe, got 2f2b"),
+        ({"max_in_flight": 0}, PlanError, "max_in_flight: must be at least 1, got 0"),
+        ({"simulated": 0}, PlanError, "simulated: must be at least 1, got 0"),
+        ({"memory_bytes": {0: 5}}, PlanError, r"memory: must have a limit for rank 1, got those of \[0\]"),
+        ({"network": Network(topologies.load("ring:4"))}, PlanError, "network: must be of the fabric full:4"),
+    ],
+)
+def test_wrong_input_is_refused(asked, error, message):
+    with pytest.raises(error, match=message):
+        plan(uniform(8, 1000, 1000), topologies.load("full:4"), **asked)
+
+
+def test_memory_that_cannot_fit_says_by_how_much_and_where():
+    # A layer's weights and gradients take 2 MB; 8 layers on 4 ranks take 4 MB on some rank. Inside, 63
+    # bytes (1000 / 16 samples) come and go on both sides, with two buffers each: 4 x 63 = 252.
+    with pytest.raises(
+        PlanError,
+        match=r"^no plan fits into memory; the closest one \(4 stages, 16 microbatches, order 1f1b\) does "
+        r"not: plan: stage \d \(layers .*\) on rank \d must fit into 2.86 MiB, got 3.81 MiB, "
+        r"976.81 KiB too many: "
+        r"parameters 1.91 MiB, gradients 1.91 MiB, messages 252 B, \d of 16 microbatches in flight$",
+    ):
+        plan(uniform(8, 1000, 1_000_000), topologies.load("full:4"), memory_bytes=3_000_000)
+
+
+def test_ranks_that_do_not_reach_each_other_are_refused():
+    with pytest.raises(PlanError, match="no path leads from rank 0 to rank 1"):
+        plan(uniform(2, 1, 1), Topology.build("apart", 2, []))

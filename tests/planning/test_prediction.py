@@ -1,0 +1,80 @@
+"""What is predicted of a plan, and of which plans nothing is."""
+
+from fractions import Fraction
+
+import pytest
+
+from arborcast.pipeline import predict
+from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.profile import Layer, Profile
+from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.planning.memory import stage_memory
+from arborcast.pipeline.planning.plan import Plan
+from arborcast.synth.topology import Link, Topology
+
+PAIR = Topology.build("pair", 2, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
+COSTS = Profile("drawn", 1, tuple(Layer(f"layer{i}", 10, 20, 0, 64, 16, 16, 32) for i in range(2)))
+
+
+def halves(order, microbatches=4, **options):
+    return Plan([(0, 1, [0]), (1, 2, [1])], microbatches, order, topology=PAIR, **options)
+
+
+def test_a_plan_on_its_own_topology():
+    """Two stages of 30 us and 4 microbatches take 5 · 30 us, in one of five of which each rank waits."""
+    plan = halves("1f1b")
+    found = predict(plan, COSTS, batch=4)
+    assert found.time_us == found.timeline.time_us == 150
+    assert found.bubble == pytest.approx(1 / 5)
+    assert found.samples_per_s == pytest.approx(4 / 150e-6)
+    assert found.peak_in_flight == (2, 1)
+    assert found.memory == tuple(stage_memory(plan, COSTS, batch=4, stage=stage) for stage in range(2))
+
+
+def test_the_update_is_part_of_it():
+    found = predict(halves("1f1b"), COSTS, batch=4, update_us=10)
+    assert found.time_us == 160
+    assert found.bubble == pytest.approx(1 - (4 * 30 + 10) / 160)
+
+
+def test_the_profile_says_how_many_samples():
+    whole = Profile("drawn", 4, COSTS.layers)
+    found = predict(halves("1f1b"), whole)
+    assert found.time_us == 150 / 4
+    assert found.samples_per_s == pytest.approx(4 / 37.5e-6)
+
+
+def test_the_bound_comes_with_its_condition():
+    found = predict(halves("pe"), COSTS, batch=4)
+    assert found.bound_us == (1 + 4 / 4) * 4 * 30
+    assert found.time_us <= found.bound_us
+    assert found.bound_condition.startswith("order pe without a cap; ")
+    assert "; this plan" not in found.bound_condition
+    assert predict(halves("gpipe"), COSTS, batch=4).bound_condition.endswith("; this plan's order is gpipe")
+    capped = predict(halves("pe", max_in_flight=2), COSTS, batch=4)
+    assert capped.bound_condition.endswith("; this plan has a cap of 2")
+    assert capped.peak_in_flight == (2, 1)
+
+
+def test_one_rank_never_waits():
+    found = predict(Plan([(0, 2, [1])], 1, topology=PAIR), COSTS)
+    assert (found.time_us, found.bound_us, found.bubble) == (60, 60, 0)
+
+
+def test_of_what_nothing_is_predicted():
+    with pytest.raises(PlanError, match="plan: must name a topology where none is given to predict it on"):
+        predict(Plan([(0, 1, [0]), (1, 2, [1])], 1), COSTS)
+    with pytest.raises(PlanError, match="plan: is for model other, got the profile of drawn"):
+        predict(halves("pe", model="other"), COSTS, batch=4)
+    three = Topology.build("three", 3, [*PAIR.links, Link(1, 2, Fraction(1))])
+    with pytest.raises(PlanError, match="plan: is for topology pair, got three, which has other links"):
+        predict(halves("pe"), COSTS, Network(three), batch=4)
+    with pytest.raises(BatchError, match="batch of 2 samples: must have at least 4"):
+        predict(halves("pe"), COSTS, batch=2)
+
+
+def test_a_plan_on_faster_links_of_the_same_topology():
+    faster = Topology.build("pair", 2, [Link(0, 1, Fraction(2)), Link(1, 0, Fraction(2))])
+    costs = Profile("drawn", 1, tuple(Layer(f"layer{i}", 10, 20, 5000, 0, 0, 0) for i in range(2)))
+    slow, fast = (predict(halves("1f1b"), costs, Network(it), batch=4).time_us for it in (PAIR, faster))
+    assert fast < slow

@@ -1,0 +1,224 @@
+"""The dynamic program against brute force over all partitions, replica counts and places of an order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies
+from arborcast.pipeline.costs.links import Network, boundary_messages
+from arborcast.pipeline.costs.profile import Layer, Profile, Tie
+from arborcast.pipeline.planning.memory import stage_memory
+from arborcast.pipeline.planning.plan import ORDERS, Plan
+from arborcast.pipeline.planning.prm import Question, partitions, roomiest
+from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
+from tests.support.planning_cases import divisions, profiles
+from tests.support.strategies import topologies as drawn_topologies
+
+STEADY = settings(max_examples=60)
+
+
+def value_us(stages, profile, network, question) -> float:
+    """The busiest stage or boundary, from the definitions."""
+    count = question.microbatches
+    worst = 0.0
+    for stage in stages:
+        if question.batch < count * stage.replicas:
+            return inf
+        share = question.batch / count / stage.replicas
+        forward = profile.forward_us(stage.start, stage.end, share)
+        backward = profile.backward_us(stage.start, stage.end, share)
+        gradients = profile.gradient_bytes(stage.start, stage.end)
+        passes = 2 if question.recompute else 1
+        worst = max(
+            worst, count * (passes * forward + backward) + network.allreduce_us(stage.ranks, gradients)
+        )
+    for ours, theirs in pairwise(stages):
+        size = profile.output_bytes(theirs.start, question.batch / count)
+        forth = boundary_messages(ours.ranks, theirs.ranks, size)
+        back = {(dst, src): part for (src, dst), part in forth.items()}
+        worst = max(worst, *(count * network.transfer_us(way) for way in (forth, back)))
+    return worst
+
+
+def missing_bytes(stages, profile, question) -> int:
+    plan = Plan(stages, question.microbatches, question.order, question.recompute, question.max_in_flight)
+    return max(
+        stage_memory(plan, profile, batch=question.batch, stage=index).total
+        - min(question.limits[rank] for rank in stage.ranks)
+        for index, stage in enumerate(stages)
+    )
+
+
+@given(
+    drawn_topologies(max_ranks=4, switches=1, symmetric=False),
+    profiles(),
+    st.integers(1, 16),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+@STEADY
+def test_values_are_those_of_brute_force(topology, profile, batch, microbatches, recompute, together, data):
+    network = Network(topology, message_us=3.0, collective_us=2.0)
+    order = tuple(data.draw(st.permutations(range(topology.ranks))))
+    question = Question(batch, microbatches, recompute=recompute)
+    layers = LayerTables(profile, together)
+    found = partitions(layers, DeviceTables(network, order), question, topology.ranks)
+    best: dict[int, float] = {}
+    for stages in divisions(profile.depth, order, layers.cuts):
+        value = value_us(stages, profile, network, question)
+        best[len(stages)] = min(best.get(len(stages), inf), value)
+    assert {count: partition.value_us for count, partition in found.items()} == pytest.approx(
+        {count: value for count, value in best.items() if value < inf}
+    )
+    for partition in found.values():
+        assert partition.exact
+        assert value_us(partition.stages, profile, network, question) == pytest.approx(partition.value_us)
+
+
+@given(
+    drawn_topologies(max_ranks=3, switches=1),
+    profiles(max_layers=3),
+    st.sampled_from(ORDERS),
+    st.integers(1, 4),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(1, 3)),
+    st.data(),
+)
+@STEADY
+def test_memory_is_kept_to_and_never_more_than_needed(
+    topology, profile, order, microbatches, recompute, most, data
+):
+    network = Network(topology)
+    ranks = tuple(range(topology.ranks))
+    limits = tuple(data.draw(st.integers(1, 4_000_000)) for _ in ranks)
+    question = Question(8, microbatches, order, recompute, most, limits)
+    layers, devices = LayerTables(profile), DeviceTables(network, ranks)
+    found = partitions(layers, devices, question, topology.ranks)
+    best: dict[int, float] = {}
+    least = inf
+    for stages in divisions(profile.depth, ranks, layers.cuts):
+        value = value_us(stages, profile, network, question)
+        if value < inf:
+            missing = missing_bytes(stages, profile, question)
+            least = min(least, missing)
+            if missing <= 0:
+                best[len(stages)] = min(best.get(len(stages), inf), value)
+    assert {count: partition.value_us for count, partition in found.items()} == pytest.approx(best)
+    closest = roomiest(layers, devices, question, range(1, topology.ranks + 1))
+    assert closest.value_us == least == missing_bytes(closest.stages, profile, question)
+
+
+def uniform(count: int, output_bytes: int = 0, gradient_bytes: int = 0) -> Profile:
+    return Profile(
+        "uniform",
+        8,
+        tuple(
+            Layer(f"layer{index}", 100.0, 200.0, output_bytes, 0, gradient_bytes, gradient_bytes)
+            for index in range(count)
+        ),
+    )
+
+
+def test_a_drawn_partition():
+    # One layer of 6 units of work before four of 1: two of the three ranks take the first one.
+    first = Layer("first", 600.0, 600.0, 0, 0, 0, 0)
+    rest = [Layer(f"rest{index}", 100.0, 100.0, 0, 0, 0, 0) for index in range(3)]
+    profile = Profile("drawn", 8, (first, *rest))
+    found = partitions(
+        LayerTables(profile), DeviceTables(Network(topologies.load("full:3")), (2, 0, 1)), Question(8, 4), 3
+    )
+    # All 8 samples take 1200 us for the first layer, 600 us for the rest; 2 of a microbatch go to 2 replicas.
+    assert found[2].stages == Plan([(0, 1, [2, 0]), (1, 4, [1])], 4).stages
+    assert found[2].value_us == 600.0
+    assert found[1].value_us == 1800.0 / 2
+    assert found[3].value_us == 1200.0
+
+
+def test_slow_links_leave_ranks_without_work():
+    # 1e9 bytes at 1 GB/s take a second; all layers take 2400 us on one rank.
+    tables = LayerTables(uniform(8, output_bytes=10**9, gradient_bytes=10**9))
+    found = partitions(
+        tables, DeviceTables(Network(topologies.load("ring:4")), (0, 1, 2, 3)), Question(8, 2), 1
+    )
+    assert found[1].stages == Plan([(0, 8, [0])], 2).stages
+
+
+def test_layers_that_share_a_parameter_are_kept_together():
+    profile = Profile("tied", 8, uniform(6).layers, (Tie("weight", 0, (1, 4)),))
+    assert LayerTables(profile).cuts == (1, 2, 3, 4, 5)
+    assert LayerTables(profile, keep_ties_together=True).cuts == (1, 5)
+
+
+@given(profiles(max_layers=5))
+@STEADY
+def test_sums_over_layers_are_those_of_the_profile(profile):
+    tied = Profile("tied", 8, profile.layers, tuple(Tie("weight", 7, tie.layers) for tie in profile.ties))
+    tables = LayerTables(tied)
+    for start in range(profile.depth):
+        for end in range(start + 1, profile.depth + 1):
+            fixed, each = tables.forward
+            assert fixed[start, end] + 3 * each[start, end] == pytest.approx(tied.forward_us(start, end, 3))
+            assert tables.gradient_bytes[start, end] == tied.gradient_bytes(start, end)
+            assert tables.fixed_bytes[start, end] == (
+                tied.parameter_bytes(start, end)
+                + tied.gradient_bytes(start, end)
+                + tied.optimizer_bytes(start, end)
+            )
+
+
+@given(drawn_topologies(max_ranks=5, symmetric=False), st.data())
+@settings(max_examples=40)
+def test_rates_are_never_above_the_limit_they_begin_with(topology, data):
+    network = Network(topology)
+    devices = DeviceTables(network, data.draw(st.permutations(range(topology.ranks))))
+    limits = devices.rate.copy()
+    devices.find_rates(range(len(limits)))
+    assert (devices.rate <= limits * (1 + 1e-12)).all()
+    for place, rate in enumerate(devices.rate):
+        if devices.replicas[place] > 1:
+            assert rate == float(network.allreduce_rate(devices.ranks(place)))
+
+
+@given(drawn_topologies(max_ranks=5, symmetric=False), st.floats(0, 1e6))
+@settings(max_examples=40)
+def test_boundaries_cost_what_the_network_says(topology, size):
+    network = Network(topology, message_us=1.5)
+    order = tuple(range(topology.ranks))
+    devices = DeviceTables(network, order)
+    for index, (one, other) in enumerate(zip(devices.sender, devices.receiver, strict=True)):
+        assert devices.boundary(one, other) == index
+        forth = boundary_messages(devices.ranks(one), devices.ranks(other), size)
+        back = {(dst, src): part for (src, dst), part in forth.items()}
+        for messages, way in ((forth, devices.forward), (back, devices.backward)):
+            time_us = way.latency_us[index] + size * way.us_per_byte[index]
+            assert time_us == pytest.approx(network.transfer_us(messages))
+            # Of the receivers the fastest with its messages alone, of the pairs the slowest alone.
+            alone = [
+                [network.transfer_us({it: messages[it]}) for it in messages if it[1] == receiver]
+                for receiver in {dst for _, dst in messages}
+            ]
+            first_us = way.first_latency_us[index] + size * way.first_us_per_byte[index]
+            assert first_us >= min(map(min, alone)) * (1 - 1e-12)
+            whole = [
+                network.transfer_us({it: messages[it] for it in messages if it[1] == receiver})
+                for receiver in {dst for _, dst in messages}
+            ]
+            assert first_us <= min(whole) * (1 + 1e-12)
+            pair_us = network.message_us + size * way.pair_us_per_byte[index]
+            assert pair_us <= max(map(max, alone)) * (1 + 1e-12)
+
+
+def test_the_same_question_has_the_same_answer():
+    network = Network(topologies.load("dgx1"))
+    tables, question = LayerTables(uniform(12, 10**6, 10**7)), Question(64, 8)
+    one, other = (partitions(tables, DeviceTables(network, range(8)), question, 8) for _ in range(2))
+    assert [it.stages for it in one.values()] == [it.stages for it in other.values()]
+    assert np.isfinite([it.value_us for it in one.values()]).all()

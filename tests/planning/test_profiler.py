@@ -1,0 +1,260 @@
+"""Measured profiles: bytes as drawn, times of the right layers, and a model that is afterwards as before."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import arborcast.pipeline.costs.layer_pass
+import arborcast.pipeline.costs.measured
+from arborcast.pipeline.costs.measured import profile
+from arborcast.pipeline.costs.profile import Tie
+from arborcast.pipeline.errors import ProfileError
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.model.traced import trace
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    now = 0.0
+
+    @classmethod
+    def perf_counter(cls) -> float:
+        return cls.now
+
+
+class Takes(nn.Module):
+    """A layer that takes `fixed` + `per_sample` * samples us forward, and three times as long backward."""
+
+    def __init__(self, fixed: float, per_sample: float) -> None:
+        super().__init__()
+        self.fixed, self.per_sample = fixed, per_sample
+
+    def forward(self, values: Tensor) -> Tensor:
+        return _Pass.apply(values, (self.fixed + self.per_sample * len(values)) * 1e-6)
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, seconds):
+        ctx.seconds = seconds
+        Clock.now += seconds
+        return values * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Clock.now += 3 * ctx.seconds
+        return gradient, None
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    Clock.now = 0.0
+    monkeypatch.setattr(arborcast.pipeline.costs.measured, "time", Clock)
+
+
+def test_bytes_as_drawn():
+    model = Divisible(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2, bias=False), nn.Flatten())
+    found = profile(model, torch.randn(6, 8), repeats=1, optimizer=SGD)
+    # floats:   output  saved (input, not what is handed on)  parameters  gradients  momentum
+    drawn = [
+        (6 * 4, 6 * 8, 8 * 4 + 4),
+        (6 * 4, 6 * 4, 0),
+        (6 * 2, 6 * 4, 4 * 2),
+        (6 * 2, 6 * 2, 0),  # the last layer's own output stays on its rank
+    ]
+    got = [(it.output_bytes // 4, it.saved_bytes // 4, it.parameter_bytes // 4) for it in found.layers]
+    assert got == drawn
+    assert all(it.gradient_bytes == it.optimizer_bytes == it.parameter_bytes for it in found.layers)
+    assert found.samples == 6
+    assert found.source.startswith("measured on cpu")
+
+
+def test_what_is_kept_is_counted_once():
+    class Twice(nn.Module):
+        def forward(self, values: Tensor) -> Tensor:
+            part = values[:, :2]  # keeps the whole of `values`
+            return (part * part).exp().sum(1, keepdim=True)
+
+    found = profile(Divisible(nn.Linear(4, 4), Twice()), torch.randn(5, 4), repeats=1)
+    # input 5 x 4 once, though its view is kept twice, and the result of exp, 5 x 2
+    assert found.layers[1].saved_bytes == 4 * (5 * 4 + 5 * 2)
+
+
+def test_frozen_parameters_have_no_gradient_and_need_no_backward():
+    model = Divisible(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[0].requires_grad_(False)
+    model[1].bias.requires_grad_(False)
+    found = profile(model, torch.randn(6, 4), repeats=1, optimizer=SGD)
+    assert [it.gradient_bytes for it in found.layers] == [0, 4 * 16, 4 * 8]
+    assert [it.parameter_bytes for it in found.layers] == [4 * 20, 4 * 20, 4 * 16 + 8]  # and a counter
+    assert [it.optimizer_bytes for it in found.layers] == [0, 4 * 16, 4 * 8]
+
+
+def test_the_line_through_two_measurements(clock):
+    model = Divisible(nn.Linear(3, 3), Takes(100, 2), Takes(0, 5))
+    found = profile(model, torch.randn(8, 3), repeats=3)
+    middle, last = found.layers[1:]
+    assert (middle.forward_us, middle.forward_fixed_us) == pytest.approx((116, 100))
+    assert (middle.backward_us, middle.backward_fixed_us) == pytest.approx((348, 300))
+    assert (last.forward_us, last.forward_fixed_us) == pytest.approx((40, 0), abs=1e-6)
+    assert found.forward_us(1, 3, 2) == pytest.approx(100 + 2 * 2 + 5 * 2)
+    without = profile(model, torch.randn(8, 3), repeats=1, fixed=False)
+    assert without.layers[1].forward_fixed_us == 0
+    assert profile(model, torch.randn(8, 3), repeats=1, at=4).layers[1].forward_us == pytest.approx(108)
+
+
+def test_a_fixed_part_is_within_its_time():
+    assert (
+        arborcast.pipeline.costs.layer_pass._fixed_part(8, 10.0, 4, 12.0) == 10.0
+    )  # fewer samples took longer
+    assert arborcast.pipeline.costs.layer_pass._fixed_part(8, 10.0, 4, 1.0) == 0.0
+    assert arborcast.pipeline.costs.layer_pass._fixed_part(1, 10.0, 0, 0.0) == 0.0
+
+
+def test_the_median_leaves_out_what_is_slow_once(clock):
+    class Stumbles(nn.Module):
+        runs = 0
+
+        def forward(self, values: Tensor) -> Tensor:
+            Stumbles.runs += 1
+            Clock.now += 1.0 if Stumbles.runs in (1, 2, 5) else 7e-6
+            return values * 1
+
+    found = profile(Divisible(Stumbles()), torch.randn(8, 3), repeats=5, warmups=1, fixed=False)
+    assert found.layers[0].forward_us == pytest.approx(7)
+    assert Stumbles.runs == 1 + 1 + 5
+
+
+def test_the_loss_belongs_to_the_last_layer(clock):
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        assert len(output) == len(target)
+        Clock.now += 1e-6 * len(target)
+        return functional.mse_loss(output, target)
+
+    model = Divisible(nn.Linear(3, 3), Takes(0, 1))
+    found = profile(model, (torch.randn(8, 3), torch.randn(8, 3)), loss, repeats=1)
+    assert found.layers[1].forward_us == pytest.approx(16)
+    assert found.layers[0].forward_us == 0
+    assert found.layers[1].saved_bytes >= 4 * 8 * 3 * 2  # what is compared
+
+
+def test_the_model_is_afterwards_as_before():
+    model = Divisible(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU(inplace=True), nn.Linear(4, 2)
+    )
+    model[1].eval()
+    model[4].requires_grad_(False)
+    functional.mse_loss(model(torch.randn(6, 4)), torch.zeros(6, 2)).backward()
+    model[1].train()
+    stepped = torch.optim.SGD(model.parameters(), lr=0.5)
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: stepped.step())
+    inputs, targets = torch.randn(6, 4), torch.randn(6, 2)
+    before = copy.deepcopy(model.state_dict())
+    gradients = [None if it.grad is None else it.grad.clone() for it in model.parameters()]
+    modes = [it.training for it in model.modules()]
+    kept, state = inputs.clone(), torch.get_rng_state()
+
+    profile(model, (inputs, targets), functional.mse_loss, repeats=2, optimizer=SGD)
+
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(kept, inputs)
+    assert modes == [it.training for it in model.modules()]
+    assert all(torch.equal(it, before[name]) for name, it in model.state_dict().items())
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        assert gradient is None or torch.equal(parameter.grad, gradient)
+
+
+def test_layers_see_the_values_that_really_reach_them():
+    seen: dict[str, tuple[Tensor, bool]] = {}
+
+    class Watch(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def forward(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+            seen.setdefault(self.name, (second.detach().clone(), first.requires_grad))
+            return first * 2, second + 1
+
+    layers = Divisible(Watch("a"), Watch("b"))
+    numbers = torch.arange(6)
+    found = profile(layers, (torch.randn(6, 4, requires_grad=True), numbers), repeats=1)
+    assert torch.equal(seen["b"][0], numbers + 1)
+    assert seen["a"][1] and seen["b"][1]
+    assert found.layers[0].output_bytes == 4 * 6 * 4 + 8 * 6
+
+
+def test_shared_parameters_are_ties():
+    model = Divisible(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    model[3].bias = model[0].bias
+    model[0].bias.requires_grad_(False)  # frozen: there is no gradient to sum
+    found = profile(model, torch.randn(2, 4), repeats=1)
+    assert found.ties == (Tie("0.weight", 64, (0, 2)),)
+    assert found.parameter_bytes(0, 3) == 64 + 16 + 16
+    assert found.ties_across((1,)) == found.ties
+
+
+def test_any_module_is_traced():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.second(self.first(values).relu())
+
+    found = profile(Net(), torch.randn(6, 4), repeats=1)
+    assert found.model == "Net"
+    assert profile(trace(Net(), torch.randn(6, 4)), torch.randn(6, 4), repeats=1).model == "Net"
+    assert found.parameter_bytes(0, found.depth) == 4 * (4 * 8 + 8 + 8 * 2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "options", "message"),
+    [
+        (
+            Divisible(nn.Linear(4, 4), nn.Linear(5, 4)),
+            torch.randn(2, 4),
+            {},
+            r"Divisible: layer 1 \(1 Linear\): must run on 2 samples and on 1, got mat1 and mat2 shapes",
+        ),
+        (nn.Identity(), torch.tensor(1.0), {}, r"first input must hold a sample, got \(\)"),
+        (Divisible(nn.Identity()), "text", {}, "inputs must be a tensor or a tuple of tensors, got str"),
+        (Divisible(nn.Identity()), torch.ones(2), {"loss_fn": sum}, r"example must be \(inputs, targets\)"),
+        (Divisible(nn.Identity()), torch.ones(2), {"repeats": 0}, "repeats must be at least 1, got 0"),
+        (Divisible(nn.Identity()), torch.ones(2), {"warmups": -1}, "warmups must be at least 0, got -1"),
+        (Divisible(nn.Identity()), torch.ones(2), {"at": 3}, r"at must be in 1..2, the samples given, got 3"),
+        (
+            Divisible(nn.Linear(4, 4)),
+            torch.ones(2, 4),
+            {"optimizer": lambda _: torch.optim.Adam([])},
+            "its optimizer must take a step .* got optimizer got an empty parameter list",
+        ),
+    ],
+)
+def test_refused(model, example, options, message):
+    if not isinstance(model, Divisible):
+        model = Divisible(model)
+    with pytest.raises(ProfileError, match=message) as caught:
+        profile(model, example, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layer_must_return_tensors():
+    class Odd(nn.Module):
+        def forward(self, values: Tensor) -> dict[str, Tensor]:
+            return {"values": values}
+
+    with pytest.raises(ProfileError, match=r"layer 0 \(0 Odd\): its output must be .* got dict"):
+        profile(Divisible(Odd(), nn.Identity()), torch.ones(2, 2))

@@ -1,0 +1,115 @@
+"""Searches for races whose answers and times are written in their names.
+
+`found_2_10_0_50` finds something in its third slice (counted from 0) after sleeping 10, 0 and 50 ms in the
+three; `impossible_...` proves that there is nothing, `claimed_...` says so without proof. What it finds says
+its seed and the efforts it had.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Outcome, Unfinished
+from arborcast.synth.chunks.symmetry.orbits import Send
+from arborcast.synth.errors import Prover
+
+
+class Scripted:
+    def __init__(self, answer: str, at: int, delays_ms: list[int], seed: int) -> None:
+        self.answer, self.at, self.delays_ms, self.seed = answer, at, delays_ms, seed
+        self.efforts: list[int] = []
+
+    def run(self, effort: int | None) -> Outcome:
+        assert effort is not None
+        index = len(self.efforts)
+        self.efforts.append(effort)
+        time.sleep((self.delays_ms[index] if index < len(self.delays_ms) else 0) / 1000)
+        if index < self.at:
+            return Unfinished()
+        match self.answer:
+            case "found":
+                return Found(tuple(self.efforts), (Send(0, 0, 0, self.seed),))
+            case "impossible":
+                return Impossible(Prover.CADICAL)
+            case "claimed":
+                return Impossible(Prover.HIGHS)
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "error":
+                raise ArithmeticError("a bug of ours")
+            case "never":
+                time.sleep(1000)
+        return Unfinished()
+
+
+def __getattr__(name: str) -> Callable[..., Scripted]:
+    answer, at, *delays = name.split("_")
+    if answer not in {"found", "impossible", "claimed", "segfault", "error", "never"}:
+        raise AttributeError(name)
+
+    def make(instance: Instance, seed: int = 0) -> Scripted:
+        assert instance.steps <= instance.rounds
+        return Scripted(answer, int(at), [int(delay) for delay in delays], seed)
+
+    return make
+
+
+# Tasks for workers.
+
+
+def sleep_forever(started: Path) -> None:
+    started.write_text(str(os.getpid()))
+    time.sleep(1000)
+
+
+def end_by(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def allocate(size_bytes: int) -> int:
+    return len(bytearray(size_bytes))
+
+
+def fail(words: str) -> None:
+    raise ArithmeticError(words)
+
+
+def talk(words: str) -> str:
+    sys.stdout.write(words)
+    sys.stdout.flush()
+    os.write(1, words.encode())
+    return words
+
+
+class UnpicklableError(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first}{second}")
+
+
+def fail_strangely(words: str) -> None:
+    raise UnpicklableError("Unpicklable: ", words)
+
+
+def abort(words: str) -> None:
+    os.write(2, words.encode())
+    os.abort()
+
+
+def write_pid(file: Path) -> None:
+    file.write_text(str(os.getpid()))
+
+
+def sleep_until(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.01)
+
+
+def hold_the_lock(started: Path) -> None:
+    """What a solver does that never lets Python's other threads run."""
+    started.write_text(str(os.getpid()))
+    sum(iter(int, 1))

@@ -1,0 +1,188 @@
+"""What tests of faults share: calls whose end is recorded, blows that strike inside a collective, and checks.
+
+`strike_after` counts the bytes that pass through the channels of a process, so that a fault can strike in the
+middle of a message whatever the machine's speed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from arborcast.backends.transport.channel import Channel
+from tests.support.ranks import run_ranks
+
+RANKS = 4
+MIB = 1 << 20
+LARGE = 64 * MIB // 4  # elements
+SMALL = 1000
+TIMEOUT_S = 5.0  # of groups where a deadline has to pass
+PATIENCE_S = 60.0  # of groups where failing at once must be told from a deadline
+AT_ONCE_S = 30.0  # well below PATIENCE_S, well above what a busy machine needs
+SLACK_S = 30.0
+WAYS = ("sockets", "shared memory")
+PIECE = r"(output|input|scratch)\[\d+:\d+\]"  # how messages show what was to be sent or received
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one call ended on one rank.
+
+    Attributes:
+        error: class of what it raised, None where it returned.
+        message: of the error.
+        seconds: from the call to its end.
+        is_right: whether the result is; None where there is none.
+    """
+
+    error: str | None
+    message: str
+    seconds: float
+    is_right: bool | None
+
+
+# ---------------------------------------------------------------------------------- what the ranks do
+
+
+def contribution(rank: int, count: int = LARGE, salt: int = 0) -> Tensor:
+    """Depends on rank, index and call; sums over 8 ranks are exact."""
+    return torch.arange(count, dtype=torch.float32).remainder_(1021).add_(7 * rank + salt)
+
+
+def total(ranks: int, count: int = LARGE, salt: int = 0) -> Tensor:
+    whole = torch.arange(count, dtype=torch.float32).remainder_(1021)
+    return whole.mul_(ranks).add_(7 * ranks * (ranks - 1) // 2 + salt * ranks)
+
+
+def ended(call: Callable[[], Any], is_right: Callable[[], bool] = lambda: True) -> Ended:
+    start = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return Ended(type(error).__name__, str(error), time.monotonic() - start, None)
+    return Ended(None, "", time.monotonic() - start, is_right())
+
+
+def allreduce(rank: int, size: int, count: int = LARGE, salt: int = 0) -> Ended:
+    tensor = contribution(rank, count, salt)
+    return ended(lambda: dist.all_reduce(tensor), lambda: torch.equal(tensor, total(size, count, salt)))
+
+
+def broadcast(rank: int, root: int = 0, count: int = LARGE) -> Ended:
+    tensor = contribution(rank, count)
+    return ended(lambda: dist.broadcast(tensor, root), lambda: torch.equal(tensor, contribution(root, count)))
+
+
+def strike_after(nbytes: int, strike: Callable[[], Any]) -> None:
+    """Have something happen to this process once so many bytes went in or out of all its channels."""
+    passed = 0
+    lock = threading.Lock()
+
+    def count(moved: int) -> None:
+        nonlocal passed
+        with lock:
+            is_due = passed < nbytes <= passed + moved
+            passed += moved
+        if is_due:
+            strike()
+
+    inside = threading.local()  # one call of a channel may be made of others
+
+    def counting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if getattr(inside, "is_so", False):
+                return method(*arguments, **named)
+            inside.is_so = True
+            try:
+                result = method(*arguments, **named)
+            finally:
+                inside.is_so = False
+            count(len(result) if isinstance(result, memoryview) else result or 0)
+            return result
+
+        return counted
+
+    for kind in _kinds_of(Channel):
+        for name in {"send", "send_all", "receive", "take"} & vars(kind).keys():
+            setattr(kind, name, counting(vars(kind)[name]))
+
+
+def _kinds_of(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds_of(kind)
+
+
+def signal_self(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def begin(rank: int, size: int, name: str, timeout_s: float = TIMEOUT_S) -> None:
+    """The default group, anew, under a name of its own."""
+    import arborcast.torch_backend  # noqa: F401
+
+    store = dist.FileStore(f"{os.environ['TEST_STORE']}-{name}", size)
+    dist.init_process_group(
+        "synth", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+    )
+
+
+def pids(rank: int, size: int) -> list[int]:
+    """Of all ranks, exchanged by a store so that no group takes part."""
+    store = dist.FileStore(f"{os.environ['TEST_STORE']}-pids", size)
+    store.set(str(rank), str(os.getpid()))
+    return [int(store.get(str(other))) for other in range(size)]
+
+
+# ---------------------------------------------------------------------------------- how tests run them
+
+
+def launch(
+    function: Callable[..., Any],
+    *arguments: Any,
+    ranks: int = RANKS,
+    topology: str = "full:4",
+    transport: str = "sockets",
+    gloo_below: str = "0",
+    group_timeout_s: float = TIMEOUT_S,
+    has_group: bool = True,
+) -> list[Any]:
+    environ = {
+        "ARBORCAST_TOPOLOGY": topology,
+        "ARBORCAST_TRANSPORT": transport,
+        "ARBORCAST_GLOO_BELOW": gloo_below,
+    }
+    return run_ranks(
+        ranks,
+        function,
+        *arguments,
+        backend="synth" if has_group else None,
+        environ=environ,
+        group_timeout_s=group_timeout_s,
+        timeout_s=100,
+        may_fail=True,
+    )
+
+
+def check_failed(result: Any, *words: str, within_s: float = TIMEOUT_S + SLACK_S) -> None:
+    assert isinstance(result, Ended), result
+    assert result.error is not None, f"returned, right: {result.is_right}"
+    assert result.seconds < within_s, result
+    for word in words:
+        assert re.search(word, result.message), f"{word!r} is missing: {result.message}"
+
+
+def check_right(result: Any) -> None:
+    assert isinstance(result, Ended), result
+    assert result.error is None, result
+    assert result.is_right, "returned, but the result is wrong"

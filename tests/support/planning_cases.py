@@ -1,0 +1,40 @@
+"""Random profiles for tests of planning, and every way to cut layers over an order of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise
+
+from hypothesis import strategies as st
+
+from arborcast.pipeline.costs.profile import Layer, Profile, Tie
+from arborcast.pipeline.planning.plan import Stage
+
+
+@st.composite
+def profiles(draw: Callable, max_layers: int = 4, samples: int = 8) -> Profile:
+    """Layers with times up to 1 ms and bytes up to 1 MB, some without fixed times, outputs or gradients."""
+    layers = []
+    for index in range(draw(st.integers(1, max_layers))):
+        forward, backward = draw(st.integers(0, 1000)), draw(st.integers(0, 1000))
+        sizes = [draw(st.sampled_from([0, 1, 1000])) * draw(st.integers(1, 1000)) for _ in range(5)]
+        fixed = draw(st.sampled_from([0.0, 0.5]))
+        layers.append(Layer(f"layer{index}", forward, backward, *sizes, fixed * forward, fixed * backward))
+    tied = draw(st.lists(st.integers(0, len(layers) - 1), max_size=3, unique=True))
+    ties = [] if len(tied) < 2 else [Tie("weight", 0, tuple(sorted(tied)))]
+    return Profile("drawn", samples, tuple(layers), tuple(ties))
+
+
+def divisions(
+    depth: int, order: tuple[int, ...], cuts_allowed: tuple[int, ...]
+) -> Iterator[tuple[Stage, ...]]:
+    """Every partition of the layers, with every choice of consecutive places of the order."""
+    count = len(order)
+    for stages in range(1, min(len(cuts_allowed) + 1, count) + 1):
+        for cuts in combinations(cuts_allowed, stages - 1):
+            bounds = list(pairwise((0, *cuts, depth)))
+            for places in combinations(range(count + 1), stages + 1):
+                yield tuple(
+                    Stage(start, end, order[first:last])
+                    for (start, end), (first, last) in zip(bounds, pairwise(places), strict=True)
+                )

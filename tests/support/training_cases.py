@@ -1,0 +1,267 @@
+"""Models, batches and serial training that tests of the pipeline trainer compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from arborcast.pipeline.model.divisible import Divisible
+from arborcast.pipeline.planning.plan import Plan, divided
+
+FEATURES, CLASSES = 6, 4
+LAYERS = 8
+MICROBATCHES = 3
+
+cross_entropy = nn.functional.cross_entropy
+
+
+def network(seed: int = 0) -> Divisible:
+    """Eight layers; some stages begin with one that changes its input in place."""
+    torch.manual_seed(seed)
+    return Divisible(
+        nn.Linear(FEATURES, 8),
+        nn.Tanh(),
+        nn.Linear(8, 8),
+        nn.ReLU(inplace=True),
+        nn.Linear(8, 8),
+        nn.ReLU(inplace=True),
+        nn.Sigmoid(),
+        nn.Linear(8, CLASSES),
+    )
+
+
+class Fork(nn.Module):
+    """Gives several tensors, of several types, of which one is not to be differentiated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.linear(x)
+        return y * 3, x > 0, y[:, :FEATURES].double()
+
+
+class Middle(nn.Module):
+    """Uses some of what it is given, in place, and passes the rest on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor, skipped: Tensor) -> tuple[Tensor, ...]:
+        return torch.tanh(self.linear(x.mul_(0.5))) * 2, mask, skipped
+
+
+class Join(nn.Module):
+    """Takes them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8 + FEATURES, CLASSES)
+
+    def forward(self, x: Tensor, mask: Tensor, skipped: Tensor) -> Tensor:
+        result: Tensor = self.linear(torch.cat([x, skipped.float() * mask], dim=1))
+        return result
+
+
+def branching() -> Divisible:
+    """Several tensors cross each boundary."""
+    torch.manual_seed(0)
+    return Divisible(Fork(), Middle(), Middle(), Join())
+
+
+def frozen() -> Divisible:
+    """The first two layers are not trained, so that no gradients cross behind them."""
+    model = network()
+    for layer in list(model)[:3]:
+        layer.requires_grad_(False)
+    return model
+
+
+def normalised() -> Divisible:
+    """Batch norm, whose statistics depend on the microbatches."""
+    torch.manual_seed(0)
+    return Divisible(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
+    )
+
+
+class Embedded(nn.Module):
+    """A linear layer by the weights of another one."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def tied() -> Divisible:
+    """The first and the last layer share a weight."""
+    torch.manual_seed(0)
+    first = nn.Linear(FEATURES, 8)
+    return Divisible(first, nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), Embedded(first.weight))
+
+
+class Aside(nn.Module):
+    """Gives a second tensor, which nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(FEATURES, 8), nn.Linear(FEATURES, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.used(x), self.unused(x)
+
+
+class Ignoring(nn.Module):
+    """Takes both, and may stop gradients."""
+
+    def __init__(self, stops: bool) -> None:
+        super().__init__()
+        self.stops = stops
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, aside: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x.detach() if self.stops else x))
+
+
+def aside() -> Divisible:
+    """Some parameters have no gradient, and an optimizer with weight decay must not touch them."""
+    torch.manual_seed(0)
+    return Divisible(Aside(), Ignoring(False), nn.Linear(8, CLASSES))
+
+
+def stopped() -> Divisible:
+    """Likewise those of the whole first stage."""
+    torch.manual_seed(0)
+    return Divisible(nn.Linear(FEATURES, FEATURES), nn.Tanh(), Aside(), Ignoring(True), nn.Linear(8, CLASSES))
+
+
+def decaying(parameters: Any) -> torch.optim.Optimizer:
+    """An optimizer that changes weights even where their gradient is 0."""
+    return torch.optim.AdamW(parameters, 0.01, eps=1e-3, weight_decay=0.5)
+
+
+class Unmodified(nn.Module):
+    """Not sequential: a skip connection, batch norm, a weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(FEATURES, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.middle = nn.Linear(8, 8)
+        self.last = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = self.first(x)
+        h = torch.relu(self.norm(self.middle(skipped))) + skipped
+        result: Tensor = self.last(h @ self.first.weight)
+        return result
+
+
+def batches(count: int, sizes: Sequence[int] = (13, 13, 7)) -> list[tuple[Tensor, Tensor]]:
+    """Not all of one size, as the last one of an epoch."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(size, FEATURES, generator=generator),
+            torch.randint(0, CLASSES, (size,), generator=generator),
+        )
+        for size in (sizes[index % len(sizes)] for index in range(count))
+    ]
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    """A simple optimizer that skips parameters without a gradient."""
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+@dataclass
+class Curve:
+    """What a training gave.
+
+    Attributes:
+        losses: of its batches.
+        gradients: of the last one, by name.
+        state: of the model at the end.
+    """
+
+    losses: list[float]
+    gradients: dict[str, Any]
+    state: dict[str, Any]
+
+
+def serial(
+    make: Callable[[], nn.Module],
+    given: Sequence[tuple[Tensor, Tensor]],
+    *,
+    loss_fn: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+    microbatches: int = 1,
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    autocast: torch.dtype | None = None,
+    halve_every: int | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = momentum,
+) -> Curve:
+    """Plain training, in microbatches where that makes a difference, with a scaler for float16."""
+    model = make()
+    made = optimizer(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(made, halve_every or len(given), gamma=0.5)
+    scaler = torch.amp.GradScaler("cpu", enabled=autocast is torch.float16)
+    losses = []
+    for index, (inputs, targets) in enumerate(given):
+        sizes = divided(len(inputs), microbatches)
+        parts = zip(inputs.split(sizes), targets.split(sizes), strict=True)
+        total = 0.0
+        if index % accumulate == 0:
+            made.zero_grad()
+        for x, y in parts:
+            with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+                loss = loss_fn(model(x), y) * (len(x) / len(inputs))
+            scaler.scale(loss / accumulate).backward()
+            total += loss.item()
+        losses.append(total)
+        if (index + 1) % accumulate == 0:
+            if clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            scaler.step(made)
+            scaler.update()
+            schedule.step()
+    gradients = {
+        name: it.grad.numpy().copy()
+        for name, it in model.named_parameters(remove_duplicate=False)
+        if it.grad is not None
+    }
+    return Curve(
+        losses, gradients, {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    )
+
+
+def plan_of(
+    replicas: Sequence[int], order: str = "1f1b", *, depth: int = LAYERS, first: int = 0, **more: Any
+) -> Plan:
+    """Stages of about as many layers each, on consecutive ranks."""
+    stages, start, rank = [], 0, first
+    for size, count in zip(divided(depth, len(replicas)), replicas, strict=True):
+        stages.append((start, start + size, range(rank, rank + count)))
+        start, rank = start + size, rank + count
+    return Plan(stages, more.pop("microbatches", MICROBATCHES), order, **more)
+
+
+def check_close(found: Curve, expected: Curve, tolerance: float = 1e-6) -> None:
+    """Losses, gradients that are there, and the state."""
+    np.testing.assert_allclose(found.losses, expected.losses, atol=tolerance, rtol=0)
+    for name, value in found.gradients.items():
+        np.testing.assert_allclose(value, expected.gradients[name], atol=tolerance, rtol=0, err_msg=name)
+    assert found.state.keys() == expected.state.keys()
+    for name, value in found.state.items():
+        np.testing.assert_allclose(value, expected.state[name], atol=2 * tolerance, rtol=0, err_msg=name)

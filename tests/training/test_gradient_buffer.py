@@ -1,0 +1,173 @@
+"""The gradients of a stage in one tensor: views, one collective, and what no backward pass touched."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from arborcast.pipeline.planning.plan import shares  # noqa: E402
+from arborcast.pipeline.run.gradients import GradientBuffer  # noqa: E402
+from tests.support.packed import pack, unpack  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+
+RANKS_IMPORT = ("torch._dynamo",)
+
+
+class Forked(nn.Module):
+    """Which of two layers a sample goes through is a matter of its first feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.low = nn.Linear(4, 2)
+        self.high = nn.Linear(4, 2)
+        self.never = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        high = x[:, 0] > 0
+        parts = [layer(hidden[here]) for layer, here in ((self.low, ~high), (self.high, high)) if here.any()]
+        return torch.cat(parts)
+
+
+def forked() -> Forked:
+    torch.manual_seed(1)
+    return Forked()
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    # Weight decay moves a parameter whose gradient is 0, and not one whose gradient is None.
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.5)
+
+
+def batch(step: int) -> Tensor:
+    """Five samples; only in step 1 does any of them, the last one, go through the layer `high`."""
+    x = -torch.rand(5, 3, generator=torch.Generator().manual_seed(step)) - 0.1
+    if step == 1:
+        x[4, 0] = 1.0
+    return x
+
+
+def train_serially() -> dict[str, Tensor]:
+    model = forked()
+    optimizer = sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(batch(step)).square().sum().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def test_gradients_are_views_of_one_tensor_per_type() -> None:
+    first = nn.Parameter(torch.randn(2, 3))
+    double = nn.Parameter(torch.randn(4, dtype=torch.float64))
+    images = nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    transposed = nn.Parameter(torch.randn(3, 5).t())
+    scalar = nn.Parameter(torch.tensor(2.0))
+    frozen = nn.Parameter(torch.randn(7), requires_grad=False)
+    buffer = GradientBuffer([first, double, images, first, frozen, transposed, scalar])
+    single, exact = buffer.tensors
+    assert (single.numel(), exact.numel()) == (6 + 120 + 15 + 1, 4)
+    buffer.zero()
+    single.copy_(torch.arange(142))
+    assert first.grad is not None and first.grad.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert scalar.grad is not None and scalar.grad.item() == 141
+    for parameter in (images, transposed):
+        assert parameter.grad is not None and parameter.grad.stride() == parameter.stride()
+        assert set(range(6, 141)) >= set(parameter.grad.flatten().int().tolist())
+    assert frozen.grad is None
+    assert len(buffer.parameters) == 5
+
+
+def test_backward_passes_add_up_in_the_buffer() -> None:
+    model, serial = forked(), forked()
+    buffer = GradientBuffer(model.parameters())
+    buffer.tensors[0].fill_(7.0)
+    buffer.zero()
+    for step in range(2):
+        model(batch(step)).square().sum().backward()
+        serial(batch(step)).square().sum().backward()
+    want = [p.grad for p in serial.parameters() if p.grad is not None]
+    assert torch.equal(buffer.tensors[0][:36], torch.cat([g.flatten() for g in want])[:36])
+    assert [p for p in buffer.parameters if p not in set(buffer.used())] == list(model.never.parameters())
+    buffer.detach_unused()
+    assert [p.grad is None for p in model.parameters()] == [p.grad is None for p in serial.parameters()]
+
+
+def test_attach_brings_back_what_zero_grad_took() -> None:
+    model = nn.Linear(2, 2)
+    buffer = GradientBuffer(model.parameters())
+    model.zero_grad(set_to_none=True)
+    assert model.weight.grad is None
+    buffer.attach()
+    model(torch.ones(1, 2)).sum().backward()
+    assert buffer.tensors[0].tolist() == [1.0] * 6
+
+
+def test_closed_buffer_lets_go_of_parameters() -> None:
+    model = nn.Linear(2, 1)
+    buffer = GradientBuffer(model.parameters())
+    buffer.close()
+    model(torch.ones(1, 2)).sum().backward()
+    assert buffer.used() == () and buffer.tensors == ()
+    assert model.weight.grad is not None and model.weight.grad.tolist() == [[1.0, 1.0]]
+    copy.deepcopy(model)
+
+
+def train_replica(rank: int, size: int) -> bytes:
+    model = forked()
+    optimizer = sgd(model)
+    buffer = GradientBuffer(model.parameters())
+    group = dist.group.WORLD
+    collectives = 0
+    plain = dist.all_reduce
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal collectives
+        collectives += 1
+        return plain(*arguments, **named)
+
+    dist.all_reduce = counted
+    used = []
+    for step in range(4):
+        buffer.zero()
+        start, stop = shares(5, size)[rank]
+        model(batch(step)[start:stop]).square().sum().backward()
+        buffer.start_allreduce(group)
+        buffer.wait()
+        buffer.wait()  # nothing left to wait for
+        buffer.detach_unused()
+        used.append(len(buffer.used()))
+        optimizer.step()
+    buffer.start_allreduce(group)
+    try:
+        buffer.start_allreduce(group)
+    except RuntimeError as error:
+        message = str(error)
+    buffer.wait()
+    return pack((model.state_dict(), collectives, used, message))
+
+
+def test_replicas_train_as_one() -> None:
+    want = train_serially()
+    for state, collectives, used, message in map(unpack, run_ranks(2, train_replica)):
+        for name, value in want.items():
+            torch.testing.assert_close(state[name], value, rtol=1e-6, atol=1e-7)
+        assert collectives == 4 + 1
+        # first and low, in step 1 high too: only the second replica has that sample.
+        assert used == [4, 6, 4, 4]
+        assert "must be followed by wait, got a second start" in message
+
+
+def test_parameter_of_one_replica_is_not_decayed_before() -> None:
+    # What the test above relies on: serial training does not touch `high` in step 0, nor `never` at all.
+    want, begin = train_serially(), forked().state_dict()
+    assert torch.equal(want["never.weight"], begin["never.weight"])
+    assert not torch.equal(want["high.weight"], begin["high.weight"])

@@ -1,0 +1,198 @@
+"""16-bit training: scales and skipped steps against torch's own scaler, wherever the infinite gradient is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from arborcast.pipeline.run.precision import Precision  # noqa: E402
+from arborcast.synth.errors import InputError  # noqa: E402
+from tests.support.packed import pack, unpack  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+
+RANKS_IMPORT = ("torch._dynamo",)
+
+OPTIONS: dict[str, Any] = {
+    "init_scale": 1024.0,
+    "growth_factor": 3.0,
+    "backoff_factor": 0.3,
+    "growth_interval": 2,
+}
+
+STEPS: tuple[tuple[float, float], ...] = (
+    # gradient on the first stage, on the second one
+    (1.0, 2.0),
+    (1.0, math.inf),
+    (0.5, 0.25),
+    (1.0, 1.0),
+    (math.nan, 1.0),
+    (-math.inf, math.nan),
+    (3.0, 1.0),
+    (1.0, 1e-3),
+    (1.0, 2.0),
+)
+
+
+def serially(steps: tuple[tuple[float, ...], ...]) -> tuple[list[float], list[bool], list[float]]:
+    """Scales, steps that were made, and final weights with torch's scaler; one weight for each column."""
+    weights = [nn.Parameter(torch.tensor([1.0])) for _ in steps[0]]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.5)
+    scaler = torch.amp.GradScaler("cpu", **OPTIONS)
+    scales, made = [], []
+    for gradients in steps:
+        scaler.scale(torch.tensor(0.0))  # it makes its tensors on first use
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = torch.tensor([gradient]) * scaler.get_scale()
+        scales.append(scaler.get_scale())
+        before = [weight.item() for weight in weights]
+        scaler.step(optimizer)
+        made.append(before != [weight.item() for weight in weights])
+        scaler.update()
+    return scales, made, [weight.item() for weight in weights]
+
+
+def stage(rank: int, size: int) -> bytes:
+    """Ranks 0 and 1 have a weight each, rank 2 has no work."""
+    weight = nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5) if rank < 2 else None
+    precision = Precision("float16", **OPTIONS)
+    scales, made = [], []
+    for gradients in STEPS:
+        if rank < 2:
+            weight.grad = torch.tensor([gradients[rank]]) * precision.current_scale
+        scales.append(precision.current_scale)
+        precision.unscale([] if weight.grad is None else [weight.grad])
+        made.append(precision.step(optimizer))
+        precision.update()
+    # An error on one rank is one on all: nobody waits.
+    with pytest.raises(InputError, match="parameters must be float32 to be scaled, got float16"):
+        precision.unscale([torch.ones(2, dtype=torch.float16 if rank == 1 else torch.float32)])
+    calls = 0
+
+    def counted(*arguments: Any, **named: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    dist.all_reduce = counted
+    other = Precision("bfloat16")
+    other.unscale([torch.ones(1)])
+    made_without_scaling = other.step(None)
+    other.update()
+    return pack((scales, made, weight.item(), precision.state_dict(), calls, made_without_scaling))
+
+
+def test_all_ranks_skip_what_one_rank_cannot_do() -> None:
+    scales, made, weights = serially(STEPS)
+    assert made == [True, False, True, True, False, False, True, True, True]
+    for rank, answer in enumerate(map(unpack, run_ranks(3, stage))):
+        theirs, done, weight, state, calls, without = answer
+        assert theirs == scales
+        assert done == made
+        if rank < 2:
+            assert weight == weights[rank]
+        assert state["_growth_tracker"] == 1
+        assert (calls, without) == (0, True)
+
+
+@given(st.lists(st.sampled_from([1.0, -2.5, math.inf, math.nan, 1e30]), min_size=1, max_size=12))
+def test_scales_are_those_of_torch(gradients: list[float]) -> None:
+    steps = tuple((gradient,) for gradient in gradients)
+    want = serially(steps)
+    weight = nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
+    precision = Precision("float16", **OPTIONS)
+    scales, made = [], []
+    for gradient in gradients:
+        if len(scales) == 2:  # saved and loaded on the way
+            precision, old = Precision("float16"), precision
+            precision.load_state_dict(old.state_dict())
+        weight.grad = torch.tensor([gradient]) * precision.current_scale
+        scales.append(precision.current_scale)
+        before = weight.item()
+        precision.unscale([weight.grad])
+        precision.step(optimizer)
+        made.append(before != weight.item())
+        precision.update()
+    assert (scales, made, [weight.item()]) == want
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
+    return model(x).square().mean()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_training_in_16_bits_is_that_of_autocast_and_scaler(dtype: str) -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+    serial, their_optimizer = made()
+    # So large that the first passes overflow: 2^24 times a gradient near 1 is no float16.
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3, enabled=dtype == "float16")
+    model, optimizer = made()
+    precision = Precision(dtype, init_scale=2.0**24, growth_interval=3)
+    skipped = 0
+    for step in range(20):
+        their_optimizer.zero_grad()
+        with torch.autocast("cpu", getattr(torch, dtype), enabled=dtype != "float32"):
+            loss = loss_of(serial, step)
+        scaler.scale(loss).backward()
+        scaler.step(their_optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        with precision.autocast():
+            ours = loss_of(model, step)
+        precision.scale(ours).backward()
+        precision.unscale([p.grad for p in model.parameters() if p.grad is not None])
+        skipped += not precision.step(optimizer)
+        precision.update()
+        assert ours.item() == loss.item()
+        assert precision.current_scale == scaler.get_scale()
+    assert (skipped > 2) == (dtype == "float16")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), serial.parameters(), strict=True))
+    assert precision.state_dict() == scaler.state_dict()
+
+
+def test_float16_losses_do_not_overflow_by_the_scale() -> None:
+    assert Precision("float16").scale(torch.tensor(2.0, dtype=torch.float16)).item() == 2.0**17
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "half"}, "dtype must be one of float32, bfloat16, float16, got half"),
+        ({"init_scale": 0}, "init_scale must be positive and finite, got 0"),
+        ({"growth_factor": 1.0}, "growth_factor must be more than 1, got 1.0"),
+        ({"backoff_factor": 1.0}, "backoff_factor must be between 0 and 1, got 1.0"),
+        ({"growth_interval": 0}, "growth_interval must be at least 1, got 0"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Precision(**options)
+
+
+def test_calls_in_the_wrong_order() -> None:
+    precision = Precision("float16")
+    with pytest.raises(RuntimeError, match="step must follow unscale"):
+        precision.step(None)
+    with pytest.raises(RuntimeError, match="update must follow unscale"):
+        precision.update()
+    precision.unscale([])
+    with pytest.raises(RuntimeError, match="unscale must be called once in a step"):
+        precision.unscale([])
+    with pytest.raises(
+        InputError, match="a state of float16 must have _growth_tracker, backoff_factor, growth"
+    ):
+        precision.load_state_dict(Precision("bfloat16").state_dict())

@@ -1,0 +1,583 @@
+"""Unmodified models cut at every legal place: the halves together are the model, in both modes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from arborcast.pipeline.costs.profile import Layer, Profile  # noqa: E402
+from arborcast.pipeline.errors import PartitionError  # noqa: E402
+from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
+from arborcast.pipeline.model.layered import Layered  # noqa: E402
+from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
+from tests.support.traced_models import Choosing, Language, Recurrent, Regularised, Residual  # noqa: E402
+
+
+def words(samples: int) -> tuple[Tensor, ...]:
+    return torch.randint(0, 11, (samples, 5)), torch.rand(samples, 5)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, ...]]]] = {
+    "residual": (Residual, lambda samples: (torch.randn(samples, 2, 4, 4),)),
+    "language": (Language, words),
+    "recurrent": (Recurrent, lambda samples: (torch.randn(samples, 3, 3),)),
+    "regularised": (Regularised, lambda samples: (torch.randn(samples, 4),)),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """These tensors are tiny: more threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict[str, Traced]:
+    torch.manual_seed(0)
+    return {name: trace(make(), inputs(4), layers="all") for name, (make, inputs) in MODELS.items()}
+
+
+def several(value: Any) -> tuple[Tensor, ...]:
+    return tuple(value) if isinstance(value, tuple) else (value,)
+
+
+def run(model: nn.Module, forward: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """Outputs, gradients and buffers of one pass, from the same state every time."""
+    state = copy.deepcopy(model.state_dict())
+    model.zero_grad()
+    torch.manual_seed(1)
+    outputs = several(forward(*(value.clone() for value in inputs)))
+    sum(value.square().sum() for value in outputs).backward()  # type: ignore[union-attr]
+    gradients = {name: None if it.grad is None else it.grad.clone() for name, it in model.named_parameters()}
+    buffers = {name: it.clone() for name, it in model.named_buffers()}
+    model.load_state_dict(state)
+    return outputs, gradients, buffers
+
+
+def in_two(layered: Layered, cut: int) -> nn.Module:
+    """Both sides of a cut, one after the other; checks what crosses."""
+    first, second = layered.divide(0, cut), layered.divide(cut, layered.depth)
+    dims = layered.sample_dims(cut)
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, *inputs: Tensor) -> Any:
+            crossing = several(self.first(*inputs))
+            counts = [value.shape[dim] for value, dim in zip(crossing, dims, strict=True)]
+            assert counts == [len(inputs[0])] * len(dims)
+            return self.second(*crossing)
+
+    return Halves()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_halves_are_the_model(traced: dict[str, Traced], name: str) -> None:
+    """At every legal cut, with other numbers of samples than the example's, one of them 1."""
+    layered, model = traced[name], traced[name].model
+    cases = [(training, MODELS[name][1](samples)) for training, samples in ((True, 3), (True, 1), (False, 2))]
+    expected = [run(model.train(training), model, inputs) for training, inputs in cases]
+    for cut in range(1, layered.depth):
+        halves = in_two(layered, cut)
+        for (training, inputs), (outputs, gradients, buffers) in zip(cases, expected, strict=True):
+            found = run(model, halves.train(training), inputs)
+            for ours, theirs in zip(found[0], outputs, strict=True):
+                assert torch.equal(ours, theirs), cut
+            for key, gradient in gradients.items():
+                assert (found[1][key] is None) == (gradient is None), (cut, key)
+                if gradient is not None:
+                    # Sums over the places where a parameter is used may go in another order.
+                    torch.testing.assert_close(found[1][key], gradient, rtol=1e-5, atol=1e-6)
+            for key, buffer in buffers.items():
+                assert torch.equal(found[2][key], buffer), (cut, key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layer_alone(traced: dict[str, Traced], name: str) -> None:
+    """Layer after layer, each with inputs that are cut off from the graph, as stages have them."""
+    layered, model = traced[name], traced[name].model.train()
+    inputs = MODELS[name][1](3)
+    outputs, gradients, _ = run(model, model, inputs)
+    state = copy.deepcopy(model.state_dict())
+    model.zero_grad()
+    torch.manual_seed(1)
+    passes = []
+    values = inputs
+    for layer in range(layered.depth):
+        given = tuple(value.detach().clone() for value in values)  # what came in a message
+        for value, before in zip(given, values, strict=True):
+            value.requires_grad_(before.requires_grad)
+        values = several(layered.divide(layer, layer + 1)(*given))
+        passes.append((given, values))
+    for ours, theirs in zip(values, outputs, strict=True):
+        assert torch.equal(ours, theirs)
+    above: list[Tensor | None] = [2 * value.detach() for value in values]
+    for given, made in reversed(passes):
+        pairs = [
+            (value, gradient)
+            for value, gradient in zip(made, above, strict=True)
+            if value.requires_grad and gradient is not None
+        ]
+        torch.autograd.backward([value for value, _ in pairs], [gradient for _, gradient in pairs])
+        above = [value.grad for value in given]
+    for key, it in model.named_parameters():
+        if gradients[key] is None:
+            assert it.grad is None
+        else:
+            torch.testing.assert_close(it.grad, gradients[key], rtol=1e-5, atol=1e-6)
+    model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_and_states(traced: dict[str, Traced], name: str) -> None:
+    """States of all layers together have the keys of the model; parameters are the model's own."""
+    layered, model = traced[name], traced[name].model
+    assert isinstance(layered, Layered)
+    assert len(set(layered.layer_names)) == layered.depth
+    whole = model.state_dict()
+    assert list(layered.divide(0, layered.depth).state_dict()) == list(whole)
+    states = [layered.divide(layer, layer + 1).state_dict() for layer in range(layered.depth)]
+    assert set().union(*states) == set(whole)
+    mine = dict(model.named_parameters(remove_duplicate=False))
+    for layer in range(layered.depth):
+        for key, parameter in layered.divide(layer, layer + 1).named_parameters(remove_duplicate=False):
+            assert parameter is mine[key]
+
+
+def test_layer_names_and_crossings(traced: dict[str, Traced]) -> None:
+    """
+    cut          1        2         3                4        5
+    crosses      first    relu      relu and second  relu     mean
+    """
+    layered = traced["residual"]
+    assert layered.layer_names == ("first", "norms.0", "second", "norms.1", "mean", "head")
+    shapes = [[it.shape for it in layered.crossing(cut)] for cut in range(1, 6)]
+    wide = (4, 4, 4, 4)
+    assert shapes == [[wide], [wide], [wide, wide], [wide], [(4, 4)]]
+    assert layered.crossing(1)[0].size_bytes == 4**4 * 4
+    assert "norms.0.num_batches_tracked" in layered.divide(1, 2).state_dict()
+
+
+def test_ties(traced: dict[str, Traced]) -> None:
+    language = traced["language"]
+    (tie,) = language.ties
+    assert tie[0] == "words.weight"
+    assert tie[1][0] == 0
+    last = language.divide(tie[1][1], language.depth)
+    assert {"words.weight", "head.weight"} <= set(last.state_dict())
+    assert [name for name, _ in last.named_parameters()] == ["words.weight"]
+    # Layers that compute something of a parameter for themselves use it too.
+    assert [name for name, _ in traced["regularised"].ties] == ["weight"]
+    assert not traced["residual"].ties
+
+
+def test_masks_are_made_by_every_stage(traced: dict[str, Traced]) -> None:
+    """A cut inside the attention is crossed by queries and the like, not by the mask."""
+    language = traced["language"]
+    crossing = {it.name for cut in range(1, language.depth) for it in language.crossing(cut)}
+    copied = {it.name for it in language.training.items if it.copied}
+    assert any("triu" in name for name in copied)
+    assert not crossing & copied
+
+
+def test_random_numbers_for_all_samples_are_drawn_once(traced: dict[str, Traced]) -> None:
+    """`noise` of Regularised is used on both sides of all the cuts that are not legal."""
+    faults = [cut.fault for cut in traced["regularised"].training.cuts]
+    assert faults == ["rand is a constant value"] * 5 + [""] * 4
+
+
+def test_segments_stand_alone(traced: dict[str, Traced]) -> None:
+    segment = traced["residual"].divide(0, 3)
+    x = torch.randn(2, 2, 4, 4)
+    for other in (copy.deepcopy(segment), pickle.loads(pickle.dumps(segment))):
+        assert list(other.state_dict()) == list(segment.state_dict())
+        for ours, theirs in zip(several(other(x)), several(segment(x)), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_checkpointing_repeats_dropout(traced: dict[str, Traced]) -> None:
+    language = traced["language"]
+    model = language.model.train()
+    whole = language.divide(0, language.depth)
+    inputs = words(3)
+    plain = run(model, model, inputs)
+    repeated = run(model, lambda *given: checkpoint(whole, *given, use_reentrant=False), inputs)
+    assert torch.equal(plain[0][0], repeated[0][0])
+    for name, gradient in plain[1].items():
+        if gradient is not None:
+            torch.testing.assert_close(repeated[1][name], gradient)
+
+
+def test_autocast(traced: dict[str, Traced]) -> None:
+    layered = traced["residual"]
+    layered.model.train()
+    x = torch.randn(3, 2, 4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        first = layered.divide(0, 1)(x)
+        theirs = run(layered.model, layered.model, (x,))
+        ours = run(layered.model, in_two(layered, 3), (x,))
+    assert first.dtype == torch.bfloat16
+    assert ours[0][0].dtype == theirs[0][0].dtype
+    assert torch.equal(ours[0][0], theirs[0][0])
+
+
+def test_training_the_layers_trains_the_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 2))
+    layered = trace(model.eval(), torch.randn(4, 3))
+    assert not model.training
+    assert not layered.divide(0, 1).training  # the mode of the model
+    segment = layered.divide(0, layered.depth)
+    optimizer = torch.optim.SGD(segment.parameters(), 0.1)
+    before = model[0].weight.clone()
+    segment(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, model[0].weight)
+
+
+def test_tracing_leaves_the_model_and_the_random_state_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), Regularised())
+    model[1].eval()
+    example = torch.randn(4, 3)
+    state, weights = torch.random.get_rng_state(), copy.deepcopy(model.state_dict())
+    trace(model, example)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert [module.training for module in model] == [True, False, True, True]
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, weights[name])
+
+
+# How many layers ------------------------------------------------------------------------------------
+
+
+def deep(layers: int, width: int = 16) -> nn.Module:
+    return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())))
+
+
+def test_number_of_layers() -> None:
+    model, example = deep(6, 512), torch.randn(2, 512)
+    assert trace(model, example).layer_names == ("0", "2", "4", "6", "8", "10")  # ReLUs stay with theirs
+    assert trace(model, example, layers=3).layer_names == ("0", "4", "8")
+    assert trace(model, example, layers="all").depth == 12
+    with pytest.raises(
+        PartitionError, match=r"Sequential: layers must be in 1\.\.12, as it has 11 legal cuts, got 13"
+    ):
+        trace(model, example, layers=13)
+
+
+@pytest.mark.long
+def test_layers_do_not_depend_on_the_number_of_samples() -> None:
+    few, many = (trace(Language(), words(samples)) for samples in (2, 50))
+    assert few.layer_names == many.layer_names
+    assert few.balance(3) == many.balance(3)
+    assert [it.shape[0] for it in many.crossing(1)] == [50] * len(many.crossing(1))
+
+
+def test_at_most_64_layers() -> None:
+    depth = trace(deep(80), torch.randn(16, 16)).depth
+    assert 32 <= depth <= 64
+
+
+def test_balance(traced: dict[str, Traced]) -> None:
+    layered = trace(deep(6), torch.randn(64, 16), layers=6)
+    assert layered.balance(3) == (2, 4)
+    assert layered.balance(3, by="memory") == (2, 4)
+    costs = [
+        Layer(str(at), time, time, 4, size, 0, 0)
+        for at, (time, size) in enumerate([(5, 1), (1, 1), (1, 1), (1, 1), (1, 1), (1, 5)])
+    ]
+    profile = Profile("drawn", 4, tuple(costs))
+    assert layered.balance(2, profile=profile) == (1,)
+    assert layered.balance(2, by="memory", profile=profile) == (5,)
+    with pytest.raises(PartitionError, match=r"stages must be in 1\.\.6, its number of layers, got 7"):
+        layered.balance(7)
+    with pytest.raises(PartitionError, match="must be by time or memory, got size"):
+        layered.balance(2, by="size")  # type: ignore[arg-type]
+    with pytest.raises(PartitionError, match="profile must have 6 layers, got 1"):
+        layered.balance(2, profile=Profile("short", 4, tuple(costs[:1])))
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 0), (3, 2), (-1, 2), (0, 99)])
+def test_bad_ranges(traced: dict[str, Traced], start: int, end: int) -> None:
+    with pytest.raises(PartitionError, match="layers must be 0 <= start < end <= 6"):
+        traced["residual"].divide(start, end)
+
+
+def test_no_such_boundary(traced: dict[str, Traced]) -> None:
+    with pytest.raises(PartitionError, match=r"cut must be in 0\.\.6, got 7"):
+        traced["residual"].sample_dims(7)
+
+
+# What cannot be traced ------------------------------------------------------------------------------
+
+
+class Made(nn.Module):
+    """A linear layer behind a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self.linear(inputs[0]), *inputs[1:])
+
+
+def error_of(model: nn.Module, *example: Tensor, **options: Any) -> str:
+    with pytest.raises(PartitionError) as caught:
+        trace(model, example, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+X = torch.randn(4, 3)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_control_flow_that_depends_on_data(strict: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    message = error_of(Choosing(), X, strict=strict)
+    assert "model Choosing: cannot be traced at traced_models.py:" in message
+    assert "(if x.sum() > 0:): control flow depends on the values of a tensor; rewrite it" in message
+    assert 'fallback="sequential"' in message
+    assert capfd.readouterr().err == ""  # torch says the same on a page
+
+
+def test_a_loss_inside_the_model() -> None:
+    """It may be used, but no cut parts it from what uses it; it cannot be returned.
+
+    linear | broadcast its parts | mse_loss cos sin tanh mul
+    """
+    target = torch.rand(4, 3)
+    message = error_of(Made(nn.functional.mse_loss), X, target)
+    assert "output 0 (mse_loss) is a loss, which cannot be divided by samples" in message
+
+    def scaled(y: Tensor, t: Tensor) -> Tensor:
+        penalty = nn.functional.mse_loss(y, t)
+        return torch.tanh(torch.sin(torch.cos(y))) * penalty
+
+    layered = trace(Made(scaled), (X, target), layers="all")
+    crossing = {it.name for cut in range(layered.depth + 1) for it in layered.crossing(cut)}
+    assert "mse_loss" not in crossing
+    assert layered.depth == 3
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda y: y.mean(), "output 0 (mean) must have one dimension as long as there are samples"),
+        (lambda y: (y, y.t() @ y), "output 1 (matmul) must have one dimension"),
+        (lambda y: y.repeat_interleave(2, 0), "must have one dimension as long as there are samples"),
+        (lambda y: {"y": y}, "must return a tensor or a tuple of tensors, got a dict of y; wrap it"),
+        (lambda y: (y, None), "must return a tensor or a tuple of tensors"),
+        (lambda y: y.view(4, 3), "it allows only 4 samples; take the number from the input's shape"),
+    ],
+)
+def test_what_does_not_fit(function: Callable[..., Any], message: str) -> None:
+    assert message in error_of(Made(function), X)
+
+
+def test_an_operator_without_a_shape_function() -> None:
+    @torch.library.custom_op("arborcast_test::opaque", mutates_args=())
+    def opaque(x: Tensor) -> Tensor:
+        return x.clone()
+
+    message = error_of(Made(opaque), X)
+    assert "test_tracing.py:" in message
+    assert "operator arborcast_test::opaque has no shape function; register one with torch.library" in message
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ((), "example must have at least one input, got none"),
+        ((torch.randn(1, 3),), "example must have at least 2 samples, got 1"),
+        ((X, torch.randn(5, 3)), r"as many samples as the first (4), got 5 for input 1"),
+        ((torch.tensor(1.0),), "input 0 of the example must have a sample dimension"),
+        ((X, 3), "input 1 of the example must be a tensor, got int"),
+    ],
+)
+def test_bad_examples(example: tuple[Any, ...], message: str) -> None:
+    assert message in error_of(nn.Linear(3, 3), *example)
+
+
+def test_a_strict_trace_would_lose_a_replaced_buffer() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.seen + x.detach().mean(0)
+            return x + self.seen
+
+    assert "forward replaces attributes of the model" in error_of(Counting(), X, strict=True)
+    model = Counting()
+    layered = trace(model, X, layers="all")
+    model.train()
+    layered.divide(0, layered.depth)(X)
+    torch.testing.assert_close(model.seen, X.mean(0))
+
+
+def test_evaluation_with_other_operators() -> None:
+    """Training works; evaluation says which operator is in the way."""
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.linear(x)
+            return torch.tanh(x * 0.5) if self.training else torch.sigmoid(x)
+
+    model = Deep()
+    layered = trace(model, X)
+    segment = layered.divide(0, layered.depth)
+    assert torch.equal(segment(X), model(X))
+    with pytest.raises(
+        PartitionError, match=r"cannot be evaluated in stages: in training it runs aten\.mul\.Tensor"
+    ):
+        segment.eval()(X)
+
+
+def test_training_may_ask_for_contiguous_values() -> None:
+    """As attention does that is given dropout."""
+
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.stack([self.linear(x), x], 1).transpose(1, 2)
+            return torch.tanh((x.contiguous() if self.training else x) * 0.5)
+
+    model = Transposed()
+    layered = trace(model, X, layers="all")
+    for mode in (True, False):
+        model.train(mode)
+        values: Any = (X,)
+        for layer in range(layered.depth):
+            values = layered.divide(layer, layer + 1)(*values)
+            values = values if isinstance(values, tuple) else (values,)
+        assert torch.equal(values[0], model(X))
+
+
+class Attention(nn.Module):
+    """With the weights of attention asked for, evaluation leaves dropout out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.attention(x, x, x)[0]
+        return torch.tanh(result)
+
+
+class Twice(nn.Module):
+    """A batch norm applied twice, which counts twice in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(torch.tanh(self.norm(x))))
+
+
+class Nested(nn.Module):
+    """Control flow that torch can express, recomputation and casts of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.linear, x, use_reentrant=False)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = torch.sigmoid(self.linear(x))
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (torch.tanh(x),)).float()
+
+
+class Pasted(nn.Module):
+    """Parts of batches written into zeros, and a mask made by writing into ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros(x.shape[0], 6)
+        out[:, :3] = torch.tanh(x)
+        out[:, 3:] = torch.sin(x)
+        mask = torch.ones(6)
+        mask[2:] = 0.5
+        return torch.tanh(torch.sigmoid(out * mask) + mask)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "least"),
+    [
+        (Attention(), (3, 4), 4),
+        (Twice(), (3,), 2),
+        (Nested(), (3,), 3),
+        (Pasted(), (3,), 4),
+    ],
+    ids=lambda it: type(it).__name__,
+)
+def test_what_can_be_cut_all_the_same(model: nn.Module, shape: tuple[int, ...], least: int) -> None:
+    layered = trace(model, torch.randn(4, *shape), layers="all")
+    assert layered.depth >= least
+    state = copy.deepcopy(model.state_dict())
+    inputs = torch.randn(3, *shape, requires_grad=True)
+    for training in (True, False):
+        for cut in range(1, layered.depth):
+            found = []
+            for module in (model.train(training), in_two(layered, cut).train(training)):
+                model.load_state_dict(state)
+                torch.manual_seed(0)
+                output = module(inputs)
+                found.append((output, *torch.autograd.grad(output.sum(), inputs), *model.buffers()))
+                found[-1] = tuple(value.clone() for value in found[-1])
+            for ours, theirs in zip(*found, strict=True):
+                assert torch.equal(ours, theirs), (cut, training)
+
+
+def test_tokens_of_several_samples_in_one_dimension() -> None:
+    """Which of them belong to a sample cannot be told: no cut there."""
+
+    def flattened(x: Tensor) -> Tensor:
+        return torch.tanh(torch.sin(x.reshape(-1, 3))).view(x.shape)
+
+    with pytest.raises(
+        PartitionError,
+        match=r"as it has 1 legal cuts, got 3 .*reshape has no one dimension that counts samples",
+    ):
+        trace(Made(flattened), torch.randn(4, 5, 3), layers=3)
+
+
+def test_sequential_fallback_only_when_asked() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Choosing(), nn.ReLU())
+    assert "cannot be traced" in error_of(model, X)
+    layered = trace(model, X, fallback="sequential")
+    assert layered.depth == 3
+    assert set(layered.divide(1, 3).state_dict()) == {"1.linear.weight", "1.linear.bias"}
+    assert torch.equal(layered.divide(1, 3)(layered.divide(0, 1)(X)), model(X))
+    divisible = Divisible(Choosing(), nn.ReLU())
+    assert trace(divisible, X, fallback="sequential") is divisible
+    assert isinstance(trace(nn.Linear(3, 3), X, fallback="sequential"), Traced)
+    assert "no sequential fallback: it is no nn.Sequential" in error_of(Choosing(), X, fallback="sequential")
+    assert "layers must be 3, the number of its children" in error_of(
+        model, X, fallback="sequential", layers=2
+    )
+    assert "must be None or \"sequential\", got 'guess'" in error_of(model, X, fallback="guess")

@@ -1,0 +1,464 @@
+"""Training by a plan, in real processes: equal to serial training, whatever the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from arborcast import topologies  # noqa: E402
+from arborcast.pipeline.errors import BatchError  # noqa: E402
+from arborcast.pipeline.model.traced import trace  # noqa: E402
+from arborcast.pipeline.planning.plan import Plan, overlaps, shares  # noqa: E402
+from arborcast.pipeline.trainer import Trainer  # noqa: E402
+from arborcast.synth.errors import InputError  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.training_cases import (  # noqa: E402
+    LAYERS,
+    Curve,
+    Unmodified,
+    aside,
+    batches,
+    branching,
+    check_close,
+    cross_entropy,
+    decaying,
+    frozen,
+    momentum,
+    network,
+    normalised,
+    plan_of,
+    serial,
+    stopped,
+    tied,
+)
+
+RANKS_IMPORT = ("torch._dynamo",)
+
+FABRIC = {"ARBORCAST_TOPOLOGY": "full:4", "ARBORCAST_METHOD": "trees", "ARBORCAST_GLOO_BELOW": "0"}
+"""Gradients of a few bytes go by schedules too."""
+
+
+def trained(
+    plan: Plan, make: Callable[[], nn.Module], given: Sequence[tuple[Tensor, Tensor]], **options: Any
+) -> Curve:
+    """Train by a plan; the state is that of the whole model."""
+    options = {"collectives": "gloo", "timeout_s": 60.0} | options
+    loss_fn = options.pop("loss_fn", cross_entropy)
+    optimizer = options.pop("optimizer", momentum)
+    with Trainer(make(), plan, loss_fn, optimizer, **options) as trainer:
+        losses = [trainer.step(*batch) for batch in given]
+        gradients = {
+            name: it.grad.numpy().copy()
+            for name, it in trainer.module.named_parameters()
+            if it.grad is not None
+        }
+        state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
+    return Curve(losses, gradients, state)
+
+
+def merged(curves: Sequence[Curve]) -> Curve:
+    """What all ranks saw; losses and states must be alike on all of them."""
+    for curve in curves:
+        assert curve.losses == curves[0].losses
+        for name, value in curve.state.items():
+            np.testing.assert_array_equal(value, curves[0].state[name])
+    return Curve(
+        curves[0].losses,
+        {name: value for curve in curves for name, value in curve.gradients.items()},
+        curves[0].state,
+    )
+
+
+# Plans ---------------------------------------------------------------------------------------------
+
+PLANS = {
+    "one rank": plan_of([1], first=2),
+    "replicas only": plan_of([4], "gpipe", microbatches=1),
+    "two stages": plan_of([1, 1], "gpipe", first=1),
+    "three stages": plan_of([1, 1, 1], "pe"),
+    "four stages": plan_of([1, 1, 1, 1], "1f1b"),
+    "four stages, capped": plan_of([1, 1, 1, 1], "pe", microbatches=5, max_in_flight=2),
+    "1-2-1 fill and drain": plan_of([1, 2, 1], "gpipe"),
+    "1-2-1": plan_of([1, 2, 1], "1f1b"),
+    "1-2-1 list order": plan_of([1, 2, 1], "pe"),
+    "2-1-1": plan_of([2, 1, 1], "1f1b"),
+    "1-1-2, recomputed": plan_of([1, 1, 2], "gpipe", recompute=True),
+    "2-2": plan_of([2, 2], "pe"),
+    "1-3": plan_of([1, 3], "1f1b", microbatches=2),
+    "3-1, recomputed": plan_of([3, 1], "pe", microbatches=2, recompute=True),
+    "ranks in any order": Plan([(0, 3, (3,)), (3, 5, (2, 0)), (5, LAYERS, (1,))], 3, "1f1b"),
+}
+LONG = ("1-2-1 fill and drain", "1-2-1", "1-2-1 list order")
+STEPS, LONG_STEPS = 5, 20
+
+
+def by_all_plans(rank: int, size: int) -> dict[str, Curve]:
+    return {
+        name: trained(
+            plan,
+            network,
+            batches(LONG_STEPS if name in LONG else STEPS),
+            collectives="synth" if index % 2 else "gloo",
+        )
+        for index, (name, plan) in enumerate(PLANS.items())
+    }
+
+
+def test_any_plan_trains_as_serially() -> None:
+    """Losses of steps with 13 or 7 samples, and gradients; ranks outside a plan hear of losses too."""
+    short, long = serial(network, batches(STEPS)), serial(network, batches(LONG_STEPS))
+    found = run_ranks(4, by_all_plans, environ=FABRIC)
+    for name in PLANS:
+        curve = merged([curves[name] for curves in found])
+        expected = long if name in LONG else short
+        assert curve.gradients.keys() == expected.gradients.keys(), name
+        check_close(curve, expected)
+
+
+# Models --------------------------------------------------------------------------------------------
+
+
+def summed(output: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(output, target, reduction="sum")
+
+
+def of_many_kinds(rank: int, size: int) -> dict[str, Curve]:
+    given = batches(4)
+    depth = trace(Unmodified(), given[0][0]).depth
+    return {
+        "unmodified": trained(plan_of([1, 2, 1], depth=depth), Unmodified, given),
+        "branching": trained(plan_of([1, 2, 1], depth=4), branching, given),
+        "branching, recomputed": trained(plan_of([2, 1, 1], "pe", depth=4, recompute=True), branching, given),
+        "frozen": trained(plan_of([1, 1, 2]), frozen, given),
+        "normalised": trained(plan_of([1, 2, 1], depth=5), normalised, given),
+        "normalised, recomputed": trained(
+            plan_of([1, 2, 1], "gpipe", depth=5, recompute=True), normalised, given, collectives="synth"
+        ),
+        "tied": trained(plan_of([1, 2, 1], depth=5), tied, given),
+        "unused": trained(plan_of([1, 2, 1], depth=3), aside, given, optimizer=decaying),
+        "stopped": trained(plan_of([2, 1, 1], depth=5), stopped, given, optimizer=decaying),
+        "summed": trained(plan_of([1, 2, 1]), network, given, loss_fn=summed, loss_reduction="sum"),
+        "accumulated": trained(plan_of([2, 2]), network, given, accumulate=2),
+        "clipped": trained(plan_of([1, 2, 1]), network, given, clip_norm=0.1),
+        "bfloat16": trained(plan_of([1, 1, 1, 1]), network, given, precision="bfloat16"),
+        "float16": trained(plan_of([1, 1, 1, 1]), network, given, precision="float16"),
+    }
+
+
+def test_models_and_ways_of_training() -> None:
+    given = batches(4)
+    found = run_ranks(4, of_many_kinds, environ=FABRIC)
+    curves = {name: merged([each[name] for each in found]) for name in found[0]}
+    for name in ("branching", "branching, recomputed"):
+        check_close(curves[name], serial(branching, given))
+    check_close(curves["frozen"], serial(frozen, given))
+    assert set(curves["frozen"].gradients) == {f"{i}.{it}" for i in (4, 7) for it in ("weight", "bias")}
+    check_close(curves["unmodified"], serial(Unmodified, given, microbatches=3))
+    for name in ("normalised", "normalised, recomputed"):
+        check_close(curves[name], serial(normalised, given, microbatches=3))
+    check_close(curves["tied"], serial(tied, given))
+    check_close(curves["unused"], serial(aside, given, optimizer=decaying))
+    check_close(curves["stopped"], serial(stopped, given, optimizer=decaying))
+    check_close(curves["accumulated"], serial(network, given, accumulate=2))
+    check_close(curves["clipped"], serial(network, given, clip_norm=0.1))
+    of_sums = serial(network, given, loss_fn=summed)
+    check_close(curves["summed"], of_sums, tolerance=1e-5)  # losses of about 18
+
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        check_close(curves[name], serial(network, given, microbatches=3, autocast=dtype))
+
+
+# Messages ------------------------------------------------------------------------------------------
+
+CALLS = ("isend", "irecv", "send", "recv", "all_reduce", "broadcast", "all_gather_into_tensor", "barrier")
+
+
+def counted_calls(rank: int, size: int) -> dict[str, Any]:
+    """What a step on known shapes asks of torch.distributed, and what it counts itself."""
+    seen: Counter[str] = Counter()
+
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            seen[name] += 1
+            return call(*arguments, **named)
+
+        return counted
+
+    with Trainer(network(), plan_of([1, 2, 1]), cross_entropy, momentum, collectives="gloo") as trainer:
+        inputs, targets = batches(1)[0]
+        trainer.step(inputs, targets)
+        before = vars(trainer.messages).copy()
+        originals = {name: getattr(dist, name) for name in CALLS}
+        store = dist.distributed_c10d._get_default_store()
+        for name, call in originals.items():
+            setattr(dist, name, counting(name, call))
+        keys = store.num_keys()
+        trainer.step(inputs, targets)
+        assert store.num_keys() == keys
+        for name, call in originals.items():
+            setattr(dist, name, call)
+        after = vars(trainer.messages)
+    return {"calls": dict(seen), "messages": {name: after[name] - before[name] for name in after}}
+
+
+def test_one_message_per_transfer_and_none_else() -> None:
+    """13 samples in microbatches of 5, 4 and 4, each of 8 floats per sample at both boundaries.
+
+    Rank 0 sends 3 and 2, 2 and 2, 2 and 2 samples to ranks 1 and 2, which send as many to rank 3.
+    """
+    sizes = (5, 4, 4)
+    per_rank: list[dict[str, int]] = []
+    for replica in (None, 0, 1, None):
+        parts = [shares(size, 2) if replica is None else (shares(size, 2)[replica],) * 2 for size in sizes]
+        moved = [stop - start for part in parts for start, stop in part]
+        # An end sends outputs (or gradients) only, the middle sends both.
+        per_rank.append({"messages": len(moved), "bytes": sum(moved) * 8 * 4})
+    assert [it["messages"] for it in per_rank] == [6, 6, 6, 6]
+    assert sum(len(overlaps(size, 1, 2)) for size in sizes) == 6
+    for rank, found in enumerate(run_ranks(4, counted_calls)):
+        expected = per_rank[rank]
+        assert found["messages"] == {
+            "sent": expected["messages"],
+            "received": expected["messages"],
+            "sent_bytes": expected["bytes"],
+            "received_bytes": expected["bytes"],
+        }, rank
+        # The losses on all ranks, the gradients of the replicas; nothing tells shapes.
+        allreduces = 2 if rank in (1, 2) else 1
+        assert found["calls"] == {"isend": 6, "irecv": 6, "all_reduce": allreduces}, rank
+
+
+# What else a trainer does --------------------------------------------------------------------------
+
+
+def continued(rank: int, size: int) -> dict[str, Any]:
+    """Three steps on three stages, then three more on two, and a serial model that goes on from there."""
+    given = batches(6)
+    with Trainer(network(), plan_of([1, 1, 1]), cross_entropy, momentum, collectives="gloo") as first:
+        losses = [first.step(*batch) for batch in given[:3]]
+        state, optimizer = first.state_dict(), first.optimizer_state_dict()
+    with Trainer(network(5), plan_of([2, 2]), cross_entropy, momentum, collectives="gloo") as second:
+        second.load_state_dict(state)
+        second.load_optimizer_state_dict(optimizer)
+        losses += [second.step(*batch) for batch in given[3:]]
+        after = {name: value.numpy().copy() for name, value in second.state_dict().items()}
+    model = network(7)
+    model.load_state_dict(state)
+    loss = cross_entropy(model(given[3][0]), given[3][1]).item()
+    return {"curve": Curve(losses, {}, after), "serial": loss}
+
+
+def evaluated(rank: int, size: int) -> tuple[float, float, bool]:
+    """Evaluation in the middle of an accumulation changes nothing."""
+    inputs, targets = batches(1)[0]
+    model = normalised()
+    with Trainer(
+        model, plan_of([1, 2, 1], depth=5), cross_entropy, momentum, collectives="gloo", accumulate=2
+    ) as trainer:
+        trainer.step(inputs, targets)
+        before = trainer.state_dict()
+        gradients = [it.grad.clone() for it in trainer.module.parameters() if it.grad is not None]
+        loss = trainer.evaluate(inputs, targets)
+        after = trainer.state_dict()
+        kept = all(torch.equal(before[name], after[name]) for name in before) and all(
+            torch.equal(old, new.grad)
+            for old, new in zip(gradients, trainer.module.parameters(), strict=False)
+            if new.grad is not None
+        )
+        assert all(layer.training for layer in trainer.module.modules())
+    whole = normalised()
+    whole.load_state_dict(after)
+    with torch.no_grad():
+        return loss, cross_entropy(whole.eval()(inputs), targets).item(), kept
+
+
+def last_in_first_out(rank: int, size: int) -> Curve:
+    """Gradients of microbatches in reverse, as torchgpipe has them: not the order in which losses came."""
+    from arborcast.pipeline.order.actions import parse
+    from arborcast.pipeline.run import passes
+
+    def order(plan: Plan) -> Any:
+        return (parse("F0 F1 F2 B2 B1 B0"), parse("F0 F1 F2 B2 B1 B0"), parse("F0 F1 F2 B2 B1 B0"))
+
+    original, passes.order_of = passes.order_of, order  # type: ignore[assignment]
+    try:
+        return trained(plan_of([1, 2, 1]), network, batches(4))
+    finally:
+        passes.order_of = original  # type: ignore[assignment]
+
+
+def adagrad(parameters: Any) -> torch.optim.Optimizer:
+    """An optimizer that has state for all parameters from the start."""
+    return torch.optim.Adagrad(parameters, 0.1)
+
+
+def moved_with_state_from_the_start(rank: int, size: int) -> Curve:
+    """An optimizer of the whole model, whose state goes on to another plan."""
+    given = batches(4)
+    losses: list[float] = []
+    weights, state = network().state_dict(), None
+    for plan in (plan_of([1, 1, 1]), plan_of([2, 1])):
+        model = network()
+        optimizer = adagrad(model.parameters())
+        with Trainer(model, plan, cross_entropy, optimizer, collectives="gloo") as trainer:
+            trainer.load_state_dict(weights)
+            if state is not None:
+                trainer.load_optimizer_state_dict(state)
+            losses += [trainer.step(*batch) for batch in given[len(losses) :][:2]]
+            weights, state = trainer.state_dict(), trainer.optimizer_state_dict()
+    return Curve(losses, {}, {name: value.numpy().copy() for name, value in weights.items()})
+
+
+def by_an_optimizer_of_the_whole(rank: int, size: int) -> Curve:
+    """Made before the trainer, with a schedule of its learning rate."""
+    model = network()
+    optimizer = momentum(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    losses = []
+    with Trainer(model, plan_of([1, 1, 1, 1]), cross_entropy, optimizer, collectives="gloo") as trainer:
+        for batch in batches(6):
+            losses.append(trainer.step(*batch))
+            schedule.step()
+        return Curve(losses, {}, {k: v.numpy().copy() for k, v in trainer.state_dict().items()})
+
+
+def disagreeing(rank: int, size: int) -> list[str]:
+    """A batch that is another on one rank, then one that is too small on all, then a good one."""
+    said = []
+    inputs, targets = batches(1)[0]
+    with Trainer(network(), plan_of([1, 2, 1]), cross_entropy, momentum, collectives="gloo") as trainer:
+        mine = inputs[:11] if rank == 2 else inputs
+        for bad in ((mine, targets[: len(mine)]), (inputs[:5], targets[:5]), (inputs, targets[1:])):
+            with pytest.raises(BatchError) as caught:
+                trainer.step(*bad)
+            said.append(str(caught.value))
+        said.append(f"{trainer.step(inputs, targets):.6f}")
+    return said
+
+
+def recorded(rank: int, size: int) -> dict[str, int]:
+    inputs, targets = batches(1)[0]
+    plan = plan_of([1, 2, 1])
+    with Trainer(network(), plan, cross_entropy, momentum, collectives="gloo", record=True) as trainer:
+        trainer.step(inputs, targets)
+        trainer.step(inputs, targets)
+        found = trainer.timeline()
+    return dict(Counter(interval.kind for interval in found.intervals if interval.kind != "waiting"))
+
+
+def on_its_fabric(rank: int, size: int) -> str:
+    """What the replicas' group knows of the links between them."""
+    plan = plan_of([1, 2, 1], topology=topologies.load("ring:4"))
+    with Trainer(network(), plan, cross_entropy, momentum) as trainer:
+        trainer.step(*batches(1)[0])
+        group: Any = trainer._groups.stage
+        return "" if group is None else group.fabric
+
+
+def other_things(rank: int, size: int) -> dict[str, Any]:
+    calls = (
+        continued,
+        evaluated,
+        last_in_first_out,
+        by_an_optimizer_of_the_whole,
+        moved_with_state_from_the_start,
+        disagreeing,
+        recorded,
+        on_its_fabric,
+        refused,
+    )
+    return {call.__name__: call(rank, size) for call in calls}
+
+
+def refused(rank: int, size: int) -> list[str]:
+    """What a trainer cannot be made with; nothing is left behind."""
+    model = network()
+    topology = topologies.load("full:4")
+    cases: list[tuple[Plan, dict[str, Any]]] = [
+        (plan_of([1, 1], depth=7), {}),
+        (plan_of([1, 1], first=3), {}),
+        (plan_of([1, 1], topology=topology), {"topology": "ring:4"}),
+        (plan_of([1, 1], topology=topologies.load("full:2")), {}),
+        (plan_of([1, 1]), {"collectives": "nccl"}),
+        (plan_of([1, 1]), {"loss_reduction": "none"}),
+        (plan_of([1, 1]), {"accumulate": 0}),
+        (plan_of([1, 1]), {"clip_norm": -1.0}),
+        (plan_of([1, 1]), {"timeout_s": 0}),
+        (plan_of([1, 1]), {"device": "cuda"}),
+        (plan_of([1, 1]), {"precision": "float8"}),
+        (plan_of([1, 1]), {"optimizer": momentum(network(3).parameters())}),
+    ]
+    said = []
+    for plan, options in cases:
+        with pytest.raises(InputError) as caught:
+            Trainer(model, plan, cross_entropy, options.pop("optimizer", momentum), **options)
+        said.append(f"{type(caught.value).__name__}: {caught.value}")
+    return said
+
+
+def test_what_else_a_trainer_does() -> None:
+    found = run_ranks(4, other_things)
+    by_name = {name: [each[name] for each in found] for name in found[0]}
+    given = batches(6)
+    expected = serial(network, given)
+    for each in by_name["continued"]:
+        check_close(each["curve"], expected)
+        assert each["serial"] == pytest.approx(expected.losses[3], abs=1e-6)
+    for loss, of_serial, kept in by_name["evaluated"]:
+        assert loss == pytest.approx(of_serial, abs=1e-6)
+        assert kept
+    check_close(merged(by_name["last_in_first_out"]), serial(network, given[:4]))
+    check_close(merged(by_name["by_an_optimizer_of_the_whole"]), serial(network, given, halve_every=2))
+    of_adagrad = serial(network, given[:4], optimizer=adagrad)
+    check_close(merged(by_name["moved_with_state_from_the_start"]), of_adagrad)
+    for lines in by_name["disagreeing"]:
+        assert lines == by_name["disagreeing"][0]
+    apart, small, uneven, loss = by_name["disagreeing"][0]
+    assert apart == (
+        "batch: all ranks must be given the same one, got train inputs float32[13, 6], targets int64[13] on "
+        "rank 0 and train inputs float32[11, 6], targets int64[11] on rank 2"
+    )
+    assert small.startswith("batch of 5 samples: must have at least 6")
+    assert uneven == "batch: targets[0] must have as many samples as inputs[0], 13, got 12"
+    assert float(loss) == pytest.approx(expected.losses[0], abs=1e-6)
+    # 3 microbatches on 4 ranks; messages over two boundaries, to both replicas, in both directions.
+    assert by_name["recorded"][0] == {
+        "forward": 12,
+        "backward": 12,
+        "communication": 24,
+        "allreduce": 2,
+        "update": 4,
+    }
+    assert [line[:11] for line in by_name["on_its_fabric"]] == ["", "ring:4[1,2]", "ring:4[1,2]", ""]
+    for lines in by_name["refused"]:
+        assert lines == REFUSALS
+
+
+REFUSALS = [
+    "PlanError: plan: must have as many layers as the model, 8, got 7",
+    "PlanError: plan: ranks must be in 0..3 of the job, got 4",
+    "PlanError: plan: must be for topology ring:4, got one for full:4",
+    "PlanError: topology full:2: must have a rank for each of the 4 of the job, got 2",
+    "InputError: collectives: must be one of synth, gloo, got nccl",
+    "InputError: loss_reduction: must be one of mean, sum, got none",
+    "InputError: accumulate: must be at least 1, got 0",
+    "InputError: clip_norm: must not be negative, got -1.0",
+    "InputError: timeout_s: must be positive, got 0",
+    "InputError: device: must be cpu, which gloo sends from, got cuda",
+    "InputError: precision: dtype must be one of float32, bfloat16, float16, got float8",
+    "InputError: optimizer: must hold parameters of the model, got none of its 8 that are trained",
+]
+
+
+def test_a_job_is_needed() -> None:
+    with pytest.raises(InputError, match=r"torch\.distributed must be initialised"):
+        Trainer(network(), plan_of([1]), cross_entropy, momentum)

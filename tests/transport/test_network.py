@@ -1,0 +1,497 @@
+"""How ranks find each other through a store, on real processes: absentees, strangers and mixed transports."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
+from arborcast.backends.transport import addresses
+from arborcast.backends.transport.addresses import address_of_interface, listening_address
+from arborcast.backends.transport.channel import Channel
+from arborcast.backends.transport.handshake import Greeting
+from arborcast.backends.transport.listener import Guest, Reception
+from arborcast.backends.transport.network import Network
+from arborcast.backends.transport.shared_memory import create_memory
+from tests.support.ranks import Failure, run_ranks, store_path
+
+MESSAGE = 1_500_000
+
+
+def file_store(size: int) -> dist.Store:
+    return dist.FileStore(str(store_path()), size)
+
+
+def message(src: int, dst: int) -> torch.Tensor:
+    return (torch.arange(MESSAGE) * (3 + src) + dst).to(torch.uint8)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.numpy())  # type: ignore[arg-type]
+
+
+def exchange(network: Network) -> None:
+    """A message each way between this rank and all it is connected with, at once."""
+    channels = network.channels
+    out = {peer: message(network.rank, peer) for peer in channels}
+    into = {peer: torch.zeros(MESSAGE, dtype=torch.uint8) for peer in channels}
+    sent, received = dict.fromkeys(channels, 0), dict.fromkeys(channels, 0)
+    while any(sent[peer] + received[peer] < 2 * MESSAGE for peer in channels):
+        poll = select.poll()
+        moved = 0
+        for peer, channel in channels.items():
+            count = channel.send(bytes_of(out[peer])[sent[peer] :]) if sent[peer] < MESSAGE else 0
+            sent[peer] += count
+            moved += count
+            count = channel.receive(bytes_of(into[peer])[received[peer] :]) if received[peer] < MESSAGE else 0
+            received[peer] += count
+            moved += count
+            reads = received[peer] < MESSAGE or channel.wants_read
+            poll.register(channel.fileno(), select.POLLIN * reads | select.POLLOUT * channel.wants_write)
+        if not moved:
+            assert poll.poll(20_000), "nothing came"
+            for channel in channels.values():
+                channel.on_ready()
+    for peer in channels:
+        assert torch.equal(into[peer], message(peer, network.rank))
+
+
+def transports(network: Network) -> dict[int, str]:
+    return {peer: channel.transport for peer, channel in sorted(network.channels.items())}
+
+
+def everybody(rank: int, size: int, choices: list[str]) -> dict[int, str]:
+    network = Network(file_store(size), rank, size, timeout_s=30, transport=choices[rank])
+    network.connect(range(size))
+    exchange(network)
+    network.connect(range(size))
+    network.close()
+    return transports(network)
+
+
+def test_transport_is_chosen_per_pair() -> None:
+    got = run_ranks(4, everybody, ["auto", "auto", "sockets", "auto"], backend=None)
+    near, far = "shared memory", "sockets"
+    assert got == [
+        {1: near, 2: far, 3: near},
+        {0: near, 2: far, 3: near},
+        {0: far, 1: far, 3: far},
+        {0: near, 1: near, 2: far},
+    ]
+
+
+@pytest.mark.parametrize("transport", ["sockets", "shared memory"])
+def test_one_transport_for_all(transport: str) -> None:
+    got = run_ranks(3, everybody, [transport] * 3, backend=None)
+    assert got == [{peer: transport for peer in range(3) if peer != rank} for rank in range(3)]
+
+
+def on_demand(rank: int, size: int) -> list[int]:
+    """A chain first; then 0 and 2, of which 2 calls while 0 still waits for 1; then all."""
+    network = Network(file_store(size), rank, size, timeout_s=30)
+    if rank == 1:
+        time.sleep(0.5)
+    network.connect({1} if rank == 0 else {0, 2} if rank == 1 else ())
+    if rank == 2:
+        network.connect({0})
+        network.connect({1})
+    elif rank == 0:
+        network.connect({2})
+    exchange(network)
+    network.close()
+    return sorted(network.channels)
+
+
+def test_early_callers_are_kept_until_their_turn() -> None:
+    assert run_ranks(3, on_demand, backend=None) == [[1, 2], [0, 2], [0, 1]]
+
+
+def without_rank_1(rank: int, size: int, is_silent: bool) -> str:
+    """Rank 1 publishes nothing, or publishes and never connects."""
+    store = file_store(size)
+    if rank == 1:
+        if not is_silent:
+            network = Network(store, rank, size, timeout_s=1)
+        store.wait(["0 ends", "2 ends"])
+        if not is_silent:
+            network.close()
+        return ""
+    network = Network(store, rank, size, timeout_s=1)
+    try:
+        network.connect({1})
+    except ExecutionError as error:
+        return str(error)
+    finally:
+        store.set(f"{rank} ends", "")
+    return "connected"
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_rank_that_does_not_come_is_named(is_silent: bool) -> None:
+    low, _, high = run_ranks(3, without_rank_1, is_silent, backend=None)
+    assert low == "rank 0 waited 1 s to connect with rank 1, which did not come"
+    assert high == "rank 2 waited 1 s to connect with rank 1, which did not come"
+
+
+def with_strangers(rank: int, size: int) -> dict[int, str]:
+    store = file_store(size)
+    network = Network(store, rank, size, timeout_s=30, transport="sockets" if rank == 3 else "auto")
+    kept = []
+    if rank == 0:
+        reception = network._reception
+        for at in range(6):
+            if at % 2:
+                stranger = socket.create_connection((reception.host, reception.port))
+            else:
+                stranger = socket.socket(socket.AF_UNIX)
+                stranger.connect(f"\0{reception.name}")
+            wrong = Greeting(b"another token!!!", 1, 0, 1, 1, False)
+            stranger.sendall(
+                [wrong.to_bytes(), b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n" * 3, b"\0"][at // 2]
+            )
+            kept.append(stranger)
+        store.set("strangers are in", "")
+    store.wait(["strangers are in"])
+    network.connect(range(size))
+    exchange(network)
+    for stranger in kept[:4]:
+        stranger.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b"", "a stranger was answered"
+    network.close()
+    return transports(network)
+
+
+def test_strangers_are_dropped() -> None:
+    got = run_ranks(3, with_strangers, backend=None)
+    assert got[0] == {1: "shared memory", 2: "shared memory"}
+
+
+def with_slots(rank: int, size: int) -> str:
+    network = Network(file_store(size), rank, size, timeout_s=20, slot_bytes=4096 << rank, slots=4)
+    with pytest.raises(ExecutionError) as caught:
+        network.connect({1 - rank})
+    return str(caught.value)
+
+
+def test_different_slots_are_refused_on_both_sides() -> None:
+    expected = "rank 1 has 4 slots of 8192 bytes, but rank 0 has 4 of 4096: all ranks need the same"
+    assert run_ranks(2, with_slots, backend=None) == [expected, expected]
+
+
+CANNOT_SHARE = (
+    "ranks 0 and 1 cannot share memory as asked: "
+    "they are on two hosts or in two network namespaces, or one of them takes sockets only"
+)
+
+
+def memory_or_nothing(rank: int, size: int, who: int) -> str:
+    transport = "shared memory" if rank == who else "sockets"
+    network = Network(file_store(size), rank, size, timeout_s=20, transport=transport)
+    with pytest.raises(ExecutionError) as caught:
+        network.connect({1 - rank})
+    return str(caught.value)
+
+
+def test_memory_that_cannot_be_shared_is_an_error_that_names_the_pair() -> None:
+    for who in range(2):
+        assert run_ranks(2, memory_or_nothing, who, backend=None) == [CANNOT_SHARE, CANNOT_SHARE]
+
+
+def says_why(rank: int, size: int) -> str:
+    network = Network(
+        file_store(size), rank, size, timeout_s=20, transport="sockets" if rank == 3 else "auto"
+    )
+    network.connect(range(size))
+    exchange(network)
+    if rank == 0:
+        network.abort("gave up: out of paper")
+        return ""
+    channel = network.channels[0]
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    with pytest.raises(ChannelClosedError) as caught:
+        while poll.poll(20_000):  # slots that are given back may come before
+            channel.take(100)
+    network.close()
+    return str(caught.value)
+
+
+def test_abort_reaches_all_peers_whatever_the_transport() -> None:
+    assert run_ranks(4, says_why, backend=None)[1:] == ["rank 0 gave up: out of paper"] * 3
+
+
+def leaves_in_order(rank: int, size: int) -> str:
+    network = Network(file_store(size), rank, size, timeout_s=20)
+    network.connect(range(size))
+    if rank == 1:
+        network.close()
+        network.close()
+        with pytest.raises(ExecutionError, match=r"rank 1 connects to ranks \[7\] after it left the group"):
+            network.connect({7})
+        return ""
+    channel = network.channels[1]
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    assert poll.poll(20_000)
+    with pytest.raises(PeerLeftError) as caught:
+        channel.on_ready()
+    network.close()
+    return str(caught.value)
+
+
+def test_leaving_is_said() -> None:
+    assert run_ranks(2, leaves_in_order, backend=None)[0] == "rank 1 has left the group"
+
+
+def dies_before_connecting(rank: int, size: int) -> str:
+    store = file_store(size)
+    network = Network(store, rank, size, timeout_s=20)
+    if rank == 0:
+        store.wait(["1 is there"])
+        store.set("0 is gone", "")
+        os._exit(1)
+    store.set("1 is there", "")
+    store.wait(["0 is gone"])
+    time.sleep(0.2)
+    with pytest.raises(ExecutionError) as caught:
+        network.connect({0})
+    return str(caught.value)
+
+
+def test_dead_rank_is_noticed_at_once() -> None:
+    dead, caller = run_ranks(2, dies_before_connecting, backend=None, may_fail=True)
+    assert dead == Failure("killed", "ended without an answer")
+    assert caller.startswith(("rank 1 cannot reach rank 0 at", "rank 0 ended while rank 1 was connecting"))
+
+
+def again_and_again(rank: int, size: int) -> tuple[int, int]:
+    store = file_store(size)
+
+    def once(number: int) -> None:
+        network = Network(
+            dist.PrefixStore(str(number), store),
+            rank,
+            size,
+            timeout_s=20,
+            transport="sockets" if number % 2 else "auto",
+        )
+        network.connect(range(size))
+        exchange(network)
+        network.close()
+
+    def held() -> int:
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text().count("memfd:arborcast")
+        return len(list(Path("/proc/self/fd").iterdir())) + maps
+
+    once(0)
+    before = held()
+    for number in range(1, 11):
+        once(number)
+    return before, held()
+
+
+def test_networks_leave_nothing_open() -> None:
+    for before, after in run_ranks(2, again_and_again, backend=None):
+        assert before == after
+
+
+@contextlib.contextmanager
+def in_threads(stores: list[dist.Store], **settings: object) -> Iterator[list[Network]]:
+    """Networks of a group whose ranks are threads of this process."""
+    size = len(stores)
+    networks = [Network(store, rank, size, timeout_s=20, **settings) for rank, store in enumerate(stores)]  # type: ignore[arg-type]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda network: network.connect(range(size)), networks))
+    try:
+        yield networks
+    finally:
+        for network in networks:
+            network.close()
+
+
+def passes_a_message(channels: Mapping[int, Channel], back: Mapping[int, Channel]) -> None:
+    data = torch.arange(100, dtype=torch.uint8)
+    assert channels[1].send(bytes_of(data)) == 100
+    poll = select.poll()
+    poll.register(back[0].fileno(), select.POLLIN)
+    assert poll.poll(10_000)
+    part = back[0].take(100)
+    assert part is not None
+    assert bytes(part) == bytes(data)
+
+
+def test_any_store_will_do() -> None:
+    hash_store = dist.HashStore()
+    tcp_store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("localhost", tcp_store.port)
+    for stores in (
+        [hash_store, hash_store],
+        [dist.PrefixStore("a", tcp_store), dist.PrefixStore("a", client)],
+    ):
+        with in_threads(list(stores)) as (first, second):
+            passes_a_message(first.channels, second.channels)
+
+
+def test_ipv6() -> None:
+    try:
+        addresses.listener("::1").close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    store = dist.HashStore()
+    with in_threads([store, store], transport="sockets", address="::1") as (first, second):
+        assert first._reception.host == "::1"
+        passes_a_message(first.channels, second.channels)
+
+
+def test_what_cannot_be() -> None:
+    store = dist.HashStore()
+    with pytest.raises(
+        ExecutionError, match="transport 'pigeons': there are 'auto', 'sockets', 'shared memory'"
+    ):
+        Network(store, 0, 2, timeout_s=1, transport="pigeons")
+    with pytest.raises(
+        ExecutionError, match=r"rank 0 cannot listen at 192\.0\.2\.1: .*assign requested address"
+    ):
+        Network(store, 0, 2, timeout_s=1, address="192.0.2.1")
+    with pytest.raises(
+        ExecutionError, match=r"address 'no\.such\.host\.invalid' to listen at cannot be resolved"
+    ):
+        Network(store, 0, 2, timeout_s=1, address="no.such.host.invalid")
+
+
+def test_where_memory_cannot_be_passed_sockets_serve_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    store = dist.HashStore()
+    with in_threads([store, store]) as (first, second):
+        assert first.channels[1].transport == second.channels[0].transport == "sockets"
+        assert first.why_no_shared_memory == "this system has no anonymous shared memory (memfd_create)"
+    with pytest.raises(ExecutionError, match="rank 0 cannot use shared memory: this system has no anonymous"):
+        Network(store, 0, 2, timeout_s=1, transport="shared memory")
+
+
+def in_a_namespace_of_its_own(rank: int, size: int) -> tuple[dict[int, str], str]:
+    """Two ranks joined by one link; `lo` has only the rank's address, and nowhere is 127.0.0.1."""
+    unshare_network = 0x40000000  # CLONE_NEWNET
+    if ctypes.CDLL(None).unshare(unshare_network):
+        return {}, "not allowed"
+    store = file_store(size)
+
+    def shell(*commands: str) -> None:
+        for command in commands:
+            subprocess.run(command.split(), check=True)
+
+    shell("ip link set lo up", "ip addr del 127.0.0.1/8 dev lo", f"ip addr add 10.99.0.{rank + 1}/32 dev lo")
+    store.set(f"{rank} is there", str(os.getpid()))
+    if rank == 0:
+        shell(f"ip link add link0 type veth peer name link1 netns {store.get('1 is there').decode()}")
+        store.set("link", "")
+    store.wait(["link"])
+    shell(
+        f"ip link set link{rank} up",
+        f"ip route add 10.99.0.{2 - rank}/32 dev link{rank} scope link src 10.99.0.{rank + 1}",
+    )
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    network = Network(store, rank, size, timeout_s=20)
+    network.connect(range(size))
+    exchange(network)
+    network.close()
+    return transports(network), network._reception.host
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
+def test_ranks_in_network_namespaces_of_their_own() -> None:
+    got = run_ranks(2, in_a_namespace_of_its_own, backend=None)
+    if got[0] == ({}, "not allowed"):
+        pytest.skip("no new network namespaces here")
+    assert got == [({1: "sockets"}, "10.99.0.1"), ({0: "sockets"}, "10.99.0.2")]
+
+
+def test_other_hosts_have_another_boot_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    boots = iter(["one kernel", "another kernel"])
+    monkeypatch.setattr("arborcast.backends.transport.network.boot_id", lambda: next(boots))
+    with in_threads([store, store]) as (first, second):
+        assert first.channels[1].transport == second.channels[0].transport == "sockets"
+
+
+def test_unix_socket_of_another_network_namespace_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is not known there, which looks just like one that nobody has."""
+    rightly = Reception.__init__
+
+    def renamed(self: Reception, address: str, *, is_local: bool) -> None:
+        rightly(self, address, is_local=is_local)
+        self.name = "arborcast-nobody-has-this-name"
+
+    monkeypatch.setattr(Reception, "__init__", renamed)
+    store = dist.HashStore()
+    with in_threads([store, store]) as (first, second):
+        assert first.channels[1].transport == second.channels[0].transport == "sockets"
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool:
+        networks = [Network(store, rank, 2, timeout_s=20, transport="shared memory") for rank in range(2)]
+        for future in [pool.submit(network.connect, {0, 1}) for network in networks]:
+            with pytest.raises(ExecutionError) as caught:
+                future.result()
+            assert str(caught.value) == CANNOT_SHARE
+
+
+def test_address_comes_from_argument_variable_or_store() -> None:
+    store = dist.HashStore()
+    lo = {"GLOO_SOCKET_IFNAME": "lo,eth7"}
+    assert listening_address(store, "127.0.0.5", lo) == "127.0.0.5"
+    assert listening_address(store, None, lo) == address_of_interface("lo")
+    tcp = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert listening_address(dist.PrefixStore("a", dist.PrefixStore("b", tcp)), None, {}) == "127.0.0.1"
+    with pytest.raises(
+        ExecutionError, match="GLOO_SOCKET_IFNAME: interface 'eth77' has no address on this host"
+    ):
+        listening_address(store, None, {"GLOO_SOCKET_IFNAME": "eth77"})
+
+
+def test_name_that_leads_back_here_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many hosts resolve their own name to a loopback address, at which nobody else finds them."""
+    monkeypatch.setattr(addresses, "_store_host", lambda store: ("this-host", 29500))
+    ways = {"this-host": "127.0.1.1", "192.0.2.1": "127.0.0.9"}  # stands for the default route's address
+    monkeypatch.setattr(addresses, "_source_address", lambda host, port: ways[host])
+    assert listening_address(dist.HashStore(), None, {}) == "127.0.0.9"
+    monkeypatch.setattr(addresses, "_store_host", lambda store: ("localhost", 29500))
+    ways["localhost"] = "127.0.0.1"
+    assert listening_address(dist.HashStore(), None, {}) == "127.0.0.1"
+
+
+def test_interface_with_ipv6_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table = tmp_path / "if_inet6"
+    table.write_text(
+        "fe800000000000000000000000000001 02 40 20 80   fabric0\n"
+        "20010db8000000000000000000000007 02 40 00 80   fabric0\n"
+    )
+    monkeypatch.setattr(addresses, "_IPV6_ADDRESSES", table)
+    assert address_of_interface("fabric0") == "2001:db8::7"
+
+
+def test_memory_that_arrives_is_not_for_programs_that_this_one_starts() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    memory = create_memory(4096, 2)
+    socket.send_fds(ours, [b"some of a greeting"], [memory])
+    guest = Guest(theirs)
+    assert guest.listen()
+    assert [os.get_inheritable(descriptor) for descriptor in guest.descriptors] == [False]
+    guest.close()
+    ours.close()
+    os.close(memory)

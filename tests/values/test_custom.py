@@ -1,0 +1,387 @@
+"""Custom collectives through all layers: files, schedules, the verifier, bounds, methods, programs."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth, topologies
+from arborcast.backends.executors.interpreter import Freedom
+from arborcast.backends.lowering import lower
+from arborcast.backends.lowering.layout import lay_out
+from arborcast.backends.measure.reference import define, sample_data
+from arborcast.synth.bounds import bound
+from arborcast.synth.certificate import Bound, Cut
+from arborcast.synth.collective import NAMED_KINDS, Block, Collective, Demand, Kind, busbw_factor
+from arborcast.synth.errors import CollectiveError, ScheduleError
+from arborcast.synth.formats import (
+    read_schedule,
+    schedule_from_document,
+    schedule_to_document,
+    write_schedule,
+)
+from arborcast.synth.methods import METHODS
+from arborcast.synth.pictures import draw_timeline
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.verification.verifier import verify
+from tests.executors.test_interpreter import check
+from tests.support.drawn_schedules import custom_exchange, schedules
+
+RING = topologies.load("ring:4")
+
+
+def demand(sources: set[int], targets: set[int]) -> Demand:
+    return Demand(frozenset(sources), frozenset(targets))
+
+
+HALO_DEMANDS = (demand({0}, {1, 3}), demand({1, 2}, {0}))
+
+
+def halo() -> Schedule:
+    """On a ring of four, in one step: 0 sends block 0 both ways, 1 sends block 1 to 0."""
+    collective = Collective.custom(RING, HALO_DEMANDS)
+    half = Fraction(1, 2)
+    chunks = [Chunk(half, 0, demand=0), Chunk(half, 1, demand=1)]
+    transfers = [Transfer(0, 0, 1, 0), Transfer(0, 0, 3, 0), Transfer(1, 1, 0, 0)]
+    return Schedule.build(RING, collective, Method("drawn"), bound(RING, collective), chunks, transfers, (1,))
+
+
+# --- the value ------------------------------------------------------------------------------------------
+
+
+def test_what_it_means() -> None:
+    collective = Collective.custom(RING, HALO_DEMANDS)
+    assert collective.ranks == (0, 1, 2, 3) and collective.root is None
+    first, second = collective.blocks()
+    assert collective.blocks() == {Block(0, None, 0): Fraction(1, 2), Block(1, None, 1): Fraction(1, 2)}
+    assert [collective.before(rank, second) for rank in range(4)] == [set(), {1}, {1}, set()]
+    assert [collective.after(rank, first) for rank in range(4)] == [None, {0}, None, {0}]
+    assert [collective.after(rank, second) for rank in range(4)] == [{1}, None, None, None]
+    assert busbw_factor(Kind.CUSTOM, 4) == 1
+
+
+def test_ranks_that_no_block_names_are_relays() -> None:
+    collective = Collective.custom(RING, [demand({3}, {1})])
+    assert collective.ranks == (1, 3) and collective.relays(RING) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("collective", "message"),
+    [
+        (
+            Collective(Kind.CUSTOM, (0, 1)),
+            "custom: needs its blocks, who holds and who must get each, got none",
+        ),
+        (
+            Collective(Kind.CUSTOM, (0, 1), demands=(demand(set(), {1}),)),
+            "custom: block 0 needs at least one rank that holds it, got none",
+        ),
+        (
+            Collective(Kind.CUSTOM, (0, 1), demands=(demand({0}, {1}), demand({0}, set()))),
+            "custom: block 1 needs at least one rank that must get it, got none",
+        ),
+        (
+            Collective(Kind.CUSTOM, (0, 1), demands=(demand({0}, {0, 1}),)),
+            "custom: block 0: who must get it must not hold it before, got 0",
+        ),
+        (
+            Collective(Kind.CUSTOM, (0, 1), demands=(demand({0}, {1, 2}),)),
+            "custom: block 0: must name ranks that take part, got 2",
+        ),
+        (
+            Collective(Kind.CUSTOM, (0, 1, 3), demands=(demand({0}, {1}),)),
+            "custom: ranks that take part must be named by a block, got 3 besides",
+        ),
+        (Collective(Kind.CUSTOM, (0, 1), 0, (demand({0}, {1}),)), "custom: has no root, got 0"),
+        (Collective(Kind.CUSTOM, (0, 7), demands=(demand({0}, {7}),)), "custom: rank must be in 0..3, got 7"),
+        (
+            Collective(Kind.ALLGATHER, (0, 1), demands=(demand({0}, {1}),)),
+            "allgather: has no blocks of its own, got 1",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(collective: Collective, message: str) -> None:
+    with pytest.raises(CollectiveError, match=f"^{message}$"):
+        collective.check(RING)
+
+
+def test_a_name_does_not_say_what_it_is() -> None:
+    with pytest.raises(CollectiveError, match="custom: needs its blocks"):
+        synth.bound(RING, "custom")
+
+
+# --- schedules and their files ---------------------------------------------------------------------------
+
+
+def test_schedule_files_hold_the_blocks(tmp_path: Path) -> None:
+    document = schedule_to_document(halo())
+    assert document["collective"] == {
+        "kind": "custom",
+        "root": None,
+        "ranks": [0, 1, 2, 3],
+        "demands": [{"at": [0], "to": [1, 3]}, {"at": [1, 2], "to": [0]}],
+    }
+    assert document["chunks"] == [
+        {"share": "1/2", "owner": 0, "target": None, "demand": 0},
+        {"share": "1/2", "owner": 1, "target": None, "demand": 1},
+    ]
+    write_schedule(halo(), tmp_path / "halo.json")
+    assert read_schedule(tmp_path / "halo.json") == halo()
+
+
+def test_other_kinds_write_no_new_keys() -> None:
+    for kind in NAMED_KINDS:
+        collective = Collective.on(RING, kind)
+        chunk = Chunk(Fraction(1), 0, 1 if kind is Kind.SCATTER else None)
+        for_form = Bound(Fraction(1), Cut(frozenset({0}), Fraction(1)))
+        document = schedule_to_document(
+            Schedule.build(RING, collective, Method("drawn"), for_form, [chunk], [Transfer(0, 0, 1, 0)])
+        )
+        assert set(document["collective"]) == {"kind", "root", "ranks"}
+        assert set(document["chunks"][0]) == {"share", "owner", "target"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["chunks", 1, "demand"], 2, "x: chunk 1: demand must be in 0..1, got 2"),
+        (["chunks", 1, "demand"], -1, "x: chunk 1: demand must be in 0..1, got -1"),
+        (["chunks", 0, "demand"], None, "x: chunk 0: demand must be in 0..1, got None"),
+        (["collective", "demands"], [], "x: custom: needs its blocks"),
+        (
+            ["collective", "demands", 0, "at"],
+            [1],
+            "x: custom: block 0: who must get it must not hold it before",
+        ),
+        (
+            ["collective", "demands", 1, "to"],
+            [0, 0],
+            r"x: collective.demands\[1\].to: must name each rank once",
+        ),
+        (
+            ["collective", "demands", 1, "to"],
+            [9],
+            "x: custom: block 1: must name ranks that take part, got 9",
+        ),
+        (["collective", "kind"], "allgather", "x: allgather: has no blocks of its own, got 2"),
+    ],
+)
+def test_wrong_schedule_documents(path: list[str | int], value: object, message: str) -> None:
+    document = copy.deepcopy(schedule_to_document(halo()))
+    here = document
+    for key in path[:-1]:
+        here = here[key]  # type: ignore[index]
+    here[path[-1]] = value  # type: ignore[index]
+    with pytest.raises(ScheduleError, match=f"^{message}"):
+        schedule_from_document(document, "x")
+
+
+def test_chunks_of_other_kinds_have_no_demand() -> None:
+    with pytest.raises(ScheduleError, match="chunk 0: broadcast has no demands, got demand 0"):
+        Schedule.build(
+            RING,
+            Collective.on(RING, "broadcast"),
+            Method("drawn"),
+            Bound(Fraction(1), Cut(frozenset({0}), Fraction(1))),
+            [Chunk(Fraction(1), 0, demand=0)],
+            [],
+        )
+
+
+# --- the verifier ---------------------------------------------------------------------------------------
+
+
+def changed(
+    transfers: tuple[Transfer, ...] | None = None,
+    chunks: tuple[Chunk, ...] | None = None,
+    rounds: tuple[int, ...] = (1,),
+) -> Schedule:
+    """The halo exchange with other transfers or chunks, and the rate that goes with its rounds."""
+    right = halo()
+    return Schedule.build(
+        RING,
+        right.collective,
+        right.method,
+        right.bound,
+        right.chunks if chunks is None else chunks,
+        right.transfers if transfers is None else transfers,
+        rounds,
+    )
+
+
+def test_the_drawn_exchange_is_right() -> None:
+    verdict = verify(halo())
+    assert verdict.errors == () and verdict.correct
+    assert verdict.rate == halo().rate == 2  # two blocks of half the buffer in the time of one
+    assert halo().bound.rate == 4  # a block leaves rank 0, or enters it, over two links
+
+
+RIGHT = halo().transfers
+HALF = Fraction(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            changed(RIGHT[1:]),
+            "chunk 0: rank 1 must end with the contribution of rank 0, got that of no rank",
+        ),
+        (
+            changed((*RIGHT[:2], Transfer(1, 3, 0, 0))),
+            "step 0: rank 3 sends chunk 1 before it holds any of it",
+        ),
+        # Rank 2 holds block 1 too, so it may send it, but that is not where it must go.
+        (
+            changed((*RIGHT[:2], Transfer(1, 2, 3, 0))),
+            "chunk 1: rank 0 must end with the contribution of rank 1, got that of no rank",
+        ),
+        (
+            changed((*RIGHT, Transfer(0, 1, 2, 0))),
+            "step 0: rank 1 sends chunk 0 before it holds any of it",
+        ),
+        (
+            changed((*RIGHT[:2], replace(RIGHT[2], reduce=True), Transfer(1, 0, 1, 1, True)), rounds=(1, 1)),
+            "chunk 1: rank 1 would count rank 1's contribution twice in step 1",
+        ),
+        (
+            changed(chunks=(Chunk(HALF, 0, demand=0), Chunk(HALF, 2, demand=1))),
+            "chunk 1: custom among 4 ranks moves no block with owner 2 of demand 1",
+        ),
+        (
+            changed(chunks=(Chunk(HALF, 0, demand=0), Chunk(HALF, 1, 0, demand=1))),
+            "chunk 1: custom among 4 ranks moves no block with owner 1 and target 0 of demand 1",
+        ),
+        (
+            changed(RIGHT[:2], chunks=(Chunk(HALF, 0, demand=0),)),
+            "block with owner 1 of demand 1: shares must add up to 1/2, got 0",
+        ),
+        (
+            changed((*RIGHT, Transfer(1, 2, 1, 0), Transfer(0, 0, 1, 1)), rounds=(1,) * 2),
+            None,  # needless copies to who holds it already are no fault
+        ),
+        (
+            changed((*RIGHT[:2], RIGHT[2], Transfer(1, 2, 3, 0), Transfer(1, 3, 0, 0))),
+            "step 0: rank 3 sends chunk 1 before it holds any of it",
+        ),
+        (replace(halo(), rate=Fraction(3)), "rate: 3 GB/s declared, 2 GB/s recomputed"),
+        (
+            replace(halo(), bound=Bound(Fraction(3), halo().bound.certificate)),
+            "bound: 3 GB/s declared, its certificate proves 4 GB/s",
+        ),
+    ],
+)
+def test_wrong_schedules_are_refused(schedule: Schedule, message: str | None) -> None:
+    verdict = verify(schedule)
+    assert verdict.correct == (message is None), verdict.errors
+    if message is not None:
+        assert message in verdict.errors
+
+
+@pytest.mark.parametrize("lost", range(len(custom_exchange().transfers)))
+def test_no_transfer_can_be_left_out(lost: int) -> None:
+    """But the last one, back to rank 2, which holds the block already."""
+    drawn = custom_exchange()
+    whole = replace(drawn, bound=bound(drawn.topology, drawn.collective))
+    assert verify(whole).correct
+    kept = tuple(t for index, t in enumerate(whole.transfers) if index != lost)
+    assert verify(replace(whole, transfers=kept)).correct == (whole.transfers[lost].step == 2)
+
+
+def test_a_link_carries_no_more_than_its_rounds_allow() -> None:
+    """Two blocks from 0 to 1 over one link of one chunk a round."""
+    collective = Collective.custom(RING, [demand({0}, {1}), demand({0, 2}, {1})])
+    chunks = [Chunk(HALF, 0, demand=0), Chunk(HALF, 0, demand=1)]
+    crowded = [Transfer(0, 0, 1, 0), Transfer(1, 0, 1, 0)]
+    proven = bound(RING, collective)
+    assert proven.rate == 2  # either block alone fills the link 0-1, but block 1 may come from rank 2
+
+    def made(transfers: list[Transfer]) -> Schedule:
+        return Schedule.build(RING, collective, Method("drawn"), proven, chunks, transfers, (1,))
+
+    assert "step 0: link 0->1 carries 2 chunks, 1 rounds of 1 allow 1" in verify(made(crowded)).errors
+    shared = made([Transfer(0, 0, 1, 0), Transfer(1, 2, 1, 0)])
+    assert verify(shared).correct and shared.is_optimal
+
+
+# --- methods --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in {"smt", "ilp", "sat"}])
+def test_methods_that_cannot_say_so_in_one_line(method: str) -> None:
+    with pytest.raises(CollectiveError, match=r"^custom: .*(serve|makes only)") as caught:
+        synth.solve(RING, Collective.custom(RING, HALO_DEMANDS), method=method)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# --- programs -------------------------------------------------------------------------------------------
+
+
+def test_the_buffer_of_every_rank() -> None:
+    layout = lay_out(custom_exchange(), 36)  # three blocks of 12
+    assert [layout.output_elements(rank) for rank in range(5)] == [36, 36, 36, 36, 0]
+    assert [layout.input_elements(rank) for rank in range(5)] == [0] * 5
+    assert str(layout.initial(1, 1)) == str(layout.final(2, 1)) == "output[3:12]"
+    assert str(layout.final(0, 2)) == "output[12:24]"
+    assert layout.initial(2, 1) is None and layout.final(1, 1) is None and layout.final(4, 2) is None
+
+
+def test_counts_divide_into_the_blocks() -> None:
+    with pytest.raises(CollectiveError, match=r"custom: .* must be a multiple of its 3 blocks, got 10"):
+        lower(custom_exchange(), 10)
+
+
+def test_what_it_is_defined_to_give() -> None:
+    """Rank r starts with r everywhere but in the blocks that it holds, which hold 10 times their owner."""
+    collective = Collective.custom(RING, HALO_DEMANDS)
+    inputs = [[0, 0, 0, 0], [1, 1, 10, 10], [2, 2, 10, 10], [3, 3, 3, 3]]
+    given_data = [np.array(values) for values in inputs]
+    outputs = define(collective, given_data)
+    assert [list(map(int, output)) for output in outputs if output is not None] == [
+        [0, 0, 10, 10],
+        [0, 0, 10, 10],
+        [2, 2, 10, 10],
+        [0, 0, 3, 3],
+    ]
+
+
+def test_sources_of_a_block_hold_the_same_and_others_do_not() -> None:
+    collective = Collective.custom(RING, HALO_DEMANDS)
+    data = [
+        np.concatenate(
+            [part for _, part in sample_data(collective, r, 64, dtype="int64", reduction=None, seed=1)]
+        )
+        for r in range(4)
+    ]
+    assert (data[1][32:] == data[2][32:]).all()
+    for first, second in [(0, 1), (1, 2), (2, 3)]:
+        assert (data[first][:32] != data[second][:32]).any()
+    assert (data[0][32:] != data[1][32:]).any()
+
+
+@given(
+    schedules([Kind.CUSTOM]),
+    st.integers(0, 30),
+    st.integers(1, 4),
+    st.sampled_from(Freedom),
+    st.integers(0, 99),
+)
+@settings(max_examples=150)
+def test_random_exchanges_do_what_is_asked(
+    schedule: Schedule, size: int, pieces: int, freedom: Freedom, seed: int
+) -> None:
+    correct = replace(schedule, bound=bound(schedule.topology, schedule.collective))
+    assert verify(correct).errors == ()
+    check(schedule, size, pieces, freedom, seed=seed)
+
+
+def test_the_timeline_is_drawn(tmp_path: Path) -> None:
+    draw_timeline(halo(), 1 << 20, tmp_path / "halo.svg")
+    assert (tmp_path / "halo.svg").stat().st_size

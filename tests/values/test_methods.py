@@ -1,0 +1,122 @@
+"""The public entry: names, knobs, and the laziness of the package."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from arborcast import synth, topologies
+from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.methods import METHODS, NEED_SIZE, Request
+from arborcast.synth.schedule import Schedule
+from arborcast.synth.selection import candidates
+from arborcast.synth.simulation.simulator import simulate
+
+
+@pytest.mark.parametrize("name", synth.__all__)
+def test_public_names_load_and_are_declared_for_type_checkers(name: str) -> None:
+    home = importlib.import_module(f"synth.{synth._HOME[name]}")
+    assert getattr(synth, name) is getattr(home, name)
+    assert f"import {name} as {name}" in Path(str(synth.__file__)).read_text()
+
+
+def test_an_unknown_public_name() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'solv'"):
+        _ = synth.solv  # type: ignore[attr-defined]
+
+
+HEAVY = ("torch", "numba", "highspy", "networkx", "matplotlib", "pydantic", "numpy", "scipy")
+
+
+def test_import_is_free_of_heavy_packages() -> None:
+    """The core never imports torch, and a small question does not pay for what it does not use."""
+    code = f"import sys, arborcast.synth.cli.app; print([name for name in {HEAVY} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_solving_never_imports_torch() -> None:
+    code = (
+        "import sys, synth, topologies; f = topologies.load('dgx1');"
+        "[synth.verify(synth.solve(f, k)) for k in ('allreduce', 'gather')]; print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("kind", [kind.value for kind in NAMED_KINDS])
+def test_auto_serves_every_kind_at_its_bound(kind: str) -> None:
+    schedule = synth.solve(topologies.load("dgx1"), kind)
+    assert synth.verify(schedule).correct
+    assert schedule.is_optimal
+    assert schedule.method.name == ("trees" if kind in TREE_KINDS else "routes")
+
+
+def test_an_unknown_method_is_named_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match="method magic: must be one of auto, trees, mwu, routes, smt"):
+        synth.solve(topologies.load("ring:3"), "broadcast", method="magic")
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"routes"}))
+def test_every_method_is_verified_and_below_its_bound(method: str) -> None:
+    # One chunk a rank, each half in one step of one round: every link of the full graph carries one.
+    size = {"chunks": 8, "steps": 2, "rounds": 2} if method in NEED_SIZE else {}
+    schedule = synth.solve(topologies.load("full:8"), "allreduce", method=method, **size)
+    assert synth.verify(schedule).errors == ()
+    assert 0 < schedule.rate <= schedule.bound.rate
+    assert schedule.method.name == method
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "allreduce", "alltoall"])
+def test_the_fastest_for_a_size_is_no_slower_than_any_candidate(kind: str) -> None:
+    topology = topologies.load("dgx1", ranks=(0, 1, 2, 3, 4, 5))
+    collective = synth.Collective.on(topology, kind)
+    for size in (1 << 10, 64 << 20):
+        best = synth.solve(topology, collective, size_bytes=size)
+        others: list[Schedule] = list(candidates(topology, collective, Request()))
+        assert simulate(best, size).time_us == min(simulate(other, size).time_us for other in others)
+
+
+def test_small_messages_take_shallower_schedules() -> None:
+    topology = topologies.load("dgx1")
+    small = synth.solve(topology, "broadcast", size_bytes=256)
+    large = synth.solve(topology, "broadcast", size_bytes=1 << 30)
+    assert small.height <= large.height
+    assert large.rate == synth.bound(topology, "broadcast").rate
+
+
+def test_rates_are_exact() -> None:
+    schedule = synth.solve(topologies.load("dgx-a100:boxes=2"), "allgather")
+    assert schedule.rate == Fraction(16 * 65, 3)
+
+
+def test_a_late_method_does_not_lose_what_the_earlier_ones_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> Schedule:
+        raise TimedOutError("ring: out of time")
+
+    monkeypatch.setitem(METHODS, "ring", late)
+    with pytest.raises(TimedOutError, match="ring: out of time") as caught:
+        synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=600)
+    assert caught.value.best is not None
+    assert caught.value.best.is_optimal
+
+
+def test_all_methods_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def noted(topology: synth.Topology, collective: synth.Collective, request: Request) -> Schedule:
+        assert request.deadline_s is not None
+        given.append(request.deadline_s)
+        raise InfeasibleError("not here")
+
+    for name in ("ring", "multiring", "binary-tree", "halving-doubling"):
+        monkeypatch.setitem(METHODS, name, noted)
+    synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=600)
+    assert len(given) == 4
+    assert 600 > given[0] >= given[1] >= given[2] >= given[3]

@@ -1,0 +1,159 @@
+"""The same question gives the same bytes on machines with other vector units, BLAS kernels and libm.
+
+Two things cannot be varied here: HiGHS, which comes as one machine code for all processors of a kind, and the
+machine code that numba makes, which is that of the machine of the test (it never joins or reorders floating
+operations).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from numpy._core import _multiarray_umath as kernels
+
+ROOT = Path(__file__).parents[2]
+
+SHORT = """
+explicit mi250 allgather
+explicit mi250 allreduce max_trees=2
+explicit torus:3x4 alltoall
+explicit torus:3x3 allreduce max_height=4
+implicit mi250:boxes=2 allgather
+implicit dragonfly:4x3x2,local=2 allreduce max_height=4
+tree_bound ring:4 allgather 2
+"""
+
+LONG = """
+explicit mi250:boxes=2 allgather max_trees=2
+explicit mi250 alltoall
+explicit dragonfly:4x2x2 alltoall
+explicit dgx-a100:boxes=2 allreduce method=mwu
+explicit torus:4x4 allgather max_height=4
+explicit dgx1 allgather tolerance=1/20
+implicit dragonfly:9x4x4 allgather
+implicit dragonfly:4x2x2 alltoall
+implicit mi250:boxes=2 allreduce tolerance=1/10
+implicit mi250:boxes=4 allgather max_height=8
+tree_bound dgx1 allgather 2
+flow_bound torus:3x3 alltoall 3
+pareto ring:4 allgather
+"""
+
+SCRIPT = """
+import hashlib, json, sys
+from fractions import Fraction
+from arborcast import synth, topologies
+from arborcast.synth.chunks.bounds.flow_bounds import flow_bound
+from arborcast.synth.chunks.frontier import pareto
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.trees.column_generation import tree_bound
+from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.formats import any_schedule
+
+def of(schedule):
+    return json.dumps(any_schedule.any_schedule_to_document(schedule), sort_keys=True)
+
+def content(verb, spec, kind, *rest):
+    topology = topologies.load(spec)
+    if verb == "pareto":
+        points = pareto(topology, Collective.on(topology, kind), cache=False).points
+        return "".join(of(point.schedule) for point in points)
+    if verb in ("tree_bound", "flow_bound"):
+        ask = {"tree_bound": tree_bound, "flow_bound": flow_bound}[verb]
+        problem = Problem.of(topology, Collective.on(topology, kind))
+        return repr(ask(problem, int(rest[0]), deadline=Deadline()))
+    read = {"method": str, "tolerance": Fraction}
+    pairs = (word.split("=") for word in rest)
+    knobs = {name: read.get(name, int)(value) for name, value in pairs}
+    if verb == "explicit" and "max_height" in knobs:
+        knobs["method"] = "trees"
+    return of(synth.solve(topology, kind, form=verb, **knobs))
+
+for line in sys.argv[1].split("\\n"):
+    print(hashlib.sha256(content(*line.split()).encode()).hexdigest(), line)
+"""
+
+
+def processors() -> list[dict[str, str]]:
+    """Environments in which numpy, its BLAS and the C library take other ways."""
+    has = kernels.__cpu_features__
+    vectors = " ".join(name for name in kernels.__cpu_dispatch__ if has[name])
+    return [
+        {"OPENBLAS_CORETYPE": "Haswell"},
+        {
+            "OPENBLAS_CORETYPE": "Prescott",
+            "NPY_DISABLE_CPU_FEATURES": vectors,
+            "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-AVX,-FMA,-FMA4",
+        },
+    ]
+
+
+def check(questions: str) -> None:
+    lines = questions.strip()
+    answers = []
+    for processor in processors():
+        ran = subprocess.run(
+            [sys.executable, "-c", SCRIPT, lines],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **processor},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        answers.append(ran.stdout.splitlines())
+    assert len(answers[0]) == len(lines.splitlines())
+    assert answers[0] == answers[1]
+
+
+def test_processors_do_differ() -> None:
+    """Else this module shows nothing: one exponential or matrix product of numpy has other last digits."""
+    script = (
+        "import numpy as np; x = np.arange(4096.) / 97;"
+        "print(np.exp(x / 50).sum().hex(), np.log(x + 1).sum().hex(), (x @ np.sin(x)).hex())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, **processor}, capture_output=True, check=True
+        ).stdout
+        for processor in processors()
+    }
+    if not any(kernels.__cpu_features__[name] for name in kernels.__cpu_dispatch__):
+        pytest.skip("this processor has no vector units to leave unused")
+    assert len(found) > 1
+
+
+def test_the_same_bytes() -> None:
+    check(SHORT)
+
+
+@pytest.mark.long
+def test_the_same_bytes_of_more() -> None:
+    check(LONG)
+
+
+FLOATING = {
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "power", "float_power", "sin", "cos", "tanh",
+    "dot", "vdot", "inner", "matmul", "tensordot", "einsum", "linalg",
+}  # fmt: skip
+WHOLE = {"synth/lp/exact_system.py", "synth/bounds/routing_trees.py", "synth/packing/mwu.py"}
+"""Where matrices of whole numbers are multiplied, which no BLAS does."""
+
+
+def test_nothing_is_decided_by_numbers_that_machines_round_in_their_own_way() -> None:
+    """numpy's sums have one order on all machines; its exponentials, logarithms and products have not."""
+    found = []
+    for path in sorted((ROOT / "synth").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Attribute(value=ast.Name(id="np"), attr=attr) if attr in FLOATING:
+                    found.append(f"{name}:{node.lineno}: np.{attr}")
+                case ast.BinOp(op=ast.MatMult()) if name not in WHOLE:
+                    found.append(f"{name}:{node.lineno}: a product of matrices")
+    assert found == []

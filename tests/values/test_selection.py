@@ -1,0 +1,165 @@
+"""Which schedule serves which size: what is compared, where the choice changes, what a deadline leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from arborcast import synth
+from arborcast.synth import selection
+from arborcast.synth.api import approach
+from arborcast.synth.bounds import bound
+from arborcast.synth.chunks import frontier
+from arborcast.synth.chunks.problem.instance import TooManyRoutesError
+from arborcast.synth.collective import Collective, Demand
+from arborcast.synth.errors import InfeasibleError, TimedOutError
+from arborcast.synth.methods import Request
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.selection import Selection, candidates
+from arborcast.synth.simulation.simulator import simulate
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import load
+
+QUIET = Request(cache=False)
+SIZES = tuple(1 << power for power in range(10, 31))
+
+
+def select(fabric: Topology, collective: Collective, request: Request) -> Selection:
+    return approach(fabric, collective, request=request).selection()
+
+
+def shift(fabric: Topology) -> Collective:
+    count = fabric.ranks
+    return Collective.custom(
+        fabric, [Demand(frozenset({rank}), frozenset({(rank + 1) % count})) for rank in range(count)]
+    )
+
+
+@pytest.fixture(scope="module")
+def of_ring() -> Selection:
+    fabric = load("ring:4")
+    return select(fabric, Collective.on(fabric, "allgather"), QUIET)
+
+
+def test_trees_baselines_and_the_frontier_are_compared(of_ring: Selection) -> None:
+    names = [schedule.method.name for schedule in of_ring.schedules]
+    assert names[0] == "trees" and of_ring.schedules[0].is_optimal
+    assert {"trees", "ring", "pareto"} <= set(names)
+    assert of_ring.schedules[0].rate == max(schedule.rate for schedule in of_ring.schedules)
+    assert all(synth.verify(schedule).correct for schedule in of_ring.schedules)
+
+
+def test_choices_ascend_and_each_is_the_fastest_where_it_begins(of_ring: Selection) -> None:
+    choices = of_ring.choices(SIZES)
+    starts = [choice.from_bytes for choice in choices]
+    assert starts == sorted(set(starts)) and starts[0] == SIZES[0]
+    for before, after in pairwise(choices):
+        assert before.schedule is not after.schedule
+    for choice in choices:
+        times = [simulate(schedule, choice.from_bytes).time_us for schedule in of_ring.schedules]
+        assert simulate(choice.schedule, choice.from_bytes).time_us == min(times)
+
+
+def test_a_change_between_two_sizes_that_are_looked_at_is_found() -> None:
+    """Every second size is looked at first; where their choices differ, the one between is looked at, too."""
+    #        step   0        1        2          one long step or three short ones: 10 us of latency each
+    few, many = ["0>1 0>2 0>3"], ["0>1", "1>2", "2>3"]
+    schedules = [_broadcast(Fraction(1), few), _broadcast(Fraction(2), many)]
+    found = Selection(tuple(schedules), None)
+    fastest = {size: found.schedules.index(found.fastest(size)) for size in (10_000, 400_000, 4_000_000)}
+    assert fastest == {10_000: 0, 400_000: 1, 4_000_000: 1}
+    assert [choice.from_bytes for choice in found.choices(tuple(fastest))] == [10_000, 400_000]
+
+
+def _broadcast(bandwidth: Fraction, steps: list[str]) -> Schedule:
+    """Of one chunk on a full mesh of four with a latency of 10 us."""
+    links = [Link(a, b, bandwidth, Fraction(10)) for a in range(4) for b in range(4) if a != b]
+    fabric = Topology.build("mesh", 4, links)
+    collective = Collective.on(fabric, "broadcast")
+    transfers = [
+        Transfer(0, int(word[0]), int(word[2]), step)
+        for step, words in enumerate(steps)
+        for word in words.split()
+    ]
+    return Schedule.build(
+        fabric, collective, Method("drawn"), bound(fabric, collective), [Chunk(Fraction(1), 0)], transfers
+    )
+
+
+def test_without_a_cache_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARBORCAST_CACHE", str(tmp_path))
+    fabric = load("ring:4")
+    select(fabric, Collective.on(fabric, "allgather"), QUIET)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_custom_collective_has_the_frontier_alone() -> None:
+    fabric = load("ring:4")
+    found = select(fabric, shift(fabric), QUIET)
+    assert {schedule.method.name for schedule in found.schedules} == {"pareto"}
+    rates = [schedule.rate for schedule in found.schedules]
+    assert rates == sorted(rates)
+    assert found.fastest(1 << 30) is found.schedules[-1]
+
+
+def test_the_deadline_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric = load("ring:4")
+    collective = Collective.on(fabric, "allgather")
+    ring, tree = (synth.solve(fabric, collective, method=method) for method in ("ring", "trees"))
+
+    def two_and_late(*_: object, **__: object) -> Iterator[Schedule]:
+        yield tree
+        raise TimedOutError("the comparison of methods did not end within 1 s", ring)
+
+    monkeypatch.setattr(selection, "candidates", two_and_late)
+    found = select(fabric, collective, QUIET)
+    assert found.schedules == (tree, ring) and found.out_of_time is not None
+    with pytest.raises(TimedOutError, match="within 1 s") as raised:
+        synth.solve(fabric, collective, size_bytes=1024, cache=False)
+    assert raised.value.best in found.schedules
+
+
+def test_late_before_anything_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object, **__: object) -> Iterator[Schedule]:
+        raise TimedOutError("late")
+        yield
+
+    monkeypatch.setattr(selection, "candidates", late)
+    fabric = load("ring:4")
+    with pytest.raises(TimedOutError, match="late"):
+        select(fabric, shift(fabric), QUIET)
+
+
+def test_nothing_found_without_a_deadline_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As with a large custom collective, about which no solver is asked.
+    fabric = load("ring:4")
+    real = frontier.pareto
+
+    def empty(*asked: object, **knobs: object) -> frontier.Frontier:
+        return replace(real(*asked, **knobs), points=(), timed_out=False)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(frontier, "pareto", empty)
+    with pytest.raises(TimedOutError, match="custom: no schedule was found with the effort of a comparison"):
+        select(fabric, shift(fabric), QUIET)
+    with pytest.raises(TimedOutError, match="custom: no schedule was found with the effort of a frontier"):
+        synth.solve(fabric, shift(fabric), cache=False)
+
+
+def test_too_many_routes_leave_trees_but_end_a_custom_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("arborcast.synth.chunks.problem.instance.MOST_ROUTES", 3)
+    fabric = load("ring:4")
+    names = {s.method.name for s in candidates(fabric, Collective.on(fabric, "broadcast"), QUIET)}
+    assert "trees" in names and "pareto" not in names
+    with pytest.raises(TooManyRoutesError, match="more than 3 ways"):
+        select(fabric, shift(fabric), QUIET)
+
+
+def test_a_rank_cut_off_is_the_answer_of_the_first_method() -> None:
+    half = Topology.build("half", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
+    with pytest.raises(InfeasibleError):
+        select(half, Collective.on(half, "broadcast"), QUIET)

@@ -1,0 +1,346 @@
+"""What certificates prove: recomputed by brute force, and refused when they prove nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast.synth.bounds import bound
+from arborcast.synth.certificate import Cut, Dual, Partition, Scope
+from arborcast.synth.certification import certified_rate, certified_scope, dual_of
+from arborcast.synth.certification.metric import Metric, Others
+from arborcast.synth.certification.trees import cheapest_cost, cheapest_costs, priced_sets, proved_costs
+from arborcast.synth.certification.ways import FAR
+from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
+from arborcast.synth.errors import InputError
+from arborcast.synth.groups.view import view_of
+from arborcast.synth.topology import Link, Topology
+from tests.support.strategies import topologies
+
+SQUARE = Topology.build(
+    "square",
+    4,
+    [Link(u, v, Fraction(2)) for a in range(4) for u, v in ((a, (a + 1) % 4), ((a + 1) % 4, a))],
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "rate"),
+    [
+        # Two links of 2 GB/s leave each half of the square.
+        ("broadcast", {0, 1}, 4),
+        ("reduce", {1, 2}, 4),
+        ("allgather", {0, 1}, 8),
+        ("reduce-scatter", {0}, Fraction(16, 3)),
+        ("allreduce", {0, 1}, 4),
+        ("gather", {1, 2, 3}, Fraction(16, 3)),
+        ("scatter", {0, 1}, 8),
+        ("alltoall", {0, 1}, 4),
+    ],
+)
+def test_cut_divided_by_what_must_leave_it(kind, side, rate):
+    collective = Collective.on(SQUARE, kind)
+    assert certified_rate(SQUARE, collective, Cut(frozenset(side), Fraction(4))) == rate
+
+
+@pytest.mark.parametrize(
+    ("kind", "certificate", "message"),
+    [
+        (
+            "broadcast",
+            Cut(frozenset({1}), Fraction(4)),
+            r"cut \{1\}: proves nothing, no data of the broadcast",
+        ),
+        ("reduce", Cut(frozenset({0, 1}), Fraction(4)), "proves nothing"),
+        ("allgather", Cut(frozenset(range(4)), Fraction(0)), "proves nothing"),
+        ("scatter", Cut(frozenset({1}), Fraction(4)), "proves nothing"),
+        ("allgather", Cut(frozenset({0}), Fraction(3)), "4 GB/s leave it, the certificate says 3 GB/s"),
+        ("allgather", Cut(frozenset({7}), Fraction(0)), r"vertex must be in 0\.\.3, got 7"),
+        ("allreduce", Partition((frozenset(range(4)),), Fraction(0)), "at least 2 blocks, got 1"),
+        (
+            "allreduce",
+            Partition((frozenset({0, 1}), frozenset({1, 2, 3})), Fraction(4)),
+            "1 is in two blocks",
+        ),
+        ("allreduce", Partition((frozenset({0}), frozenset({1, 2})), Fraction(4)), "vertex 3 is in no block"),
+        ("allreduce", Partition((frozenset({0}), frozenset({1, 2, 3})), Fraction(5)), "says 5 GB/s"),
+        ("broadcast", Partition((frozenset({0}), frozenset({1, 2, 3})), Fraction(4)), "limits an allreduce"),
+        ("broadcast", Dual((Fraction(1),), Fraction(2), Fraction(1)), r"one length per link \(8\), got 1"),
+        ("broadcast", Dual((Fraction(-1),) * 8, Fraction(1), Fraction(1)), "must not be negative, got -1"),
+        ("broadcast", Dual((Fraction(0),) * 8, Fraction(0), Fraction(1)), "nothing travels"),
+        ("broadcast", Dual((Fraction(1),) * 8, Fraction(16), Fraction(2)), "distance 3 by its lengths"),
+        ("broadcast", Dual((Fraction(1, 10**30),) * 8, Fraction(1), Fraction(1)), "distance"),
+    ],
+)
+def test_what_proves_nothing_is_refused(kind, certificate, message):
+    with pytest.raises(InputError, match=message):
+        certified_rate(SQUARE, Collective.on(SQUARE, kind), certificate)
+
+
+def test_lengths_with_too_many_digits_are_refused():
+    lengths = (Fraction(1), *[Fraction(1, 10**19)] * 7)
+    with pytest.raises(InputError, match="too many digits"):
+        dual_of(SQUARE, Collective.on(SQUARE, "broadcast"), lengths)
+
+
+def test_lengths_add_up_below_what_stands_for_no_way():
+    # A tree of 4 ranks costs at most 3 times all lengths: 4 times as much must stay below 2^60.
+    collective = Collective.on(SQUARE, "broadcast")
+    largest = 2**58 - 8
+    lengths = (Fraction(largest), *[Fraction(1)] * 7)  # one unit below
+    assert dual_of(SQUARE, collective, lengths).distance == 3
+    with pytest.raises(InputError, match="too many digits"):
+        dual_of(SQUARE, collective, (Fraction(largest + 1), *lengths[1:]))
+
+
+def test_unreachable_ranks_prove_nothing_by_lengths():
+    topology = Topology.build("apart", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
+    for kind in NAMED_KINDS:
+        with pytest.raises(InputError, match="cut shows that"):
+            dual_of(topology, Collective.on(topology, kind), (Fraction(1), Fraction(1)))
+
+
+def logical(topology: Topology, lengths: list[int]) -> dict[tuple[int, int], int]:
+    """Distances between ranks through switches, by networkx; missing where there is no way."""
+    found = {}
+    for source in range(topology.ranks):
+        graph = nx.DiGraph()
+        graph.add_node(source)
+        for link, length in zip(topology.links, lengths, strict=True):
+            if link.src == source or topology.is_switch(link.src):
+                graph.add_edge(link.src, link.dst, weight=length)
+        far = nx.single_source_dijkstra_path_length(graph, source)
+        found.update({(source, rank): far[rank] for rank in range(topology.ranks) if rank in far})
+    return found
+
+
+def cheapest_tree(ways: dict[tuple[int, int], int], root: int, members: tuple[int, ...], size: int) -> int:
+    """Over all choices of a parent for each vertex that a tree may use (-1: not in the tree)."""
+    best = None
+    others = [v for v in range(size) if v != root]
+    choices = [[p for p in range(size) if (p, v) in ways] + [-1] * (v not in members) for v in others]
+    for parents in product(*choices):
+        tree = {v: p for v, p in zip(others, parents, strict=True) if p != -1}
+        edges = [(p, v) for v, p in tree.items()]
+        graph = nx.DiGraph(edges)
+        graph.add_node(root)
+        if all(p == root or p in tree for p in tree.values()) and nx.is_arborescence(graph):
+            cost = sum(ways[edge] for edge in edges)
+            best = cost if best is None else min(best, cost)
+    assert best is not None
+    return best
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_distances_of_duals_by_brute_force(data):
+    topology = data.draw(topologies(max_ranks=4, switches=2, symmetric=False, min_ranks=3))
+    ranks = tuple(range(data.draw(st.integers(2, topology.ranks))))  # the others are relays
+    lengths = data.draw(
+        st.lists(st.integers(1, 4), min_size=len(topology.links), max_size=len(topology.links))
+    )
+    ways = logical(topology, lengths)
+    back = {(v, u): length for (u, v), length in ways.items()}
+    size, n = topology.ranks, len(ranks)
+    out = [cheapest_tree(ways, root, ranks, size) for root in range(size)]
+    into = [cheapest_tree(back, root, ranks, size) for root in range(size)]
+    expected = {
+        Kind.BROADCAST: Fraction(out[1]),
+        Kind.REDUCE: Fraction(into[1]),
+        Kind.ALLGATHER: Fraction(sum(out[:n]), n),
+        Kind.REDUCE_SCATTER: Fraction(sum(into[:n]), n),
+        Kind.ALLREDUCE: Fraction(min(a + b for a, b in zip(out, into, strict=True))),
+    }
+    for kind, distance in expected.items():
+        collective = Collective.on(topology, kind, root=1, ranks=ranks)
+        assert dual_of(topology, collective, tuple(map(Fraction, lengths))).distance == distance
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_routed_distances_by_networkx(data):
+    topology = data.draw(topologies(max_ranks=6, switches=2, symmetric=False))
+    lengths = data.draw(
+        st.lists(st.integers(0, 4), min_size=len(topology.links), max_size=len(topology.links)).filter(all)
+    )
+    graph = nx.DiGraph()
+    for link, length in zip(topology.links, lengths, strict=True):
+        graph.add_edge(link.src, link.dst, weight=length)
+    far = dict(nx.all_pairs_dijkstra_path_length(graph))
+    n = topology.ranks
+    expected = {
+        Kind.GATHER: sum(far[rank][1] for rank in range(n)),
+        Kind.SCATTER: sum(far[1][rank] for rank in range(n)),
+        Kind.ALLTOALL: sum(far[u][v] for u in range(n) for v in range(n)),
+    }
+    for kind, total in expected.items():
+        found = dual_of(topology, Collective.on(topology, kind, root=1), tuple(map(Fraction, lengths)))
+        assert found.distance == Fraction(total, n)
+
+
+@pytest.mark.parametrize(("back", "scope"), [(1, Scope.EVERY_SCHEDULE), (3, Scope.TREES)])
+def test_lengths_alike_both_ways_limit_every_allreduce(back, scope):
+    #  0 --1--> 1 --1--> 2, and `back` the other way: a tree in and a tree out pass each link once.
+    links = [Link(u, v, Fraction(1)) for u, v in [(0, 1), (1, 2), (1, 0), (2, 1)]]
+    topology = Topology.build("chain", 3, links)
+    collective = Collective.on(topology, "allreduce")
+    lengths = tuple(Fraction(1 if link.src < link.dst else back) for link in topology.links)
+    found = dual_of(topology, collective, lengths)
+    assert found.distance == 2 * (1 + back)
+    assert certified_scope(topology, collective, found) is scope
+
+
+def test_a_changed_dual_is_refused():
+    collective = Collective.on(SQUARE, "alltoall")
+    found = dual_of(SQUARE, collective, (Fraction(1),) * 8)
+    assert certified_rate(SQUARE, collective, found) == 4
+    with pytest.raises(
+        InputError, match="capacity 16 and distance 4 by its lengths, the certificate says 15"
+    ):
+        certified_rate(SQUARE, collective, replace(found, capacity=Fraction(15)))
+
+
+def drawn_lengths(data, topology: Topology, least: int = 1) -> tuple[Fraction, ...]:
+    count = len(topology.links)
+    drawn = data.draw(st.lists(st.integers(least, 5), min_size=count, max_size=count))
+    return tuple(map(Fraction, drawn))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_dual_of_a_link_length_changed_is_refused(data):
+    topology = data.draw(topologies(symmetric=False))
+    kind = data.draw(st.sampled_from(NAMED_KINDS))
+    collective = Collective.on(topology, kind, root=0)
+    found = dual_of(topology, collective, drawn_lengths(data, topology))
+    assert certified_rate(topology, collective, found) == found.capacity / found.distance
+    link = data.draw(st.integers(0, len(topology.links) - 1))
+    change = data.draw(st.sampled_from([Fraction(1), Fraction(-1, 3), Fraction(1, 10**6)]))
+    lengths = [*found.lengths[:link], found.lengths[link] + change, *found.lengths[link + 1 :]]
+    for changed in (
+        replace(found, lengths=tuple(lengths)),
+        replace(found, capacity=found.capacity - change),
+        replace(found, distance=found.distance + change),
+    ):
+        with pytest.raises(InputError, match="by its lengths, the certificate says"):
+            certified_rate(topology, collective, changed)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_set_of_another_capacity_is_refused(data):
+    topology = data.draw(topologies())
+    certificates = [bound(topology, Collective.on(topology, "broadcast")).certificate]
+    if not topology.switches:
+        certificates.append(bound(topology, Collective.on(topology, "allreduce")).certificate)
+    for certificate in certificates:
+        kind = "broadcast" if isinstance(certificate, Cut) else "allreduce"
+        collective = Collective.on(topology, kind)
+        with pytest.raises(InputError, match="the certificate says"):
+            certified_rate(topology, collective, replace(certificate, capacity=certificate.capacity - 1))
+        if isinstance(certificate, Cut):
+            vertex = data.draw(st.integers(1, topology.size - 1))
+            other = Cut(certificate.side ^ {vertex}, certificate.capacity)
+        else:
+            first, second, *others = certificate.blocks
+            other = Partition((first | second, *others), certificate.capacity)
+        proved = None
+        with contextlib.suppress(InputError):
+            proved = certified_rate(topology, collective, other)
+        # A set that by chance has the same capacity proves what it says, and never more than the best.
+        assert proved is None or proved >= bound(topology, collective).rate
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_ranks_outside_a_group_by_its_view(data):
+    """Those that only forward are like switches, those that are absent like none."""
+    topology = data.draw(topologies(max_ranks=6, symmetric=data.draw(st.booleans())))
+    count = data.draw(st.integers(2, topology.ranks))
+    ranks = tuple(sorted(data.draw(st.permutations(range(topology.ranks)))[:count]))
+    collective = Collective.on(topology, data.draw(st.sampled_from(NAMED_KINDS)), root=ranks[0], ranks=ranks)
+    lengths = drawn_lengths(data, topology, least=0)
+    for others in (Others.FORWARD, Others.ABSENT):
+        view = view_of(topology, collective, relays=others is Others.FORWARD)
+        seen = tuple(lengths[link] for link in view.links)
+        try:
+            expected = Metric.of(view.topology, seen).distance(view.collective)
+        except InputError:
+            with pytest.raises(InputError, match="cut shows that"):
+                Metric.of(topology, lengths).distance(collective, others)
+        else:
+            assert Metric.of(topology, lengths).distance(collective, others) == expected
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_many_ends_without_all_distances(data):
+    topology = data.draw(topologies(max_ranks=7, switches=3))
+    drawn = {(link.src, link.dst): data.draw(st.integers(0, 5)) for link in topology.links}
+    metric = Metric.of(topology, tuple(Fraction(drawn[min(pair), max(pair)]) for pair in topology.bandwidth))
+    for kind in (Kind.BROADCAST, Kind.REDUCE_SCATTER, Kind.ALLREDUCE):
+        collective = Collective.on(topology, kind)
+        few = metric.distance(collective), metric.undirected_tree(collective.ranks)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("arborcast.synth.certification.metric.MANY", 0)
+            assert (metric.distance(collective), metric.undirected_tree(collective.ranks)) == few
+
+
+matrices = st.integers(1, 7).flatmap(
+    lambda n: st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=n, max_size=n)
+)
+
+
+@settings(max_examples=150)
+@given(matrices, st.data())
+def test_sets_prove_what_every_tree_costs(rows, data):
+    """All roots at once, and each by itself; edges of more than 7 are none."""
+    ways = np.array([[FAR if cost > 7 else cost for cost in row] for row in rows], dtype=np.int64)
+    expected = [arborescence_cost(ways, root) for root in range(len(ways))]
+    for root, cost in enumerate(expected):
+        if cost is None:
+            with pytest.raises(InputError, match="cannot be reached"):
+                cheapest_cost(ways, root)
+        else:
+            assert cheapest_cost(ways, root) == cost
+    if None in expected:
+        with pytest.raises(InputError, match="cannot be reached"):
+            cheapest_costs(ways)
+        return
+    sets = priced_sets(ways)
+    assert proved_costs(ways, sets).tolist() == expected
+    if not len(sets.prices):
+        return
+    # Every set is entered by an edge that it makes as dear as it may be.
+    one = data.draw(st.integers(0, len(sets.prices) - 1))
+    dearer, without = sets.prices.copy(), sets.prices.copy()
+    dearer[one] += 1
+    without[one] = 0
+    with pytest.raises(InputError, match="sets that hold"):
+        proved_costs(ways, replace(sets, prices=dearer))
+    inside = sets.order[sets.starts[one] : sets.stops[one]]
+    lost = [0 if root in inside else int(sets.prices[one]) for root in range(len(ways))]
+    less = proved_costs(ways, replace(sets, prices=without))
+    assert (less + lost).tolist() == expected
+    with pytest.raises(InputError, match="must not be negative, got -1"):
+        proved_costs(ways, replace(sets, prices=without - np.eye(len(without), dtype=np.int64)[one]))
+
+
+def arborescence_cost(ways: np.ndarray, root: int) -> int | None:
+    """The cost of the cheapest spanning out-tree by networkx; None where there is none."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(ways)))
+    graph.add_weighted_edges_from(
+        (u, v, int(ways[u, v])) for u, v in product(graph, graph) if u != v != root and ways[u, v] < FAR
+    )
+    if len(nx.descendants(graph, root)) + 1 < len(ways):
+        return None
+    return int(nx.minimum_spanning_arborescence(graph).size(weight="weight"))

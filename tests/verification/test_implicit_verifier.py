@@ -1,0 +1,333 @@
+"""Implicit schedules: what is right passes as when written out; every way to break one is named."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import topologies
+from arborcast.synth.certificate import Bound, Cut
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.schedule import Chunk, Transfer
+from arborcast.synth.symmetry.translations import Translations
+from arborcast.synth.topology import Link, Switch, Topology
+from arborcast.synth.verification.implicit import verify_implicit
+from arborcast.synth.verification.verifier import Verdict, verify
+from tests.support.translated_trees import KINDS, circulant, circulants, hub, parts, translated
+
+RING = circulant(4, {1: 1})
+
+
+def judged(schedule: ImplicitSchedule, limit: int = 10**6) -> tuple[Verdict, Verdict]:
+    """On representatives, and on every translate."""
+    return (
+        verify_implicit(schedule, max_errors=limit),
+        verify_implicit(schedule, translates=True, max_errors=limit),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", ["dgx-a100:boxes=2", "mi250:boxes=2", "fat-tree:2x2x2", "torus:3x4", "hub"])
+def test_what_is_right_is_judged_as_when_written_out(spec: str, kind: Kind) -> None:
+    topology = hub(5) if spec == "hub" else topologies.load(spec)
+    schedule = translated(topology, kind, seed=1)
+    whole = verify(schedule.expand())
+    assert whole.correct
+    assert judged(schedule) == (whole, whole)
+    assert (whole.rate, whole.max_link_load) == (schedule.rate, 1)
+
+
+def test_the_public_checker_takes_both_forms() -> None:
+    schedule = translated(RING, Kind.ALLGATHER)
+    assert verify(schedule) == verify(schedule, every_translate=True) == verify(schedule.expand())
+
+
+def test_without_any_translation_everything_is_a_representative() -> None:
+    schedule = translated(RING, Kind.ALLREDUCE, translations=Translations.trivial(RING))
+    whole = verify(schedule.expand())
+    assert whole.correct and judged(schedule) == (whole, whole)
+
+
+def test_more_ranks_than_fit_a_word() -> None:
+    schedule = translated(topologies.load("torus:9x9"), Kind.ALLREDUCE)
+    whole = verify(schedule.expand())
+    assert whole.correct and judged(schedule) == (whole, whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_of_any_denominator_are_added_up_exactly(kind: Kind) -> None:
+    part = Fraction(1, 2**89 - 1)
+    schedule = translated(RING, kind, shares=[part, 1 - part])
+    whole = verify(schedule.expand())
+    assert whole.correct and judged(schedule) == (whole, whole)
+    lost = replace(schedule, chunks=(replace(schedule.chunks[0], share=part / 8), *schedule.chunks[1:]))
+    assert not verify_implicit(lost, translates=True).correct
+
+
+# --- broken on purpose, drawn by dice -------------------------------------------------------------------
+
+
+def without_transfer(schedule: ImplicitSchedule, data: st.DataObject) -> dict[str, Any]:
+    at = data.draw(st.integers(0, len(schedule.transfers) - 1))
+    return {"transfers": schedule.transfers[:at] + schedule.transfers[at + 1 :]}
+
+
+def with_changed_transfer(schedule: ImplicitSchedule, data: st.DataObject) -> dict[str, Any]:
+    at = data.draw(st.integers(0, len(schedule.transfers) - 1))
+    other = data.draw(st.sampled_from(schedule.transfers))
+    found = schedule.transfers[at]
+    changed = data.draw(
+        st.sampled_from(
+            [
+                replace(found, step=other.step),
+                replace(found, reduce=not found.reduce),
+                replace(found, src=other.src, dst=other.dst, via=other.via),
+                replace(found, chunk=other.chunk),
+            ]
+        )
+    )
+    ordered = sorted([*schedule.transfers[:at], changed, *schedule.transfers[at + 1 :]], key=lambda t: t.step)
+    return {"transfers": tuple(ordered)}
+
+
+def with_transfer_twice(schedule: ImplicitSchedule, data: st.DataObject) -> dict[str, Any]:
+    again = data.draw(st.sampled_from(schedule.transfers))
+    later = replace(again, step=again.step + data.draw(st.integers(0, 2)))
+    return {"transfers": tuple(sorted([*schedule.transfers, later], key=lambda t: t.step))}
+
+
+def with_other_share(schedule: ImplicitSchedule, data: st.DataObject) -> dict[str, Any]:
+    at = data.draw(st.integers(0, len(schedule.chunks) - 1))
+    share = schedule.chunks[at].share * data.draw(st.sampled_from([Fraction(1, 2), Fraction(3, 2)]))
+    return {
+        "chunks": (
+            *schedule.chunks[:at],
+            replace(schedule.chunks[at], share=share),
+            *schedule.chunks[at + 1 :],
+        )
+    }
+
+
+def with_other_rate(schedule: ImplicitSchedule, data: st.DataObject) -> dict[str, Any]:
+    return {"rate": schedule.rate * data.draw(st.sampled_from([Fraction(1, 2), Fraction(2)]))}
+
+
+def with_other_bound(schedule: ImplicitSchedule, data: st.DataObject) -> dict[str, Any]:
+    return {"bound": replace(schedule.bound, rate=schedule.bound.rate * 2)}
+
+
+def with_other_target(schedule: ImplicitSchedule, data: st.DataObject) -> dict[str, Any]:
+    at = data.draw(st.integers(0, len(schedule.chunks) - 1))
+    target = data.draw(st.one_of(st.none(), st.integers(0, schedule.topology.ranks - 1)))
+    changed = replace(schedule.chunks[at], target=target)
+    return {"chunks": (*schedule.chunks[:at], changed, *schedule.chunks[at + 1 :])}
+
+
+BREAK: list[Callable[[ImplicitSchedule, st.DataObject], dict[str, Any]]] = [
+    without_transfer,
+    with_changed_transfer,
+    with_transfer_twice,
+    with_other_share,
+    with_other_target,
+    with_other_rate,
+    with_other_bound,
+]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_what_is_broken_is_judged_as_when_written_out(data: st.DataObject) -> None:
+    topology = data.draw(st.one_of(circulants(), st.builds(hub, st.integers(2, 5))))
+    kind = data.draw(st.sampled_from(KINDS))
+    schedule = translated(topology, kind, seed=data.draw(st.integers(0, 99)), shares=data.draw(parts()))
+    for change in data.draw(st.lists(st.sampled_from(BREAK), max_size=2)):
+        if schedule.transfers:
+            schedule = replace(schedule, **change(schedule, data))
+    whole = verify(schedule.expand(), max_errors=10**6)
+    on_representatives, on_all = judged(schedule)
+    for verdict in (on_representatives, on_all):
+        assert (verdict.correct, verdict.rate, verdict.max_link_load, verdict.loads) == (
+            whole.correct,
+            whole.rate,
+            whole.max_link_load,
+            whole.loads,
+        )
+    # Line by line, but for the links of an orbit, which share a line.
+    assert unlinked(on_all) == unlinked(whole)
+    assert verify_implicit(schedule, translates=True, max_errors=0).errors == (
+        (f"and {len(on_all.errors)} more",) if on_all.errors else ()
+    )
+
+
+def unlinked(verdict: Verdict) -> list[str]:
+    return sorted(line for line in verdict.errors if not line.startswith("link "))
+
+
+# --- broken on purpose, drawn by hand -------------------------------------------------------------------
+
+
+def refused(schedule: ImplicitSchedule, *messages: str) -> None:
+    for verdict in judged(schedule):
+        assert not verdict.correct
+        for message in messages:
+            assert any(message in line for line in verdict.errors), verdict.errors
+
+
+def forged(schedule: ImplicitSchedule, **fields: Any) -> ImplicitSchedule:
+    """One that its own class would refuse, as it might come from a builder that is wrong."""
+    made = copy.copy(schedule)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def forged_group(*generators: list[int], orders: list[int], ranks: int = 4, size: int = 4) -> Translations:
+    made: Translations = object.__new__(Translations)
+    fields = {
+        "ranks": ranks,
+        "generators": tuple(map(tuple, generators)),
+        "orders": tuple(orders),
+        "size": size,
+    }
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+TURN, TWICE, FLIP = [1, 2, 3, 0], [2, 3, 0, 1], [0, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (
+            forged_group([1, 0, 3, 3], orders=[2]),
+            "translation 0: must name each of the 4 vertices exactly once",
+        ),
+        (forged_group([1, 2, 0], orders=[3]), "translation 0: must name each of the 4 vertices exactly once"),
+        (
+            forged_group([1, 0, 2, 3], orders=[2]),
+            "translation 0: maps link 0->3 to 1->3; there must be such a link, of the same bandwidth",
+        ),
+        (forged_group(TURN, orders=[3]), "translation 0: order 3 declared, but applied so often it does not"),
+        (
+            forged_group(TURN, orders=[8]),
+            "translation 0: order must be in 2..4, the vertices there are, got 8",
+        ),
+        (
+            forged_group(TURN, orders=[1]),
+            "translation 0: order must be in 2..4, the vertices there are, got 1",
+        ),
+        (
+            forged_group(TWICE, orders=[4]),
+            "translation 0: order 4 declared, but applied 2 times it leads back",
+        ),
+        (forged_group(TURN, orders=[]), "translations: 1 generators need as many orders, got 0"),
+        (forged_group(FLIP, orders=[2]), "keep a rank in its place, rank 0 has 1 images under 2 elements"),
+        (forged_group(TURN, TWICE, orders=[4, 2]), "rank 0 has 4 images under 8 elements"),
+        (
+            forged_group(TURN, FLIP, orders=[4, 2]),
+            "translations 0 and 1: must commute, they differ at vertex 0",
+        ),
+        (
+            forged_group([*TURN, 4], orders=[4], size=5),
+            "translations: are of 4 ranks and 5 vertices, circle of 4 has 4 and 4",
+        ),
+    ],
+)
+def test_wrong_translations_are_refused(group: Translations, message: str) -> None:
+    schedule = forged(translated(RING, Kind.ALLGATHER), translations=group)
+    refused(schedule, message)
+    assert verify_implicit(schedule).loads == {}
+
+
+def test_translations_keep_bandwidth_latency_ranks_and_what_switches_do() -> None:
+    schedule = translated(RING, Kind.ALLGATHER)
+    for other in (Link(0, 1, Fraction(2)), Link(0, 1, Fraction(1), Fraction(1))):
+        uneven = Topology("uneven", 4, (other, *RING.links[1:]))
+        refused(
+            forged(schedule, topology=uneven),
+            "maps link 0->1 to 1->2; there must be such a link, of the same",
+        )
+    pair = [
+        Link(0, 2, Fraction(1)),
+        Link(2, 0, Fraction(1)),
+        Link(1, 3, Fraction(1)),
+        Link(3, 1, Fraction(1)),
+    ]
+    switched = Topology.build("two", 2, pair, [Switch("adds", True), Switch("hub")])
+    for images, message in (
+        ([1, 0, 3, 2], "translation 0: maps switch adds to hub; both must reduce or neither"),
+        ([2, 3, 0, 1], "must map ranks to ranks and switches to switches, maps 0 to adds"),
+    ):
+        group = forged_group(images, orders=[2], ranks=2)
+        refused(forged(schedule, topology=switched, translations=group), message)
+
+
+def test_translations_keep_who_takes_part() -> None:
+    few = Collective(Kind.ALLGATHER, (0, 1))
+    schedule = forged(translated(RING, Kind.ALLGATHER), collective=few)
+    refused(schedule, "translation 0: maps rank 1, which takes part, to 2, which does not")
+
+
+def test_representatives_are_first_in_their_orbits() -> None:
+    schedule = translated(RING, Kind.ALLGATHER)
+    moved = [replace(t, src=(t.src + 1) % 4, dst=(t.dst + 1) % 4) for t in schedule.transfers]
+    refused(
+        forged(schedule, chunks=(Chunk(Fraction(1, 4), 1),), transfers=tuple(moved)),
+        "chunk 0: owner must be 0, the first rank of its orbit, got 1",
+    )
+
+
+def test_shares_blocks_and_rates_are_named() -> None:
+    schedule = translated(RING, Kind.ALLGATHER)
+    small = replace(schedule, chunks=(Chunk(Fraction(1, 8), 0),))
+    refused(small, "block with owner 0: shares must add up to 1/4, got 1/8")
+    assert len(verify_implicit(small).errors) + 3 == len(verify_implicit(small, translates=True).errors)
+    alltoall = translated(RING, Kind.ALLTOALL)
+    refused(
+        replace(alltoall, chunks=(replace(alltoall.chunks[0], share=Fraction(1, 2)), *alltoall.chunks[1:])),
+        "block with owner 0 and target 1: shares must add up to 1/4, got 1/2",
+    )
+    allreduce = translated(RING, Kind.ALLREDUCE)
+    refused(
+        replace(allreduce, chunks=(Chunk(Fraction(1, 5), 0),)),
+        "block with owner any: shares must add up to 1, got 4/5",
+    )
+    refused(replace(schedule, rate=schedule.rate / 2), f"rate: {schedule.rate / 2} GB/s declared")
+    refused(
+        replace(schedule, rate=schedule.rate * 2),
+        f"(and 3 more links): carries 2 GB/s at the declared rate of {schedule.rate * 2} GB/s",
+    )
+    refused(
+        replace(schedule, bound=Bound(Fraction(9), Cut(frozenset({0}), Fraction(2)))),
+        "bound: 9 GB/s declared, its certificate proves 8 GB/s",
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_of_no_block_are_named(kind: Kind) -> None:
+    schedule = translated(hub(4), kind)  # the last vertex is a switch: no rank has its number
+    target = None if kind is Kind.ALLTOALL else 1
+    strange = replace(schedule, chunks=(replace(schedule.chunks[0], target=target), *schedule.chunks[1:]))
+    refused(strange, f"chunk 0: {kind} among 4 ranks moves no block with owner ")
+    whole = verify(strange.expand(), max_errors=10**6)
+    assert unlinked(verify_implicit(strange, translates=True, max_errors=10**6)) == unlinked(whole)
+
+
+def test_chunks_are_named_as_representatives_or_as_written_out() -> None:
+    # 0 -> 1 -> 2 -> 3, of which the last is gone: chunk g of the four misses rank g + 3.
+    chain = (Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1))
+    schedule = replace(translated(RING, Kind.ALLGATHER), transfers=chain)
+    alone, moved = judged(schedule)
+    assert alone.errors[0] == "chunk 0: rank 3 must end with the contribution of rank 0, got that of no rank"
+    assert moved.errors[1] == "chunk 1: rank 0 must end with the contribution of rank 1, got that of no rank"
+    assert len([line for line in moved.errors if line.startswith("chunk")]) == 4
