@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt --build-constraint constraints.txt -e '.[torch,viz,dev]'
-	$(BIN)/python -m arborcast.synth.kernels.warm
+	$(BIN)/python -m arborcast.synth.compile_kernels
 	@touch $@
 
 demo: install

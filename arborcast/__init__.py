@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from arborcast.synth.faults.repair import repair as repair
     from arborcast.synth.formats import read_schedule as read_schedule
     from arborcast.synth.formats import write_schedule as write_schedule
-    from arborcast.synth.implicit.schedule import ImplicitSchedule as ImplicitSchedule
+    from arborcast.synth.implicit_schedule import ImplicitSchedule as ImplicitSchedule
     from arborcast.synth.schedule import Schedule as Schedule
     from arborcast.synth.simulation.simulator import simulate as simulate
     from arborcast.synth.sweeps.sweep import sweep as sweep
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Bound": "arborcast.synth.certificate",
     "Collective": "arborcast.synth.collective",
-    "ImplicitSchedule": "arborcast.synth.implicit.schedule",
+    "ImplicitSchedule": "arborcast.synth.implicit_schedule",
     "InfeasibleError": "arborcast.synth.errors",
     "InputError": "arborcast.synth.errors",
     "Link": "arborcast.synth.topology",

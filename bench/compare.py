@@ -92,7 +92,7 @@ def compare(old: Document, new: Document, *, tolerance: float = TOLERANCE) -> Co
     than a part of 1e-9. A figure that became null is worse. Truth values are figures, 0 and 1.
 
     Args:
-        old: a document as `arborcast.bench.document.read_document` gives it.
+        old: a document as `bench.document.read_document` gives it.
         new: another one of the same question.
         tolerance: part of the old value that does not matter, at least 0.
 

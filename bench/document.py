@@ -126,7 +126,7 @@ def document(
         measures: the columns of figures.
         units: what figures mean, where their name does not say it.
         packages: whose versions matter.
-        code: the folders of code that the figures depend on, see `arborcast.bench.provenance`.
+        code: the folders of code that the figures depend on, see `bench.provenance`.
         more: further entries, such as the rates that links delivered.
 
     Raises:

@@ -146,7 +146,7 @@ def _child(
     import torch
     import torch.distributed as dist
 
-    from arborcast.backends.group.torch_compat import FileStore
+    from arborcast.backends.tensors.torch_compat import FileStore
 
     torch.set_num_threads(1)
     dist.init_process_group(

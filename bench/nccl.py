@@ -120,7 +120,7 @@ def _rank(question: Question, rank: int, store: str, answers: SimpleQueue[Any]) 
     import torch
     import torch.distributed as dist
 
-    from arborcast.backends.group.torch_compat import FileStore
+    from arborcast.backends.tensors.torch_compat import FileStore
 
     device = torch.device("cpu")
     torch.set_num_threads(1)

@@ -67,7 +67,7 @@ def prediction(quick: bool) -> dict[str, Any]:
 def plans(quick: bool) -> dict[str, Any]:
     """SPP's plan against the others on its two testbeds."""
     from arborcast.bench.training.spp_testbeds import compare
-    from arborcast.pipeline.model import zoo as networks
+    from arborcast.pipeline import zoo as networks
 
     names = networks.NAMES[:2] if quick else networks.NAMES
     return document(

@@ -1,7 +1,7 @@
 """Which code gave the figures of a results file, and whether that code has changed since.
 
 A results file names the commit that it was measured at, whether files differed from that commit, and the
-folders of code that its figures depend on (`arborcast.bench.document.document`). Whether these folders have changed
+folders of code that its figures depend on (`bench.document.document`). Whether these folders have changed
 since then decides whether the figures are older than the code.
 """
 

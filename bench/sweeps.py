@@ -4,7 +4,7 @@ Nothing is timed here: schedules run in our simulator, NCCL's ring and tree are 
 NVLS, and named "model" in every row), both on links of NCCL's own rates, so that the figures are the same on
 every machine. Each row has two times. `time_us` counts bandwidth and latency of links only, which flatters
 whatever is simulated beside NCCL's model, most of all at small sizes. `time_us_with_nccl_overhead` charges
-our schedules what NCCL charges itself (`arborcast.bench.clusters.overhead`), and speed-ups are computed from that one.
+our schedules what NCCL charges itself (`bench.clusters.overhead`), and speed-ups are computed from that one.
 
 "selection" is the product's choice by `time_us`; "selection-with-overhead" is the choice that one makes who
 knows the overhead. Where `speed_up` is below 1, the best other method is faster: those rows stay, and the
@@ -102,7 +102,7 @@ def sweep(
     """Our selection, the baselines and NCCL's models over message sizes.
 
     Args:
-        topology: the fabric; `arborcast.bench.clusters.machines.load` gives the machines their planning rates.
+        topology: the fabric; `bench.clusters.machines.load` gives the machines their planning rates.
         collective: among all ranks, one that is done along trees.
         sizes: of the whole buffer, in bytes, ascending.
         deadline_s: after which nothing more is begun and what is left is listed as skipped; None for no

@@ -95,7 +95,7 @@ def measure(
         kinds: of `KINDS`.
         sizes: bytes of the whole buffer; what they cannot win is spared the slow contenders, see `_fits`.
         slowest_mbit: Mbit/s of the slowest link; the others are in proportion.
-        methods: of `arborcast.bench.contest.contenders.KNOWN`; `METHODS` where None.
+        methods: of `bench.contest.contenders.KNOWN`; `METHODS` where None.
         runs: rounds after the first, which warms up and is not counted.
         root: of a broadcast.
         say: told in a line what happens, and what warns.

@@ -59,7 +59,7 @@ def record(
         timeout_s: how long a rank may make no progress.
 
     Raises:
-        InputError: the method has no schedule here, or what `arborcast.bench.testbed.measure` raises it for.
+        InputError: the method has no schedule here, or what `bench.testbed.measure` raises it for.
         EmulationError: as there.
     """
     check_machine()

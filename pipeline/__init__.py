@@ -16,9 +16,6 @@ from arborcast.lazy import loader
 if TYPE_CHECKING:
     from arborcast.pipeline.costs.links import Network as Network
     from arborcast.pipeline.costs.measured import profile as profile
-    from arborcast.pipeline.costs.profile import Layer as Layer
-    from arborcast.pipeline.costs.profile import Profile as Profile
-    from arborcast.pipeline.costs.profile import Tie as Tie
     from arborcast.pipeline.model.divisible import Divisible as Divisible
     from arborcast.pipeline.model.traced import trace as trace
     from arborcast.pipeline.order.actions import Action as Action
@@ -26,29 +23,32 @@ if TYPE_CHECKING:
     from arborcast.pipeline.planning.formats import read_profile as read_profile
     from arborcast.pipeline.planning.formats import write_plan as write_plan
     from arborcast.pipeline.planning.formats import write_profile as write_profile
-    from arborcast.pipeline.planning.plan import Plan as Plan
-    from arborcast.pipeline.planning.plan import Stage as Stage
     from arborcast.pipeline.planning.planner import plan as plan
-    from arborcast.pipeline.simulation.prediction import Prediction as Prediction
-    from arborcast.pipeline.simulation.prediction import predict as predict
+    from arborcast.pipeline.planning.prediction import Prediction as Prediction
+    from arborcast.pipeline.planning.prediction import predict as predict
+    from arborcast.pipeline.profiles import Layer as Layer
+    from arborcast.pipeline.profiles import Profile as Profile
+    from arborcast.pipeline.profiles import Tie as Tie
     from arborcast.pipeline.simulation.simulator import simulate as simulate
     from arborcast.pipeline.simulation.timeline import Timeline as Timeline
+    from arborcast.pipeline.stages import Plan as Plan
+    from arborcast.pipeline.stages import Stage as Stage
     from arborcast.pipeline.trainer import Trainer as Trainer
 
 _HOMES = {
     "Action": "arborcast.pipeline.order.actions",
     "Divisible": "arborcast.pipeline.model.divisible",
-    "Layer": "arborcast.pipeline.costs.profile",
+    "Layer": "arborcast.pipeline.profiles",
     "Network": "arborcast.pipeline.costs.links",
-    "Plan": "arborcast.pipeline.planning.plan",
-    "Prediction": "arborcast.pipeline.simulation.prediction",
-    "Profile": "arborcast.pipeline.costs.profile",
-    "Stage": "arborcast.pipeline.planning.plan",
-    "Tie": "arborcast.pipeline.costs.profile",
+    "Plan": "arborcast.pipeline.stages",
+    "Prediction": "arborcast.pipeline.planning.prediction",
+    "Profile": "arborcast.pipeline.profiles",
+    "Stage": "arborcast.pipeline.stages",
+    "Tie": "arborcast.pipeline.profiles",
     "Timeline": "arborcast.pipeline.simulation.timeline",
     "Trainer": "arborcast.pipeline.trainer",
     "plan": "arborcast.pipeline.planning.planner",
-    "predict": "arborcast.pipeline.simulation.prediction",
+    "predict": "arborcast.pipeline.planning.prediction",
     "profile": "arborcast.pipeline.costs.measured",
     "read_plan": "arborcast.pipeline.planning.formats",
     "read_profile": "arborcast.pipeline.planning.formats",

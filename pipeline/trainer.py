@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.model.layered import Layered
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.agreement import Agreement
 from arborcast.pipeline.run.batch_norm import (
@@ -45,6 +44,7 @@ from arborcast.pipeline.run.ties import TieGroups
 from arborcast.pipeline.run.update import OptimizerOf, Update, check_optimizer
 from arborcast.pipeline.run.weights import broadcast_weights
 from arborcast.pipeline.simulation.timeline import Timeline
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology
 

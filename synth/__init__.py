@@ -4,7 +4,7 @@
     schedule = synth.solve(fabric, "allreduce")
     synth.verify(schedule)
 
-What is named here is public. `arborcast.synth.groups` answers for several collectives at once.
+What is named here is public. `synth.groups` answers for several collectives at once.
 A question passes `api` (which form and method answers it), then the folder of the method: `packing` and
 `implicit` (trees), `routes`, `chunks`, `baselines`; all of them rest on `bounds`, `lp`, `symmetry` and
 `kernels`.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from arborcast.synth.formats import write_schedule as write_schedule
     from arborcast.synth.formats.any_schedule import read_any_schedule as read_any_schedule
     from arborcast.synth.formats.any_schedule import write_any_schedule as write_any_schedule
-    from arborcast.synth.implicit.schedule import ImplicitSchedule as ImplicitSchedule
+    from arborcast.synth.implicit_schedule import ImplicitSchedule as ImplicitSchedule
     from arborcast.synth.schedule import Schedule as Schedule
     from arborcast.synth.simulation.simulator import Timing as Timing
     from arborcast.synth.simulation.simulator import simulate as simulate
@@ -52,7 +52,7 @@ _HOMES = {
     "Demand": "arborcast.synth.collective",
     "Faulty": "arborcast.synth.faults.faulty",
     "Frontier": "arborcast.synth.chunks.frontier",
-    "ImplicitSchedule": "arborcast.synth.implicit.schedule",
+    "ImplicitSchedule": "arborcast.synth.implicit_schedule",
     "InfeasibleError": "arborcast.synth.errors",
     "InputError": "arborcast.synth.errors",
     "Kind": "arborcast.synth.collective",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from arborcast.synth.chunks.frontier import Frontier
-    from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+    from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
     from arborcast.synth.schedule import Schedule
     from arborcast.synth.selection import Selection
     from arborcast.synth.symmetry.translations import Translations
@@ -95,10 +95,10 @@ def solve(
         form: "explicit" for a `Schedule`, in which every chunk is written out; "implicit" for an
             `ImplicitSchedule`, representatives and translations; "auto" decides as `approach` says, and is
             explicit for up to `LARGEST_EXPLICIT` ranks.
-        method: "auto" or one of `arborcast.synth.methods.METHODS`.
+        method: "auto" or one of `synth.methods.METHODS`.
         root: for kinds that have one.
         ranks: those that take part; the others may forward, copy and reduce on the way. None for all.
-        **wishes: the fields of `arborcast.synth.methods.Request`: `size_bytes`, `max_trees`, `deadline_s`, ...
+        **wishes: the fields of `synth.methods.Request`: `size_bytes`, `max_trees`, `deadline_s`, ...
 
     Raises:
         InputError: an unknown method, a wish that it does not have, a collective that does not fit, or a form
@@ -117,7 +117,7 @@ class Approach:
     Attributes:
         topology: the fabric, or what is left of it.
         collective: on it.
-        method: "auto" or one of `arborcast.synth.methods.METHODS`.
+        method: "auto" or one of `synth.methods.METHODS`.
         request: what the method is told.
         translations: those by which it is answered, in implicit form; None where chunks are written out.
         faulty: given where the healthy fabric's schedule is repaired; else None.
@@ -287,7 +287,7 @@ def pareto(
         collective: a kind by name, or a whole `Collective` (then `root` and `ranks` are not used).
         root: for kinds that have one.
         ranks: those that take part; None for all.
-        max_steps: see `arborcast.synth.chunks.frontier.pareto`, like all that follow.
+        max_steps: see `synth.chunks.frontier.pareto`, like all that follow.
         tolerance: how near to the static limit is near enough.
         deadline_s: limit in seconds; what was found by then is returned.
         seed: of the solvers.

@@ -1,6 +1,6 @@
 """What proves a bound: a cut, a partition of the ranks, or link lengths (an LP dual).
 
-These are the values; `arborcast.synth.bounds` finds them and `arborcast.synth.certification` recomputes, in exact
+These are the values; `synth.bounds` finds them and `synth.certification` recomputes, in exact
 arithmetic and from the certificate alone, the rate that each one proves.
 """
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from arborcast.synth.certificate import Bound
     from arborcast.synth.chunks.bounds.certificate import StepBound
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
 
 
 class InputError(ValueError):

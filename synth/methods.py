@@ -1,7 +1,7 @@
 """The methods by name, and what each may be told.
 
 This is the one place that knows all of them. Each lives in its own module and is imported only when it is
-asked for, so that the start of the command stays fast. `arborcast.synth.api` decides which one answers a question.
+asked for, so that the start of the command stays fast. `synth.api` decides which one answers a question.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Request:
     Attributes:
         max_trees: at most so many trees (per root for allgather and reduce-scatter); None for any number.
         tolerance: with few trees, the part of the optimum that may be given up for fewer of them; None
-            for the default of `arborcast.synth.packing.fewest`.
+            for the default of `synth.packing.fewest`.
         epsilon: the part of the optimum that the multiplicative weights may miss; None for the default of
-            `arborcast.synth.packing.mwu`.
+            `synth.packing.mwu`.
         seed: breaks ties; the same seed gives the same schedule on any machine.
         deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
         size_bytes: with the method "auto", the message size for which the schedule should be fastest;
             None for the best rate, which is what counts for large messages.
-        chunks: C of a chunk schedule (see `arborcast.synth.chunks.fixed_size.Size`, like the next two).
+        chunks: C of a chunk schedule (see `synth.chunks.fixed_size.Size`, like the next two).
         steps: S of a chunk schedule.
         rounds: R of a chunk schedule.
         cache: whether answers of solvers are kept and used on disk.
@@ -101,7 +101,7 @@ _IN_WORDS = {
 def solve_by_method(topology: Topology, collective: Collective, method: str, request: Request) -> Schedule:
     """The schedule of one method, written out; by "auto" the one of the best rate, whatever the size.
 
-    `arborcast.synth.api` decides which method a question is for; here nothing is decided.
+    `synth.api` decides which method a question is for; here nothing is decided.
 
     Raises:
         InputError: a collective that the method does not do.

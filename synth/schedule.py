@@ -2,7 +2,7 @@
 
 A schedule is complete in itself: it holds its topology, its collective and its bound. Building one checks
 its form (indices, shares of the right type); whether it does what the collective asks is for
-`arborcast.synth.verification.verifier` to say, which shares no code with the builders.
+`synth.verification.verifier` to say, which shares no code with the builders.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The machines of the catalog: DGX and MI250 boxes, alone or joined by a fabric.
 
 Ranks are numbered box by box, inside a box as the machine's own tools number the GPUs. Latencies are those
-of `arborcast.topologies.rates`; where none has been published it says so.
+of `topologies.rates`; where none has been published it says so.
 """
 
 from __future__ import annotations

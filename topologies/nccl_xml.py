@@ -67,7 +67,7 @@ def parse_nccl_xml(text: str, place: str, *, pcie: bool = False, rates: Rates = 
         text: the XML; a DTD and entities are refused.
         place: what errors begin with.
         pcie: whether PCIe links become links too: a tree of switches with the speed and width of each, the
-            CPUs joined pairwise (10 GB/s each way, see `arborcast.topologies.rates`).
+            CPUs joined pairwise (10 GB/s each way, see `topologies.rates`).
         rates: the data sheet's GB/s per NVLink of the compute capability, or NCCL's constant.
 
     Raises:

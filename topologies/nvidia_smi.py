@@ -64,7 +64,7 @@ def parse_nvidia_smi(
         text: the saved output, possibly with other text before and after it.
         place: what errors begin with.
         gpu: the generation (see `topologies.GPUS`).
-        pcie: whether PCIe paths become links too, as a tree of switches (see `arborcast.topologies.pcie_paths`).
+        pcie: whether PCIe paths become links too, as a tree of switches (see `topologies.pcie_paths`).
         rates: which rates an NVLink has.
 
     Raises:

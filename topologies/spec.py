@@ -29,7 +29,7 @@ def load(
     What stands before the first colon decides. If it is a name of the catalog (`DGX1` is `dgx1`), the catalog
     counts (a file of that name is reached as `./dgx1`). Otherwise the spec is a path when it contains a
     separator, ends in .yaml, .yml, .json, .xml or .txt, or exists. Anything else is unknown. What a file
-    holds is seen from its content: see `arborcast.topologies.files.load_file`.
+    holds is seen from its content: see `topologies.files.load_file`.
 
     Args:
         spec: `dgx1`, `dgx-a100:boxes=2`, `torus:4x4,bandwidth=25`, ... (see `catalog`), or a path to a YAML

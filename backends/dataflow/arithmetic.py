@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from arborcast.backends.dataflow.task_graph import Flow
-from arborcast.backends.group.torch_compat import split
-from arborcast.backends.group.torch_reduction import Operator
 from arborcast.backends.lowering.layout import Buffer
+from arborcast.backends.tensors.torch_compat import split
+from arborcast.backends.tensors.torch_reduction import Operator
 
 
 class Arithmetic(Protocol):

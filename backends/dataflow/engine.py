@@ -29,9 +29,9 @@ from arborcast.backends.dataflow.poller import READ, Bell, Lookout
 from arborcast.backends.dataflow.run import FlowRun
 from arborcast.backends.dataflow.task_graph import Flow, compile_flow
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, ExecutionError
-from arborcast.backends.group.torch_reduction import Operator
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
+from arborcast.backends.tensors.torch_reduction import Operator
 from arborcast.backends.transport.channel import Channel
 from arborcast.backends.transport.fingerprint import Opening
 
@@ -41,7 +41,7 @@ _NOTHING = compile_flow(Program(0, (), 0, 0, 0, False, 1))  # of a rank that onl
 
 
 class Connections(Protocol):
-    """What the engine needs of a network; see `arborcast.backends.transport.network`.
+    """What the engine needs of a network; see `backends.transport.network`.
 
     Attributes:
         size: ranks of the group.

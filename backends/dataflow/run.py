@@ -21,8 +21,8 @@ from arborcast.backends.dataflow.peer_progress import Line, LineError
 from arborcast.backends.dataflow.poller import GONE, LEAVING, READ, WRITE, Bell, Lookout
 from arborcast.backends.dataflow.task_graph import Act, Action, Flow
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
-from arborcast.backends.group.torch_reduction import Operator
 from arborcast.backends.lowering.layout import Buffer
+from arborcast.backends.tensors.torch_reduction import Operator
 from arborcast.backends.transport.fingerprint import Opening
 
 BATCH_BYTES = 256 << 10

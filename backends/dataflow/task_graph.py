@@ -2,7 +2,7 @@
 
 A `Flow` is a plain value without torch in it. A receive into scratch whose data is only reduced into
 something else becomes one action with that reduction, so that arriving bytes are combined where they land
-and the scratch is not needed. `arborcast.backends.dataflow.engine` runs flows over channels.
+and the scratch is not needed. `backends.dataflow.engine` runs flows over channels.
 
     program of a tree's root                       its flow
     0  receive scratch[0:4] from rank 1            0  output[0:4] += what comes from rank 1
@@ -112,7 +112,7 @@ class Flow:
 
 
 def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
-    """The flow of a program of `arborcast.backends.lowering.lower`; linear in the number of its operations.
+    """The flow of a program of `backends.lowering.lower`; linear in the number of its operations.
 
     Slices that are in use at the same time must be equal or disjoint, which those of lowered programs are.
 

@@ -1,7 +1,7 @@
 """Runs schedules on CUDA tensors by NCCL's point-to-point calls, one group call per logical time.
 
 NCCL has no tags, so that the order of a pair's messages is all that tells them apart;
-`arborcast.backends.executors.grouped_plan` makes plans for such transports. The same class runs on CPU tensors over
+`backends.executors.grouped_plan` makes plans for such transports. The same class runs on CPU tensors over
 gloo, with one tag for all messages: that tests plans, order and arithmetic on real processes.
 
     caller's stream   ... tensors ready >                               > tensors ready ...
@@ -32,16 +32,16 @@ from torch import Tensor
 
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.executors.grouped_plan import GroupedPlan, Local, plan_groups
-from arborcast.backends.group.tensor_checks import check_overlap, check_tensor
-from arborcast.backends.group.torch_compat import work_of
-from arborcast.backends.group.torch_reduction import Operator, name_of, operator_of
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.lower import lower_rank, pieces_that_fit
 from arborcast.backends.lowering.program import Receive, Reduce, Send
 from arborcast.backends.lowering.rank_view import digest_of
+from arborcast.backends.tensors.checks import check_overlap, check_tensor
+from arborcast.backends.tensors.torch_compat import work_of
+from arborcast.backends.tensors.torch_reduction import Operator, name_of, operator_of
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 # A group call costs tens of microseconds, in which NVLink moves some MiB; of 16 pieces a pipeline loses a
 # sixteenth of its time per level of the trees. Estimates: not measured on a GPU yet.

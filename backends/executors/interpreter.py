@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 from arborcast.backends.lowering.deadlock import DeadlockError, describe, meet
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
-from arborcast.backends.measure.reduction import Array, Reduction, combine, finish
+from arborcast.backends.lowering.reduction import Array, Reduction, combine, finish
 
 
 class Freedom(StrEnum):

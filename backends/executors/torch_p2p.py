@@ -19,13 +19,13 @@ from torch import Tensor
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.executors.plan import Act, plan
-from arborcast.backends.group.tensor_checks import check_overlap, check_tensor
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, DEFAULT_WINDOW, lower_rank, pieces_that_fit
 from arborcast.backends.lowering.program import Operation, Program, Receive, Send
+from arborcast.backends.tensors.checks import check_overlap, check_tensor
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 # Measured on loopback, 4 ranks on 2 cores, in CPU time of all ranks for an allreduce of 16 MiB (ring and
 # full mesh, gloo's own = 1): pieces of 1 MiB 1.2, 512 KiB 1.3 to 1.4, 256 KiB 1.8 to 2.2. A message costs

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceScatterOptions
 
-from arborcast.backends.group.torch_compat import split
-from arborcast.backends.group.torch_reduction import operator_of
+from arborcast.backends.tensors.torch_compat import split
+from arborcast.backends.tensors.torch_reduction import operator_of
 
 SUM = dist.ReduceOp(dist.ReduceOp.SUM)
 

@@ -28,21 +28,21 @@ from torch._C._distributed_c10d import (
 
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.group.options import Options
-from arborcast.backends.group.torch_compat import PrefixStore, Store, break_gloo, new_gloo, own_connection
-from arborcast.backends.group.torch_reduction import Operator, name_of, operator_of
 from arborcast.backends.lowering.layout import Buffer
+from arborcast.backends.options import Options
 from arborcast.backends.schedules.fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
 from arborcast.backends.schedules.settings import are_on_one_host, compare_settings
 from arborcast.backends.schedules.table import Table
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store, break_gloo, new_gloo, own_connection
+from arborcast.backends.tensors.torch_reduction import Operator, name_of, operator_of
 from arborcast.backends.transport.fingerprint import Opening
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 log = logging.getLogger(__name__)
 

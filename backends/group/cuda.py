@@ -1,6 +1,6 @@
 """The CUDA side of a group: an inner NCCL, and synthesized allreduce and broadcast on its messages.
 
-Nothing here has run on a GPU yet; `arborcast.backends.executors.grouped` says which of its parts have run on CPU
+Nothing here has run on a GPU yet; `backends.executors.grouped` says which of its parts have run on CPU
 tensors. What schedules do not serve, and small messages, NCCL does by itself.
 """
 
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from arborcast.backends.executors.grouped import GroupedExecutor
-from arborcast.backends.group.torch_compat import Store
+from arborcast.backends.tensors.torch_compat import Store
 from arborcast.synth.collective import Kind
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 NCCL_BELOW = 1 << 20
 """Bytes below which NCCL serves by itself: an estimate, not measured on a GPU yet."""

@@ -18,11 +18,11 @@ from torch._C._distributed_c10d import GradBucket
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.communicator import Communicator
-from arborcast.backends.group.options import Options
-from arborcast.backends.group.tensor_checks import check_tensor
-from arborcast.backends.group.torch_compat import PrefixStore
-from arborcast.backends.group.torch_reduction import name_of, operator_of
 from arborcast.backends.group.work_queue import WorkQueue
+from arborcast.backends.options import Options
+from arborcast.backends.tensors.checks import check_tensor
+from arborcast.backends.tensors.torch_compat import PrefixStore
+from arborcast.backends.tensors.torch_reduction import name_of, operator_of
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 
@@ -80,7 +80,7 @@ class ScheduledAllreduce:
 
         Args:
             tensor: on the CPU, contiguous, of a real type.
-            op: any that `arborcast.backends.group.torch_reduction.operator_of` serves.
+            op: any that `backends.tensors.torch_reduction.operator_of` serves.
 
         Raises:
             InputError: the tensor or the operation cannot be served.

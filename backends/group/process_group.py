@@ -46,13 +46,13 @@ from arborcast.backends.group.arguments import (
 )
 from arborcast.backends.group.communicator import SERVED, Communicator
 from arborcast.backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
-from arborcast.backends.group.options import Options
-from arborcast.backends.group.torch_compat import PrefixStore, Store, break_gloo, new_gloo
 from arborcast.backends.group.work_queue import WorkQueue
+from arborcast.backends.options import Options
 from arborcast.backends.schedules.fabric import Fabric
 from arborcast.backends.schedules.incarnation import fresh_store
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store, break_gloo, new_gloo
 from arborcast.synth.collective import Kind
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 log = logging.getLogger(__name__)
 

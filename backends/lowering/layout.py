@@ -21,7 +21,7 @@ from fractions import Fraction
 from arborcast.backends.lowering.rank_view import Image, images_of
 from arborcast.synth.collective import Block, Collective, Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
-from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 
 
 class Buffer(StrEnum):

@@ -21,7 +21,7 @@ from arborcast.backends.lowering.program import Copy, Operation, Program, Receiv
 from arborcast.backends.lowering.rank_view import transfers_of
 from arborcast.backends.lowering.scratch import Scratch
 from arborcast.synth.errors import ScheduleError
-from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Transfer
 
 DEFAULT_WINDOW = 8

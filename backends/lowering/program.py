@@ -1,9 +1,9 @@
 """What one rank executes: sends, receives and reductions on slices of its buffers.
 
 A `Program` is a plain value without torch or numpy in it. Its operations stand in an order that works even
-where sends block until they are received (`arborcast.backends.lowering.deadlock` checks that), and each names the own
+where sends block until they are received (`backends.lowering.deadlock` checks that), and each names the own
 operations that must be complete before it starts, so that an executor may overlap everything else.
-`arborcast.backends.lowering.lower` makes them.
+`backends.lowering.lower` makes them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Transfer
 from arborcast.synth.symmetry.translations import Integers
 

@@ -1,6 +1,6 @@
 """What runs are asked to do, and what each of their processes answers.
 
-Plain values that go through pickle between `arborcast.backends.measure.launch` and `arborcast.backends.measure.worker`, or from
+Plain values that go through pickle between `backends.measure.launch` and `backends.measure.worker`, or from
 rank 0 to the other ranks under torchrun; torch is not imported.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from arborcast.backends.lowering.layout import blocks_in
-from arborcast.backends.measure.reduction import Reduction
+from arborcast.backends.lowering.reduction import Reduction
 from arborcast.synth.collective import Kind
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "int64": 8}
 """The types that runs support, with the size of an element."""

@@ -1,6 +1,6 @@
 """Runs schedules on local processes, one per rank, and checks every element of what comes out.
 
-This side never imports torch: it starts `arborcast.backends.measure.worker`, waits, and turns what the ranks answered
+This side never imports torch: it starts `backends.measure.worker`, waits, and turns what the ranks answered
 into the rows that nccl-tests prints. Whatever happens (an error in a rank, a deadline, Ctrl-C) no process is
 left.
 """
@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from arborcast.backends.lowering.layout import blocks_in
+from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure.job import ITEM_BYTES, Answer, Job, Sweep, count_for
-from arborcast.backends.measure.reduction import Reduction
 from arborcast.synth.collective import bandwidths
 from arborcast.synth.errors import InputError, TimedOutError
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 NCCL_TYPES = {"float32": "float", "float64": "double"}
 """What nccl-tests calls a type, where that is not our name of it."""
@@ -185,7 +185,7 @@ def run_worker(
     timeout_s: float,
     hear: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Have `arborcast.backends.measure.worker` do something in a folder, and return when all its ranks have ended well.
+    """Have `backends.measure.worker` do something in a folder, and return when all its ranks have ended well.
 
     Args:
         folder: empty; what ranks answer lies in it afterwards.

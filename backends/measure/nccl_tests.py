@@ -4,7 +4,7 @@ A time is that of `iterations` calls one after the other between two barriers, d
 averaged over the ranks (nccl-tests' default, `-a 1`). Then one more call on fresh data is compared element by
 element. Two things differ, and the header says so: a collective is shown in the one half, in place or out of
 place, that it is run in; and the calls that do not count are made for every size, since each has a plan of
-its own. This side never imports torch; `arborcast.backends.measure.sweep` is the part of each rank.
+its own. This side never imports torch; `backends.measure.sweep` is the part of each rank.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from arborcast.backends.group.options import Options
 from arborcast.backends.lowering.layout import IN_PLACE_KINDS, blocks_in
+from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure.job import AVERAGES, ITEM_BYTES, RUNTIMES, Job, Sweep, count_as_nccl_tests
 from arborcast.backends.measure.launch import NCCL_TYPES, run_worker, see_what_runs_need
-from arborcast.backends.measure.reduction import Reduction
+from arborcast.backends.options import Options
 from arborcast.synth.collective import Kind, bandwidths
 from arborcast.synth.errors import InputError
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 MOST_SIZES = 10_000
 _OUR_TYPES = {nccl: ours for ours, nccl in NCCL_TYPES.items()}

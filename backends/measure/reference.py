@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from arborcast.backends.measure.reduction import Array, Reduction, combine, finish
+from arborcast.backends.lowering.reduction import Array, Reduction, combine, finish
 from arborcast.synth.collective import Collective, Kind
 
 _PART = 1 << 18  # values are made in int64, so many at a time

@@ -1,7 +1,7 @@
 """One rank's part of a sweep over sizes as nccl-tests makes it; all ranks learn all rows, rank 0 says them.
 
 It runs within a default process group of gloo that has as many ranks as the schedule's topology: that of
-`arborcast.backends.measure.worker`, or that of a job that torchrun started (`run_under_torchrun`).
+`backends.measure.worker`, or that of a job that torchrun started (`run_under_torchrun`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.distributed as dist
 
-from arborcast.backends.dataflow.runner import EngineRunner
+from arborcast.backends.executors.engine_runner import EngineRunner
 from arborcast.backends.executors.torch_p2p import DEFAULT_PIECE_BYTES, Executor
-from arborcast.backends.group.torch_compat import PrefixStore, Store
 from arborcast.backends.measure.job import Sweep
 from arborcast.backends.measure.nccl_tests import Row, row_of
 from arborcast.backends.measure.torchrun import job_group
 from arborcast.backends.measure.trial import Runner, Trial
 from arborcast.backends.schedules.settings import are_on_one_host
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.synth.errors import InputError
 
 _PREFIX = "arborcast/sweep"

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from arborcast.backends.lowering.reduction import Array, Reduction
 from arborcast.backends.measure.job import Job
-from arborcast.backends.measure.reduction import Array, Reduction
 from arborcast.backends.measure.reference import define, sample_data
 from arborcast.synth.collective import Collective, Kind
 

@@ -21,7 +21,7 @@ from arborcast.synth.collective import Kind
 
 
 class Runner(Protocol):
-    """What executes a schedule on one rank, as `arborcast.backends.executors.torch_p2p.Executor` does.
+    """What executes a schedule on one rank, as `backends.executors.torch_p2p.Executor` does.
 
     Attributes:
         rank: of this process in the schedule's topology.

@@ -25,10 +25,10 @@ import torch.distributed as dist
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.executors.torch_p2p import Executor
-from arborcast.backends.group.torch_compat import FileStore
 from arborcast.backends.measure.job import Answer, Job, Sweep
 from arborcast.backends.measure.sweep import run_sweep
 from arborcast.backends.measure.trial import Trial
+from arborcast.backends.tensors.torch_compat import FileStore
 
 JOBS_FILE = "jobs.pickle"
 FAILURE_FILE = "failure.txt"

@@ -1,8 +1,8 @@
 """From measurements to the simplest topology that explains them, and what it does not explain.
 
 Flows that get less when they run together than alone share something. Which flows do decides among the
-shapes of `arborcast.backends.probe.shape`: every candidate is built, asked for the rate of every flow in every
-experiment (`arborcast.backends.probe.prediction`), and the one that misses least wins, where every shared link must
+shapes of `backends.probe.shape`: every candidate is built, asked for the rate of every flow in every
+experiment (`backends.probe.prediction`), and the one that misses least wins, where every shared link must
 earn its place. Nothing else is tried: a fabric of another shape gives warnings, each with both numbers.
 """
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from arborcast import topologies
-from arborcast.backends.group.options import Options
+from arborcast.backends.options import Options
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty
 from arborcast.synth.formats.numerals import shorten

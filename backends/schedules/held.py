@@ -17,13 +17,13 @@ from dataclasses import replace
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import Flow, compile_flow
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.group.options import Options
-from arborcast.backends.group.torch_compat import Store
 from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.options import Options
 from arborcast.backends.schedules.exchange import share_table
 from arborcast.backends.schedules.pieces import PieceRule
 from arborcast.backends.schedules.synthesis import KERNELS_S, synthesize_table
 from arborcast.backends.schedules.table import Table
+from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import Opening
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.group.torch_compat import PrefixStore, Store
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 
 _LOOK_EVERY_S = 0.005
 _NUMBER_BYTES = 8

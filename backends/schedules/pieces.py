@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from arborcast.backends.lowering.lower import pieces_that_fit
 from arborcast.backends.lowering.rank_view import most_messages
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 MESSAGE_US = 30
 """What a short message costs each of its ends."""

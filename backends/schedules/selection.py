@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from arborcast.backends.lowering.rank_view import most_messages
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.selection import Selection
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Topology

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from arborcast.backends.group.torch_compat import Store
+from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.addresses import boot_id
 from arborcast.synth.errors import InputError
 

@@ -1,7 +1,7 @@
 """From a fabric to the table of one collective: found in a child process, by a deadline, kept on disk.
 
 A training process has threads, CUDA, and a `__main__` that must not run twice, and solvers cannot be asked to
-stop; so the work is done by a child (`arborcast.synth.chunks.solvers.worker`) that imports no torch and is killed in
+stop; so the work is done by a child (`synth.chunks.solvers.worker`) that imports no torch and is killed in
 time. It answers twice: the first schedule, which has the best rate, and then the comparison of all that
 apply.
 """
@@ -17,21 +17,21 @@ from functools import cache
 from pathlib import Path
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.group.options import Options
+from arborcast.backends.options import Options
 from arborcast.backends.schedules.selection import Comparison
 from arborcast.backends.schedules.table import TABLE_FORMAT, Table
 from arborcast.synth.api import Approach, approach
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, wait
 from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.compile_kernels import warm_once
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.formats import topology_to_document
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.kernels.cache_folder import cache_folder
-from arborcast.synth.kernels.warm import warm_once
 from arborcast.synth.methods import Request
 from arborcast.synth.selection import SIZES, Choice
 from arborcast.synth.topology import Topology

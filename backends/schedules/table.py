@@ -1,7 +1,7 @@
 """The schedules of one collective on one fabric, and from which message size on each of them serves.
 
 A table is what rank 0 finds and every rank runs, so that it travels as bytes with a hash, in the format
-`arborcast.table/1`: a topology, a collective, and schedules as `arborcast.synth.formats` writes them.
+`arborcast.table/1`: a topology, a collective, and schedules as `synth.formats` writes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json
 from arborcast.synth.formats.shapes import MAPPING, check_shape
 from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
-from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.selection import Choice
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology

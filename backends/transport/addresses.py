@@ -13,7 +13,7 @@ from pathlib import Path
 from torch._C import _distributed_c10d as c10d
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.group.torch_compat import PrefixStore, Store
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TypedDict
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.group.torch_compat import Store
+from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.addresses import boot_id, listening_address
 from arborcast.backends.transport.dialing import Call, dial_tcp, dial_unix, hear
 from arborcast.backends.transport.handshake import TOKEN_BYTES, Greeting, answer

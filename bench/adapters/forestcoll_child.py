@@ -1,7 +1,7 @@
 """Runs in ForestColl's process: hands its packer a graph and writes down the trees that it gives.
 
 Only the standard library is imported besides the checkout, so that nothing of ours counts in its time. It is
-asked twice, as ours is (`arborcast.bench.adapters.answer.without_repeat`). By hand: `python
+asked twice, as ours is (`bench.adapters.answer.without_repeat`). By hand: `python
 bench/adapters/forestcoll_child.py CHECKOUT QUESTION.json ANSWER.json 10`.
 """
 

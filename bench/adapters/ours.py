@@ -39,7 +39,7 @@ class Ours:
         """It is always there."""
 
     def ask(self, question: Question, limit_s: float) -> Answer:
-        """See `arborcast.bench.adapters.answer.Contender`."""
+        """See `bench.adapters.answer.Contender`."""
         from arborcast.bench.adapters.answer import answer_of, without_repeat
         from arborcast.bench.measured import run
 

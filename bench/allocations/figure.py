@@ -1,7 +1,7 @@
 """The picture of a survey, as BLINK draws it: for each allocation a pair of bars, trees beside NCCL's ring.
 
 One panel per collective, allocations in groups by their size, the optimum as a line across its pair. It shows
-what the rows of `arborcast.bench.fragments.survey` say and works out nothing.
+what the rows of `bench.fragments.survey` say and works out nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def draw_fragments(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
     """Draw the rows of one box, in the order in which they come.
 
     Args:
-        rows: of `arborcast.bench.fragments.survey`.
+        rows: of `bench.fragments.survey`.
         path: an .svg or .png file.
 
     Raises:

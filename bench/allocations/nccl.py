@@ -1,6 +1,6 @@
 """What NCCL's planning model makes of a fragment: which rings it has, over what, and their rate.
 
-Figures of the model, not measurements (see `arborcast.synth.baselines.nccl_model`): those of large messages in protocol
+Figures of the model, not measurements (see `synth.baselines.nccl_model`): those of large messages in protocol
 Simple. Two generations of its search for rings are told apart, because they differ where a fragment has no
 ring of direct links: since 2.8.3 a ring may pass through another GPU (path type NVB, `src/graph/paths.cc`),
 before that, as when BLINK was measured, all went over PCIe.

@@ -1,6 +1,6 @@
 """The schedules among which a size sweep chooses, each built or left out with its reason.
 
-They are those of `arborcast.synth.selection`, with what it finds too slow on hundreds of ranks left out by rules on the
+They are those of `synth.selection`, with what it finds too slow on hundreds of ranks left out by rules on the
 number of ranks, so that the answer does not depend on the machine; the deadline is the last resort.
 """
 

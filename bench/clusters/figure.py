@@ -32,7 +32,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path | str, *, over: str = "sp
     """Draw the rows of a sweep.
 
     Args:
-        rows: of `arborcast.bench.sweeps`, of any number of machines, which keep their order.
+        rows: of `bench.sweeps`, of any number of machines, which keep their order.
         path: an .svg or .png file.
         over: the column drawn: "speed_up_over_nccl", or "speed_up" for the best of all others.
 

@@ -56,7 +56,7 @@ def predict_results(document: Mapping[str, Any], *, orders: int = ORDERS) -> tup
     """A results file with the columns of `predict`, and the rows without: their schedule is another one now.
 
     Args:
-        document: as `arborcast.bench.testbed.results_document` makes it.
+        document: as `bench.testbed.results_document` makes it.
         orders: as `ORDERS`.
     """
     rows = [dict(row) for row in document["rows"]]

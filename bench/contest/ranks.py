@@ -76,7 +76,7 @@ class Order:
 
 
 def run_order(rank: int, address: str, store_path: str, order: Order) -> list[list[Round]]:
-    """Of each contender, the rounds of this rank; for `arborcast.bench.emulation.processes.run_inside`.
+    """Of each contender, the rounds of this rank; for `bench.emulation.processes.run_inside`.
 
     Raises:
         RuntimeError: a result is wrong; the message says where.
@@ -111,8 +111,8 @@ class Participant:
         import torch.distributed as dist
 
         from arborcast.backends.dataflow.engine import Engine
-        from arborcast.backends.dataflow.runner import peers_of
-        from arborcast.backends.group.torch_compat import FileStore, PrefixStore
+        from arborcast.backends.executors.engine_runner import peers_of
+        from arborcast.backends.tensors.torch_compat import FileStore, PrefixStore
         from arborcast.backends.transport.network import Network
 
         self.rank = rank
@@ -210,8 +210,8 @@ class Participant:
         import torch
         import torch.distributed as dist
 
-        from arborcast.backends.group.torch_reduction import operator_of
         from arborcast.backends.lowering.layout import Buffer
+        from arborcast.backends.tensors.torch_reduction import operator_of
         from arborcast.backends.transport.fingerprint import Opening
 
         kind, root = schedule.collective.kind, schedule.collective.root

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from arborcast.synth.topology import Hop, Vertex
 
 FRAME_BYTES = 8900
-"""Of payload, in a frame of `arborcast.bench.emulation.network.MTU` bytes."""
+"""Of payload, in a frame of `bench.emulation.network.MTU` bytes."""
 
 
 @dataclass(frozen=True)

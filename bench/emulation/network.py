@@ -42,7 +42,7 @@ class Emulation:
     namespaces: list[Namespace] = field(default_factory=list)
 
     def path(self, vertex: Vertex) -> str:
-        """For `arborcast.bench.emulation.machine.enter`, in another process."""
+        """For `bench.emulation.machine.enter`, in another process."""
         return self.namespaces[vertex].path
 
     def socket(self, vertex: Vertex) -> socket.socket:

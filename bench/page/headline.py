@@ -73,7 +73,7 @@ def _losses(ratios: Sequence[float], thing: str) -> str:
 
 
 def _who(cases: Sequence[Case]) -> str:
-    """What the figures are of: see `arborcast.bench.page.testbed.row_of_ours`."""
+    """What the figures are of: see `bench.page.testbed.row_of_ours`."""
     only_chosen = all(case.ours.get("method") == CHOSEN for case in cases)
     return "what the process group chooses is" if only_chosen else "our schedules are"
 

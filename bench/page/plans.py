@@ -1,6 +1,6 @@
 """The sections of planning: plans beside other plans, predicted, and how long planning takes.
 
-What was trained is in `arborcast.bench.page.training`.
+What was trained is in `bench.page.training`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sections of pipelined training that ran: beside serial training, beside its prediction, beside gloo.
 
-What is planned and computed without a trainer is in `arborcast.bench.page.plans`.
+What is planned and computed without a trainer is in `bench.page.plans`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Case:
         method: "symmetric" solves by orbits, "written out" makes no use of symmetry, "repair" starts from the
             symmetric schedule of the fabric without faults, whose making does not count; in "partly
             symmetric" it does.
-        faults: what is gone, as `arborcast.bench.scaling.children.faulty` reads it; empty for nothing.
+        faults: what is gone, as `bench.scaling.children.faulty` reads it; empty for nothing.
         every_translate: whether a schedule in implicit form is verified chunk by chunk for all ranks, not on
             its representatives.
         target_s: seconds promised for loading, solving and verifying together, of a repair for repairing

@@ -20,7 +20,7 @@ from arborcast.bench.scaling.cases import PARTLY, REPAIR, SYMMETRIC, WRITTEN_OUT
 
 if TYPE_CHECKING:
     from arborcast.synth.faults.faulty import Faulty
-    from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+    from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
     from arborcast.synth.topology import Topology
 
 SMALL = "dgx-a100:boxes=2"

@@ -15,7 +15,7 @@ from arborcast.bench.training.processes import run_ranks
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from arborcast.pipeline.planning.plan import Plan
+    from arborcast.pipeline.stages import Plan
 
 BATCH = 60
 LEARNING_RATE = 0.05
@@ -136,7 +136,7 @@ def train(
 
 def plan_of(shape: Sequence[int], microbatches: int, order: str, layers: int = 8) -> Plan:
     """Layers divided evenly among stages with so many replicas."""
-    from arborcast.pipeline.planning.plan import Plan, divided
+    from arborcast.pipeline.stages import Plan, divided
 
     stages, start, rank = [], 0, 0
     for size, replicas in zip(divided(layers, len(shape)), shape, strict=True):

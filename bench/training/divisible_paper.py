@@ -15,9 +15,9 @@ from typing import Any
 
 from arborcast.pipeline.costs.devices import P100
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.costs.profile import Profile
+    from arborcast.pipeline.profiles import Profile
 
 LIMIT_BYTES = 3 << 29
 
@@ -38,7 +38,7 @@ BATCH = 512
 
 def drawn_profile(layers: int, *, seed: int = 0) -> Profile:
     """Layers of about the costs of a network of residual blocks, all different."""
-    from arborcast.pipeline.costs.profile import Layer, Profile
+    from arborcast.pipeline.profiles import Layer, Profile
 
     draw = random.Random(seed)
     made = []

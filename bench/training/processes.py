@@ -86,7 +86,7 @@ def _main(
     import torch
     import torch.distributed as dist
 
-    from arborcast.backends.group.torch_compat import FileStore
+    from arborcast.backends.tensors.torch_compat import FileStore
 
     torch.set_num_threads(1)
     answer: tuple[str | None, Any]

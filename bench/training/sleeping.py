@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from arborcast.pipeline.costs.links import Network
-    from arborcast.pipeline.costs.profile import Profile
     from arborcast.pipeline.model.divisible import Divisible
-    from arborcast.pipeline.planning.plan import Plan
+    from arborcast.pipeline.profiles import Profile
     from arborcast.pipeline.simulation.timeline import Timeline
+    from arborcast.pipeline.stages import Plan
 
 ORDERS = ("gpipe", "1f1b", "pe")
 MICROBATCHES = (1, 2, 4, 8, 16, 24, 40)
@@ -66,7 +66,7 @@ class Sleep:
 
     def plan(self, stages: int, microbatches: int, order: str) -> Plan:
         """Layers divided evenly among stages of one rank each."""
-        from arborcast.pipeline.planning.plan import Plan, divided
+        from arborcast.pipeline.stages import Plan, divided
 
         made, start = [], 0
         for rank, size in enumerate(divided(self.layers, stages)):

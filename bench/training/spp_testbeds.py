@@ -13,12 +13,12 @@ from typing import Any
 
 from arborcast.pipeline.costs.devices import GTX_1080_TI, V100
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.alternatives import METHODS
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.planning.planner import plan as planned
-from arborcast.pipeline.simulation.prediction import predict
+from arborcast.pipeline.planning.prediction import predict
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from arborcast.topologies.builders import cable
@@ -46,7 +46,7 @@ class Testbed:
     Attributes:
         name: in rows.
         topology: its ranks and links.
-        device: of its ranks, as `arborcast.pipeline.model.zoo.analytic_profile` names it.
+        device: of its ranks, as `pipeline.zoo.analytic_profile` names it.
         memory_bytes: of a rank that a plan may use.
     """
 
@@ -90,16 +90,16 @@ def testbeds() -> tuple[Testbed, ...]:
 def compare(names: Sequence[str], *, microbatches: Sequence[int] = MICROBATCHES) -> list[dict[str, Any]]:
     """The rows of all networks on both testbeds.
 
-    A batch has as many samples per rank as `arborcast.pipeline.model.zoo.SAMPLES` says; profiles are analytic.
+    A batch has as many samples per rank as `pipeline.zoo.SAMPLES` says; profiles are analytic.
 
     Args:
-        names: of `arborcast.pipeline.model.zoo`.
+        names: of `pipeline.zoo`.
         microbatches: each method's choice.
 
     Raises:
         ProfileError: there is no such network.
     """
-    from arborcast.pipeline.model import zoo as networks
+    from arborcast.pipeline import zoo as networks
 
     return [
         row

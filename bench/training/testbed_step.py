@@ -18,7 +18,7 @@ from arborcast.bench.emulation.plan import at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.planning.plan import Plan
+    from arborcast.pipeline.stages import Plan
     from arborcast.synth.topology import Topology
 
 WAYS = ("synth", "gloo")
@@ -104,7 +104,7 @@ def step_rows(case: Case, *, steps: int = 6, timeout_s: float = 120) -> list[dic
 def plan_of(case: Case, topology: Topology) -> Plan:
     """Stages of equal layers with the asked replicas."""
     from arborcast.pipeline.planning.device_order import device_order
-    from arborcast.pipeline.planning.plan import Plan, divided
+    from arborcast.pipeline.stages import Plan, divided
 
     order = device_order(topology)
     stages, start, rank = [], 0, 0
@@ -121,7 +121,7 @@ def measure(
     import torch
     import torch.distributed as dist
 
-    from arborcast.backends.group.torch_compat import FileStore
+    from arborcast.backends.tensors.torch_compat import FileStore
 
     os.environ["ARBORCAST_TRANSPORT"] = "sockets"  # not the memory that ranks share here
     assert plan.topology is not None, "the plan is for an emulation"

@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from arborcast.pipeline.costs.profile import Layer, Profile, Tie
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.profiles import Layer, Profile, Tie
 
 Example: TypeAlias = Any
 """A tensor or a tuple of tensors; with a loss, a pair of such: inputs and targets."""

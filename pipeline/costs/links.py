@@ -16,7 +16,7 @@ from functools import cached_property
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.synth.api import bound, solve
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Hop, Topology
 

@@ -24,9 +24,9 @@ from arborcast.pipeline.costs.layer_pass import (
     Walk,
     first_samples,
 )
-from arborcast.pipeline.costs.profile import Layer, Profile
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.profiles import Layer, Profile
 
 
 def profile(

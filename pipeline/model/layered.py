@@ -1,6 +1,6 @@
 """What every model looks like to the trainer and the profiler, however it was made.
 
-`Divisible` cuts a sequential model by index, `arborcast.pipeline.model.traced` cuts any module by its graph; both give
+`Divisible` cuts a sequential model by index, `pipeline.model.traced` cuts any module by its graph; both give
 layers 0..depth-1 and modules for ranges of them, whose parameters keep the names they have in the whole.
 """
 

@@ -11,7 +11,7 @@ from arborcast.pipeline.order.cap import capped
 from arborcast.pipeline.order.gpipe import gpipe
 from arborcast.pipeline.order.list_order import list_order
 from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_backward
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.stages import Plan
 
 __all__ = ["capped", "gpipe", "list_order", "one_forward_one_backward", "order_of"]
 

@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.simulation.timeline import Interval, Timeline
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.formats.atomic import write_atomically
 
 COLOURS = {

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.pictures.timeline import (
     COMPUTES,
@@ -21,13 +20,14 @@ from arborcast.pipeline.pictures.timeline import (
     title_of,
     width_for,
 )
-from arborcast.pipeline.planning.plan import Plan, Stage
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, check_path, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from arborcast.pipeline.simulation.prediction import Prediction
+    from arborcast.pipeline.planning.prediction import Prediction
 
 MAX_NAMED = 40
 """Layers that are still named below their bars."""

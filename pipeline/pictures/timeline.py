@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.simulation.timeline import Interval, Timeline
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 from arborcast.synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, check_path, headline, picture
 
@@ -56,7 +56,7 @@ LOOKS = {
     "communication": Look(PALETTE[6], "white", *MESSAGES, depth=4),
     "waiting": Look("#ececec", INK, *COMPUTES, depth=2),
 }
-"""Of every kind in `arborcast.pipeline.simulation.timeline.KINDS`, in the order of the legend."""
+"""Of every kind in `pipeline.simulation.timeline.KINDS`, in the order of the legend."""
 
 NUMBERED = ("forward", "backward")
 

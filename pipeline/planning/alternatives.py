@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.data_parallel import data_parallel
 from arborcast.pipeline.planning.hetpipe import hetpipe
 from arborcast.pipeline.planning.memory import Limit
 from arborcast.pipeline.planning.pipedream import pipedream
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.planning.straight_gpipe import straight_gpipe
+from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.stages import Plan
 
 Method: TypeAlias = Callable[..., Plan]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.memory import Limit
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.planning.room import both_ways, fitted
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan
 
 
 def data_parallel(

@@ -12,9 +12,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from arborcast.pipeline.costs.profile import Layer, Profile, Tie
 from arborcast.pipeline.errors import PlanError, ProfileError
-from arborcast.pipeline.planning.plan import Plan, Stage
+from arborcast.pipeline.profiles import Layer, Profile, Tie
+from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.documents import prefixed, raising, topology_from_document, topology_to_document

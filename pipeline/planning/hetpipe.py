@@ -19,13 +19,13 @@ from itertools import accumulate, chain
 from math import inf
 
 from arborcast.pipeline.costs.links import Network, boundary_messages
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.balance import balanced_by
 from arborcast.pipeline.planning.hosts import Groups, levels
 from arborcast.pipeline.planning.memory import Limit
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.planning.room import Room, both_ways, fitted, range_room
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan
 
 
 def hetpipe(
@@ -38,7 +38,7 @@ def hetpipe(
 ) -> Plan:
     """The plan of the policy with the shortest predicted step.
 
-    Hosts are read from the rates (`arborcast.pipeline.planning.hosts`); a fabric of one level is one host, whose two
+    Hosts are read from the rates (`pipeline.planning.hosts`); a fabric of one level is one host, whose two
     halves HD takes. Every policy is tried at every level.
 
     Raises:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import actions
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan
 
 Limit: TypeAlias = int | Mapping[int, int]
 """Bytes of memory for a plan: of every rank, or by rank."""

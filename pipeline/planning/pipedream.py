@@ -20,12 +20,12 @@ from math import inf
 from typing import TypeAlias
 
 from arborcast.pipeline.costs.links import BYTES_PER_US, Network
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.hosts import Groups, levels
 from arborcast.pipeline.planning.memory import Limit
-from arborcast.pipeline.planning.plan import Plan, Stage
 from arborcast.pipeline.planning.room import Room, both_ways, fitted, range_room
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan, Stage
 
 StageCost: TypeAlias = Callable[[int, int, int, int], float]
 """`cost(start, end, first, count)`: of the layers [start, end) on devices first..first + count - 1."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.memory import Limit, rank_limits
-from arborcast.pipeline.planning.plan import ORDERS, Plan
 from arborcast.pipeline.planning.search import Choices, search
 from arborcast.pipeline.planning.tables import LayerTables
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import ORDERS, Plan
 from arborcast.synth.topology import Topology
 
 _BY_MEMORY = ("1f1b", "pe", "gpipe")

@@ -22,8 +22,8 @@ from typing import TypeAlias
 import numpy as np
 
 from arborcast.pipeline.planning.memory import peak_in_flight
-from arborcast.pipeline.planning.plan import Stage
 from arborcast.pipeline.planning.tables import DeviceTables, Floats, Integers, LayerTables
+from arborcast.pipeline.stages import Stage
 
 Costs: TypeAlias = Callable[[int], Callable[[int], Floats]]
 """What a stage costs, by the number of stages behind it; by its first layer; by [end - first - 1, place]."""

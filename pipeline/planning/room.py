@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import cache
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.memory import Limit, check_memory, largest_share, peak_in_flight, rank_limits
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan
 
 Room: TypeAlias = Callable[[int, int, Sequence[int], int], bool]
 """Whether the layers [start, end) fit on these replicas with so many stages behind them."""

@@ -13,16 +13,16 @@ from itertools import count, islice, product
 from typing import TypeAlias
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import order_of
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
 from arborcast.pipeline.planning.memory import check_memory, fits
-from arborcast.pipeline.planning.plan import Plan, Stage
 from arborcast.pipeline.planning.prm import Partition, Question, partitions, roomiest
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
+from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.stages import Plan, Stage
 
 FEW = 12
 """Numbers of microbatches up to which the dynamic program is run for each at once."""

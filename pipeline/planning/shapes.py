@@ -1,6 +1,6 @@
 """The shapes of profile and plan files: which keys there are and what kind of value each takes.
 
-Only the form is checked here, by pydantic; `arborcast.pipeline.planning.formats` makes values of what passed.
+Only the form is checked here, by pydantic; `pipeline.planning.formats` makes values of what passed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_INT)]
 
 @MAPPING
 class LayerShape(TypedDict):
-    """One layer of a profile; see `arborcast.pipeline.costs.profile.Layer`."""
+    """One layer of a profile; see `pipeline.profiles.Layer`."""
 
     name: Name
     forward_us: Time

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.pipeline.costs.links import BYTES_PER_US, Network, boundary_messages
-from arborcast.pipeline.costs.profile import Profile
+from arborcast.pipeline.profiles import Profile
 from arborcast.synth.topology import Topology
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from torch.distributed.distributed_c10d import _get_default_store
 
-from arborcast.backends.group.torch_compat import PrefixStore, Store
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.run.failures import TrainingError
 from arborcast.synth.errors import InputError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from arborcast.pipeline.errors import BatchError
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.stages import Plan
 
 _SAMPLED = 1024
 """Values of a tensor that tell its data from other data."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.errors import CheckpointError
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.formats.atomic import replacing
 from arborcast.synth.formats.reading import shorten_path
 

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import BarrierOptions
 
 from arborcast import topologies
-from arborcast.backends.group.options import Options
 from arborcast.backends.group.process_group import SynthGroup
-from arborcast.backends.group.torch_compat import break_gloo
+from arborcast.backends.options import Options
+from arborcast.backends.tensors.torch_compat import break_gloo
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.run.failures import TrainingError, words_of
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology
 

@@ -21,7 +21,6 @@ from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.order import order_of
 from arborcast.pipeline.order.actions import peak_in_flight
 from arborcast.pipeline.order.messages import with_messages
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.run.batch_norm import DeferredStatistics
 from arborcast.pipeline.run.batches import Batch, Signature
 from arborcast.pipeline.run.boundary import FakeStage
@@ -34,6 +33,7 @@ from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import Records
 from arborcast.pipeline.run.runtime import StageRuntime, forward_only
 from arborcast.pipeline.run.stage import ReplicaStage
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 
 

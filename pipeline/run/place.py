@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arborcast.pipeline.planning.plan import Plan, overlaps, shares
 from arborcast.pipeline.run.parcels import Parcel
+from arborcast.pipeline.stages import Plan, overlaps, shares
 
 
 @dataclass(frozen=True)

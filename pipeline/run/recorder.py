@@ -78,7 +78,7 @@ class Recorder:
         """Note an interval of the clock.
 
         Args:
-            kind: one of `arborcast.pipeline.simulation.timeline.KINDS`, except "waiting", which follows from the
+            kind: one of `pipeline.simulation.timeline.KINDS`, except "waiting", which follows from the
             others.
             microbatch: None where it belongs to no single one.
             start_ns: what `time.perf_counter_ns` said at its beginning.

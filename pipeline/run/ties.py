@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.run.gradients import GradientBuffer
+from arborcast.pipeline.stages import Plan
 
 
 @dataclass(frozen=True)

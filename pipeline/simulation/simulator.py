@@ -11,15 +11,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import order_of
 from arborcast.pipeline.order.actions import Action, Order, Phase
-from arborcast.pipeline.planning.plan import Overlap, Plan, overlaps, shares
+from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
 from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
 from arborcast.pipeline.simulation.timeline import Interval, Timeline
+from arborcast.pipeline.stages import Overlap, Plan, overlaps, shares
 
 
 def simulate(

@@ -9,9 +9,9 @@ import math
 from collections import defaultdict
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan
 
 
 def replicas_us(plan: Plan, profile: Profile, network: Network) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from arborcast.synth.baselines import BASELINES, solve_baseline
 from arborcast.synth.baselines.nccl_model import KNOWN_PLANS, nccl_times
 from arborcast.synth.errors import CollectiveError, InfeasibleError
-from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.simulation.service import EARLIEST, Service
 from arborcast.synth.simulation.simulator import Timing, sweep
 
@@ -53,7 +53,7 @@ def compare(schedule: AnySchedule, sizes: Sequence[int], *, service: str | Servi
     Args:
         schedule: its method's name is its name in the comparison.
         sizes: message sizes in bytes (the whole buffer).
-        service: the order of service of all that is simulated, see `arborcast.synth.simulation.simulator.simulate`.
+        service: the order of service of all that is simulated, see `synth.simulation.simulator.simulate`.
 
     Raises:
         InputError: no order of service, or one that the implicit form does not have.

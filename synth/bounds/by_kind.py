@@ -50,7 +50,7 @@ def bound(topology: Topology, collective: Collective, *, deadline_s: float | Non
     Exact (some schedule reaches it) without relays: for trees by Edmonds 1973 and Bang-Jensen, Frank,
     Jackson 1995, for an allreduce among schedules along trees, for gather and scatter always, for an
     alltoall unless its lengths had to be rounded, which beyond 600 orbits of links and ranks they are
-    (`arborcast.synth.bounds.routing_trees`). Prices of a linear program with a common denominator beyond 2**30 are
+    (`synth.bounds.routing_trees`). Prices of a linear program with a common denominator beyond 2**30 are
     rounded, which loosens the limit by as little and keeps it valid. With relays it is a limit that need
     not be reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
     than `RANKS_BESIDE_RELAYS` ranks has only its cut. The limit of a custom collective is as exact as that of

@@ -44,12 +44,12 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
     """The best way to share links among the trees of a broadcast, an allgather or an allreduce.
 
     Args:
-        topology: the fabric of the ranks that take part; make relays switches first (`arborcast.synth.packing.relays`).
+        topology: the fabric of the ranks that take part; make relays switches first (`synth.packing.relays`).
         collective: for a reduce or reduce-scatter, ask for its mirror image on the reversed topology.
 
     Returns:
         Exact bandwidths: `out` lets the roots reach every rank at their rates, and so does the reverse of
-        `into`. The rate is that of `arborcast.synth.bounds.bound` wherever trees reach it.
+        `into`. The rate is that of `synth.bounds.bound` wherever trees reach it.
 
     Raises:
         CollectiveError: another kind of collective, or relays.

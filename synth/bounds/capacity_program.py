@@ -3,7 +3,7 @@
 Trees of total weight x grow from their roots exactly when every set of vertices that holds roots and not
 all ranks is left by as much capacity as the roots in it need, and every switch sends on what it receives
 (Edmonds 1973; Bang-Jensen, Frank, Jackson 1995). `CapacityProgram` adds cuts found by maximum flows until
-none is violated, and the last vertex is made exact. `arborcast.synth.bounds.capacity_lp` has the forms for collectives.
+none is violated, and the last vertex is made exact. `synth.bounds.capacity_lp` has the forms for collectives.
 """
 
 from __future__ import annotations

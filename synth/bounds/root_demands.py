@@ -44,7 +44,7 @@ def free_roots(topology: Topology) -> FreeRoots:
     """The largest rate that trees of any roots reach on symmetric links, and roots that reach it.
 
     Newton on violated families of sets, a maximum flow per rank (Dilworth truncation, as in
-    `arborcast.synth.bounds.strength`). The demands are as equal as the sets allow, which keeps trees low.
+    `synth.bounds.strength`). The demands are as equal as the sets allow, which keeps trees low.
 
     Args:
         topology: at least two ranks, connected, every link with a reverse of its bandwidth.

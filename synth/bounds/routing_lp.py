@@ -1,6 +1,6 @@
 """The limit of an alltoall or a custom collective by link lengths: no block travels less than a shortest way.
 
-For an alltoall `arborcast.synth.bounds.routing_trees` finds the best lengths exactly. For a custom collective a linear
+For an alltoall `synth.bounds.routing_trees` finds the best lengths exactly. For a custom collective a linear
 program over the flows of each source finds them in floating point (its prices); they are rounded to small
 denominators and the rate that the rounded lengths prove is computed exactly: a valid bound whatever was lost
 in rounding, and usually nothing is. Blocks with

@@ -1,7 +1,7 @@
 """How far data must travel under link lengths: the number that a dual certificate stands on.
 
 Every distance is a lower limit of what each unit of the buffer takes, summed over links with their lengths:
-shortest ways for what is never copied, cheapest trees for what is. `arborcast.synth.certification.rates` sets it
+shortest ways for what is never copied, cheapest trees for what is. `synth.certification.rates` sets it
 against what all links offer.
 """
 

@@ -81,7 +81,7 @@ def solve_by_chunks(
         deadline_s: limit in seconds; None for no limit.
         cache: whether to keep and use answers on disk.
         proof: where there is none, the file for CaDiCaL's proof of it (see
-        `arborcast.synth.chunks.encodings.refutation`).
+        `synth.chunks.encodings.refutation`).
 
     Raises:
         InputError: a number below 1; for an allreduce not by "sat", chunks that its ranks do not divide; a

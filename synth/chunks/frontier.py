@@ -1,9 +1,9 @@
 """The frontier between latency (steps) and bandwidth (rounds per chunk), complete where it can be proved.
 
 For each number of steps from the latency on: the least R/C over all C, and the smallest C that attains it
-(`arborcast.synth.chunks.curve`). Points that improve on all fewer steps are the frontier. It ends where the static
+(`synth.chunks.curve`). Points that improve on all fewer steps are the frontier. It ends where the static
 limit is reached, within a tolerance of it, at the largest S asked, or at the deadline. An allreduce is no
-problem of copies, and has a way of its own (`arborcast.synth.chunks.sums.frontier`).
+problem of copies, and has a way of its own (`synth.chunks.sums.frontier`).
 """
 
 from __future__ import annotations

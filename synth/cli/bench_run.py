@@ -22,7 +22,7 @@ from arborcast.synth.errors import InputError
 if TYPE_CHECKING:
     from arborcast.backends.measure.job import Sweep
     from arborcast.backends.measure.nccl_tests import Row
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
 
 _DEFAULT_SIZE = "32M"
 

@@ -19,7 +19,7 @@ from arborcast.synth.topology import Topology, Vertex
 if TYPE_CHECKING:
     from arborcast.synth.baselines.comparison import Comparison
     from arborcast.synth.chunks.frontier import Frontier
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.selection import Choice
     from arborcast.topologies.beyond import Beyond
 

@@ -206,7 +206,7 @@ def program(
 
     It is worked out from the rank's own part of the schedule.
     """
-    from arborcast.backends.lowering.description import describe_program, program_document, program_of
+    from arborcast.backends.measure.program_description import describe_program, program_document, program_of
     from arborcast.synth.formats.sizes import parse_size
 
     found = program_of(read_correct(file), rank, parse_size(size), dtype=dtype)

@@ -15,7 +15,7 @@ from arborcast.synth.errors import InputError
 if TYPE_CHECKING:
     from arborcast.synth.collective import Collective
     from arborcast.synth.faults.faulty import Faulty
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.topology import Topology
     from arborcast.topologies.beyond import Beyond
 

@@ -114,7 +114,7 @@ Deadline = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class FabricOptions:
-    """The options of every command about a topology; `arborcast.synth.cli.inputs.load_fabric` reads them."""
+    """The options of every command about a topology; `synth.cli.inputs.load_fabric` reads them."""
 
     spec: Spec
     ranks: Ranks = None

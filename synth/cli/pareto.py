@@ -69,9 +69,9 @@ def pareto(
     Of steps, which small messages wait for, for rounds per chunk, which large ones take.
     """
     from arborcast import synth
-    from arborcast.synth.chunks.documents import frontier_to_document
-    from arborcast.synth.chunks.folder import check_folder, write_frontier
     from arborcast.synth.chunks.solvers.jobs import running_on
+    from arborcast.synth.cli.frontier_documents import frontier_to_document
+    from arborcast.synth.cli.frontier_folder import check_folder, write_frontier
 
     if output is not None:
         check_folder(output)

@@ -18,7 +18,7 @@ from arborcast.synth.cli.plan_description import alternative_document, describe_
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.costs.profile import Profile
+    from arborcast.pipeline.profiles import Profile
 
 DEVICE = "v100"
 """What a network that is only named is costed for, unless `--device` says otherwise."""
@@ -87,14 +87,14 @@ def plan(
 
     Beside it stand data parallelism, GPipe, PipeDream and HetPipe on the same costs.
     """
+    from arborcast.pipeline import zoo as networks
     from arborcast.pipeline.costs.links import Network
-    from arborcast.pipeline.model import zoo as networks
     from arborcast.pipeline.pictures.chrome_trace import write_chrome_trace
     from arborcast.pipeline.pictures.plan import draw_plan
     from arborcast.pipeline.planning.alternatives import alternatives
     from arborcast.pipeline.planning.formats import write_plan, write_profile
     from arborcast.pipeline.planning.planner import plan as planned
-    from arborcast.pipeline.simulation.prediction import predict
+    from arborcast.pipeline.planning.prediction import predict
     from arborcast.synth.formats.sizes import parse_size
 
     for path in (output, picture, trace, profile_output):
@@ -154,7 +154,7 @@ def _profile(model: str, device: str | None) -> Profile:
     Raises:
         InputError: it names nothing, or the file or function does not give a profile or a model.
     """
-    from arborcast.pipeline.model import zoo as networks
+    from arborcast.pipeline import zoo as networks
     from arborcast.pipeline.planning.formats import read_profile
 
     if model.endswith(".json") or (Path(model).is_file() and ".py" not in model):

@@ -10,10 +10,10 @@ from arborcast.synth.cli.console import table
 
 if TYPE_CHECKING:
     from arborcast.pipeline.costs.links import Network
-    from arborcast.pipeline.costs.profile import Profile
     from arborcast.pipeline.errors import PlanError
-    from arborcast.pipeline.planning.plan import Plan
-    from arborcast.pipeline.simulation.prediction import Prediction
+    from arborcast.pipeline.planning.prediction import Prediction
+    from arborcast.pipeline.profiles import Profile
+    from arborcast.pipeline.stages import Plan
     from arborcast.synth.topology import Topology
 
 
@@ -74,8 +74,8 @@ def alternative_document(
     predicted: Prediction,
 ) -> dict[str, Any]:
     """An alternative's figures, or why there is none."""
-    from arborcast.pipeline.planning.plan import Plan
-    from arborcast.pipeline.simulation.prediction import predict
+    from arborcast.pipeline.planning.prediction import predict
+    from arborcast.pipeline.stages import Plan
 
     if not isinstance(found, Plan):
         return {"why": str(found)}

@@ -1,4 +1,4 @@
-"""`synth probe`: options, and what rank 0 says. The measurement is `arborcast.backends.probe`'s.
+"""`synth probe`: options, and what rank 0 says. The measurement is `backends.probe`'s.
 
 It is the one command that torchrun starts several times at once. Rank 0 speaks; the others end with its
 status.

@@ -14,7 +14,7 @@ from arborcast.synth.cli.options import AsJson, Deadline, File, Seed, WithoutLin
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
 
 
 def repair(

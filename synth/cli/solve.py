@@ -39,7 +39,7 @@ from arborcast.synth.cli.options import (
 from arborcast.synth.errors import InfeasibleError, SolverDiedError, TimedOutError
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.selection import Choice
 
 

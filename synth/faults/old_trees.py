@@ -15,10 +15,10 @@ from operator import attrgetter
 import numpy as np
 
 from arborcast.synth.collective import Kind
-from arborcast.synth.faults.warm_start import Stump, without_lost_edges
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
 from arborcast.synth.kernels.compiled import Flags, Ints
+from arborcast.synth.packing.warm_start import Stump, without_lost_edges
 from arborcast.synth.schedule import Schedule, Transfer
 
 

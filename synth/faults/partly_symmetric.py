@@ -11,7 +11,7 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.faults.faulty import Faulty
 from arborcast.synth.faults.repair import repaired
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Schedule
 
 SERVED = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
@@ -24,7 +24,7 @@ def solve_partly_symmetric(
     """A schedule among all ranks that are left of a fabric with translations.
 
     Args:
-        faulty: what `arborcast.synth.faults.faulty.without` made of the healthy fabric.
+        faulty: what `synth.faults.faulty.without` made of the healthy fabric.
         kind: an allgather, reduce-scatter or allreduce.
         seed: breaks ties; the same seed gives the same schedule on any machine.
         deadline_s: seconds from now.

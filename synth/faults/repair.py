@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from arborcast.synth.collective import TREE_KINDS, Collective, Demand, Kind
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.faults.faulty import Faulty, without
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Hop
 

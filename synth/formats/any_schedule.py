@@ -22,7 +22,7 @@ from arborcast.synth.formats.schedules import (
     schedule_to_document,
     write_schedule,
 )
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Schedule
 
 _HEAD = 1000

@@ -1,6 +1,6 @@
 """Topologies, bounds and certificates to plain documents (what JSON and YAML hold) and back.
 
-Numbers are exact both ways: fractions are written as text such as "25/2". `arborcast.synth.formats` offers these
+Numbers are exact both ways: fractions are written as text such as "25/2". `synth.formats` offers these
 functions to everyone else and adds the schedules that contain such documents.
 """
 

@@ -43,7 +43,7 @@ from arborcast.synth.formats.schedules import (
     transfer_lines,
     write_entries,
 )
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.symmetry.translations import Integers, Translations
 from arborcast.synth.topology import Link, Permutation, Topology
 

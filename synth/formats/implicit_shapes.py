@@ -1,4 +1,4 @@
-"""The shape of implicit schedule files: what differs from explicit ones (see `arborcast.synth.formats.shapes`)."""
+"""The shape of implicit schedule files: what differs from explicit ones (see `synth.formats.shapes`)."""
 
 from __future__ import annotations
 

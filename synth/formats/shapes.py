@@ -1,6 +1,6 @@
 """The shapes of files: which keys there are and what kind of value each takes, checked by pydantic.
 
-Only the form is checked here; `arborcast.synth.formats` turns what passed into values and checks what it means.
+Only the form is checked here; `synth.formats` turns what passed into values and checks what it means.
 Every error becomes one line: `FILE: links[2].bandwidth: must be positive, got -1`.
 """
 

@@ -1,7 +1,7 @@
 """The linear program that shares bandwidth among groups, with cuts generated as needed.
 
 Each layer has a share of each link; the trees of a group fit its shares exactly when every cut is crossed by
-as much as its roots need and every switch sends on what it receives (see `arborcast.synth.bounds.capacity_program`),
+as much as its roots need and every switch sends on what it receives (see `synth.bounds.capacity_program`),
 and what moves along paths is a flow. Shares add up to at most the bandwidth.
 """
 

@@ -1,4 +1,4 @@
-"""The shape of `groups.json`, beside those of `arborcast.synth.formats.shapes`."""
+"""The shape of `groups.json`, beside those of `synth.formats.shapes`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def simulate_groups(
 ) -> tuple[Timing, ...]:
     """The time of each group when all start at once.
 
-    A link serves pieces as `arborcast.synth.simulation.simulator` says, whichever group they are of: first those of
+    A link serves pieces as `synth.simulation.simulator` says, whichever group they are of: first those of
     early steps. It does not know of shares, so that a group that finishes leaves its links to the others.
 
     Args:

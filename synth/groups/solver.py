@@ -57,7 +57,7 @@ def solve_groups(
     Returns:
         For each group its rate among the others, the one it would reach alone, and its schedule; and the
         certificate that nothing is fairer: among schedules along trees for an allreduce, see
-        `arborcast.synth.bounds.bound`, and among those that pass other ranks as `relays` says.
+        `synth.bounds.bound`, and among those that pass other ranks as `relays` says.
 
     Raises:
         InputError: no group, other numbers of weights, a weight that is not positive.

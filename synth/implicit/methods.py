@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
@@ -57,7 +57,7 @@ def answer_implicitly(
         TimedOutError: the deadline passed.
     """
     if collective.kind is Kind.ALLTOALL:
-        from arborcast.synth.implicit.routes import solve_symmetric_alltoall
+        from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
 
         return solve_symmetric_alltoall(
             topology, collective, translations=translations, seed=request.seed, deadline_s=request.deadline_s

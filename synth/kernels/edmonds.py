@@ -1,7 +1,7 @@
 """The dense minimum-cost arborescence, as numba kernels (Edmonds 1967; path growing after Gabow et al. 1986).
 
 Rows are heads and columns are tails. Only rows are ever merged: the columns stay the original vertices, so
-that a contraction costs O(n) per vertex of its cycle and the whole run O(n^2). `arborcast.synth.kernels.arborescence`
+that a contraction costs O(n) per vertex of its cycle and the whole run O(n^2). `synth.kernels.arborescence`
 is the door to it.
 """
 

@@ -14,11 +14,11 @@ from functools import reduce
 
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
-from arborcast.synth.faults.warm_start import Stump
 from arborcast.synth.kernels.arborescence import LogicalGraph
 from arborcast.synth.packing.first_trees import take_first
 from arborcast.synth.packing.packer import Packer, RoutedPacking
 from arborcast.synth.packing.routed import levels
+from arborcast.synth.packing.warm_start import Stump
 from arborcast.synth.topology import Topology, gcd_of_fractions
 from arborcast.synth.tree import Packing, Tree
 

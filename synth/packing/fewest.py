@@ -4,7 +4,7 @@ Fewer trees mean larger messages and fewer of them. BLINK's integer program choo
 (of the exact packing, of the multiplicative weights, and the widest single tree). With one root, or with
 an allreduce's pairs, HiGHS closes it; with all roots it does not, and weights that favour what is already
 used, followed by dropping what can be dropped, choose instead, beside trees that were woven around each
-other (`arborcast.synth.packing.reweave`).
+other (`synth.packing.reweave`).
 
 Source: Wang et al., BLINK (MLSys 2020), section 4; Candes, Wakin, Boyd (2008) for the reweighting.
 """

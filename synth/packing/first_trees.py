@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from arborcast.synth.faults.warm_start import Stump, cheapest_root, grown, largest_part, shares_of, started_at
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.packing.packer import Packer, Taken
 from arborcast.synth.packing.routed import reverse_links
+from arborcast.synth.packing.warm_start import (
+    Stump,
+    cheapest_root,
+    grown,
+    largest_part,
+    shares_of,
+    started_at,
+)
 
 GROWING_BATCH = 32
 """Stumps that are grown before the cuts are asked."""

@@ -1,6 +1,6 @@
 """The state of one exact packing and the search for its next trees: whole units on links and ranks.
 
-`arborcast.synth.packing.exact` is the entry and says how it works; `arborcast.synth.packing.first_trees` takes out what is known
+`synth.packing.exact` is the entry and says how it works; `synth.packing.first_trees` takes out what is known
 before the search begins.
 """
 
@@ -49,7 +49,7 @@ LARGEST_IDLENESS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class RoutedPacking:
-    """A packing whose trees are arrays; see `arborcast.synth.tree.Packing`."""
+    """A packing whose trees are arrays; see `synth.tree.Packing`."""
 
     trees: tuple[RoutedTree, ...]
     settings: Settings = ()

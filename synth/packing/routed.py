@@ -95,7 +95,7 @@ def rerooted_routes(routes: Routes, root: int, reverse: Ints) -> Routes:
 
 
 def centred_routes(tree: RoutedTree, reverse: Ints) -> RoutedTree:
-    """The tree with its root moved to the centre, as `arborcast.synth.packing.carrier.centred` does."""
+    """The tree with its root moved to the centre, as `synth.packing.carrier.centred` does."""
     root = int(_centre(tree.routes.parents, tree.root))
     if root == tree.root:
         return tree

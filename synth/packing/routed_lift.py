@@ -1,4 +1,4 @@
-"""Trees as arrays into a schedule: what `arborcast.synth.packing.lift` does, for a million transfers at once.
+"""Trees as arrays into a schedule: what `synth.packing.lift` does, for a million transfers at once.
 
 Chunks, steps and order are the same, so that who asks cannot tell which of the two lifted. Relays and pairs
 whose trees differ are for `lift` alone.

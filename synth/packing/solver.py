@@ -18,7 +18,6 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
-from arborcast.synth.faults.warm_start import Stump, rebound
 from arborcast.synth.kernels.arborescence import LogicalGraph
 from arborcast.synth.packing.bounded_height import NO_DEADLINE, Shallow, pack_shallow, shallow_frontier
 from arborcast.synth.packing.carrier import (
@@ -41,6 +40,7 @@ from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.routed import RoutedTree
 from arborcast.synth.packing.routed_lift import lift_routed
 from arborcast.synth.packing.splits import best_splits
+from arborcast.synth.packing.warm_start import Stump, rebound
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule, Settings
 from arborcast.synth.topology import Topology
@@ -150,7 +150,7 @@ def solve_by_trees(
         deadline_s: seconds from now.
         epsilon: the part of the optimum that "mwu" may miss.
         max_height: the most edges between a root and a rank, for "trees"; edges pass switches. None for any.
-        known: trees to start from, for "trees" without a height (see `arborcast.synth.faults.repair`).
+        known: trees to start from, for "trees" without a height (see `synth.faults.repair`).
 
     Returns:
         The schedule; its rate is below its bound where the method, the number of trees or relays that

@@ -1,6 +1,6 @@
 """Which trees may be taken out: every cut must keep enough bandwidth for the demands that stay.
 
-The invariant of `arborcast.synth.packing.exact`: for each set of vertices that lacks a rank, the links that leave it
+The invariant of `synth.packing.exact`: for each set of vertices that lacks a rank, the links that leave it
 still hold at least the demands of the ranks inside. Maximum flows test it; a set that breaks it says how
 much must be given back, and goes into the pool of tight cuts, which the next trees pay for leaving.
 """

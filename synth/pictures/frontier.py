@@ -18,7 +18,7 @@ _MOST_UPRIGHT = 13
 
 
 class FrontierPoint(Protocol):
-    """What is drawn of a point (`arborcast.synth.chunks.frontier.Point` is one).
+    """What is drawn of a point (`synth.chunks.frontier.Point` is one).
 
     Attributes:
         chunks: C.
@@ -41,7 +41,7 @@ class FrontierPoint(Protocol):
 
 
 class DrawnFrontier(Protocol):
-    """What is drawn of a frontier (`arborcast.synth.chunks.frontier.Frontier` is one).
+    """What is drawn of a frontier (`synth.chunks.frontier.Frontier` is one).
 
     Attributes:
         points: in order of steps, each with a smaller R/C than the one before.

@@ -1,7 +1,7 @@
 """Where the vertices of a topology go on paper, found from the graph alone.
 
 Grids and tori become grids. Without switches everything else is a circle. Switches over switches become
-rows (`arborcast.synth.pictures.layers`). Of other switches the outermost go to the middle, and what falls apart
+rows (`synth.pictures.layers`). Of other switches the outermost go to the middle, and what falls apart
 without them becomes groups around it, each placed by the same rules.
 """
 

@@ -1,7 +1,7 @@
 """Gather, scatter and alltoall: every block travels along paths, and no data is ever combined or copied.
 
 A gather is one flow from all ranks to the root, solved exactly in integers, so it reaches its bound; a
-scatter is one turned round. An alltoall is solved by `arborcast.synth.implicit.routes` and written out.
+scatter is one turned round. An alltoall is solved by `synth.routes.symmetric_alltoall` and written out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Hop, Topology, Vertex
@@ -80,7 +80,7 @@ def solve_by_routes(
 
 def _alltoall(topology: Topology, collective: Collective, seed: int, deadline: Deadline) -> Schedule:
     """By the declared symmetries, as far as they are translations, and written out."""
-    from arborcast.synth.implicit.routes import solve_symmetric_alltoall
+    from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
     from arborcast.synth.symmetry.translation_search import translations_of
 
     try:

@@ -1,8 +1,8 @@
 """The event loop of the simulator: which piece passes which link when, in whole ticks of a clock.
 
-`arborcast.synth.simulation.hops` lays a schedule out as the arrays of `Layout`; `play` runs them. The clock is an
+`synth.simulation.hops` lays a schedule out as the arrays of `Layout`; `play` runs them. The clock is an
 integer so that what happens at the same time on paper happens at the same time here, on every machine.
-`arborcast.synth.simulation.service` says what the orders of service mean.
+`synth.simulation.service` says what the orders of service mean.
 """
 
 from __future__ import annotations

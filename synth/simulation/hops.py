@@ -23,7 +23,7 @@ from arborcast.synth.simulation.service import EARLIEST, Service
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
 
 FINEST_TICKS_PER_US = 10**9
 """The clock counts femtoseconds, or ten, a hundred... of them where 62 bits would not hold the time."""
@@ -58,7 +58,7 @@ class Outcome:
 class Hops:
     """The hops of a schedule, counted through in the order of its transfers.
 
-    Links are those of the topology; or orbits of them (`arborcast.synth.simulation.implicit`), where each hop is one of
+    Links are those of the topology; or orbits of them (`synth.simulation.implicit`), where each hop is one of
     the representatives and stands for all of its images.
 
     Attributes:

@@ -23,7 +23,7 @@ from arborcast.synth.simulation.simulator import MAX_PIECES, MIN_PIECE_BYTES, Oc
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit.schedule import ImplicitSchedule
+    from arborcast.synth.implicit_schedule import ImplicitSchedule
 
 
 def simulate_implicit(

@@ -3,7 +3,7 @@
 Store and forward: every chunk is cut into the same number of pieces, and a piece moves on once the whole
 of it has arrived, at a rank as well as at a switch. A link carries one piece at a time at its bandwidth;
 its latency is added to each piece and does not keep the link busy. Which of the pieces that wait for a link
-comes next is the order of service (`arborcast.synth.simulation.service`), and times rest on it: unless another one is
+comes next is the order of service (`synth.simulation.service`), and times rest on it: unless another one is
 asked for, that of step + piece, then of the transfers. A transfer sends a piece as soon as all transfers of
 its chunk into the sender with an earlier step have delivered theirs; what a later step delivers does not
 replace what an earlier step has yet to send. Reducing takes no time. Steps do not synchronise, not even where
@@ -26,7 +26,7 @@ from arborcast.synth.simulation.service import EARLIEST, Rule, Service
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.simulation.hops import Hops
 
 MIN_PIECE_BYTES = 32 << 10
@@ -83,15 +83,14 @@ def simulate(
 
     Args:
         schedule: what to run, in either form; it is not verified here. One in implicit form is run by its
-            representatives (`arborcast.synth.simulation.implicit` says how exactly).
+            representatives (`synth.simulation.implicit` says how exactly).
         size_bytes: size of the whole buffer, as algbw counts it; shares need not divide it.
         pieces: into how many pieces to cut every chunk; None chooses: the largest power of two within the
             limits below and within `MAX_PASSAGES`, halved as long as that makes it faster with `priority`.
         min_piece_bytes: the choice cuts no chunk of average size into smaller pieces.
         max_pieces: the choice cuts no chunk into more.
-        service: the order of service (`arborcast.synth.simulation.service.FORMS`): `priority`; `fifo`; `random:SEED`;
-        `worst:N`,
-            the slowest of `random:0` to `random:N-1`; or `engine`, what the process group does, and
+        service: the order of service (`synth.simulation.service.FORMS`): `priority`; `fifo`; `random:SEED`;
+            `worst:N`, the slowest of `random:0` to `random:N-1`; or `engine`, what the process group does, and
             `engine-worst:N`, where the orders in which it leaves a link are random.
 
     Raises:

@@ -15,7 +15,7 @@ from arborcast.synth.api import approach
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.methods import Request
 from arborcast.synth.selection import Selection
 from arborcast.synth.sweeps.questions import Question

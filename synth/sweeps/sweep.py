@@ -56,7 +56,7 @@ def sweep(
 
     Args:
         machine: all of it.
-        asked: questions about it, see `arborcast.synth.sweeps.questions.questions`.
+        asked: questions about it, see `synth.sweeps.questions.questions`.
         folder: where answers are and go; made where it does not exist.
         request: seed, deadline for each question and the like.
         sizes: message sizes in bytes over which schedules are compared; None for the best rate alone.

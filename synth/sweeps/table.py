@@ -15,7 +15,7 @@ from arborcast.synth.collective import NAMED_KINDS, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import topology_from_document
 from arborcast.synth.formats.any_schedule import read_any_schedule
-from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.sweeps.answering import SOLVED
 from arborcast.synth.sweeps.questions import Question
 from arborcast.synth.sweeps.renumbering import renumbered

@@ -1,6 +1,6 @@
 """Translations made larger by one more element, and the independent generators of what comes out.
 
-`joined` is the one step by which `arborcast.synth.symmetry.translation_search` grows groups: it takes an element that
+`joined` is the one step by which `synth.symmetry.translation_search` grows groups: it takes an element that
 commutes with the group, says whether both together still move every rank, and finds generators for them.
 """
 

@@ -1,7 +1,7 @@
 """Automorphisms of a topology: permutations of its vertices that change no link.
 
 The declared symmetries come first; the others are found by refining colours along a base, one vertex after
-the other made special (`arborcast.synth.symmetry.refinement`). That gives a strong generating set: few generators even
+the other made special (`synth.symmetry.refinement`). That gives a strong generating set: few generators even
 where the group is astronomically large (a full graph), its exact order, and evenly drawn elements. The work
 is bounded by a count, never by a clock, so that every machine finds the same; what is returned was checked
 link by link.

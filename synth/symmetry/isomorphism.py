@@ -1,6 +1,6 @@
 """Are two topologies one by renumbering, and how: colours refined along a base, then each link checked.
 
-Automorphisms (`arborcast.synth.symmetry.automorphisms`) are about one topology; this is about two, such as an
+Automorphisms (`synth.symmetry.automorphisms`) are about one topology; this is about two, such as an
 allocation that a scheduler handed out and the fragment for which a schedule was found before.
 """
 

@@ -1,8 +1,8 @@
 """Permutations of vertices and the groups they generate, as tuples of images.
 
 Small groups are listed element by element; large ones are kept as generators, with orbits worked out from
-those. What permutations are good for is the business of `arborcast.synth.symmetry.automorphisms` and
-`arborcast.synth.chunks.symmetry.groups`.
+those. What permutations are good for is the business of `synth.symmetry.automorphisms` and
+`synth.chunks.symmetry.groups`.
 """
 
 from __future__ import annotations

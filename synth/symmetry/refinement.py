@@ -2,7 +2,7 @@
 
 Two vertices that end up with different colours cannot be taken to each other by any automorphism that keeps
 the colours at the start. Making a vertex special (giving it a colour of its own) and refining again is the
-step of which the search in `arborcast.synth.symmetry.automorphisms` consists.
+step of which the search in `synth.symmetry.automorphisms` consists.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The translations of a topology: the largest abelian group of automorphisms found that moves every rank.
 
 The declared symmetries come first, and where they reach every rank from every other nothing else is looked
-at. Otherwise groups are grown element by element (`arborcast.synth.symmetry.commuting`), each as long as the colours of
+at. Otherwise groups are grown element by element (`synth.symmetry.commuting`), each as long as the colours of
 the graph leave room for a larger one. Effort is counted, never timed: every machine finds the same.
 """
 

@@ -2,7 +2,7 @@
 
 No symmetry is relied on: the permutation of each element is composed from the images of the generators, each
 representative chunk is moved by it and replayed with sets of contributors, and what passes each link is added
-up in whole numbers. What the kernels find wrong is replayed once more by `arborcast.synth.verification.replay`, which
+up in whole numbers. What the kernels find wrong is replayed once more by `synth.verification.replay`, which
 says why.
 """
 
@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 
 from arborcast.synth.collective import Block, Collective, Kind
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.schedule import Chunk, Transfer
 from arborcast.synth.topology import Hop

@@ -1,7 +1,7 @@
 """Checks the translations of an implicit schedule anew, from the images of their generators alone.
 
 The proof that a schedule is correct if its representatives are rests on them. Nothing here is taken from
-`arborcast.synth.symmetry.translations`: orders come from powers, orbits from the least member of each cycle, and that
+`synth.symmetry.translations`: orders come from powers, orbits from the least member of each cycle, and that
 only the identity keeps a rank in its place from the sizes of those orbits.
 """
 
@@ -19,7 +19,7 @@ from arborcast.synth.topology import Topology
 from arborcast.synth.verification.replay import Errors
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit.schedule import ImplicitSchedule
+    from arborcast.synth.implicit_schedule import ImplicitSchedule
 
 Integers = NDArray[np.int64]
 

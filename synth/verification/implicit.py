@@ -2,9 +2,9 @@
 
 That a translation maps the fabric and the collective to themselves is the proof that what holds for a
 representative holds for all of its images. The translations are checked anew
-(`arborcast.synth.verification.group_check`); with `translates` that proof is not relied on
-(`arborcast.synth.verification.every_translate`). The replay of a chunk is that of `arborcast.synth.verification.replay`, the
-check of the bound that of `arborcast.synth.verification.verifier`.
+(`synth.verification.group_check`); with `translates` that proof is not relied on
+(`synth.verification.every_translate`). The replay of a chunk is that of `synth.verification.replay`, the
+check of the bound that of `synth.verification.verifier`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from arborcast.synth.collective import Block, Kind
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk
 from arborcast.synth.topology import Hop
 from arborcast.synth.verification.group_check import CheckedGroup, check_group

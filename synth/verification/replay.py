@@ -1,7 +1,7 @@
 """Replays chunks with contributor sets: the part of the checker that says whether a schedule does its job.
 
 What the collective demands is stated here again, on the checker's own account (a test compares it with
-`arborcast.synth.collective`). Chunks do not touch each other, so each is replayed alone.
+`synth.collective`). Chunks do not touch each other, so each is replayed alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Chunk, Transfer
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
 
 Mask: TypeAlias = int
 """A set of contributors: bit i stands for rank i."""

@@ -1,7 +1,7 @@
 """The kernels that replay every translate of every chunk and add up what passes each link.
 
-`arborcast.synth.verification.every_translate` lays the representatives out as the arrays of `Moves` and says what the
-answers mean. The rules are those of `arborcast.synth.verification.replay`, which spells out whatever is found wrong
+`synth.verification.every_translate` lays the representatives out as the arrays of `Moves` and says what the
+answers mean. The rules are those of `synth.verification.replay`, which spells out whatever is found wrong
 here.
 """
 
@@ -190,7 +190,7 @@ def _count_links(moves: Moves, group: Group, count: Count, chunk: int, moved: In
 
 @kernel
 def _replay_chunk(moves: Moves, goal: Goal, state: State, chunk: int, moved: Ints) -> int:
-    """How many objections there are to one chunk, by the rules of `arborcast.synth.verification.replay`."""
+    """How many objections there are to one chunk, by the rules of `synth.verification.replay`."""
     owner = moved[moves.owner[chunk]]
     if not goal.adds:
         state.held[owner] = 1

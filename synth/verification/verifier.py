@@ -1,7 +1,7 @@
 """The independent checker: replays a schedule with contributor sets and recounts every link load.
 
 It stands behind every method and in front of every claim, so it takes nothing from the builders: what the
-collective demands is stated here again (a test compares it with `arborcast.synth.collective`), loads are counted from
+collective demands is stated here again (a test compares it with `synth.collective`), loads are counted from
 the transfers, and the bound is recomputed from its certificate. Numbers stay exact.
 """
 
@@ -21,7 +21,7 @@ from arborcast.synth.topology import Hop, Topology, Vertex
 from arborcast.synth.verification.replay import Errors, check_replay
 
 if TYPE_CHECKING:
-    from arborcast.synth.implicit.schedule import AnySchedule
+    from arborcast.synth.implicit_schedule import AnySchedule
 
 
 @dataclass(frozen=True)

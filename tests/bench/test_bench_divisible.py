@@ -10,8 +10,8 @@ from arborcast.bench.training import divisible_paper as paper
 from arborcast.bench.training import spp_testbeds as spp
 from arborcast.bench.training.divisible_figure import draw_divisible
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile
 from arborcast.pipeline.planning.hosts import levels
+from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.synth.api import bound
 
 

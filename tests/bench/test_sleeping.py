@@ -11,10 +11,10 @@ import torch
 from arborcast.bench.training import sleeping
 from arborcast.bench.training.sleeping import Alarm, Measured, Sleep, sleeping_rows
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.simulation.timeline import Timeline
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 
 

@@ -21,7 +21,6 @@ from arborcast.synth.chunks.bounds.certificate import MessageLengths, PairLength
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.curve import Effort
 from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance
-from arborcast.synth.chunks.folder import write_frontier
 from arborcast.synth.chunks.frontier import Frontier, pareto
 from arborcast.synth.chunks.solvers.optimum_documents import limit_from_document, limit_to_document
 from arborcast.synth.chunks.sums.compositions import compositions, meetings, parts_of
@@ -30,6 +29,7 @@ from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.points import COMPOSITIONS, EVERY_SCHEDULE
 from arborcast.synth.chunks.sums.search import FewestSearch, FewestSumSearch, SpreadSearch, SumSearch
 from arborcast.synth.chunks.symmetry.groups import problem_group, subgroups
+from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from arborcast import pipeline
-from arborcast.pipeline.costs.profile import Layer, Profile
+from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.synth.cli import app as cli
 
 Run = Callable[..., tuple[int, str, str]]

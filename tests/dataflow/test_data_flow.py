@@ -16,7 +16,7 @@ from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
-from arborcast.backends.measure.reduction import Reduction
+from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure.reference import define
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from arborcast import synth
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import compile_flow
-from arborcast.backends.group.torch_reduction import operator_of
 from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.layout import Buffer, lay_out
-from arborcast.backends.measure.reduction import Reduction
+from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure.reference import define
+from arborcast.backends.tensors.torch_reduction import operator_of
 from arborcast.backends.transport.fingerprint import Opening
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind

@@ -41,10 +41,10 @@ from arborcast import (  # noqa: E402
 from arborcast.backends.errors import ExecutionError  # noqa: E402
 from arborcast.backends.executors import grouped  # noqa: E402
 from arborcast.backends.executors.grouped import GroupedExecutor  # noqa: E402
-from arborcast.backends.group.torch_reduction import Operator, operator_of  # noqa: E402
 from arborcast.backends.lowering.layout import lay_out  # noqa: E402
-from arborcast.backends.measure.reduction import Array, Reduction  # noqa: E402
+from arborcast.backends.lowering.reduction import Array, Reduction  # noqa: E402
 from arborcast.backends.measure.reference import define, sample_data  # noqa: E402
+from arborcast.backends.tensors.torch_reduction import Operator, operator_of  # noqa: E402
 from arborcast.synth.collective import NAMED_KINDS, Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from arborcast.synth.schedule import Chunk, Schedule, Transfer  # noqa: E402

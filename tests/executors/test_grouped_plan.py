@@ -25,7 +25,7 @@ from arborcast.backends.lowering.deadlock import DeadlockError
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
-from arborcast.backends.measure.reduction import Array, Reduction, combine, finish
+from arborcast.backends.lowering.reduction import Array, Reduction, combine, finish
 from arborcast.backends.measure.reference import define, sample_data
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Chunk, Schedule, Transfer

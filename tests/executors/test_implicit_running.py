@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from arborcast.backends.lowering.layout import lay_out
+from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure import launch
 from arborcast.backends.measure.job import ITEM_BYTES, Job, count_for
-from arborcast.backends.measure.reduction import Reduction
 from arborcast.synth.collective import Kind
-from arborcast.synth.implicit.schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from tests.support.drawn_implicit import KINDS, circulant, grid, implicit
 from tests.support.ranks import run_ranks
 
@@ -50,10 +50,10 @@ def runtimes(rank: int, size: int, schedules: list[ImplicitSchedule]) -> list[st
     import torch
     import torch.distributed as dist
 
-    from arborcast.backends.dataflow.runner import EngineRunner
+    from arborcast.backends.executors.engine_runner import EngineRunner
     from arborcast.backends.executors.grouped import GroupedExecutor
     from arborcast.backends.executors.torch_p2p import Executor
-    from arborcast.backends.group.torch_compat import PrefixStore
+    from arborcast.backends.tensors.torch_compat import PrefixStore
 
     store = dist.distributed_c10d._get_default_store()
     wrong = []

@@ -13,7 +13,7 @@ from arborcast.backends.executors.interpreter import Freedom, interpret
 from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.layout import lay_out
 from arborcast.backends.lowering.program import Program, Receive, Reduce, Send
-from arborcast.backends.measure.reduction import Array, Reduction
+from arborcast.backends.lowering.reduction import Array, Reduction
 from arborcast.backends.measure.reference import EXACT_INTEGERS, define, sample_data, sample_values
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError

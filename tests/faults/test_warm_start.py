@@ -10,11 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.errors import InfeasibleError, InputError
-from arborcast.synth.faults.warm_start import Stump, cheapest_root, grown, rebound, shares_of, tops_of
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence
 from arborcast.synth.packing.carrier import Pair, centred, rerooted
 from arborcast.synth.packing.exact import pack_exactly, pack_routed
 from arborcast.synth.packing.routed import RoutedTree, centred_routes, levels, rerooted_routes, reverse_links
+from arborcast.synth.packing.warm_start import Stump, cheapest_root, grown, rebound, shares_of, tops_of
 from arborcast.synth.topology import Topology
 from arborcast.synth.tree import Tree, TreeEdge
 from tests.packing.test_exact import (

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.ddp_hook import ScheduledAllreduce, _next_number, allreduce_hook
-from arborcast.backends.group.options import Options
+from arborcast.backends.options import Options
 from arborcast.synth.errors import InputError
 from tests.support.framework_checks import small_model, train
 from tests.support.ranks import Failure, run_ranks

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from arborcast import synth
 from arborcast.backends.errors import ChannelClosedError, ExecutionError
-from arborcast.backends.group.options import Options
+from arborcast.backends.options import Options
 from arborcast.backends.schedules import exchange as module
 from arborcast.backends.schedules import synthesis
 from arborcast.backends.schedules.exchange import share_table

@@ -15,7 +15,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from arborcast import topologies  # noqa: E402
-from arborcast.backends.group.torch_reduction import operator_of  # noqa: E402
+from arborcast.backends.tensors.torch_reduction import operator_of  # noqa: E402
 from tests.support.group_cases import (  # noqa: E402
     DTYPES,
     FACTOR,

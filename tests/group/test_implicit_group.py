@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from arborcast.backends.group.communicator import Communicator  # noqa: E402
-from arborcast.backends.group.options import Options  # noqa: E402
+from arborcast.backends.options import Options  # noqa: E402
 from arborcast.backends.schedules.pieces import SEVERAL_HOSTS  # noqa: E402
 from arborcast.backends.schedules.synthesis import tables  # noqa: E402
 from arborcast.backends.schedules.table import Entry, Table  # noqa: E402
 from arborcast.synth.collective import Collective, Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
-from arborcast.synth.implicit.schedule import ImplicitSchedule  # noqa: E402
+from arborcast.synth.implicit_schedule import ImplicitSchedule  # noqa: E402
 from arborcast.synth.methods import Request  # noqa: E402
 from arborcast.synth.selection import Choice  # noqa: E402
 from arborcast.synth.symmetry.translations import Translations  # noqa: E402
@@ -77,8 +77,8 @@ def test_large_fabrics_with_translations_get_implicit_schedules() -> None:
 
 def every_call(rank: int, size: int) -> list[str]:
     """On every rank: what a communicator gets wrong whose schedules are implicit."""
-    from arborcast.backends.group.torch_compat import PrefixStore
     from arborcast.backends.schedules import held as schedules
+    from arborcast.backends.tensors.torch_compat import PrefixStore
 
     made = []
 

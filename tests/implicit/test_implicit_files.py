@@ -29,7 +29,7 @@ from arborcast.synth.formats.implicit import (
 )
 from arborcast.synth.formats.runs import from_runs, to_runs
 from arborcast.synth.formats.schedules import schedule_to_document, write_schedule
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from tests.formats.test_formats import scraps

@@ -15,7 +15,7 @@ from arborcast import synth, topologies
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError, TopologyError
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from tests.support.implicit_cases import implicit_allgather

@@ -17,10 +17,10 @@ from arborcast.synth.bounds.shortest_paths import FAR, Ways
 from arborcast.synth.certificate import Dual
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from arborcast.synth.implicit.routes import solve_symmetric_alltoall
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.lp.rationalize import near_fractions
 from arborcast.synth.routes.solver import solve_by_routes
+from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
 from arborcast.synth.symmetry.translation_search import translations_of
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology

@@ -18,11 +18,11 @@ from arborcast.backends.lowering.layout import blocks_in, lay_out
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Receive, Send
 from arborcast.backends.lowering.rank_view import images_of, most_messages, partners_of, transfers_of
-from arborcast.backends.measure.reduction import Reduction
+from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure.reference import define, sample_data
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.verification.verifier import verify

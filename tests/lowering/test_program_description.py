@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from arborcast.backends.lowering.description import describe_program, program_document, program_of
 from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.measure.program_description import describe_program, program_document, program_of
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Transfer

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import pytest
 
+from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure import launch
 from arborcast.backends.measure.job import ITEM_BYTES, Job, count_for
-from arborcast.backends.measure.reduction import Reduction
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.schedule import Chunk, Transfer

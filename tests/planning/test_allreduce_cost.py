@@ -6,9 +6,9 @@ import pytest
 
 from arborcast import synth, topologies
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile
-from arborcast.pipeline.planning.plan import Plan
-from arborcast.pipeline.simulation.prediction import predict
+from arborcast.pipeline.planning.prediction import predict
+from arborcast.pipeline.profiles import Layer, Profile
+from arborcast.pipeline.stages import Plan
 
 SIZES = (1 << 16, 1 << 20, 1 << 26, 1 << 30)
 

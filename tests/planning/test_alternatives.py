@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.alternatives import METHODS, alternatives
 from arborcast.pipeline.planning.balance import balanced, balanced_by
@@ -20,10 +19,11 @@ from arborcast.pipeline.planning.data_parallel import data_parallel
 from arborcast.pipeline.planning.hetpipe import hetpipe, virtual_workers, worker_plan
 from arborcast.pipeline.planning.hosts import levels
 from arborcast.pipeline.planning.memory import check_memory, stage_memory
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.planning.room import range_room
 from arborcast.pipeline.planning.straight_gpipe import straight_gpipe
-from arborcast.pipeline.simulation.prediction import predict
+from arborcast.pipeline.profiles import Layer, Profile
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from arborcast.pipeline import zoo as networks
 from arborcast.pipeline.costs.analytic import analyse
 from arborcast.pipeline.costs.devices import P100, V100
 from arborcast.pipeline.costs.measured import profile
 from arborcast.pipeline.errors import ProfileError
-from arborcast.pipeline.model import zoo as networks
 from arborcast.pipeline.model.divisible import Divisible
-from arborcast.pipeline.model.zoo import bert, inception, transformer, vision, xlnet
+from arborcast.pipeline.zoo import bert, inception, transformer, vision, xlnet
 
 POOLER_BASE, POOLER_LARGE = 768 * 769, 1024 * 1025  # BERT's: not used for questions
 SPAN_BASE, SPAN_LARGE = 2 * 769, 2 * 1025  # our head

@@ -7,7 +7,7 @@ import pytest
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import capped, gpipe, list_order, one_forward_one_backward, order_of
 from arborcast.pipeline.order.actions import Action, Phase, parse, peak_in_flight
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.stages import Plan
 
 SIZES = list(product(range(1, 7), range(1, 13)))
 """Stages and microbatches."""

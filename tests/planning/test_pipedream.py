@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.pipedream import Piece, pipedream, program
+from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile, Tie
 from arborcast.pipeline.order import list_order
 from arborcast.pipeline.order.actions import Phase
-from arborcast.pipeline.order.bound import bound_us, proven_bound_us
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Layer, Profile, Tie
+from arborcast.pipeline.simulation.lower_bound import bound_us, proven_bound_us
 from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.pipeline.costs.profile import Layer, Profile, Tie
 from arborcast.pipeline.errors import PlanError, ProfileError
 from arborcast.pipeline.planning.formats import (
     plan_from_document,
@@ -22,7 +21,8 @@ from arborcast.pipeline.planning.formats import (
     write_plan,
     write_profile,
 )
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Layer, Profile, Tie
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import parse_json
 

@@ -10,19 +10,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from arborcast.pipeline.costs.profile import Layer, Profile
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.pictures import chrome_trace, draw_plan, draw_timelines, write_chrome_trace
 from arborcast.pipeline.pictures.plan import format_bytes
 from arborcast.pipeline.pictures.timeline import axis_of, rows_of, title_of
 from arborcast.pipeline.planning.memory import Memory
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.simulation.timeline import KINDS, Interval, Timeline
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 from tests.pictures.test_pictures import words
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.simulation.prediction import Prediction
+    from arborcast.pipeline.planning.prediction import Prediction
 
 LETTERS = {"F": "forward", "B": "backward", "A": "allreduce", "U": "update", "_": "waiting"}
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile, Tie
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import order_of
 from arborcast.pipeline.order.actions import Phase, parse
-from arborcast.pipeline.planning.plan import ORDERS, Plan, divided
+from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
 from arborcast.pipeline.simulation.link_sharing import Flow, Links
 from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.stages import ORDERS, Plan, divided
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 

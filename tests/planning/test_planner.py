@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile, Tie
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.estimate import estimates_us, step_costs
 from arborcast.pipeline.planning.memory import check_memory
-from arborcast.pipeline.planning.plan import ORDERS, Plan
 from arborcast.pipeline.planning.planner import plan
+from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.planning.prm import Question, partitions
 from arborcast.pipeline.planning.search import device_orders
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
-from arborcast.pipeline.simulation.prediction import predict
+from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.stages import ORDERS, Plan
 from arborcast.synth.topology import Link, Topology
 from tests.support.planning_cases import profiles
 from tests.support.strategies import topologies as drawn_topologies

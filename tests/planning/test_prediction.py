@@ -6,10 +6,10 @@ import pytest
 
 from arborcast.pipeline import predict
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Layer, Profile
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.memory import stage_memory
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Layer, Profile
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
 
 PAIR = Topology.build("pair", 2, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.pipeline.costs.links import Network, boundary_messages
-from arborcast.pipeline.costs.profile import Layer, Profile, Tie
 from arborcast.pipeline.planning.memory import stage_memory
-from arborcast.pipeline.planning.plan import ORDERS, Plan
 from arborcast.pipeline.planning.prm import Question, partitions, roomiest
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
+from arborcast.pipeline.profiles import Layer, Profile, Tie
+from arborcast.pipeline.stages import ORDERS, Plan
 from tests.support.planning_cases import divisions, profiles
 from tests.support.strategies import topologies as drawn_topologies
 

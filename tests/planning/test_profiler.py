@@ -13,10 +13,10 @@ from torch.nn import functional
 import arborcast.pipeline.costs.layer_pass
 import arborcast.pipeline.costs.measured
 from arborcast.pipeline.costs.measured import profile
-from arborcast.pipeline.costs.profile import Tie
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.pipeline.model.traced import trace
+from arborcast.pipeline.profiles import Tie
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.profile import Layer, Profile, Tie
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import actions, order_of
 from arborcast.pipeline.planning.memory import (
@@ -19,7 +18,8 @@ from arborcast.pipeline.planning.memory import (
     readable,
     stage_memory,
 )
-from arborcast.pipeline.planning.plan import ORDERS, Plan
+from arborcast.pipeline.profiles import Layer, Profile, Tie
+from arborcast.pipeline.stages import ORDERS, Plan
 
 # Of 8 samples: (output, saved, parameters, gradients, optimizer) bytes.
 BYTES = [(80, 800, 100, 90, 180), (160, 1600, 200, 200, 400), (240, 2400, 300, 300, 600), (8, 16, 10, 10, 20)]

@@ -220,7 +220,7 @@ def replay_slowly(
         pieces: of each chunk.
         order: what a link serves first has the least; given since when it waits and what it is. None is the
             order of step + piece.
-        ahead: as `arborcast.synth.simulation.service.Service.ahead`.
+        ahead: as `synth.simulation.service.Service.ahead`.
     """
     transfers = schedule.transfers
     rate, latency = schedule.topology.bandwidth, schedule.topology.latency_us

@@ -205,7 +205,7 @@ class FakeChannel(Channel):
 
 
 class FakeNetwork:
-    """The channels of one rank; see `arborcast.backends.transport.network.Network`."""
+    """The channels of one rank; see `backends.transport.network.Network`."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from arborcast.synth.certificate import Bound, Cut, Scope
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.symmetry.translation_search import translations_of
 from arborcast.synth.symmetry.translations import Translations

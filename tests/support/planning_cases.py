@@ -7,8 +7,8 @@ from itertools import combinations, pairwise
 
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.profile import Layer, Profile, Tie
-from arborcast.pipeline.planning.plan import Stage
+from arborcast.pipeline.profiles import Layer, Profile, Tie
+from arborcast.pipeline.stages import Stage
 
 
 @st.composite

@@ -27,7 +27,7 @@ def least_rounds(problem: Problem, chunks: int, steps: int, *, deadline: Deadlin
     """The fewest rounds in which the flows fit: a guide for which (C, R) to try, and no proof.
 
     HiGHS computes in floating point, so that not even "no schedule has fewer" is certain, although the
-    program is a relaxation. `arborcast.synth.chunks.bounds.flow_bounds` proves limits.
+    program is a relaxation. `synth.chunks.bounds.flow_bounds` proves limits.
 
     Args:
         problem: what is to be done.

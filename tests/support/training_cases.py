@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from arborcast.pipeline.model.divisible import Divisible
-from arborcast.pipeline.planning.plan import Plan, divided
+from arborcast.pipeline.stages import Plan, divided
 
 FEATURES, CLASSES = 6, 4
 LAYERS = 8

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology, Vertex

@@ -16,11 +16,11 @@ from torch import Tensor, nn  # noqa: E402
 
 from arborcast.pipeline.errors import PartitionError  # noqa: E402
 from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.planning.plan import Plan, shares  # noqa: E402
 from arborcast.pipeline.run.boundary import Boundaries, FakeStage, Wire  # noqa: E402
 from arborcast.pipeline.run.failures import cause_of, first_line  # noqa: E402
 from arborcast.pipeline.run.parcels import Arrival, Parcel, packed, sharing  # noqa: E402
 from arborcast.pipeline.run.place import Place  # noqa: E402
+from arborcast.pipeline.stages import Plan, shares  # noqa: E402
 from tests.support.training_cases import FEATURES, branching, frozen, network, normalised  # noqa: E402
 
 

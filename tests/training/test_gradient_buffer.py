@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from arborcast.pipeline.planning.plan import shares  # noqa: E402
 from arborcast.pipeline.run.gradients import GradientBuffer  # noqa: E402
+from arborcast.pipeline.stages import shares  # noqa: E402
 from tests.support.packed import pack, unpack  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 

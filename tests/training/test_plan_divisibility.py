@@ -9,8 +9,8 @@ from torch import nn
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.model.divisible import Divisible
 from arborcast.pipeline.model.traced import trace
-from arborcast.pipeline.planning.plan import Plan
 from arborcast.pipeline.run.divisibility import check_divisible
+from arborcast.pipeline.stages import Plan
 
 REPLICATED = Plan([(0, 1, [0]), (1, 3, [1, 2])], microbatches=1)
 SINGLE = Plan([(0, 1, [0]), (1, 3, [1])], microbatches=1)

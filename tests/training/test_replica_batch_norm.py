@@ -18,7 +18,6 @@ from torch import Tensor, fx, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from arborcast.pipeline.errors import BatchError, PartitionError  # noqa: E402
-from arborcast.pipeline.planning.plan import shares  # noqa: E402
 from arborcast.pipeline.run.batch_norm import (  # noqa: E402
     _merge,
     find_batch_norm,
@@ -26,6 +25,7 @@ from arborcast.pipeline.run.batch_norm import (  # noqa: E402
     statistics_once,
     synchronise_batch_norm,
 )
+from arborcast.pipeline.stages import shares  # noqa: E402
 from tests.support.packed import pack, unpack  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 

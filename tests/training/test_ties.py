@@ -12,9 +12,9 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from arborcast.pipeline.errors import PlanError  # noqa: E402
-from arborcast.pipeline.planning.plan import Plan  # noqa: E402
 from arborcast.pipeline.run.gradients import GradientBuffer  # noqa: E402
 from arborcast.pipeline.run.ties import TieGroups  # noqa: E402
+from arborcast.pipeline.stages import Plan  # noqa: E402
 from tests.support.packed import pack, unpack  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 

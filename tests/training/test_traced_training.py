@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.planning.plan import divided  # noqa: E402
+from arborcast.pipeline.stages import divided  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.traced_models import Language, Residual  # noqa: E402

@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from arborcast.pipeline.costs.profile import Layer, Profile  # noqa: E402
 from arborcast.pipeline.errors import PartitionError  # noqa: E402
 from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
 from arborcast.pipeline.model.layered import Layered  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
+from arborcast.pipeline.profiles import Layer, Profile  # noqa: E402
 from tests.support.traced_models import Choosing, Language, Recurrent, Regularised, Residual  # noqa: E402
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn  # noqa: E402
 from arborcast import topologies  # noqa: E402
 from arborcast.pipeline.errors import BatchError  # noqa: E402
 from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.planning.plan import Plan, overlaps, shares  # noqa: E402
+from arborcast.pipeline.stages import Plan, overlaps, shares  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402

@@ -16,8 +16,8 @@ import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from arborcast.pipeline.errors import CheckpointError  # noqa: E402
-from arborcast.pipeline.planning.plan import Plan  # noqa: E402
 from arborcast.pipeline.run import checkpoints  # noqa: E402
+from arborcast.pipeline.stages import Plan  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from tests.support.packed import pack, unpack  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402

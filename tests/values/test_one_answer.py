@@ -15,7 +15,7 @@ from arborcast.synth.api import approach
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, left_of, without
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.methods import Request, Wishes
 from arborcast.synth.sweeps.answering import answered
 from arborcast.synth.sweeps.questions import Question

@@ -12,7 +12,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.traced.balance import balanced_cuts
 from arborcast.pipeline.model.traced.cuts import Cut
@@ -21,6 +20,7 @@ from arborcast.pipeline.model.traced.layers import layer_names, weights
 from arborcast.pipeline.model.traced.segments import Code, Segment, build, literal_path
 from arborcast.pipeline.model.traced.sizes import Sizes
 from arborcast.pipeline.model.traced.table import Table
+from arborcast.pipeline.profiles import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Crossing:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A model partitioned by its graph; it satisfies `arborcast.pipeline.model.layered.Layered`.
+    """A model partitioned by its graph; it satisfies `pipeline.model.layered.Layered`.
 
     Attributes:
         model: whose parameters all segments share.

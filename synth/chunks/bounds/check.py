@@ -1,9 +1,9 @@
 """What the certificate of a step bound proves, recomputed from the certificate alone in exact arithmetic.
 
-`certified_ratio` is how every limit of `arborcast.synth.chunks.bounds.flow_bounds` and
-`arborcast.synth.chunks.trees.column_generation` is checked, and it knows nothing of how they are found: lengths become
+`certified_ratio` is how every limit of `synth.chunks.bounds.flow_bounds` and
+`synth.chunks.trees.column_generation` is checked, and it knows nothing of how they are found: lengths become
 integers, rules are checked, and shortest ways or cheapest trees in the time-expanded graph say what they
-prove (the theory is in `arborcast.synth.chunks.bounds.certificate`).
+prove (the theory is in `synth.chunks.bounds.certificate`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def certified_ratio(problem: Problem, steps: int, certificate: StepCertificate) 
 
     Args:
         problem: what is limited: the collective itself, the mirror image of a reduction, or that of an
-            allreduce (`arborcast.synth.chunks.sums.instance.sum_problem`).
+            allreduce (`synth.chunks.sums.instance.sum_problem`).
         steps: S.
         certificate: lengths of paths or of trees; of an allreduce, of pairs or messages. Those of paths and
             pairs take a shortest-way search per target; those of trees time exponential in the targets of a

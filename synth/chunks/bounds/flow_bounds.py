@@ -1,7 +1,7 @@
 """Limits of R/C for a number of steps, whatever the number of chunks, from flows in the time-expanded graph.
 
-Weaker and faster than the packing of trees (`arborcast.synth.chunks.trees.column_generation`): what is copied on its
-way to several targets is looked at as a flow to each. A limit is what `arborcast.synth.chunks.bounds.check` makes of
+Weaker and faster than the packing of trees (`synth.chunks.trees.column_generation`): what is copied on its
+way to several targets is looked at as a flow to each. A limit is what `synth.chunks.bounds.check` makes of
 the prices of a linear program in exact arithmetic, never the value that the program had in floating point.
 """
 

@@ -2,7 +2,7 @@
 
 Each rank has a vertex for every time 0..S, each switch one within every step; a link leads from the time
 before a step to the time after it, and waiting costs nothing. So a way through the graph is a sequence of
-waits and of routes in the sense of `arborcast.synth.chunks.problem.instance`.
+waits and of routes in the sense of `synth.chunks.problem.instance`.
 """
 
 from __future__ import annotations

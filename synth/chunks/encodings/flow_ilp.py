@@ -89,7 +89,7 @@ class FlowSearch:
         self._attempts = Attempts([program], seed=seed)
 
     def run(self, effort: int | None) -> Outcome:
-        """See `arborcast.synth.chunks.encodings.outcome.Search` and `arborcast.synth.chunks.encodings.integer_program.Attempts`.
+        """See `synth.chunks.encodings.outcome.Search` and `synth.chunks.encodings.integer_program.Attempts`.
 
         Raises:
             ArithmeticError: HiGHS failed.
@@ -153,7 +153,7 @@ class _Flow:
         total = sum(group.wanted.values())
         timed = {send for chunk_class in group.classes for send in window.sends[chunk_class]}
         held = {place for chunk_class in group.classes for place in window.holds[chunk_class]}
-        # Few sends, and early ones: see `arborcast.synth.chunks.encodings.ilp`.
+        # Few sends, and early ones: see `synth.chunks.encodings.ilp`.
         self.sends = {
             (route, step): program.add_column(total, cost=1 + step)
             for route, step in sorted(timed, key=lambda send: (send[1], send[0]))

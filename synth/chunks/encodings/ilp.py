@@ -1,7 +1,7 @@
 """SCCL's instance as an integer program for HiGHS: who sends which chunk over which route in which step.
 
 Every chunk comes to a rank at most once, so that its arrivals say all there is to know: a rank has what came
-to it in an earlier step. Instances without copies are flows, for which `arborcast.synth.chunks.encodings.flow_ilp` is
+to it in an earlier step. Instances without copies are flows, for which `synth.chunks.encodings.flow_ilp` is
 faster.
 
 Source: Cai et al., SCCL (PPoPP 2021), constraints C1 to C6, with arrivals in the place of times.
@@ -31,7 +31,7 @@ class IlpSearch:
         self._search: Search = encoding(instance, seed=seed)
 
     def run(self, effort: int | None) -> Outcome:
-        """See `arborcast.synth.chunks.encodings.outcome.Search` and `arborcast.synth.chunks.encodings.integer_program.Attempts`.
+        """See `synth.chunks.encodings.outcome.Search` and `synth.chunks.encodings.integer_program.Attempts`.
 
         Raises:
             ArithmeticError: HiGHS failed.

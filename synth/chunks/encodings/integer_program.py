@@ -1,6 +1,6 @@
 """An integer program of which any solution will do: how chunk schedules are put to HiGHS.
 
-`arborcast.synth.chunks.encodings.ilp` and `arborcast.synth.chunks.encodings.flow_ilp` write their columns and rows down here, one
+`synth.chunks.encodings.ilp` and `synth.chunks.encodings.flow_ilp` write their columns and rows down here, one
 by one, and hand them over at once. Every coefficient is an integer, so that what HiGHS finds in floating
 point is rounded and checked exactly against every row before anybody sees it. That it finds nothing is
 checked by nobody: such an `Impossible` is no proof.

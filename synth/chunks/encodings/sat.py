@@ -39,7 +39,7 @@ class BooleanSearch:
             self._solver.add_clause(clause)
 
     def run(self, effort: int | None) -> Outcome:
-        """See `arborcast.synth.chunks.encodings.outcome.Search`; a second call goes on with everything learned so far.
+        """See `synth.chunks.encodings.outcome.Search`; a second call goes on with everything learned so far.
 
         A few hundred units at once are the least that is efficient: CaDiCaL restarts its strategy each time.
         """

@@ -1,7 +1,7 @@
 """What a chunk schedule has to do, freed of everything that solvers need not know.
 
 Every collective becomes blocks that are only copied (a reduction is the mirror image of a copy on the
-reversed topology, see `arborcast.synth.chunks.problem.time_reversal`), and the topology becomes routes from rank to
+reversed topology, see `synth.chunks.problem.time_reversal`), and the topology becomes routes from rank to
 rank: a link, or a way through switches, which share the capacities of their links. Capacities count chunks
 per round: bandwidth over the greatest common divisor of all bandwidths.
 """
@@ -62,7 +62,7 @@ class Problem:
         """The problem of a collective whose data is only copied.
 
         Raises:
-            CollectiveError: the collective reduces; its mirror image (`arborcast.synth.chunks.problem.time_reversal`)
+            CollectiveError: the collective reduces; its mirror image (`synth.chunks.problem.time_reversal`)
             does not.
             TooManyRoutesError: the switches allow more than `MOST_ROUTES` routes.
         """

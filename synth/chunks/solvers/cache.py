@@ -56,7 +56,7 @@ class ChunkCache:
         """Nothing is read or written yet.
 
         Args:
-            folder: where None, "chunks" in the folder of all caches (`arborcast.synth.kernels.cache_folder`).
+            folder: where None, "chunks" in the folder of all caches (`synth.kernels.cache_folder`).
             max_bytes: see the class.
         """
         self.folder = cache_folder() / "chunks" if folder is None else Path(folder)

@@ -1,7 +1,7 @@
 """One instance of (C, S, R), answered: by the cache, or by a race of encodings with and without symmetry.
 
 This is where the pieces meet: groups of symmetries, encodings, child processes. A plan that comes out of
-here was pruned; that it is correct is still for `arborcast.synth.verification.verifier` to say.
+here was pruned; that it is correct is still for `synth.verification.verifier` to say.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Searcher:
             chunks: C, the chunks of each demand.
             steps: S, at least the latency of the problem.
             rounds: R, at least S.
-            slices: how much effort to spend (see `arborcast.synth.chunks.solvers.portfolio`); None until there is an
+            slices: how much effort to spend (see `synth.chunks.solvers.portfolio`); None until there is an
             answer.
 
         Raises:

@@ -2,7 +2,7 @@
 
 Whoever asks one question after the other (the portfolio, the frontier) holds a `Workers` for all of them, so
 that Python and the solvers start once. What a single child guarantees stands in
-`arborcast.synth.chunks.solvers.worker`.
+`synth.chunks.solvers.worker`.
 """
 
 from __future__ import annotations

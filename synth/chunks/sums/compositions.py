@@ -2,7 +2,7 @@
 
 A reduce-scatter before an allgather is an allreduce, so that the frontiers of both give schedules of it, and
 the least of their compositions: mostly with fewer chunks at once and more steps than an allreduce that is
-searched as it is (`arborcast.synth.chunks.sums.optimum`), which is all schedules.
+searched as it is (`synth.chunks.sums.optimum`), which is all schedules.
 """
 
 from __future__ import annotations

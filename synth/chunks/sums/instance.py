@@ -2,7 +2,7 @@
 
 Each rank holds one partial sum of each chunk, at first its own contribution; a transfer adds the sender's to
 the receiver's, which must have no contribution in common, or takes its place. That is what a schedule can
-say (`arborcast.synth.schedule.Transfer`), and everything of a step starts from the state before it, so that ranks may
+say (`synth.schedule.Transfer`), and everything of a step starts from the state before it, so that ranks may
 exchange what they have. The problem is that of an allgather among the same ranks, whose demands say whose
 contribution must reach whom.
 

@@ -33,7 +33,7 @@ def pair_bound(problem: Problem, steps: int, *, group: Group, deadline: Deadline
     """The limit by flows of every contribution to every rank.
 
     Args:
-        problem: see `arborcast.synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.sums.instance.sum_problem`.
         steps: S, at least the latency of the problem.
         group: automorphisms that keep it, the identity first.
         deadline: when to give up.

@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Traced:
-    """The points of a collective, and what is known beyond them; see `arborcast.synth.chunks.frontier.Frontier`."""
+    """The points of a collective, and what is known beyond them; see `synth.chunks.frontier.Frontier`."""
 
     points: tuple[Point, ...]
     complete: bool

@@ -152,7 +152,7 @@ def add_spread(clauses: Clauses, problem: Problem, sent: list[list[int]]) -> Non
 
     Args:
         clauses: to which it is said.
-        problem: see `arborcast.synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.sums.instance.sum_problem`.
         sent: for each step and route the literal of a message.
     """
     steps = len(sent)

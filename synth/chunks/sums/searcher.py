@@ -1,6 +1,6 @@
 """One (C, S, R) of an allreduce, answered: partial sums raced under several groups, beside the proof of none.
 
-What comes out was pruned; that it is correct is still for `arborcast.synth.verification.verifier` to say.
+What comes out was pruned; that it is correct is still for `synth.verification.verifier` to say.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SumSearcher:
     """Answers instances of one allreduce.
 
     Attributes:
-        problem: see `arborcast.synth.chunks.sums.instance.sum_problem`.
+        problem: see `synth.chunks.sums.instance.sum_problem`.
         seed: of the solvers; the same seed gives the same plan on any machine.
         deadline: of all searches together.
         workers: the processes in which solvers run.
@@ -73,7 +73,7 @@ class SumSearcher:
             chunks: C.
             steps: S, at least the latency of the problem.
             rounds: R, at least S.
-            slices: how much effort to spend (see `arborcast.synth.chunks.solvers.portfolio`); None until there is an
+            slices: how much effort to spend (see `synth.chunks.solvers.portfolio`); None until there is an
             answer.
             groups: see `GROUPS`.
 

@@ -1,7 +1,7 @@
 """The groups of symmetries under which a problem is worth solving.
 
 A schedule that a group maps to itself is found with as many variables fewer as the group has elements, but
-the group must act freely on the chunks (see `arborcast.synth.chunks.symmetry.orbits`), and not every group leaves a
+the group must act freely on the chunks (see `synth.chunks.symmetry.orbits`), and not every group leaves a
 schedule: where k elements keep a link, chunks pass it k at a time, so that a link whose capacity k does not
 divide is never used to the full. Groups without such links come first. Only bandwidths count: latencies play
 no part in a chunk schedule.

@@ -1,8 +1,8 @@
 """The least R/C over all numbers of chunks C for S steps, with its proof and the packing that attains it.
 
 Trees in the time-expanded graph are packed into steps of free durations (the linear program of
-`arborcast.synth.chunks.bounds.certificate`). There are too many trees to list: the program knows those found so far,
-its prices go to `arborcast.synth.chunks.trees.pricing`, and each tree that is cheaper than the program believes joins
+`synth.chunks.bounds.certificate`). There are too many trees to list: the program knows those found so far,
+its prices go to `synth.chunks.trees.pricing`, and each tree that is cheaper than the program believes joins
 it (column generation, Gilmore and Gomory 1961). The prices at the end are the certificate.
 """
 

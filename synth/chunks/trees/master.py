@@ -1,4 +1,4 @@
-"""The linear program behind `arborcast.synth.chunks.trees.column_generation`, over the trees found so far.
+"""The linear program behind `synth.chunks.trees.column_generation`, over the trees found so far.
 
 It is written down as its dual: prices of links in steps, which each tree limits by a row. A new tree is
 then a new row, from which the dual simplex goes on where it stood. A group of symmetries merges the prices

@@ -1,8 +1,8 @@
 """Prices that grow with the load of the trees taken so far, so that the next trees go elsewhere.
 
 Multiplicative weights (Plotkin, Shmoys, Tardos 1995), as a source of trees that fit together: before
-the first linear program of `arborcast.synth.chunks.trees.column_generation`, and among equally cheap trees in
-`arborcast.synth.chunks.trees.whole_trees`.
+the first linear program of `synth.chunks.trees.column_generation`, and among equally cheap trees in
+`synth.chunks.trees.whole_trees`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The packing as it stands is a schedule with as many chunks as make all weights and durations whole. Vertices
 of linear programs can have huge denominators, so that fewer chunks are tried first
-(`arborcast.synth.chunks.trees.whole_trees`).
+(`synth.chunks.trees.whole_trees`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.packing.symmetric.columns import Column
 from arborcast.synth.packing.symmetric.few import few_trees
 from arborcast.synth.packing.symmetric.generation import Generation

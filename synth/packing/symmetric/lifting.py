@@ -10,7 +10,7 @@ import numpy as np
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.packing.carrier import Carrier, Pair, centred, mirrored, pair_up
 from arborcast.synth.packing.lift import gathering, relayed, spreading
 from arborcast.synth.packing.symmetric.problem import Problem

@@ -114,7 +114,7 @@ def problem_of(
     """The problem of an allgather, reduce-scatter or allreduce among all ranks of a topology.
 
     An allreduce on links that are alike both ways gathers along the trees on which it spreads, and one root
-    is as good as any mixture (see `arborcast.synth.bounds.capacity_lp`), a central one gives low trees; elsewhere each
+    is as good as any mixture (see `synth.bounds.capacity_lp`), a central one gives low trees; elsewhere each
     root orbit has a share.
     """
     roots = translations.representatives

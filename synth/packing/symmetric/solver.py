@@ -17,7 +17,7 @@ from arborcast.synth.certificate import Bound, Cut, Dual
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, Prover, TimedOutError
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, whole_prices
 from arborcast.synth.packing.relays import relays_as_switches

@@ -1,7 +1,7 @@
 """Trees that are known before: what an exact packing takes out first, as far as every cut allows.
 
 After a fault most trees of the old packing still stand, and the others lack a few edges. A `Stump` is such a
-tree; here are the pieces of `arborcast.synth.packing.exact` that share a demand among them, choose another root where
+tree; here are the pieces of `synth.packing.exact` that share a demand among them, choose another root where
 any will do, and grow what is missing.
 """
 

@@ -28,7 +28,7 @@ TRANSPORTS = ("auto", "sockets", "shared memory")
 
 _KNOWN_METHODS = ("auto", *(name for name in METHODS if name not in NEED_SIZE))
 _MOST_RANKS = 1 << 16  # a typing error such as 0-99999999 must not fill the memory
-_ELSEWHERE = frozenset({"ARBORCAST_CACHE"})  # read by `arborcast.synth.kernels.cache_folder`
+_ELSEWHERE = frozenset({"ARBORCAST_CACHE"})  # read by `synth.kernels.cache_folder`
 _warned: set[str] = set()
 """Variables of which it was said in this process that nobody reads them."""
 
@@ -46,7 +46,7 @@ class Options:
         piece_bytes: of what is in flight at once; None for what was measured.
         prepare: collectives whose schedules are found when the group is made, not at the first call.
         address: of this host, for the other hosts; None for the one that the store's host is reached from.
-        method: "auto", or the one method (see `arborcast.synth.methods`) whose schedule serves all sizes.
+        method: "auto", or the one method (see `synth.methods`) whose schedule serves all sizes.
         cache: whether tables and answers of solvers are kept and used on disk.
         without: links of the fabric that are down, as pairs of its ranks; both directions are left out.
 

@@ -1,6 +1,6 @@
 """Compiles the kernels once, so that the first question a user asks is not the slow one.
 
-`make install` runs `python -m arborcast.synth.kernels.warm`; two tiny topologies reach every kernel.
+`make install` runs `python -m arborcast.synth.compile_kernels`; two tiny topologies reach every kernel.
 """
 
 from __future__ import annotations

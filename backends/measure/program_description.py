@@ -14,7 +14,7 @@ from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank, pi
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.backends.measure.job import ITEM_BYTES, LOOPBACK_PIECE_BYTES, count_for
 from arborcast.synth.errors import InputError
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 Json: TypeAlias = dict[str, object]
 

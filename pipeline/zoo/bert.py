@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from arborcast.pipeline.model.divisible import Divisible
-from arborcast.pipeline.model.zoo.attention import Attention, FeedForward
+from arborcast.pipeline.zoo.attention import Attention, FeedForward
 
 VOCABULARY = 30522
 POSITIONS = 512

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from arborcast.synth.chunks.documents import frontier_to_document
 from arborcast.synth.chunks.frontier import Frontier
 from arborcast.synth.chunks.problem.time_reversal import IMAGES
 from arborcast.synth.chunks.solvers.optimum_documents import limit_to_document
 from arborcast.synth.chunks.sums.compositions import parts_of
+from arborcast.synth.cli.frontier_documents import frontier_to_document
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import write_schedule
 from arborcast.synth.formats.atomic import write_atomically

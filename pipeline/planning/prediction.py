@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.costs.profile import Profile
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import order_of
 from arborcast.pipeline.order.actions import peak_in_flight
-from arborcast.pipeline.order.bound import CONDITION, bound_us
-from arborcast.pipeline.planning.plan import Plan
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.simulation.lower_bound import CONDITION, bound_us
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.simulation.timeline import Timeline
+from arborcast.pipeline.stages import Plan
 
 if TYPE_CHECKING:
     from arborcast.pipeline.planning.memory import Memory

@@ -15,8 +15,8 @@ from fractions import Fraction
 import numpy as np
 
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.implicit.alltoall_options import Load, Options, Path
 from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.routes.alltoall_options import Load, Options, Path
 
 MOST_PARTS = 24
 """Into how many equal parts a block is divided at most before the shares of the optimal flow are taken."""

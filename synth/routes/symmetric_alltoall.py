@@ -1,6 +1,6 @@
 """All-to-all at scale: the blocks of one rank of each orbit on shortest ways, the rest are translates.
 
-The limit and an optimal flow come from one small linear program over orbits (`arborcast.synth.bounds.routing_trees`);
+The limit and an optimal flow come from one small linear program over orbits (`synth.bounds.routing_trees`);
 the flow becomes few ways per block with small shares, at exactly the limit where the program was solved
 exactly. Ranks forward on the way: a way through ranks is several transfers in consecutive steps.
 """
@@ -21,9 +21,9 @@ from arborcast.synth.certification import dual_of
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from arborcast.synth.implicit.alltoall_options import options_of, shares_of_trees
-from arborcast.synth.implicit.alltoall_parts import Part, divide
-from arborcast.synth.implicit.schedule import ImplicitSchedule
+from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.routes.alltoall_options import options_of, shares_of_trees
+from arborcast.synth.routes.alltoall_parts import Part, divide
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.symmetry.translations import Translations

@@ -17,9 +17,9 @@ from fractions import Fraction
 from itertools import pairwise
 
 from arborcast.pipeline.costs.links import BYTES_PER_US, Network
-from arborcast.pipeline.costs.profile import Profile
-from arborcast.pipeline.planning.plan import Plan, overlaps, shares
+from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
+from arborcast.pipeline.stages import Plan, overlaps, shares
 
 CONDITION = (
     "order pe without a cap; as many samples in each microbatch as in the largest; each message at the even "

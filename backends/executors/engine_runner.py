@@ -1,7 +1,7 @@
 """One schedule run by the engine of the process group "synth", without the group around it.
 
 The same connections, piece sizes, openings and data flow as in training, for schedules that the group would
-not have chosen: any kind, relays included. `arborcast.backends.measure.sweep` measures through it.
+not have chosen: any kind, relays included. `backends.measure.sweep` measures through it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import Flow, compile_flow
-from arborcast.backends.group.options import Options
-from arborcast.backends.group.tensor_checks import check_overlap, check_tensor
-from arborcast.backends.group.torch_compat import PrefixStore, Store
-from arborcast.backends.group.torch_reduction import operator_of
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.rank_view import digest_of, partners_of
+from arborcast.backends.options import Options
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
 from arborcast.backends.schedules.settings import are_on_one_host
+from arborcast.backends.tensors.checks import check_overlap, check_tensor
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
+from arborcast.backends.tensors.torch_reduction import operator_of
 from arborcast.backends.transport.fingerprint import Opening
 from arborcast.backends.transport.network import Network
 from arborcast.synth.errors import InputError
-from arborcast.synth.implicit.schedule import AnySchedule
+from arborcast.synth.implicit_schedule import AnySchedule
 
 FLOWS_KEPT = 8
 
@@ -87,7 +87,7 @@ class EngineRunner:
         output: Tensor | None = None,
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     ) -> None:
-        """One call; arguments as for `arborcast.backends.executors.torch_p2p.Executor.run`.
+        """One call; arguments as for `backends.executors.torch_p2p.Executor.run`.
 
         Raises:
             InputError: tensors that do not fit, or a reduction that the group leaves to gloo.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from arborcast.pipeline.costs.devices import Device
     from arborcast.pipeline.costs.layer_pass import Example, LossFunction, OptimizerFactory
-    from arborcast.pipeline.costs.profile import Profile
     from arborcast.pipeline.model.divisible import Divisible
+    from arborcast.pipeline.profiles import Profile
 
 SAMPLES: Mapping[str, int] = {
     "vgg19": 32,
@@ -69,7 +69,7 @@ def build(name: str, *, samples: int | None = None, device: torch.device | str =
         raise ProfileError(f"network {name}: samples must be at least 1, got {samples}")
     import torch
 
-    from arborcast.pipeline.model.zoo import batches, catalog
+    from arborcast.pipeline.zoo import batches, catalog
 
     with torch.device(device):
         model = catalog.MODELS[name]()
@@ -98,7 +98,7 @@ def analytic_profile(
     """
     from arborcast.pipeline.costs.analytic import analyse
     from arborcast.pipeline.costs.devices import device_named
-    from arborcast.pipeline.model.zoo.batches import usual_optimizer
+    from arborcast.pipeline.zoo.batches import usual_optimizer
 
     machine = device_named(device) if isinstance(device, str) else device
     network = build(name, samples=samples)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from arborcast.pipeline.model.divisible import Divisible
-from arborcast.pipeline.model.zoo.attention import FeedForward, split_heads, weighted
-from arborcast.pipeline.model.zoo.bert import SpanHead
+from arborcast.pipeline.zoo.attention import FeedForward, split_heads, weighted
+from arborcast.pipeline.zoo.bert import SpanHead
 
 VOCABULARY = 32000
 

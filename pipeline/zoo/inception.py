@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from arborcast.pipeline.model.divisible import Divisible
-from arborcast.pipeline.model.zoo.vision import Head
+from arborcast.pipeline.zoo.vision import Head
 
 
 class Convolution(nn.Sequential):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from arborcast.pipeline.costs.layer_pass import LossFunction, OptimizerFactory
-from arborcast.pipeline.model.zoo import bert, transformer, vision, xlnet
+from arborcast.pipeline.zoo import bert, transformer, vision, xlnet
 
 Batch: TypeAlias = tuple[tuple[Any, Any], LossFunction]
 """(inputs, targets), and the loss."""
