@@ -43,8 +43,8 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError
-from arborcast.synth.simulation.simulator import Timing
 from arborcast.synth.simulation.simulator import sweep as simulate_sizes
+from arborcast.synth.simulation.timing import Timing
 from arborcast.synth.topology import Topology
 
 HOME = Path(__file__).resolve().parent.parent

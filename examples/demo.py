@@ -24,7 +24,7 @@ from arborcast.synth.cli.console import gigabytes
 from arborcast.synth.formats.sizes import format_size, size_range
 from arborcast.synth.pictures import draw_sweep, draw_timeline, draw_topology, draw_trees
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.verification.verifier import Verdict
+from arborcast.synth.verification.verdict import Verdict
 
 from demo_report import certificate_in_words, picture_name, write_report  # isort: skip  (lies beside this file)
 

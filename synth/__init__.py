@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from arborcast.synth.formats.any_schedule import write_any_schedule as write_any_schedule
     from arborcast.synth.implicit_schedule import ImplicitSchedule as ImplicitSchedule
     from arborcast.synth.schedule import Schedule as Schedule
-    from arborcast.synth.simulation.simulator import Timing as Timing
     from arborcast.synth.simulation.simulator import simulate as simulate
+    from arborcast.synth.simulation.timing import Timing as Timing
     from arborcast.synth.sweeps.sweep import sweep as sweep
     from arborcast.synth.topology import Link as Link
     from arborcast.synth.topology import Topology as Topology
-    from arborcast.synth.verification.verifier import Verdict as Verdict
+    from arborcast.synth.verification.verdict import Verdict as Verdict
     from arborcast.synth.verification.verifier import verify as verify
 
 _HOMES = {
@@ -59,9 +59,9 @@ _HOMES = {
     "Link": "arborcast.synth.topology",
     "Schedule": "arborcast.synth.schedule",
     "TimedOutError": "arborcast.synth.errors",
-    "Timing": "arborcast.synth.simulation.simulator",
+    "Timing": "arborcast.synth.simulation.timing",
     "Topology": "arborcast.synth.topology",
-    "Verdict": "arborcast.synth.verification.verifier",
+    "Verdict": "arborcast.synth.verification.verdict",
     "bound": "arborcast.synth.api",
     "pareto": "arborcast.synth.api",
     "read_any_schedule": "arborcast.synth.formats.any_schedule",

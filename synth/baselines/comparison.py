@@ -15,7 +15,8 @@ from arborcast.synth.baselines.nccl_model import KNOWN_PLANS, nccl_times
 from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.simulation.service import EARLIEST, Service
-from arborcast.synth.simulation.simulator import Timing, sweep
+from arborcast.synth.simulation.simulator import sweep
+from arborcast.synth.simulation.timing import Timing
 
 LARGEST_SEARCHED = 128
 """Ranks up to which baselines are built beside a schedule in implicit form: a ring is searched for."""

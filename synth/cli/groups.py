@@ -23,7 +23,7 @@ from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 if TYPE_CHECKING:
     from arborcast.synth.collective import Collective
     from arborcast.synth.groups.result import GroupSchedules
-    from arborcast.synth.simulation.simulator import Timing
+    from arborcast.synth.simulation.timing import Timing
     from arborcast.synth.topology import Topology
 
 MOST_LINES = 64

@@ -13,7 +13,8 @@ from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.simulation.service import EARLIEST
-from arborcast.synth.simulation.simulator import MAX_PASSAGES, MAX_PIECES, MIN_PIECE_BYTES, Timing
+from arborcast.synth.simulation.simulator import MAX_PASSAGES, MAX_PIECES, MIN_PIECE_BYTES
+from arborcast.synth.simulation.timing import Timing
 
 if TYPE_CHECKING:
     from arborcast.synth.simulation.hops import Hops

@@ -10,7 +10,7 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.pictures.canvas import INK, PALETTE, check_path, headline, picture
-from arborcast.synth.simulation.simulator import Timing
+from arborcast.synth.simulation.timing import Timing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

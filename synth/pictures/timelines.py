@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.pictures.canvas import PALETTE, QUIET, check_path, headline, picture
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.simulation.simulator import Occupation, simulate, timeline
+from arborcast.synth.simulation.simulator import simulate, timeline
+from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:

@@ -19,29 +19,11 @@ import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.simulation.hops import Hops, Outcome
-from arborcast.synth.simulation.simulator import MAX_PIECES, MIN_PIECE_BYTES, Occupation, Timing, simulate
+from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import ImplicitSchedule
-
-
-def simulate_implicit(
-    schedule: ImplicitSchedule,
-    size_bytes: int,
-    *,
-    pieces: int | None = None,
-    min_piece_bytes: int = MIN_PIECE_BYTES,
-    max_pieces: int = MAX_PIECES,
-) -> Timing:
-    """The time of one run with a buffer of `size_bytes`; arguments and errors are those of `simulate`.
-
-    The limit `MAX_PASSAGES` on what is simulated counts the passages of the representatives only, so that
-    thousands of ranks are cut into pieces like a few.
-    """
-    return simulate(
-        schedule, size_bytes, pieces=pieces, min_piece_bytes=min_piece_bytes, max_pieces=max_pieces
-    )
 
 
 def lay_out_orbits(schedule: ImplicitSchedule) -> Hops:

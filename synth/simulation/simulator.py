@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.service import EARLIEST, Rule, Service
+from arborcast.synth.simulation.timing import Occupation, Timing
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
@@ -36,38 +36,6 @@ MAX_PIECES = 256
 
 MAX_PASSAGES = 1 << 20
 """Passages of a piece over a link in one run, so that a large schedule takes a second, not a minute."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What the simulation says of one message size.
-
-    Attributes:
-        bytes: size of the whole buffer, as algbw counts it.
-        pieces: into how many pieces each chunk was cut.
-        time_us: from the start to the arrival of the last piece.
-        algbw: GB/s, bytes over time.
-        busbw: GB/s, as nccl-tests defines it.
-        service: the order of service that took so long, of several orders the slowest one; None for what was
-            not simulated.
-    """
-
-    bytes: int
-    pieces: int
-    time_us: float
-    algbw: float
-    busbw: float
-    service: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Occupation:
-    """A piece on a link, from the start to the end of sending; it arrives one latency later."""
-
-    start_us: float
-    end_us: float
-    chunk: int
-    piece: int
 
 
 def simulate(
@@ -90,8 +58,8 @@ def simulate(
         min_piece_bytes: the choice cuts no chunk of average size into smaller pieces.
         max_pieces: the choice cuts no chunk into more.
         service: the order of service (`synth.simulation.service.FORMS`): `priority`; `fifo`; `random:SEED`;
-            `worst:N`, the slowest of `random:0` to `random:N-1`; or `engine`, what the process group does, and
-            `engine-worst:N`, where the orders in which it leaves a link are random.
+            `worst:N`, the slowest of `random:0` to `random:N-1`; or `engine`, what the process group does,
+            and `engine-worst:N`, where the orders in which it leaves a link are random.
 
     Raises:
         InputError: a size, a limit or a number of pieces that is not positive; no order of service, or one

@@ -23,7 +23,7 @@ from arborcast.synth.topology import Hop
 from arborcast.synth.verification.group_check import CheckedGroup
 from arborcast.synth.verification.replay import Errors, mask_of, replay_chunk
 from arborcast.synth.verification.replay_kernels import Count, Goal, Group, Moves, State, replay_all
-from arborcast.synth.verification.verifier import describe
+from arborcast.synth.verification.verdict import describe
 
 DIGIT_BITS = 30
 """Shares are counted in digits of so many bits: 2**33 of them fit an int64, whatever the denominators are."""

@@ -4,7 +4,7 @@ That a translation maps the fabric and the collective to themselves is the proof
 representative holds for all of its images. The translations are checked anew
 (`synth.verification.group_check`); with `translates` that proof is not relied on
 (`synth.verification.every_translate`). The replay of a chunk is that of `synth.verification.replay`, the
-check of the bound that of `synth.verification.verifier`.
+check of the bound that of `synth.verification.verdict`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from arborcast.synth.schedule import Chunk
 from arborcast.synth.topology import Hop
 from arborcast.synth.verification.group_check import CheckedGroup, check_group
 from arborcast.synth.verification.replay import Errors, check_replay
-from arborcast.synth.verification.verifier import Verdict, check_bound, describe, describe_overload
+from arborcast.synth.verification.verdict import Verdict, check_bound, describe, describe_overload
 
 
 def verify_implicit(schedule: ImplicitSchedule, *, translates: bool = False, max_errors: int = 20) -> Verdict:

@@ -9,38 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from arborcast.synth.certificate import Scope
-from arborcast.synth.collective import Collective
-from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.topology import Hop, Topology, Vertex
+from arborcast.synth.topology import Hop, Vertex
 from arborcast.synth.verification.replay import Errors, check_replay
+from arborcast.synth.verification.verdict import (
+    Verdict,
+    check_bound,
+    describe,
+    describe_link,
+    describe_overload,
+)
 
 if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the replay found.
-
-    Attributes:
-        correct: whether there is nothing to object to.
-        rate: algbw in GB/s, recomputed; zero where the schedule moves nothing or its rounds make no sense.
-        max_link_load: the fullest link at the declared rate, load over bandwidth; 1 is full.
-        errors: one line each, at most `max_errors` and a count of the rest.
-        loads: the share of the buffer that passes each link that is used.
-    """
-
-    correct: bool
-    rate: Fraction
-    max_link_load: Fraction
-    errors: tuple[str, ...]
-    loads: Mapping[Hop, Fraction]
 
 
 def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool = False) -> Verdict:
@@ -125,14 +109,6 @@ def _check_links(schedule: Schedule, loads: Mapping[Hop, Fraction], errors: Erro
             errors.add(describe_overload(schedule, hop, load))
 
 
-def describe_overload(schedule: AnySchedule, hop: Hop, load: Fraction, others: str = "") -> str:
-    """The line about a link that carries more than it can at the declared rate; `others` are like it."""
-    return (
-        f"link {describe_link(schedule.topology, hop)}{others}: carries {load * schedule.rate} GB/s at the "
-        f"declared rate of {schedule.rate} GB/s, its bandwidth is {schedule.topology.bandwidth[hop]} GB/s"
-    )
-
-
 def _rate_of_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors) -> Fraction:
     shares = {chunk.share for chunk in schedule.chunks}
     if len(shares) > 1:
@@ -174,52 +150,3 @@ def _unit(schedule: Schedule) -> Fraction:
     rates = [link.bandwidth for link in schedule.topology.links]
     scale = math.lcm(*(rate.denominator for rate in rates))
     return Fraction(math.gcd(*(int(rate * scale) for rate in rates)), scale)
-
-
-def check_bound(schedule: AnySchedule, rate: Fraction, errors: Errors) -> None:
-    """Recompute the bound from its certificate, and see that the rate does not exceed it."""
-    from arborcast.synth.certification import (  # compiled kernels come with them
-        certified_rate,
-        certified_scope,
-    )
-
-    bound = schedule.bound
-    try:
-        proved = certified_rate(schedule.topology, schedule.collective, bound.certificate)
-        scope = certified_scope(schedule.topology, schedule.collective, bound.certificate)
-    except InputError as wrong:
-        errors.add(f"bound: {wrong}")
-        return
-    if proved != bound.rate:
-        errors.add(f"bound: {bound.rate} GB/s declared, its certificate proves {proved} GB/s")
-    elif bound.scope is Scope.EVERY_SCHEDULE and scope is not bound.scope:
-        errors.add(f"bound: declared for {bound.scope}, its certificate speaks of {scope}")
-    elif rate > bound.rate and (scope is Scope.EVERY_SCHEDULE or _follows_trees(schedule)):
-        errors.add(f"bound: {bound.rate} GB/s declared for {scope}, this one reaches {rate} GB/s")
-
-
-def _follows_trees(schedule: AnySchedule) -> bool:
-    """Whether additions lead from all ranks to each chunk's owner, and copies from it to all ranks."""
-    members = schedule.collective.members
-    reached = [({chunk.owner}, {chunk.owner}) for chunk in schedule.chunks]
-    in_order = sorted(schedule.transfers, key=lambda transfer: transfer.step)
-    for transfer in in_order:
-        if not transfer.reduce and transfer.src in reached[transfer.chunk][0]:
-            reached[transfer.chunk][0].add(transfer.dst)
-    for transfer in reversed(in_order):
-        if transfer.reduce and transfer.dst in reached[transfer.chunk][1]:
-            reached[transfer.chunk][1].add(transfer.src)
-    return all(members <= spread and members <= gathered for spread, gathered in reached)
-
-
-def describe(collective: Collective) -> str:
-    """The collective as error lines name it."""
-    return f"{collective.kind} " + (
-        f"among {len(collective.ranks)} ranks" if collective.root is None else f"with root {collective.root}"
-    )
-
-
-def describe_link(topology: Topology, hop: Hop) -> str:
-    """A link as error lines name it."""
-    src, dst = map(topology.label, hop)
-    return f"{src}->{dst}"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.simulation.implicit import simulate_implicit
-from arborcast.synth.simulation.simulator import Occupation, simulate, sweep, timeline
+from arborcast.synth.simulation.simulator import simulate, sweep, timeline
+from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Link, Topology
 from tests.support.translated_trees import KINDS, circulant, circulants, hub, parts, translated
 
@@ -27,7 +27,7 @@ def test_equal_to_the_whole_run_where_no_translation_keeps_a_link(data: st.DataO
     schedule = translated(topology, kind, seed=data.draw(st.integers(0, 99)), shares=data.draw(parts()))
     whole = schedule.expand()
     size, pieces = data.draw(st.integers(1, 1 << 24)), data.draw(st.sampled_from([None, 1, 2, 5]))
-    assert simulate_implicit(schedule, size, pieces=pieces) == simulate(whole, size, pieces=pieces)
+    assert simulate(schedule, size, pieces=pieces) == simulate(whole, size, pieces=pieces)
     first_come = simulate(schedule, size, pieces=pieces, service="fifo")
     assert first_come == simulate(whole, size, pieces=pieces, service="fifo")
     if pieces is not None:
@@ -74,7 +74,7 @@ def test_orders_that_tell_the_links_of_an_orbit_apart_are_refused(service: str) 
 def test_images_that_share_a_link_are_served_as_one() -> None:
     schedule = translated(shared_trunk(), Kind.ALLGATHER)
     # Half of 4000 bytes at 1 GB/s up, then both halves over the trunk at 1 GB/s as one, then down.
-    assert simulate_implicit(schedule, 4000, pieces=1).time_us == 2 + 4 + 2
+    assert simulate(schedule, 4000, pieces=1).time_us == 2 + 4 + 2
     assert timeline(schedule, 4000, pieces=1)[2, 3] == (Occupation(2, 4, 0, 0), Occupation(4, 6, 1, 0))
     # Written out, chunk 0 goes down while chunk 1 is on the trunk, but chunk 1 is the last all the same.
     assert simulate(schedule.expand(), 4000, pieces=1).time_us == 2 + 4 + 2
@@ -89,9 +89,9 @@ def shared_trunk() -> Topology:
 def test_thousands_of_ranks_are_cut_into_pieces_like_a_few() -> None:
     large = translated(topologies.load("ring:512"), Kind.ALLGATHER)
     # 512 chunks pass 511 links each: written out, 1 << 20 passages allow 4 pieces.
-    assert simulate_implicit(large, 1 << 30).pieces == 64
-    assert simulate_implicit(large, 1 << 30, max_pieces=4).pieces == 4
-    assert simulate_implicit(large, 1 << 30, min_piece_bytes=1 << 20).pieces == 2
+    assert simulate(large, 1 << 30).pieces == 64
+    assert simulate(large, 1 << 30, max_pieces=4).pieces == 4
+    assert simulate(large, 1 << 30, min_piece_bytes=1 << 20).pieces == 2
 
 
 @pytest.mark.parametrize(
@@ -105,4 +105,4 @@ def test_thousands_of_ranks_are_cut_into_pieces_like_a_few() -> None:
 )
 def test_what_is_no_number_of_anything_is_refused(size: int, options: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        simulate_implicit(translated(circulant(3, {1: 1}), Kind.ALLGATHER), size, **options)
+        simulate(translated(circulant(3, {1: 1}), Kind.ALLGATHER), size, **options)

@@ -18,7 +18,8 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.pictures import draw_sweep, draw_timeline, draw_topology, draw_trees
 from arborcast.synth.pictures.placement import Point, place
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.simulation.simulator import Timing, sweep
+from arborcast.synth.simulation.simulator import sweep
+from arborcast.synth.simulation.timing import Timing
 from arborcast.synth.topology import Link, Topology
 
 BOUND = Bound(Fraction(1), Cut(frozenset({0}), Fraction(1)))

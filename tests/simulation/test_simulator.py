@@ -16,7 +16,8 @@ from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.simulation.service import Service
-from arborcast.synth.simulation.simulator import Occupation, simulate, sweep, timeline
+from arborcast.synth.simulation.simulator import simulate, sweep, timeline
+from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Link, Topology
 
 

@@ -20,7 +20,8 @@ from arborcast.synth.schedule import Chunk, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.synth.verification.implicit import verify_implicit
-from arborcast.synth.verification.verifier import Verdict, verify
+from arborcast.synth.verification.verdict import Verdict
+from arborcast.synth.verification.verifier import verify
 from tests.support.translated_trees import KINDS, circulant, circulants, hub, parts, translated
 
 RING = circulant(4, {1: 1})
