@@ -68,13 +68,13 @@ def solver(
     """
     from arborcast import topologies
     from arborcast.synth import bounds
-    from arborcast.synth.chunks.encodings.outcome import Found, Instance
     from arborcast.synth.chunks.problem.instance import Problem
+    from arborcast.synth.chunks.problem.orbits import Orbits
+    from arborcast.synth.chunks.problem.outcome import Found, Instance
     from arborcast.synth.chunks.problem.prune import prune
+    from arborcast.synth.chunks.problem.symmetry import useful_groups
     from arborcast.synth.chunks.problem.time_reversal import schedule_of
     from arborcast.synth.chunks.solvers.portfolio import ENCODINGS
-    from arborcast.synth.chunks.symmetry.groups import useful_groups
-    from arborcast.synth.chunks.symmetry.orbits import Orbits
     from arborcast.synth.collective import Collective
     from arborcast.synth.schedule import Method
 

@@ -2,5 +2,5 @@
 
 `fixed_size` answers one (C, S, R), `step_optimum` the least R/C of one S, `curve` all S, `frontier` a
 collective. They use, from the top: `sums` (allreduce), `trees` and `bounds` (limits), `solvers` and
-`encodings`, `symmetry`, `problem`.
+`encodings`, `problem`.
 """

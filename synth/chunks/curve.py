@@ -13,9 +13,9 @@ from fractions import Fraction
 
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.check import certified_ratio
+from arborcast.synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.optimum_documents import optimum_from_document, optimum_to_document
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.workers import Workers
 from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, step_optimum

@@ -17,9 +17,10 @@ from arborcast.synth import bounds
 from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
-from arborcast.synth.chunks.encodings.outcome import Impossible, Unfinished
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
 from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored, schedule_of
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
@@ -30,7 +31,6 @@ from arborcast.synth.chunks.sums.compositions import parts_of, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.searcher import SumAnswer, SumSearcher
-from arborcast.synth.chunks.symmetry.groups import problem_group
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
@@ -81,7 +81,7 @@ def solve_by_chunks(
         deadline_s: limit in seconds; None for no limit.
         cache: whether to keep and use answers on disk.
         proof: where there is none, the file for CaDiCaL's proof of it (see
-        `synth.chunks.encodings.refutation`).
+        `synth.chunks.solvers.refutation`).
 
     Raises:
         InputError: a number below 1; for an allreduce not by "sat", chunks that its ranks do not divide; a
@@ -135,7 +135,7 @@ def _with_proof(
     workers: Workers,
 ) -> InfeasibleError:
     """The same answer, with CaDiCaL's proof of it in a file."""
-    from arborcast.synth.chunks.encodings.refutation import formula_file, write_refutation
+    from arborcast.synth.chunks.solvers.refutation import formula_file, write_refutation
 
     asked = (size.chunks, size.steps, size.rounds)
     try:

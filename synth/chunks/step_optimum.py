@@ -25,12 +25,12 @@ from arborcast.synth.chunks.bounds.certificate import (
 )
 from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound
-from arborcast.synth.chunks.encodings.outcome import Impossible, Unfinished
+from arborcast.synth.chunks.problem.orbits import Group
+from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
 from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
-from arborcast.synth.chunks.symmetry.groups import problem_group
-from arborcast.synth.chunks.symmetry.orbits import Group
 from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound
 from arborcast.synth.chunks.trees.plan import NoPlanError, plan_of
 from arborcast.synth.chunks.trees.whole_trees import eligible

@@ -193,8 +193,8 @@ def infeasible_document(error: InfeasibleError, topology: Topology, collective: 
     if isinstance(error.proof, Bound):
         certificate = bound_to_document(error.proof, topology)
     elif error.proof is not None:
+        from arborcast.synth.chunks.optimum_documents import limit_to_document
         from arborcast.synth.chunks.problem.time_reversal import IMAGES
-        from arborcast.synth.chunks.solvers.optimum_documents import limit_to_document
 
         certificate = limit_to_document(error.proof, topology, mirrored=collective in IMAGES)
     return {

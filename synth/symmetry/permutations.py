@@ -2,7 +2,7 @@
 
 Small groups are listed element by element; large ones are kept as generators, with orbits worked out from
 those. What permutations are good for is the business of `synth.symmetry.automorphisms` and
-`synth.chunks.symmetry.groups`.
+`synth.chunks.problem.symmetry`.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
-from arborcast.synth.chunks.encodings.outcome import Found, Instance
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.orbits import Orbits
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Found, Instance
 from arborcast.synth.collective import Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, TimedOutError

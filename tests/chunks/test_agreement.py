@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth import bounds
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Outcome, Search
 from arborcast.synth.chunks.encodings.sat import BooleanSearch
 from arborcast.synth.chunks.encodings.smt import SmtSearch
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Search
 from arborcast.synth.chunks.problem.prune import prune
+from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.chunks.problem.time_reversal import schedule_of
-from arborcast.synth.chunks.symmetry.groups import useful_groups
-from arborcast.synth.chunks.symmetry.orbits import Orbits
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Method
 from arborcast.synth.topology import Topology

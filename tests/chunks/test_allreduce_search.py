@@ -20,15 +20,15 @@ from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.certificate import MessageLengths, PairLengths, StaticLimit
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.curve import Effort
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance
 from arborcast.synth.chunks.frontier import Frontier, pareto
-from arborcast.synth.chunks.solvers.optimum_documents import limit_from_document, limit_to_document
+from arborcast.synth.chunks.optimum_documents import limit_from_document, limit_to_document
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance
+from arborcast.synth.chunks.problem.symmetry import problem_group, subgroups
 from arborcast.synth.chunks.sums.compositions import compositions, meetings, parts_of
 from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.points import COMPOSITIONS, EVERY_SCHEDULE
 from arborcast.synth.chunks.sums.search import FewestSearch, FewestSumSearch, SpreadSearch, SumSearch
-from arborcast.synth.chunks.symmetry.groups import problem_group, subgroups
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -399,7 +399,7 @@ def test_where_links_differ_both_ways_nothing_meets_on_them() -> None:
 
 def test_a_composition_says_its_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object, **__: object) -> object:
-        from arborcast.synth.chunks.encodings.outcome import Unfinished
+        from arborcast.synth.chunks.problem.outcome import Unfinished
 
         return Unfinished()
 

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborcast.synth.chunks.encodings.outcome import Impossible
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import ChunkSend
+from arborcast.synth.chunks.problem.outcome import Impossible
 from arborcast.synth.chunks.problem.prune import Plan
 from arborcast.synth.chunks.solvers import cache as module
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.symmetry.orbits import ChunkSend
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import Prover
 from arborcast.synth.kernels.cache_folder import cache_folder

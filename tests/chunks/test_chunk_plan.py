@@ -9,9 +9,9 @@ import pytest
 from arborcast import synth
 from arborcast.synth import bounds
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.prune import Plan, prune
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored, repeated, schedule_of
-from arborcast.synth.chunks.symmetry.orbits import ChunkSend
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.schedule import Method, Schedule

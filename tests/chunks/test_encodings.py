@@ -9,12 +9,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.encodings.ilp import ArrivalSearch, IlpSearch
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance
 from arborcast.synth.chunks.encodings.sat import BooleanSearch
 from arborcast.synth.chunks.encodings.smt import SmtSearch
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.groups import useful_groups
-from arborcast.synth.chunks.symmetry.orbits import Orbits
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance
+from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load

@@ -18,15 +18,15 @@ from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.curve import Curve
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
-from arborcast.synth.chunks.encodings.outcome import Found, Instance
 from arborcast.synth.chunks.encodings.sat import BooleanSearch
 from arborcast.synth.chunks.frontier import Frontier, latency_of, pareto
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Found, Instance
 from arborcast.synth.chunks.problem.prune import Plan
 from arborcast.synth.chunks.problem.time_reversal import mirrored
 from arborcast.synth.chunks.step_optimum import StepOptimum
 from arborcast.synth.chunks.sums.compositions import limits_together
-from arborcast.synth.chunks.symmetry.orbits import Orbits
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import InfeasibleError, InputError

@@ -14,9 +14,9 @@ from arborcast.synth.chunks.encodings import ilp
 from arborcast.synth.chunks.encodings.flow_ilp import FlowSearch, flow_groups
 from arborcast.synth.chunks.encodings.ilp import ArrivalSearch, IlpSearch
 from arborcast.synth.chunks.encodings.integer_program import Attempts, IntegerProgram, Values
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Search, Unfinished
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.orbits import Group, Orbits
+from arborcast.synth.chunks.problem.orbits import Group, Orbits
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Search, Unfinished
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.groups import problem_group, useful_groups
-from arborcast.synth.chunks.symmetry.orbits import ChunkClass, ChunkSend, Orbits, Send
+from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkSend, Orbits, Send
+from arborcast.synth.chunks.problem.symmetry import problem_group, useful_groups
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.topologies import load
 from tests.support.strategies import collectives, topologies

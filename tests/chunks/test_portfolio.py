@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import Orbits, Send
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from arborcast.synth.chunks.solvers import portfolio
 from arborcast.synth.chunks.solvers.portfolio import (
     ENCODINGS,
@@ -25,7 +26,6 @@ from arborcast.synth.chunks.solvers.portfolio import (
     race,
 )
 from arborcast.synth.chunks.solvers.workers import WorkerDiedError, Workers
-from arborcast.synth.chunks.symmetry.orbits import Orbits, Send
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover, TimedOutError

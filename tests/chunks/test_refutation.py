@@ -16,11 +16,11 @@ from pysat.solvers import Minisat22
 
 from arborcast import synth
 from arborcast.synth.chunks.encodings import sat as boolean
-from arborcast.synth.chunks.encodings.outcome import Found, Instance
-from arborcast.synth.chunks.encodings.refutation import formula_file, formula_text, refute
 from arborcast.synth.chunks.encodings.sat import Formula
+from arborcast.synth.chunks.problem.orbits import Send
+from arborcast.synth.chunks.problem.outcome import Found, Instance
+from arborcast.synth.chunks.solvers.refutation import formula_file, formula_text, refute
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
-from arborcast.synth.chunks.symmetry.orbits import Send
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
 from arborcast.topologies import load
 from tests.chunks.test_encodings import instances
@@ -181,7 +181,7 @@ def test_an_answer_without_the_proof_says_so(
     def fail(*_: object, **__: object) -> None:
         raise why
 
-    monkeypatch.setattr("arborcast.synth.chunks.encodings.refutation.write_refutation", fail)
+    monkeypatch.setattr("arborcast.synth.chunks.solvers.refutation.write_refutation", fail)
     with pytest.raises(kind, match=rf"needs at least 2 steps, got 1; without a proof in .*: {why}"):
         synth.solve(
             load("ring:4"),

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from arborcast.synth.chunks.encodings import smt
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Unfinished
 from arborcast.synth.chunks.encodings.smt import SmtSearch
-from arborcast.synth.chunks.symmetry.groups import useful_groups
-from arborcast.synth.chunks.symmetry.orbits import Orbits
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Unfinished
+from arborcast.synth.chunks.problem.symmetry import useful_groups
 from tests.support.chunk_replay import instance_of, replay
 
 

@@ -13,11 +13,11 @@ from arborcast import synth
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks import step_optimum as module
 from arborcast.synth.chunks.bounds.certificate import PathLengths, StaticLimit, StepBound, TreeLengths
-from arborcast.synth.chunks.encodings.outcome import Impossible, Unfinished
 from arborcast.synth.chunks.frontier import Frontier, pareto
+from arborcast.synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
 from arborcast.synth.chunks.problem.prune import Plan
-from arborcast.synth.chunks.solvers.optimum_documents import optimum_from_document, optimum_to_document
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.solvers.workers import Workers

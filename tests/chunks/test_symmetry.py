@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.problem.instance import Problem, demands_of
-from arborcast.synth.chunks.symmetry.groups import (
+from arborcast.synth.chunks.problem.orbits import Group, Orbits
+from arborcast.synth.chunks.problem.symmetry import (
     LARGEST_GROUP,
     orbits_of_roots,
     problem_group,
     useful_groups,
 )
-from arborcast.synth.chunks.symmetry.orbits import Group, Orbits
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.topology import Link, Permutation, Topology
 from arborcast.topologies import load

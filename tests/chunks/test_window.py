@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from arborcast.synth.chunks.encodings.reachable_sends import MANY_MEMBERS, Window, is_ordered, longest_step
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.reachable_sends import MANY_MEMBERS, Window, is_ordered, longest_step
-from arborcast.synth.chunks.symmetry.orbits import Orbits
+from arborcast.synth.chunks.problem.orbits import Orbits
 from arborcast.synth.collective import Kind
 from tests.support.chunk_replay import instance_of
 from tests.support.strategies import collectives, custom_collectives, topologies

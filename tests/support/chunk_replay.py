@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
-from arborcast.synth.chunks.encodings.outcome import Found, Instance
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.orbits import Orbits
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Found, Instance
 from arborcast.synth.collective import Collective, Kind
 from arborcast.topologies import load
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Outcome, Unfinished
-from arborcast.synth.chunks.symmetry.orbits import Send
+from arborcast.synth.chunks.problem.orbits import Send
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from arborcast.synth.errors import Prover
 
 

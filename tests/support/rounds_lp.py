@@ -16,7 +16,7 @@ import numpy as np
 from arborcast.synth.chunks.bounds.time_expanded import WAIT, TimeExpanded
 from arborcast.synth.chunks.encodings.flow_ilp import Sources, flow_groups
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.orbits import Orbits
+from arborcast.synth.chunks.problem.orbits import Orbits
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.kernels.compiled import Flags

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from arborcast.synth.certificate import Bound
 from arborcast.synth.certification import certified_rate
 from arborcast.synth.certification.ways import FAR, Matrix, ways_between
+from arborcast.synth.chunks.bounds.allreduce_check import ratio_of_messages, ratio_of_pairs
 from arborcast.synth.chunks.bounds.certificate import (
     MessageLengths,
     PairLengths,
@@ -29,7 +30,6 @@ from arborcast.synth.chunks.bounds.certificate import (
     TreeLengths,
 )
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.sums.check import ratio_of_messages, ratio_of_pairs
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology

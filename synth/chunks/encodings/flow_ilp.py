@@ -20,9 +20,9 @@ from arborcast.synth.chunks.encodings.integer_program import (
     add_limits,
     add_rounds,
 )
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Outcome, Unfinished
-from arborcast.synth.chunks.problem.reachable_sends import Window
-from arborcast.synth.chunks.symmetry.orbits import Orbits, Send
+from arborcast.synth.chunks.encodings.reachable_sends import Window
+from arborcast.synth.chunks.problem.orbits import Orbits, Send
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
 
 Place: TypeAlias = tuple[int, int]
 """A rank at a time, from 0 to S."""
@@ -89,7 +89,7 @@ class FlowSearch:
         self._attempts = Attempts([program], seed=seed)
 
     def run(self, effort: int | None) -> Outcome:
-        """See `synth.chunks.encodings.outcome.Search` and `synth.chunks.encodings.integer_program.Attempts`.
+        """See `synth.chunks.problem.outcome.Search` and `synth.chunks.encodings.integer_program.Attempts`.
 
         Raises:
             ArithmeticError: HiGHS failed.

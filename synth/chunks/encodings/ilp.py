@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from arborcast.synth.chunks.encodings.flow_ilp import FlowSearch
 from arborcast.synth.chunks.encodings.integer_program import Attempts, IntegerProgram, add_limits, add_rounds
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Outcome, Search, Unfinished
-from arborcast.synth.chunks.problem.reachable_sends import Window
-from arborcast.synth.chunks.symmetry.orbits import Orbits, Send
+from arborcast.synth.chunks.encodings.reachable_sends import Window
+from arborcast.synth.chunks.problem.orbits import Orbits, Send
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Search, Unfinished
 
 MOST_ORDERED = 10
 """Sends of the first step that put chunks in order, as the digits of a binary number that HiGHS can bear."""
@@ -31,7 +31,7 @@ class IlpSearch:
         self._search: Search = encoding(instance, seed=seed)
 
     def run(self, effort: int | None) -> Outcome:
-        """See `synth.chunks.encodings.outcome.Search` and `synth.chunks.encodings.integer_program.Attempts`.
+        """See `synth.chunks.problem.outcome.Search` and `synth.chunks.encodings.integer_program.Attempts`.
 
         Raises:
             ArithmeticError: HiGHS failed.

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.chunks.encodings.outcome import Impossible, Unfinished
-from arborcast.synth.chunks.symmetry.orbits import Orbits
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
 from arborcast.synth.errors import Prover
 from arborcast.synth.lp.highs import new_model
 

@@ -15,9 +15,9 @@ from typing import Any
 from pysat.solvers import Cadical195
 
 from arborcast.synth.chunks.encodings.cardinality import Clauses, Rounds, not_before
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Outcome, Unfinished
-from arborcast.synth.chunks.problem.reachable_sends import Window, is_ordered, longest_step
-from arborcast.synth.chunks.symmetry.orbits import Send
+from arborcast.synth.chunks.encodings.reachable_sends import Window, is_ordered, longest_step
+from arborcast.synth.chunks.problem.orbits import Send
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from arborcast.synth.errors import Prover
 
 CONFLICTS_PER_EFFORT = 15
@@ -39,7 +39,7 @@ class BooleanSearch:
             self._solver.add_clause(clause)
 
     def run(self, effort: int | None) -> Outcome:
-        """See `synth.chunks.encodings.outcome.Search`; a second call goes on with everything learned so far.
+        """See `synth.chunks.problem.outcome.Search`; a second call goes on with everything learned so far.
 
         A few hundred units at once are the least that is efficient: CaDiCaL restarts its strategy each time.
         """

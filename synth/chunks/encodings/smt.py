@@ -17,9 +17,9 @@ from typing import Any
 import z3
 
 from arborcast.synth.chunks.encodings.cardinality import not_before
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Instance, Outcome, Unfinished
-from arborcast.synth.chunks.problem.reachable_sends import Window, is_ordered, longest_step
-from arborcast.synth.chunks.symmetry.orbits import Send
+from arborcast.synth.chunks.encodings.reachable_sends import Window, is_ordered, longest_step
+from arborcast.synth.chunks.problem.orbits import Send
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from arborcast.synth.errors import Prover
 
 CONFLICTS_PER_EFFORT = 12
@@ -59,7 +59,7 @@ class SmtSearch:
             self._add_order()
 
     def run(self, effort: int | None) -> Outcome:
-        """See `synth.chunks.encodings.outcome.Search`; a second call goes on with everything learned so far.
+        """See `synth.chunks.problem.outcome.Search`; a second call goes on with everything learned so far.
 
         Conflicts are counted and not z3's own resources (`rlimit`): a solver that these interrupt while it
         prepares the formula is of no use afterwards.

@@ -13,7 +13,7 @@ from itertools import product
 from typing import TypeAlias
 
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.orbits import ChunkSend
+from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.collective import Demand
 
 Arrivals: TypeAlias = dict[int, ChunkSend]

@@ -14,8 +14,8 @@ from fractions import Fraction
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.prune import Plan
-from arborcast.synth.chunks.symmetry.orbits import ChunkSend
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer

@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from arborcast.synth.chunks.encodings.outcome import Impossible
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import ChunkSend
+from arborcast.synth.chunks.problem.outcome import Impossible
 from arborcast.synth.chunks.problem.prune import Plan
-from arborcast.synth.chunks.symmetry.orbits import ChunkSend
 from arborcast.synth.errors import InputError, Prover
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.reading import read_text

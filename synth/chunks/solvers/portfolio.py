@@ -27,7 +27,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from arborcast.synth.chunks.encodings.outcome import (
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import (
     Found,
     Impossible,
     Instance,
@@ -38,7 +39,6 @@ from arborcast.synth.chunks.encodings.outcome import (
 from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, wait
 from arborcast.synth.chunks.solvers.worker_entry import search_slice
 from arborcast.synth.chunks.solvers.workers import Workers
-from arborcast.synth.chunks.symmetry.orbits import Orbits
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.progress import report

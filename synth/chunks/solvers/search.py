@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Unfinished
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Unfinished
 from arborcast.synth.chunks.problem.prune import Plan, prune
+from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.portfolio import Entrant, race
 from arborcast.synth.chunks.solvers.workers import Workers
-from arborcast.synth.chunks.symmetry.groups import useful_groups
-from arborcast.synth.chunks.symmetry.orbits import Orbits
 from arborcast.synth.deadline import Deadline
 
 Answer: TypeAlias = Plan | Impossible | Unfinished

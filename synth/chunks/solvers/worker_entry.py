@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from arborcast.synth.chunks.encodings.outcome import Instance, Outcome, Search
+from arborcast.synth.chunks.problem.outcome import Instance, Outcome, Search
 
 _held: list[Search] = []
 """At most one; it belongs to whoever this process works for."""

@@ -21,7 +21,7 @@ from functools import cached_property
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.orbits import ChunkClass, ChunkSend, Group, LinkLimit, Orbits, Send
+from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkSend, Group, LinkLimit, Orbits, Send
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.symmetry.permutations import identity, inverse

@@ -16,15 +16,15 @@ from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.bounds.certificate import MessageLengths, StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.check import certified_ratio
-from arborcast.synth.chunks.encodings.outcome import Impossible, NoneHere
+from arborcast.synth.chunks.optimum_documents import limit_from_document, limit_to_document
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.outcome import Impossible, NoneHere
+from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.optimum_documents import limit_from_document, limit_to_document
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.sums.instance import SumPlan
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.searcher import SumSearcher, plan_from_document, plan_to_document
-from arborcast.synth.chunks.symmetry.groups import problem_group
 from arborcast.synth.chunks.trees.whole_trees import eligible
 from arborcast.synth.errors import Prover, TimedOutError
 from arborcast.synth.progress import report

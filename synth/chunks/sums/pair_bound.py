@@ -19,7 +19,7 @@ from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.bounds.flow_bounds import common_denominator
 from arborcast.synth.chunks.bounds.flow_program import Prices, ProgramRows
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.orbits import Group
+from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints
 

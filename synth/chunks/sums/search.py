@@ -19,7 +19,9 @@ from typing import Any, TypeAlias
 from pysat.solvers import Cadical195
 
 from arborcast.synth.chunks.encodings.cardinality import Clauses, Rounds, not_before
-from arborcast.synth.chunks.encodings.outcome import (
+from arborcast.synth.chunks.encodings.sat import CONFLICTS_PER_EFFORT, SEEDS
+from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.outcome import (
     Found,
     Impossible,
     Instance,
@@ -27,8 +29,6 @@ from arborcast.synth.chunks.encodings.outcome import (
     Outcome,
     Unfinished,
 )
-from arborcast.synth.chunks.encodings.sat import CONFLICTS_PER_EFFORT, SEEDS
-from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.sums.instance import SumOrbits, SumSend
 from arborcast.synth.errors import Prover
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
-from arborcast.synth.chunks.encodings.outcome import Found, Impossible, Unfinished
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import Group
+from arborcast.synth.chunks.problem.outcome import Found, Impossible, Unfinished
+from arborcast.synth.chunks.problem.symmetry import subgroups
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.portfolio import Entrant, Verdict, race
 from arborcast.synth.chunks.solvers.workers import Workers
 from arborcast.synth.chunks.sums.instance import ChunkSum, SumOrbits, SumPlan, pruned
-from arborcast.synth.chunks.symmetry.groups import subgroups
-from arborcast.synth.chunks.symmetry.orbits import Group
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
 from arborcast.synth.symmetry.permutations import identity

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.orbits import Group
+from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.trees.pricing import TimedTree
 from arborcast.synth.kernels.compiled import Ints
 

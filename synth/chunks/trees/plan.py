@@ -14,8 +14,8 @@ from itertools import islice
 
 from arborcast.synth.chunks.bounds.certificate import TreeLengths
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import ChunkSend, Group, Orbits
 from arborcast.synth.chunks.problem.prune import Plan, prune
-from arborcast.synth.chunks.symmetry.orbits import ChunkSend, Group, Orbits
 from arborcast.synth.chunks.trees.column_generation import TreeBound
 from arborcast.synth.chunks.trees.whole_trees import TightTrees, eligible, whole_plan
 from arborcast.synth.deadline import Deadline

@@ -19,8 +19,8 @@ import numpy as np
 
 from arborcast.synth.chunks.bounds.certificate import StepLengths
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.orbits import Group, Orbits, Send
 from arborcast.synth.chunks.problem.prune import Plan, prune
-from arborcast.synth.chunks.symmetry.orbits import Group, Orbits, Send
 from arborcast.synth.chunks.trees.multiplicative_weights import Pressure
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
 from arborcast.synth.deadline import Deadline

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from arborcast.synth.chunks.encodings.outcome import Instance
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.orbits import Orbits
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Instance
 from arborcast.synth.collective import Demand
 
 MANY_MEMBERS = 7

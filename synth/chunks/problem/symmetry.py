@@ -1,7 +1,7 @@
 """The groups of symmetries under which a problem is worth solving.
 
 A schedule that a group maps to itself is found with as many variables fewer as the group has elements, but
-the group must act freely on the chunks (see `synth.chunks.symmetry.orbits`), and not every group leaves a
+the group must act freely on the chunks (see `synth.chunks.problem.orbits`), and not every group leaves a
 schedule: where k elements keep a link, chunks pass it k at a time, so that a link whose capacity k does not
 divide is never used to the full. Groups without such links come first. Only bandwidths count: latencies play
 no part in a chunk schedule.
@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from arborcast.synth.chunks.problem.demand_action import DemandAction
+from arborcast.synth.chunks.problem.group_growth import grown_groups
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.demand_action import DemandAction
-from arborcast.synth.chunks.symmetry.group_growth import grown_groups
-from arborcast.synth.chunks.symmetry.orbits import Group
+from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.symmetry.automorphisms import Automorphisms, automorphisms_of
 from arborcast.synth.symmetry.permutations import identity, orbits
 from arborcast.synth.topology import Topology

@@ -22,9 +22,9 @@ from arborcast.synth.chunks.bounds.certificate import (
     TreeLengths,
 )
 from arborcast.synth.chunks.problem.instance import routes_of
+from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.prune import Plan
 from arborcast.synth.chunks.step_optimum import StepOptimum
-from arborcast.synth.chunks.symmetry.orbits import ChunkSend
 from arborcast.synth.errors import Prover
 from arborcast.synth.formats import bound_from_document, bound_to_document
 from arborcast.synth.topology import Topology

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from arborcast.synth.chunks.symmetry.orbits import Group
+from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.symmetry.automorphisms import Automorphisms
 from arborcast.synth.symmetry.permutations import closure, extended, identity
 from arborcast.synth.topology import Permutation

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from arborcast.synth.chunks.symmetry.orbits import Orbits, Send
+from arborcast.synth.chunks.problem.orbits import Orbits, Send
 from arborcast.synth.errors import Prover
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from pysat.solvers import Cadical195
 
-from arborcast.synth.chunks.encodings.outcome import Instance
+from arborcast.synth.chunks.encodings.reachable_sends import is_ordered, longest_step
 from arborcast.synth.chunks.encodings.sat import Formula
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.reachable_sends import is_ordered, longest_step
+from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.outcome import Instance
 from arborcast.synth.chunks.problem.time_reversal import IMAGES, mirrored
 from arborcast.synth.chunks.solvers.workers import Workers
-from arborcast.synth.chunks.symmetry.orbits import Orbits
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.formats.atomic import write_atomically

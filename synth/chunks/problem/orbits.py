@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from arborcast.synth.chunks.problem.demand_action import DemandAction
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.symmetry.demand_action import DemandAction
 from arborcast.synth.symmetry.permutations import inverse
 from arborcast.synth.topology import Permutation, Vertex
 

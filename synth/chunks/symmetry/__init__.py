@@ -1,1 +1,0 @@
-"""Groups that act freely on the chunks of an instance, and the instance cut down to its orbits."""
