@@ -1,0 +1,62 @@
+"""Beside a user's own `backends/`, `synth.py`, ... `import torch` and training over "synth" work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import arborcast
+
+NAMES = ("backends", "bench", "pipeline", "synth", "topologies")
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+import backends, bench, pipeline, synth, topologies
+
+assert all(module.OWNER == "user" for module in (backends, bench, pipeline, synth, topologies))
+assert not [name for name in sys.modules if name.startswith("arborcast.backends")], "nothing loads before use"
+rank = int(sys.argv[1])
+dist.init_process_group("synth", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.fill_(0.5)
+model(torch.full((2, 3), 1.0 + rank)).sum().backward()
+print(model.module.weight.grad.tolist())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("form", ["folders", "files"])
+def test_training_beside_modules_of_the_same_names(form: str, tmp_path: Path) -> None:
+    for name in NAMES:
+        file = tmp_path / name / "__init__.py" if form == "folders" else tmp_path / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("OWNER = 'user'\n")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    root = str(Path(arborcast.__file__).parents[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(tmp_path / "store")],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": root, "ARBORCAST_TOPOLOGY": "full:2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err
+        # Two samples of 1 on rank 0 and of 2 on rank 1: sums of gradients 2 and 4, their mean is 3.
+        assert out == "[[3.0, 3.0, 3.0]]\n"
