@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-all mutants lint format bench clean
+.PHONY: install demo test test-all mutants map lint format bench clean
 
 install: $(STAMP)
 
@@ -28,6 +28,9 @@ test-all: install
 
 mutants: install
 	$(BIN)/python tests/mutants.py
+
+map:
+	@$(PYTHON) tests/module_map.py
 
 lint: install
 	$(BIN)/ruff check .
