@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from arborcast.synth.errors import InputError as InputError
     from arborcast.synth.errors import TimedOutError as TimedOutError
     from arborcast.synth.faults.repair import repair as repair
-    from arborcast.synth.formats import read_schedule as read_schedule
-    from arborcast.synth.formats import write_schedule as write_schedule
+    from arborcast.synth.formats.any_schedule import read_schedule as read_schedule
+    from arborcast.synth.formats.any_schedule import write_schedule as write_schedule
     from arborcast.synth.implicit_schedule import ImplicitSchedule as ImplicitSchedule
     from arborcast.synth.schedule import Schedule as Schedule
     from arborcast.synth.simulation.simulator import simulate as simulate
@@ -50,13 +50,13 @@ _HOMES = {
     "bound": "arborcast.synth.api",
     "load": "arborcast.topologies",
     "pareto": "arborcast.synth.api",
-    "read_schedule": "arborcast.synth.formats",
+    "read_schedule": "arborcast.synth.formats.any_schedule",
     "repair": "arborcast.synth.faults.repair",
     "simulate": "arborcast.synth.simulation.simulator",
     "solve": "arborcast.synth.api",
     "sweep": "arborcast.synth.sweeps.sweep",
     "verify": "arborcast.synth.verification.verifier",
-    "write_schedule": "arborcast.synth.formats",
+    "write_schedule": "arborcast.synth.formats.any_schedule",
 }
 
 __all__ = list(_HOMES)

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from arborcast.synth.faults.faulty import without as without
     from arborcast.synth.faults.repair import repair as repair
     from arborcast.synth.formats import read_collective as read_collective
-    from arborcast.synth.formats import read_schedule as read_schedule
-    from arborcast.synth.formats import write_schedule as write_schedule
-    from arborcast.synth.formats.any_schedule import read_any_schedule as read_any_schedule
-    from arborcast.synth.formats.any_schedule import write_any_schedule as write_any_schedule
+    from arborcast.synth.formats.any_schedule import read_schedule as read_schedule
+    from arborcast.synth.formats.any_schedule import write_schedule as write_schedule
     from arborcast.synth.implicit_schedule import ImplicitSchedule as ImplicitSchedule
     from arborcast.synth.schedule import Schedule as Schedule
     from arborcast.synth.simulation.simulator import simulate as simulate
@@ -64,17 +62,15 @@ _HOMES = {
     "Verdict": "arborcast.synth.verification.verdict",
     "bound": "arborcast.synth.api",
     "pareto": "arborcast.synth.api",
-    "read_any_schedule": "arborcast.synth.formats.any_schedule",
+    "read_schedule": "arborcast.synth.formats.any_schedule",
     "read_collective": "arborcast.synth.formats",
-    "read_schedule": "arborcast.synth.formats",
     "repair": "arborcast.synth.faults.repair",
     "simulate": "arborcast.synth.simulation.simulator",
     "solve": "arborcast.synth.api",
     "sweep": "arborcast.synth.sweeps.sweep",
     "verify": "arborcast.synth.verification.verifier",
     "without": "arborcast.synth.faults.faulty",
-    "write_any_schedule": "arborcast.synth.formats.any_schedule",
-    "write_schedule": "arborcast.synth.formats",
+    "write_schedule": "arborcast.synth.formats.any_schedule",
 }
 
 __all__ = list(_HOMES)

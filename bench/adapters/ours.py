@@ -55,12 +55,12 @@ class Ours:
 
 def _read(output: str, folder: Path) -> Reading:
     from arborcast.bench.adapters.answer import Algorithm
-    from arborcast.synth.formats.schedules import read_schedule
+    from arborcast.synth.formats.schedules import read_explicit
 
     told = json.loads(output)
     algorithms: list[Algorithm] = []
     for label, trees in told["algorithms"]:
-        schedule = read_schedule(folder / f"{len(algorithms)}.json")
+        schedule = read_explicit(folder / f"{len(algorithms)}.json")
         algorithms.append(Algorithm(label, schedule, schedule.rate, trees))
     return float(told["call_seconds"]), algorithms
 
@@ -71,13 +71,13 @@ def main() -> None:
     ranks = None if listed == "all" else tuple(map(int, listed.split(",")))
     from arborcast import topologies
     from arborcast.bench.adapters.answer import LONGEST_REPEATED_S
-    from arborcast.synth.formats.schedules import write_schedule
+    from arborcast.synth.formats.schedules import write_explicit
 
     start = time.perf_counter()
     found = _found(method, topologies.load(spec, ranks=ranks), kind, int(root))
     seconds = time.perf_counter() - start
     for number, (_, schedule) in enumerate(found):
-        write_schedule(schedule, Path(folder) / f"{number}.json")
+        write_explicit(schedule, Path(folder) / f"{number}.json")
     algorithms = [(label, _trees(schedule)) for label, schedule in found]
     told: dict[str, Any] = {"call_seconds": seconds, "algorithms": algorithms}
     if seconds < LONGEST_REPEATED_S:

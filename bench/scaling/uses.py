@@ -38,8 +38,8 @@ def answer(spec: str, kind: str) -> dict[str, Any]:
     elements = SIZE // ELEMENT_BYTES // ranks * ranks
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "schedule.json"
-        _, write_seconds = _timed(lambda: synth.write_any_schedule(schedule, file))
-        read, read_seconds = _timed(lambda: synth.read_any_schedule(file))
+        _, write_seconds = _timed(lambda: synth.write_schedule(schedule, file))
+        read, read_seconds = _timed(lambda: synth.read_schedule(file))
         file_bytes = file.stat().st_size
     rank = ranks // 2 + 1
     program, program_seconds = _timed(lambda: lower_rank(schedule, rank, elements))

@@ -36,7 +36,7 @@ def verify(
     """Replay a schedule file and check everything it claims."""
     from arborcast import synth
 
-    schedule = synth.read_any_schedule(file)
+    schedule = synth.read_schedule(file)
     with progress(f"verifying {file}", quiet=as_json):
         verdict = synth.verify(schedule, every_translate=every_translate)
     if as_json:

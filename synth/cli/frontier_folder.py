@@ -12,7 +12,7 @@ from arborcast.synth.chunks.problem.time_reversal import IMAGES
 from arborcast.synth.chunks.sums.compositions import parts_of
 from arborcast.synth.cli.frontier_documents import frontier_to_document
 from arborcast.synth.errors import InputError
-from arborcast.synth.formats import write_schedule
+from arborcast.synth.formats import write_explicit
 from arborcast.synth.formats.atomic import write_atomically
 
 PICTURE = "frontier.svg"
@@ -60,7 +60,7 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
     certified = []
     for point, entry in zip(frontier.points, document["frontier"], strict=True):
         path = folder / f"c{point.chunks}-s{point.steps}-r{point.rounds}.json"
-        write_schedule(point.schedule, path)
+        write_explicit(point.schedule, path)
         if len(point.schedule.transfers) <= MOST_DRAWN:
             draw_steps(point.schedule, path.with_suffix(".svg"))
         entry["file"] = str(path)

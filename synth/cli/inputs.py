@@ -97,7 +97,7 @@ def read_correct(file: Path) -> AnySchedule:
     """A schedule worth running: a wrong one is an answer of no before any time is spent on it."""
     from arborcast import synth
 
-    schedule = synth.read_any_schedule(file)
+    schedule = synth.read_schedule(file)
     verdict = synth.verify(schedule)
     if not verdict.correct:
         raise NotCorrectError(f"{file}: not correct: {verdict.errors[0]}")

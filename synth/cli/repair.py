@@ -65,5 +65,5 @@ def _kept(schedule: AnySchedule, seconds: float, output: Path | None) -> Json:
 
     check_found(schedule)
     if output is not None:
-        synth.write_any_schedule(schedule, output)
+        synth.write_schedule(schedule, output)
     return solution_document(schedule, seconds, output)

@@ -182,5 +182,5 @@ def _verified(schedule: AnySchedule, seconds: float, output: Path | None) -> Jso
 
     check_found(schedule)
     if output is not None:
-        synth.write_any_schedule(schedule, output)
+        synth.write_schedule(schedule, output)
     return solution_document(schedule, seconds, output)

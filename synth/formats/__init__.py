@@ -16,10 +16,10 @@ from arborcast.synth.formats.documents import (
 from arborcast.synth.formats.schedules import (
     MAX_SCHEDULE_BYTES,
     SCHEDULE_FORMAT,
-    read_schedule,
+    read_explicit,
     schedule_from_document,
     schedule_to_document,
-    write_schedule,
+    write_explicit,
 )
 
 __all__ = [
@@ -32,10 +32,10 @@ __all__ = [
     "certificate_to_document",
     "collective_from_document",
     "read_collective",
-    "read_schedule",
+    "read_explicit",
     "schedule_from_document",
     "schedule_to_document",
     "topology_from_document",
     "topology_to_document",
-    "write_schedule",
+    "write_explicit",
 ]

@@ -20,7 +20,7 @@ from arborcast.synth.formats.schedules import (
     SCHEDULE_FORMAT,
     schedule_from_document,
     schedule_to_document,
-    write_schedule,
+    write_explicit,
 )
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Schedule
@@ -35,9 +35,7 @@ _OTHER_FILES = {
 """What people name instead of a schedule, and how it begins."""
 
 
-def read_any_schedule(
-    path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES
-) -> Schedule | ImplicitSchedule:
+def read_schedule(path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES) -> Schedule | ImplicitSchedule:
     """The schedule in a file, in the form in which it stands there.
 
     Raises:
@@ -76,7 +74,7 @@ def any_schedule_to_document(schedule: Schedule | ImplicitSchedule) -> Document:
     return schedule_to_document(schedule)
 
 
-def write_any_schedule(schedule: Schedule | ImplicitSchedule, path: Path | str) -> None:
+def write_schedule(schedule: Schedule | ImplicitSchedule, path: Path | str) -> None:
     """Write a schedule file in the format of the schedule's own form, whole or not at all.
 
     Raises:
@@ -85,4 +83,4 @@ def write_any_schedule(schedule: Schedule | ImplicitSchedule, path: Path | str) 
     if isinstance(schedule, ImplicitSchedule):
         write_implicit(schedule, path)
     else:
-        write_schedule(schedule, path)
+        write_explicit(schedule, path)

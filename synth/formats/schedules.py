@@ -83,7 +83,7 @@ def schedule_from_document(document: object, place: str) -> Schedule:
             )
 
 
-def read_schedule(path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES) -> Schedule:
+def read_explicit(path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES) -> Schedule:
     """The schedule in a file.
 
     Raises:
@@ -95,7 +95,7 @@ def read_schedule(path: Path | str, *, max_bytes: int = MAX_SCHEDULE_BYTES) -> S
         return schedule_from_document(parse_json(text, place), place)
 
 
-def write_schedule(schedule: Schedule, path: Path | str) -> None:
+def write_explicit(schedule: Schedule, path: Path | str) -> None:
     """Write a schedule file, whole or not at all, one chunk or transfer a line.
 
     Raises:

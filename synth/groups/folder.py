@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.synth.errors import InputError, ScheduleError
-from arborcast.synth.formats import read_schedule, write_schedule
+from arborcast.synth.formats import read_explicit, write_explicit
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
@@ -54,7 +54,7 @@ def write_groups(found: GroupSchedules, folder: Path) -> list[Path]:
     digits = len(str(len(found.groups) - 1))
     paths = [folder / f"group-{number:0{digits}}.json" for number in range(len(found.groups))]
     for group, path in zip(found.groups, paths, strict=True):
-        write_schedule(group.schedule, path)
+        write_explicit(group.schedule, path)
     document = {
         "format": GROUPS_FORMAT,
         "topology": found.topology.name,
@@ -125,7 +125,7 @@ def read_groups(folder: Path | str) -> GroupSchedules:
 def _group(entry: Mapping[str, Any], folder: Path, place: str) -> GroupSchedule:
     if Path(entry["file"]).name != entry["file"]:
         raise ScheduleError(f"{place}.file: must be a file of the folder, got {shorten(entry['file'])}")
-    schedule = read_schedule(folder / entry["file"])
+    schedule = read_explicit(folder / entry["file"])
     stated = (entry["kind"], entry["root"], entry["ranks"])
     collective = schedule.collective
     if stated != (collective.kind.value, collective.root, list(collective.ranks)):

@@ -14,7 +14,7 @@ from typing import Any
 from arborcast.synth.collective import NAMED_KINDS, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import topology_from_document
-from arborcast.synth.formats.any_schedule import read_any_schedule
+from arborcast.synth.formats.any_schedule import read_schedule
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.sweeps.answering import SOLVED
 from arborcast.synth.sweeps.questions import Question
@@ -122,7 +122,7 @@ class Table:
                 f"ranks {document['ranks']} of {self.machine.name}, numbered in this order: {document['why']}"
             )
         fitting = [one for one in choices if size_bytes is None or one["from_bytes"] <= size_bytes]
-        return read_any_schedule(self.folder / SCHEDULES / fitting[-1]["file"])
+        return read_schedule(self.folder / SCHEDULES / fitting[-1]["file"])
 
 
 def _shape(topology: Topology, root: int | None) -> Shape:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from arborcast.synth.errors import TimedOutError
-from arborcast.synth.formats import read_schedule
+from arborcast.synth.formats import read_explicit
 from tests.cli.test_cli import refused
 from tests.cli.test_cli import synth as synth  # noqa: PLC0414  (a fixture)
 
@@ -44,7 +44,7 @@ def test_where_nothing_can_be_repaired_the_cut_is_of_what_is_left(synth: Any, so
 def test_a_repair_out_of_time_leaves_the_best_it_found(
     synth: Any, solved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best = read_schedule(solved)
+    best = read_explicit(solved)
 
     def late(*_: object, **__: object) -> None:
         raise TimedOutError("the deadline passed", best)
@@ -53,7 +53,7 @@ def test_a_repair_out_of_time_leaves_the_best_it_found(
     output = tmp_path / "repaired.json"
     ran = synth("repair", solved, "--without-link", "1-2", "-o", str(output), "--json")
     assert (ran.status, ran.document["timed_out"], ran.document["rate"]) == (3, True, str(best.rate))
-    assert read_schedule(output) == best
+    assert read_explicit(output) == best
 
 
 def test_the_implicit_form_is_not_made_by_another_method(synth: Any) -> None:

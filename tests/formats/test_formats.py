@@ -20,12 +20,12 @@ from arborcast.synth.formats import (
     bound_to_document,
     certificate_from_document,
     certificate_to_document,
-    read_schedule,
+    read_explicit,
     schedule_from_document,
     schedule_to_document,
     topology_from_document,
     topology_to_document,
-    write_schedule,
+    write_explicit,
 )
 from arborcast.synth.formats.atomic import replacing, write_atomically
 from arborcast.synth.formats.numerals import parse_number, shorten
@@ -144,17 +144,17 @@ def certificates(draw: Callable, topology: Topology) -> Certificate:
 
 def test_the_file_is_as_the_design_says(tmp_path: Path) -> None:
     assert schedule_to_document(BROADCAST) == DOCUMENT
-    write_schedule(BROADCAST, tmp_path / "s.json")
+    write_explicit(BROADCAST, tmp_path / "s.json")
     assert json.loads((tmp_path / "s.json").read_text()) == DOCUMENT
-    assert read_schedule(tmp_path / "s.json") == BROADCAST
+    assert read_explicit(tmp_path / "s.json") == BROADCAST
 
 
 @given(schedules())
 @settings(max_examples=60)
 def test_schedules_survive_a_file(tmp_path_factory: pytest.TempPathFactory, schedule: Schedule) -> None:
     path = tmp_path_factory.mktemp("schedules") / "s.json"
-    write_schedule(schedule, path)
-    assert read_schedule(path) == schedule
+    write_explicit(schedule, path)
+    assert read_explicit(path) == schedule
     assert json.loads(path.read_text()) == schedule_to_document(schedule)
 
 
@@ -329,7 +329,7 @@ def test_a_setting_must_not_hide_the_seed(tmp_path: Path) -> None:
     hiding = copy.copy(BROADCAST)
     object.__setattr__(hiding, "method", Method("mwu", 0, (("seed", 7),)))
     with pytest.raises(ScheduleError, match="setting seed must not stand twice"):
-        write_schedule(hiding, tmp_path / "s.json")
+        write_explicit(hiding, tmp_path / "s.json")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -367,7 +367,7 @@ def test_unreadable_schedule_files(tmp_path: Path, content: bytes, message: str)
     path = tmp_path / "s.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"s.json: .*{message}") as caught:
-        read_schedule(path, max_bytes=10**6 if len(content) > 2000 else 1000)
+        read_explicit(path, max_bytes=10**6 if len(content) > 2000 else 1000)
     assert "\n" not in str(caught.value)
 
 

@@ -20,7 +20,7 @@ from arborcast import topologies
 from arborcast.synth.certificate import Bound, Cut, Dual, Partition
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError, ScheduleError
-from arborcast.synth.formats.any_schedule import read_any_schedule, write_any_schedule
+from arborcast.synth.formats.any_schedule import read_schedule, write_schedule
 from arborcast.synth.formats.implicit import (
     implicit_from_document,
     implicit_to_document,
@@ -28,7 +28,7 @@ from arborcast.synth.formats.implicit import (
     write_implicit,
 )
 from arborcast.synth.formats.runs import from_runs, to_runs
-from arborcast.synth.formats.schedules import schedule_to_document, write_schedule
+from arborcast.synth.formats.schedules import schedule_to_document, write_explicit
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.symmetry.translations import Translations
@@ -113,19 +113,19 @@ def test_a_thousand_ranks_take_little_room(spec: str, tmp_path: Path) -> None:
 def test_either_format_by_its_key(tmp_path: Path) -> None:
     implicit, explicit = small(), small().expand()
     for name, schedule in (("implicit", implicit), ("explicit", explicit)):
-        write_any_schedule(schedule, tmp_path / name)
-        assert read_any_schedule(tmp_path / name) == schedule
+        write_schedule(schedule, tmp_path / name)
+        assert read_schedule(tmp_path / name) == schedule
     for content in ('{"format": "arborcast.schedule/9"}', '{"format": ["arborcast.implicit/1"]}', "[]", "{}"):
         (tmp_path / "other").write_text(content)
         rule = "format: must be arborcast.schedule/1 or arborcast.implicit/1, got"
         with pytest.raises(ScheduleError, match=f"other: {re.escape(rule)}"):
-            read_any_schedule(tmp_path / "other")
+            read_schedule(tmp_path / "other")
 
 
 @pytest.mark.parametrize("spec", ["mi250:boxes=2", "dgx-a100:boxes=2"])
 def test_explicit_files_are_what_their_documents_say(spec: str, tmp_path: Path) -> None:
     whole = case(spec).expand()
-    write_schedule(whole, tmp_path / "explicit.json")
+    write_explicit(whole, tmp_path / "explicit.json")
     document = schedule_to_document(whole)
     lists = {key: ",\n  ".join(map(json.dumps, document.pop(key))) for key in ("chunks", "transfers")}
     head = ",\n ".join(f'"{key}": {json.dumps(value)}' for key, value in document.items())
@@ -339,7 +339,7 @@ def test_a_file_larger_than_allowed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ring.json: must be at most 100 bytes, got more"):
         read_implicit(tmp_path / "ring.json", max_bytes=100)
     with pytest.raises(InputError, match=r"ring.json: must be at most 100 bytes, got more"):
-        read_any_schedule(tmp_path / "ring.json", max_bytes=100)
+        read_schedule(tmp_path / "ring.json", max_bytes=100)
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import NAMED_KINDS, Block, Collective, Demand, Kind, busbw_factor
 from arborcast.synth.errors import CollectiveError, ScheduleError
 from arborcast.synth.formats import (
-    read_schedule,
+    read_explicit,
     schedule_from_document,
     schedule_to_document,
-    write_schedule,
+    write_explicit,
 )
 from arborcast.synth.methods import METHODS
 from arborcast.synth.pictures import draw_timeline
@@ -132,8 +132,8 @@ def test_schedule_files_hold_the_blocks(tmp_path: Path) -> None:
         {"share": "1/2", "owner": 0, "target": None, "demand": 0},
         {"share": "1/2", "owner": 1, "target": None, "demand": 1},
     ]
-    write_schedule(halo(), tmp_path / "halo.json")
-    assert read_schedule(tmp_path / "halo.json") == halo()
+    write_explicit(halo(), tmp_path / "halo.json")
+    assert read_explicit(tmp_path / "halo.json") == halo()
 
 
 def test_other_kinds_write_no_new_keys() -> None:
