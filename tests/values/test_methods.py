@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -17,19 +15,6 @@ from arborcast.synth.methods import METHODS, NEED_SIZE, Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import candidates
 from arborcast.synth.simulation.simulator import simulate
-
-
-@pytest.mark.parametrize("name", synth.__all__)
-def test_public_names_load_and_are_declared_for_type_checkers(name: str) -> None:
-    home = importlib.import_module(f"synth.{synth._HOME[name]}")
-    assert getattr(synth, name) is getattr(home, name)
-    assert f"import {name} as {name}" in Path(str(synth.__file__)).read_text()
-
-
-def test_an_unknown_public_name() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'solv'"):
-        _ = synth.solv  # type: ignore[attr-defined]
-
 
 HEAVY = ("torch", "numba", "highspy", "networkx", "matplotlib", "pydantic", "numpy", "scipy")
 

@@ -1,0 +1,62 @@
+"""What users may import: these names and no others; whatever lies deeper is ours to move."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import arborcast
+from arborcast import pipeline, synth, topologies
+from arborcast.synth import groups
+
+PUBLIC: dict[ModuleType, str] = {
+    arborcast: """
+        Bound Collective ImplicitSchedule InfeasibleError InputError Link Schedule TimedOutError Topology
+        bound load pareto read_schedule repair simulate solve sweep verify write_schedule""",
+    synth: """
+        Bound Collective Demand Faulty Frontier ImplicitSchedule InfeasibleError InputError Kind Link Schedule
+        TimedOutError Timing Topology Verdict bound pareto read_collective read_schedule repair simulate solve
+        sweep verify without write_schedule""",
+    groups: """
+        GroupSchedule GroupSchedules JointCertificate JointVerdict Level solve_groups verify_groups""",
+    topologies: """
+        Entry GPUS Parameter Rates catalog load""",
+    pipeline: """
+        Action Divisible Layer Network Plan Prediction Profile Stage Tie Timeline Trainer plan predict profile
+        read_plan read_profile simulate trace write_plan write_profile""",
+}
+
+
+@pytest.mark.parametrize("package", PUBLIC, ids=lambda package: package.__name__)
+def test_a_package_exports_what_users_need(package: ModuleType) -> None:
+    assert sorted(package.__all__) == sorted(PUBLIC[package].split())
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package in PUBLIC for name in PUBLIC[package].split()]
+)
+def test_every_name_loads_and_is_declared_for_type_checkers(package: ModuleType, name: str) -> None:
+    value = getattr(package, name)
+    homes: dict[str, str] = getattr(package, "_HOMES", {})
+    if homes:
+        assert value is getattr(importlib.import_module(homes[name]), name)
+        text = Path(str(package.__file__)).read_text(encoding="utf-8")
+        assert re.search(rf"from {re.escape(homes[name])} import {name} as {name}\n", text)
+
+
+@pytest.mark.parametrize("package", [arborcast, synth, pipeline])
+def test_an_unknown_name(package: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'solv'"):
+        _ = package.solv
+
+
+def test_importing_a_package_loads_nothing_heavy() -> None:
+    code = "import sys, arborcast; print([name for name in sys.modules if name[:10] == 'arborcast.'])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "['arborcast.lazy']\n"
