@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.backends.executors.interpreter import Freedom, interpret
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.deadlock import check_deadlock
+from arborcast.backends.lowering.lower import lower
 from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.certificate import MessageLengths, PairLengths, StaticLimit
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio

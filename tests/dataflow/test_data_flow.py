@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from arborcast import synth, topologies
 from arborcast.backends.dataflow.task_graph import Act, Flow, compile_flow
 from arborcast.backends.executors.interpreter import interpret
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
-from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
 from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure.reference import define

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import compile_flow
 from arborcast.backends.errors import DisagreementError, ExecutionError
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.layout import Buffer, lay_out
+from arborcast.backends.lowering.lower import lower
 from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure.reference import define
 from arborcast.backends.tensors.torch_reduction import Operator, operator_of

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from arborcast import synth
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import compile_flow
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.layout import Buffer, lay_out
+from arborcast.backends.lowering.lower import lower
 from arborcast.backends.lowering.reduction import Reduction
 from arborcast.backends.measure.reference import define
 from arborcast.backends.tensors.torch_reduction import operator_of

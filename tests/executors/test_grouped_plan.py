@@ -20,10 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.backends.executors.grouped_plan import ALIGNMENT, GroupedPlan, Phase, PhaseError, plan_groups
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.deadlock import DeadlockError
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
-from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.backends.lowering.reduction import Array, Reduction, combine, finish
 from arborcast.backends.measure.reference import define, sample_data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.backends.executors.interpreter import Freedom, interpret
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.layout import lay_out
+from arborcast.backends.lowering.lower import lower
 from arborcast.backends.lowering.program import Program, Receive, Reduce, Send
 from arborcast.backends.lowering.reduction import Array, Reduction
 from arborcast.backends.measure.reference import EXACT_INTEGERS, define, sample_data, sample_values
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.schedule import Schedule
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
     direct,
+    make,
     recursive_doubling,
     reductions_before_sends,
     ring_allreduce,
@@ -41,6 +43,12 @@ DRAWN = {
     "scatter": direct("scatter", 3, root=2),
     "alltoall": direct("alltoall", 3),
     "custom": custom_exchange(),
+    "two additions at once": make(
+        "reduce-scatter",
+        [Chunk(Fraction(1, 3), owner) for owner in range(3)],
+        [Transfer(owner, rank, owner, 0, True) for owner in range(3) for rank in range(3) if rank != owner],
+        total=3,
+    ),
 }
 
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.backends.executors.plan import Act, Instruction, plan
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.layout import lay_out
-from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Program, Receive, Send
 from arborcast.synth.schedule import Schedule
 from tests.support.drawn_schedules import recursive_doubling, ring_allreduce, schedules

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.backends.executors.interpreter import Freedom, interpret
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.deadlock import check_deadlock
 from arborcast.backends.lowering.layout import blocks_in, lay_out
-from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Receive, Send
 from arborcast.backends.lowering.rank_view import images_of, most_messages, partners_of, transfers_of
 from arborcast.backends.lowering.reduction import Reduction

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.deadlock import DeadlockError, check_deadlock
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
-from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.lower import lower, lower_rank, pieces_that_fit
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
-from arborcast.synth.collective import Kind
+from arborcast.backends.measure.program_description import program_of
+from arborcast.synth.certificate import Bound, Cut
+from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
-from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.topology import Link, Topology
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     direct,
@@ -79,6 +81,13 @@ def test_copies_that_meet_are_refused() -> None:
         lower(schedule, 4)
 
 
+@pytest.mark.parametrize("adds", [(True, False), (False, True)])
+def test_a_copy_and_a_reduction_that_meet_are_refused(adds: tuple[bool, bool]) -> None:
+    both = [Transfer(0, src, 0, 0, reduce) for src, reduce in zip((1, 2), adds, strict=True)]
+    with pytest.raises(ScheduleError, match="step 0: rank 0 receives chunk 0 twice"):
+        lower(make("reduce", [Chunk(Fraction(1), 0)], both, total=3), 4)
+
+
 def test_a_pipelined_chain_as_drawn() -> None:
     chain = make("broadcast", [Chunk(Fraction(1), 0)], [Transfer(0, 0, 1, 0), Transfer(0, 1, 2, 1)], total=3)
 
@@ -112,6 +121,35 @@ def test_inputs_are_never_written() -> None:
     for program in lower(schedule, 9, pieces=2):
         written = [op.into.buffer for op in program.operations if not isinstance(op, Send)]
         assert Buffer.INPUT not in written
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "piece_bytes", "most", "pieces"),
+    [
+        (1000, 100, 32, 5),  # the largest chunk of three has half of the buffer
+        (1000, 101, 32, 4),
+        (1000, 100, 3, 3),
+        (100, 100, 32, 1),
+        (0, 100, 32, 1),
+    ],
+)
+def test_pieces_that_fit(nbytes: int, piece_bytes: int, most: int, pieces: int) -> None:
+    assert pieces_that_fit(tree_broadcast(), nbytes, piece_bytes=piece_bytes, most=most) == pieces
+
+
+def test_no_more_than_32_pieces_unless_asked() -> None:
+    assert len(program_of(tree_broadcast(), 3, 1 << 30).operations) == 32 * 4  # of three chunks, one goes on
+
+
+def test_without_chunks_there_is_one_piece() -> None:
+    nothing = dataclasses.replace(tree_broadcast(), chunks=(), transfers=())
+    assert pieces_that_fit(nothing, 1000, piece_bytes=10, most=32) == 1
+
+
+@pytest.mark.parametrize(("pieces", "window"), [(0, 1), (1, 0), (-1, 2)])
+def test_numbers_below_one_are_refused(pieces: int, window: int) -> None:
+    with pytest.raises(ValueError, match=f"must be at least 1, got {pieces} and {window}"):
+        lower(tree_broadcast(), 12, pieces=pieces, window=window)
 
 
 @given(schedules(), st.integers(0, 30), st.integers(1, 4), st.integers(1, 3))
@@ -158,8 +196,35 @@ def test_scratch_stays_within_the_message(window: int) -> None:
 def test_used_slots_are_used_again() -> None:
     wide = lower_rank(ring_allreduce(4), 0, 16_000, pieces=16, window=16)
     narrow = lower_rank(ring_allreduce(4), 0, 16_000, pieces=16, window=2)
+    default = lower_rank(ring_allreduce(4), 0, 16_000, pieces=16)
+    assert default.scratch_elements == 3 * 4000 * 8 // 16
     assert wide.scratch_elements == 3 * 4000  # three of the four chunks pass here to be summed
     assert narrow.scratch_elements == 3 * 4000 * 2 // 16
+
+
+def test_what_a_relay_has_passed_on_makes_room() -> None:
+    relay = lower_rank(allgather_over_relay(), 1, 16_000, pieces=16, window=2)
+    assert relay.scratch_elements == 2 * 2 * 500  # two slots of a piece for each of two chunks
+
+
+def test_only_reductions_have_contributors() -> None:
+    assert {program.contributors for program in lower(tree_broadcast(), 60)} == {1}
+    assert {program.contributors for program in lower(ring_allreduce(4), 60)} == {4}
+
+
+def test_a_rank_that_sends_to_itself_is_refused() -> None:
+    links = [Link(u, v, Fraction(1)) for rank in range(2) for u, v in ((rank, 2), (2, rank))]
+    topology = Topology.build("star", 2, links, ["hub"])
+    schedule = Schedule.build(
+        topology,
+        Collective.on(topology, Kind.BROADCAST),
+        Method("drawn"),
+        Bound(Fraction(1), Cut(frozenset({0}), Fraction(1))),
+        [Chunk(Fraction(1), 0)],
+        [Transfer(0, 0, 1, 0, via=(2,)), Transfer(0, 1, 1, 1, via=(2,))],
+    )
+    with pytest.raises(ScheduleError, match="transfer 1: rank 1 sends chunk 0 to itself"):
+        lower(schedule, 4)
 
 
 def test_empty_buffers_need_no_operations() -> None:
@@ -169,7 +234,7 @@ def test_empty_buffers_need_no_operations() -> None:
 @pytest.mark.parametrize("kind", [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL])
 def test_own_blocks_are_copied(kind: Kind) -> None:
     copies = [op for op in lower_rank(direct(kind, 3), 0, 9).operations if isinstance(op, Copy)]
-    assert len(copies) == 1 and copies[0].source.length == 3
+    assert len(copies) == 1 and copies[0].source.length == 3 and copies[0].time == 0
 
 
 def test_programs_are_plain_values() -> None:

@@ -497,6 +497,41 @@ def test_the_slowest_of_random_orders_is_the_slowest_of_all() -> None:
         timeline(schedule, 3000, pieces=1, service="worst:50")
 
 
+def splitmix64(seed: int, count: int) -> int:
+    """The top 63 bits of what the generator of Steele, Lea and Flood 2014 gives from state `seed` * 2^32."""
+    mixed = (seed * 2**32 + count * 0x9E3779B97F4A7C15) % 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ mixed >> shift) * factor % 2**64
+    return (mixed ^ mixed >> 31) // 2
+
+
+def test_random_orders_are_those_that_their_seeds_draw() -> None:
+    """Rank 0 sends seven chunks to each of two ranks, all ready at once; the links draw by turns."""
+    # Its first numbers from state 0, as published with it.
+    assert splitmix64(0, 1) == 0xE220A8397B1DCDAF // 2 and splitmix64(0, 2) == 0x6E789E6AA1B965F4 // 2
+    transfers = [Transfer(chunk, 0, 2 - chunk % 2, 0) for chunk in range(14)]
+    schedule = draw(3, [(0, 1, 1, "0"), (0, 2, 1, "0")], "broadcast", ["1/14"] * 14, transfers)
+    for seed in (0, 1, 2, 12345):
+        waiting = {2: [*range(0, 14, 2)], 1: [*range(1, 14, 2)]}
+        sent: dict[int, list[int]] = {2: [], 1: []}
+        for drawn in range(0, 14, 2):
+            # Whose chunk comes first is served first; later on the one that ends first, of what ends at once.
+            turns = sorted(sent, key=lambda dst: sent[dst][-1] if sent[dst] else -dst)
+            for number, dst in enumerate(turns, drawn + 1):
+                place = splitmix64(seed, number) % len(waiting[dst])
+                sent[dst].append(waiting[dst][place])
+                waiting[dst][place] = waiting[dst][-1]
+                waiting[dst].pop()
+        seen = timeline(schedule, 14000, pieces=1, service=f"random:{seed}")
+        assert {dst: [passage.chunk for passage in seen[0, dst]] for dst in sent} == sent
+
+
+def test_a_schedule_that_moves_nothing_takes_no_time() -> None:
+    schedule = draw(2, [(0, 1, 1, "1")], "broadcast", ["1"], [])
+    for service in ("priority", "fifo", "random:1", "engine"):
+        assert simulate(schedule, 1000, pieces=2, service=service).time_us == 0
+
+
 def test_a_rank_that_sends_all_it_has_stands_in_the_way() -> None:
     # Rank 1 sends chunk 0 of its own to rank 2; what comes from rank 0 goes the same way, and on to rank 3.
     links = [(0, 1, 2, "0"), (1, 2, 1, "0"), (2, 3, 1, "0")]
@@ -510,8 +545,12 @@ def test_a_rank_that_sends_all_it_has_stands_in_the_way() -> None:
     )
     assert first_come == 8 + 8 + 1
     assert planned == engine == 16 + 1
-    order = [seen.chunk for seen in timeline(schedule, 16000, pieces=8, service="engine")[1, 2]]
-    assert order == [0, *[0, 1] * 7, 1]
+    for service, order in (
+        ("fifo", [0] * 8 + [1] * 8),
+        ("priority", [0, *[0, 1] * 7, 1]),
+        ("engine", [0, *[0, 1] * 7, 1]),
+    ):
+        assert [seen.chunk for seen in timeline(schedule, 16000, pieces=8, service=service)[1, 2]] == order
 
 
 @settings(max_examples=40)

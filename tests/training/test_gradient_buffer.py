@@ -75,7 +75,7 @@ def test_gradients_are_views_of_one_tensor_per_type() -> None:
     buffer = GradientBuffer([first, double, images, first, frozen, transposed, scalar])
     single, exact = buffer.tensors
     assert (single.numel(), exact.numel()) == (6 + 120 + 15 + 1, 4)
-    buffer.zero()
+    assert all(parameter.grad is not None for parameter in buffer.parameters)
     single.copy_(torch.arange(142))
     assert first.grad is not None and first.grad.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert scalar.grad is not None and scalar.grad.item() == 141
@@ -84,6 +84,31 @@ def test_gradients_are_views_of_one_tensor_per_type() -> None:
         assert set(range(6, 141)) >= set(parameter.grad.flatten().int().tolist())
     assert frozen.grad is None
     assert len(buffer.parameters) == 5
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dense"),
+    [
+        ((3, 4), (4, 1), True),
+        ((2, 3), (1, 2), True),
+        ((1, 3), (7, 1), True),  # no step is taken along one element
+        ((1, 3), (1, 2), False),
+        ((4, 3), (6, 2), False),  # every other column of a wider matrix
+    ],
+)
+def test_gradients_have_the_strides_of_dense_parameters(
+    shape: tuple[int, ...], strides: tuple[int, ...], dense: bool
+) -> None:
+    odd = nn.Parameter(torch.empty_strided(shape, strides).fill_(1.0))
+    before, after = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(40))
+    buffer = GradientBuffer([before, odd, after])
+    factors = torch.arange(1.0, 1 + odd.numel()).reshape(shape)
+    (before.sum() + (odd * factors).sum() + after.sum()).backward()
+    assert before.grad is not None and odd.grad is not None and after.grad is not None
+    assert before.grad.tolist() == [1.0] * 5 and torch.equal(odd.grad, factors)
+    assert after.grad.tolist() == [1.0] * 40
+    assert buffer.tensors[0].sum() == 5 + factors.sum() + 40
+    assert (odd.grad.stride() == strides) == dense
 
 
 def test_backward_passes_add_up_in_the_buffer() -> None:
@@ -119,6 +144,21 @@ def test_closed_buffer_lets_go_of_parameters() -> None:
     assert buffer.used() == () and buffer.tensors == ()
     assert model.weight.grad is not None and model.weight.grad.tolist() == [[1.0, 1.0]]
     copy.deepcopy(model)
+
+
+def test_closed_buffer_is_told_of_no_more_gradients() -> None:
+    told = []
+
+    class Told(GradientBuffer):
+        def mark_used(self, parameter: Tensor) -> None:
+            told.append(parameter)
+
+    parameter = nn.Parameter(torch.ones(2))
+    buffer = Told([parameter])
+    parameter.sum().backward()
+    buffer.close()
+    parameter.sum().backward()
+    assert len(told) == 1
 
 
 def train_replica(rank: int, size: int) -> bytes:

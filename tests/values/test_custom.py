@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from arborcast import synth, topologies
 from arborcast.backends.executors.interpreter import Freedom
-from arborcast.backends.lowering import lower
 from arborcast.backends.lowering.layout import lay_out
+from arborcast.backends.lowering.lower import lower
 from arborcast.backends.measure.reference import define, sample_data
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound, Cut

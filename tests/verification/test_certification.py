@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -10,20 +11,21 @@ from itertools import product
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Cut, Dual, Partition, Scope
-from arborcast.synth.certification import certified_rate, certified_scope, dual_of
+from arborcast.synth.certification import certified_rate, certified_scope, dual_of, ways
 from arborcast.synth.certification.metric import Metric, Others
+from arborcast.synth.certification.rates import share_leaving
 from arborcast.synth.certification.trees import cheapest_cost, cheapest_costs, priced_sets, proved_costs
 from arborcast.synth.certification.ways import FAR
-from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
+from arborcast.synth.collective import NAMED_KINDS, Collective, Demand, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.groups.view import view_of
 from arborcast.synth.topology import Link, Topology
-from tests.support.strategies import topologies
+from tests.support.strategies import custom_collectives, topologies
 
 SQUARE = Topology.build(
     "square",
@@ -64,6 +66,8 @@ def test_cut_divided_by_what_must_leave_it(kind, side, rate):
         ("scatter", Cut(frozenset({1}), Fraction(4)), "proves nothing"),
         ("allgather", Cut(frozenset({0}), Fraction(3)), "4 GB/s leave it, the certificate says 3 GB/s"),
         ("allgather", Cut(frozenset({7}), Fraction(0)), r"vertex must be in 0\.\.3, got 7"),
+        ("allgather", Cut(frozenset({4}), Fraction(0)), r"vertex must be in 0\.\.3, got 4"),
+        ("allreduce", Partition((frozenset({0, 1}), frozenset({2, 3, 4})), Fraction(4)), r"in 0\.\.3, got 4"),
         ("allreduce", Partition((frozenset(range(4)),), Fraction(0)), "at least 2 blocks, got 1"),
         (
             "allreduce",
@@ -74,7 +78,7 @@ def test_cut_divided_by_what_must_leave_it(kind, side, rate):
         ("allreduce", Partition((frozenset({0}), frozenset({1, 2, 3})), Fraction(5)), "says 5 GB/s"),
         ("broadcast", Partition((frozenset({0}), frozenset({1, 2, 3})), Fraction(4)), "limits an allreduce"),
         ("broadcast", Dual((Fraction(1),), Fraction(2), Fraction(1)), r"one length per link \(8\), got 1"),
-        ("broadcast", Dual((Fraction(-1),) * 8, Fraction(1), Fraction(1)), "must not be negative, got -1"),
+        ("broadcast", Dual((Fraction(-1),) * 8, Fraction(1), Fraction(1)), "0->1 must not be negative, got"),
         ("broadcast", Dual((Fraction(0),) * 8, Fraction(0), Fraction(1)), "nothing travels"),
         ("broadcast", Dual((Fraction(1),) * 8, Fraction(16), Fraction(2)), "distance 3 by its lengths"),
         ("broadcast", Dual((Fraction(1, 10**30),) * 8, Fraction(1), Fraction(1)), "distance"),
@@ -83,6 +87,57 @@ def test_cut_divided_by_what_must_leave_it(kind, side, rate):
 def test_what_proves_nothing_is_refused(kind, certificate, message):
     with pytest.raises(InputError, match=message):
         certified_rate(SQUARE, Collective.on(SQUARE, kind), certificate)
+
+
+def star(ranks: int) -> Topology:
+    links = [Link(u, v, Fraction(1)) for rank in range(ranks) for u, v in ((rank, ranks), (ranks, rank))]
+    return Topology.build("star", ranks, links, ["hub"])
+
+
+@pytest.mark.parametrize("kind", NAMED_KINDS)
+@pytest.mark.parametrize(("side", "names"), [({0, 1, 2}, "0, 1, 2"), ({3}, "hub")])
+def test_cut_between_ranks_and_their_switch_proves_nothing(kind, side, names):
+    words = f"cut {{{names}}}: proves nothing, no data of the {kind} must leave it"
+    with pytest.raises(InputError, match=re.escape(words)):
+        certified_rate(star(3), Collective.on(star(3), kind), Cut(frozenset(side), Fraction(3)))
+
+
+@pytest.mark.parametrize(("ranks", "names"), [(6, "0, 1, 2, 3, 4, 5"), (7, "0, 1, 2, 3, 4, 5, ...")])
+def test_six_vertices_of_a_cut_are_named(ranks, names):
+    everyone = Cut(frozenset(range(ranks)), Fraction(1))
+    words = f"cut {{{names}}}: {ranks} GB/s leave it, the certificate says 1 GB/s"
+    with pytest.raises(InputError, match=re.escape(words)):
+        certified_rate(star(ranks), Collective.on(star(ranks), "allgather"), everyone)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2, 3), (2, 0, 3), (3, 1)])
+def test_shares_that_leave_by_what_must_be_held(ranks):
+    """For each side of 4 ranks and a switch: what somebody outside needs and nobody outside holds."""
+    topology = star(4)
+    collectives = [Collective.on(topology, kind, root=ranks[1], ranks=ranks) for kind in NAMED_KINDS]
+    first, *others = ranks
+    collectives += [
+        Collective.custom(topology, [Demand(frozenset(sources), frozenset(targets))])
+        for sources, targets in [([first], others), (others, [first]), (others[:1], [first])]
+    ]
+    for collective, chosen in product(collectives, product((False, True), repeat=topology.size)):
+        side = frozenset(vertex for vertex, inside in enumerate(chosen) if inside)
+        expected = Fraction(0)
+        for block, share in collective.blocks().items():
+            holds = {rank: collective.before(rank, block) for rank in range(4)}
+            outside = [rank for rank in range(4) if rank not in side]
+            needed = frozenset().union(*(collective.after(rank, block) or () for rank in outside))
+            expected += share * bool(needed - frozenset().union(*(holds[rank] for rank in outside)))
+        assert share_leaving(collective, side) == expected
+
+
+def test_partition_divided_by_its_blocks_but_one():
+    collective = Collective.on(SQUARE, "allreduce")
+    apart = Partition(tuple(frozenset({rank}) for rank in range(4)), Fraction(8))
+    assert certified_rate(SQUARE, collective, apart) == Fraction(8, 3)
+    hub = Partition((frozenset({0, 1, 2}), frozenset({3})), Fraction(3))
+    with pytest.raises(InputError, match=r"block \{hub\} holds no rank that takes part"):
+        certified_rate(star(3), Collective.on(star(3), "allreduce"), hub)
 
 
 def test_lengths_with_too_many_digits_are_refused():
@@ -99,13 +154,78 @@ def test_lengths_add_up_below_what_stands_for_no_way():
     assert dual_of(SQUARE, collective, lengths).distance == 3
     with pytest.raises(InputError, match="too many digits"):
         dual_of(SQUARE, collective, (Fraction(largest + 1), *lengths[1:]))
+    pair = Topology.build("pair", 2, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
+    exchange = Collective.on(pair, "allreduce")
+    assert dual_of(pair, exchange, (Fraction(2**58), Fraction(2**58 - 1))).distance == 2**59 - 1
+    with pytest.raises(InputError, match="too many digits"):
+        dual_of(pair, exchange, (Fraction(2**58), Fraction(2**58)))
 
 
-def test_unreachable_ranks_prove_nothing_by_lengths():
-    topology = Topology.build("apart", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
-    for kind in NAMED_KINDS:
+def test_many_ranks_beside_relays_are_refused():
+    ring = Topology.build("ring", 18, [Link(a, (a + 1) % 18, Fraction(1)) for a in range(18)])
+    with pytest.raises(InputError, match="broadcast: with relays at most 16 ranks may take part, got 17"):
+        dual_of(ring, Collective.on(ring, "broadcast", ranks=range(17)), (Fraction(1),) * 18)
+    assert dual_of(ring, Collective.on(ring, "broadcast"), (Fraction(1),) * 18).distance == 17
+    assert dual_of(ring, Collective.on(ring, "allreduce"), (Fraction(1),) * 18).distance == 34
+
+
+def test_as_many_ranks_as_may_be_beside_relays(monkeypatch):
+    monkeypatch.setattr("arborcast.synth.certification.metric.RANKS_BESIDE_RELAYS", 3)
+    ring = Topology.build("ring", 5, [Link(a, (a + 1) % 5, Fraction(1)) for a in range(5)])
+    assert dual_of(ring, Collective.on(ring, "broadcast", ranks=range(3)), (Fraction(1),) * 5).distance == 2
+    with pytest.raises(InputError, match="at most 3 ranks may take part, got 4"):
+        dual_of(ring, Collective.on(ring, "broadcast", ranks=range(4)), (Fraction(1),) * 5)
+
+
+@pytest.mark.parametrize("kind", NAMED_KINDS)
+@pytest.mark.parametrize("total", [3, 4])  # rank 3 is a relay
+def test_unreachable_ranks_prove_nothing_by_lengths(kind, total):
+    topology = Topology.build("apart", total, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
+    with pytest.raises(InputError, match="cut shows that"):
+        dual_of(topology, Collective.on(topology, kind, ranks=range(3)), (Fraction(1), Fraction(1)))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_distance_grows_with_lengths(data):
+    topology = data.draw(topologies(symmetric=False))
+    collective = data.draw(
+        st.one_of(
+            st.sampled_from([Collective.on(topology, kind) for kind in NAMED_KINDS]),
+            custom_collectives(topology),
+        )
+    )
+    lengths, factor = drawn_lengths(data, topology), data.draw(st.fractions(Fraction(1, 9), 9))
+    one, other = (
+        dual_of(topology, collective, tuple(length * by for length in lengths)) for by in (1, factor)
+    )
+    assert other.distance == one.distance * factor
+    assert certified_rate(topology, collective, one) == certified_rate(topology, collective, other)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_distances_of_demands_by_networkx(data):
+    topology = data.draw(topologies(max_ranks=5, symmetric=False, connected=False))
+    assume(topology.links)
+    collective = data.draw(custom_collectives(topology))
+    lengths = drawn_lengths(data, topology)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(topology.size))
+    graph.add_weighted_edges_from(
+        (link.src, link.dst, length) for link, length in zip(topology.links, lengths, strict=True)
+    )
+    far = dict(nx.all_pairs_dijkstra_path_length(graph))
+    ways = [
+        [[far[held][wanted] for held in demand.sources if wanted in far[held]] for wanted in demand.targets]
+        for demand in collective.demands
+    ]
+    if not all(map(all, ways)):
         with pytest.raises(InputError, match="cut shows that"):
-            dual_of(topology, Collective.on(topology, kind), (Fraction(1), Fraction(1)))
+            dual_of(topology, collective, lengths)
+        return
+    found = dual_of(topology, collective, lengths)
+    assert found.distance == Fraction(sum(max(map(min, to_all)) for to_all in ways), len(ways))
 
 
 def logical(topology: Topology, lengths: list[int]) -> dict[tuple[int, int], int]:
@@ -186,16 +306,21 @@ def test_routed_distances_by_networkx(data):
         assert found.distance == Fraction(total, n)
 
 
-@pytest.mark.parametrize(("back", "scope"), [(1, Scope.EVERY_SCHEDULE), (3, Scope.TREES)])
+@pytest.mark.parametrize(("back", "scope"), [(1, Scope.EVERY_SCHEDULE), (2, Scope.TREES)])
 def test_lengths_alike_both_ways_limit_every_allreduce(back, scope):
-    #  0 --1--> 1 --1--> 2, and `back` the other way: a tree in and a tree out pass each link once.
-    links = [Link(u, v, Fraction(1)) for u, v in [(0, 1), (1, 2), (1, 0), (2, 1)]]
-    topology = Topology.build("chain", 3, links)
+    #  0 --1--> 1 --1--> 2 --1--> 3, and `back` the other way: a tree in and a tree out pass each link once.
+    links = [Link(u, v, Fraction(1)) for a in range(3) for u, v in [(a, a + 1), (a + 1, a)]]
+    topology = Topology.build("chain", 4, links)
     collective = Collective.on(topology, "allreduce")
     lengths = tuple(Fraction(1 if link.src < link.dst else back) for link in topology.links)
     found = dual_of(topology, collective, lengths)
-    assert found.distance == 2 * (1 + back)
+    assert found.distance == 3 * (1 + back)
     assert certified_scope(topology, collective, found) is scope
+    # A broadcast is limited so in any case, and where others only pass it on.
+    broadcast = Collective.on(topology, "broadcast", root=3, ranks=(0, 3))
+    found = dual_of(topology, broadcast, lengths)
+    assert found.distance == 3 * back
+    assert certified_scope(topology, broadcast, found) is Scope.EVERY_SCHEDULE
 
 
 def test_a_changed_dual_is_refused():
@@ -284,8 +409,10 @@ def test_ranks_outside_a_group_by_its_view(data):
 @given(st.data())
 def test_many_ends_without_all_distances(data):
     topology = data.draw(topologies(max_ranks=7, switches=3))
+    alike = data.draw(st.booleans())
     drawn = {(link.src, link.dst): data.draw(st.integers(0, 5)) for link in topology.links}
-    metric = Metric.of(topology, tuple(Fraction(drawn[min(pair), max(pair)]) for pair in topology.bandwidth))
+    lengths = [drawn[(min(pair), max(pair)) if alike else pair] for pair in topology.bandwidth]
+    metric = Metric.of(topology, tuple(map(Fraction, lengths)))
     for kind in (Kind.BROADCAST, Kind.REDUCE_SCATTER, Kind.ALLREDUCE):
         collective = Collective.on(topology, kind)
         few = metric.distance(collective), metric.undirected_tree(collective.ranks)
@@ -332,6 +459,41 @@ def test_sets_prove_what_every_tree_costs(rows, data):
     assert (less + lost).tolist() == expected
     with pytest.raises(InputError, match="must not be negative, got -1"):
         proved_costs(ways, replace(sets, prices=without - np.eye(len(without), dtype=np.int64)[one]))
+
+
+def test_a_cycle_that_nothing_enters_is_no_part_of_a_tree():
+    #  0 <-> 1 ---> 2 <-> 3: from 0, 1 + 5 + 1; from 2 and 3 there is no way back.
+    ways = np.full((4, 4), FAR)
+    for u, v, cost in ((0, 1, 1), (1, 0, 1), (1, 2, 5), (2, 3, 1), (3, 2, 1)):
+        ways[u, v] = cost
+    assert cheapest_cost(ways, 0) == 7
+    with pytest.raises(InputError, match="cannot be reached"):
+        cheapest_cost(ways, 2)
+    with pytest.raises(InputError, match="cannot be reached"):
+        cheapest_costs(ways)
+
+
+def test_every_price_belongs_to_a_set():
+    sets = priced_sets(np.array([[0, 1], [1, 0]], dtype=np.int64))
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        proved_costs(np.ones((2, 2), dtype=np.int64), replace(sets, starts=sets.starts[:-1]))
+
+
+def test_ways_beyond_int64_are_added_up_outside_of_kernels(monkeypatch):
+    """Compiled for int64 alone: 3 * 2^62 would wrap round."""
+    compiled = []
+
+    def settle(tails, heads, lengths, found, changed):
+        compiled.append(lengths.dtype)
+        return ways._settle(tails, heads, lengths, found, changed)
+
+    monkeypatch.setattr(ways, "_settle_int64", settle)
+    chain = Topology.build("chain", 4, [Link(a, a + 1, Fraction(1)) for a in range(3)])
+    for length, dtype, far in ((2**62, object, 2**70), (5, np.int64, FAR)):
+        lengths = np.array([length] * 3, dtype=dtype)
+        found = ways.ways_between(chain, lengths, (3, 0), range(4), far)
+        assert found.tolist() == [[0, far], [3 * length, 0]]
+    assert compiled == [np.int64]
 
 
 def arborescence_cost(ways: np.ndarray, root: int) -> int | None:

@@ -16,7 +16,9 @@ from arborcast.synth.collective import NAMED_KINDS, Collective, Demand, Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification import replay
+from arborcast.synth.verification.implicit import verify_implicit
 from arborcast.synth.verification.verifier import verify
+from tests.support.translated_trees import circulant, translated
 
 
 def both_ways(
@@ -285,6 +287,13 @@ def test_a_dropped_contribution() -> None:
     )
 
 
+def test_one_more_rank_that_gets_nothing() -> None:
+    broken(
+        draw(LINE, on(LINE, "broadcast"), parts("1", 0), []),
+        "chunk 0: rank 1 must end with the contribution of rank 0, got that of no rank (and 1 more ranks)",
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -414,6 +423,13 @@ def test_a_wrong_owner() -> None:
     )
 
 
+def test_an_owner_that_takes_no_part() -> None:
+    schedule = draw(
+        RELAY, on(RELAY, "allgather", ranks=[0, 1]), parts("1/2", 0, 2), ["0>2:0 2>1:1", "2>1:0 2>0:1"]
+    )
+    broken(schedule, "chunk 1: allgather among 2 ranks moves no block with owner 2")
+
+
 def test_every_wrong_owner_is_named() -> None:
     schedule = VALID["broadcast both ways round"][0]
     chunks = [replace(chunk, owner=1) for chunk in schedule.chunks]
@@ -520,6 +536,33 @@ def test_a_rate_beyond_a_bound_of_trees(monkeypatch: pytest.MonkeyPatch) -> None
     assert verify(replace(VALID["allreduce by an exchange"][0], bound=low)).correct
 
 
+@pytest.mark.parametrize(
+    ("chunks", "steps", "follows"),
+    [
+        (1, ["0>1:0+", "1>2:0+", "2>1:0", "1>0:0"], True),
+        (1, ["0>1:0+", "1>2:0+", "1>0:0", "2>1:0"], False),  # copies pass rank 1 before it has any
+        (1, ["1>2:0+", "0>1:0+", "2>1:0", "1>0:0"], False),  # what rank 0 adds comes too late at rank 1
+        (1, ["0>1:0+", "1>2:0+", "2>1:0+", "1>0:0+"], False),  # nothing is copied back
+        (1, ["0>1:0", "1>2:0", "2>1:0", "1>0:0"], False),  # nothing is added
+        (1, ["0>1:0+", "1>2:0+", "2>1:0"], False),  # rank 0 gets nothing back
+        (1, ["1>2:0+", "2>1:0", "1>0:0"], False),  # rank 0 adds nothing
+        (2, ["0>1:0+", "1>2:0+", "2>1:0 0>1:1+", "1>0:0 1>2:1+", "2>1:1", "1>0:1"], True),
+        (2, ["0>1:0+", "1>2:0+ 0>1:1+", "2>1:0 1>2:1+", "1>0:0 2>1:1"], False),  # one of two chunks does
+    ],
+)
+def test_what_follows_trees(
+    monkeypatch: pytest.MonkeyPatch, chunks: int, steps: list[str], follows: bool
+) -> None:
+    """A bound of trees, set far too low here, is exceeded by what follows them, in any order."""
+    monkeypatch.setattr("arborcast.synth.certification.certified_rate", lambda *_: Fraction(1, 9))
+    monkeypatch.setattr("arborcast.synth.certification.certified_scope", lambda *_: Scope.TREES)
+    low = Bound(Fraction(1, 9), Cut(frozenset({0}), Fraction(1)), Scope.TREES)
+    schedule = draw(LINE, on(LINE, "allreduce"), parts(f"1/{chunks}", *[2] * chunks), steps)
+    for transfers in (schedule.transfers, schedule.transfers[::-1]):
+        errors = verify(replace(schedule, bound=low, transfers=transfers)).errors
+        assert any(line.startswith("bound: 1/9 GB/s declared") for line in errors) == follows
+
+
 def test_a_bound_of_trees_that_claims_every_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arborcast.synth.certification.certified_scope", lambda *_: Scope.TREES)
     broken(
@@ -527,6 +570,26 @@ def test_a_bound_of_trees_that_claims_every_schedule(monkeypatch: pytest.MonkeyP
         "bound: declared for every schedule, its certificate speaks of "
         "schedules that reduce and broadcast along trees",
     )
+
+
+def test_every_translate_is_replayed_where_asked() -> None:
+    """Objections to a schedule in implicit form number its representatives, and all chunks where asked."""
+    ring = circulant(4, {1: 1})
+    schedule = translated(ring, Kind.ALLGATHER)
+    lost = replace(schedule, transfers=schedule.transfers[:-1])
+    few, all_of_them = (verify_implicit(lost, translates=asked) for asked in (False, True))
+    assert few.errors != all_of_them.errors
+    assert (verify(lost), verify(lost, every_translate=True)) == (few, all_of_them)
+
+
+def test_errors_beyond_the_limit_are_counted() -> None:
+    errors = replay.Errors(2)
+    for number in range(4):
+        assert (errors.count, errors.is_full) == (number, number >= 2)
+        errors.add(f"line {number}")
+    errors.add_unspelled(3)
+    assert errors.count == 7
+    assert errors.all() == ("line 0", "line 1", "and 5 more")
 
 
 def test_many_errors_are_counted() -> None:
