@@ -73,17 +73,21 @@ class Selection:
             raise TimedOutError(str(self.out_of_time), best) from self.out_of_time
         return best
 
-    def choices(self, sizes: Sequence[int] = SIZES) -> tuple[Choice, ...]:
+    def choices(self, sizes: Sequence[int] = SIZES, *, stride: int = 2) -> tuple[Choice, ...]:
         """Where the fastest changes, over ascending sizes.
 
-        Every second size is looked at, and one between two only where their choices differ: where they do
-        not, something else may be a little faster there.
+        Every second size is looked at (`stride`: every third, ...), and those between two only where their
+        choices differ, by halving: where they do not, something else may be a little faster there.
         """
-        coarse = sorted({*sizes[::2], *sizes[-1:]})
-        fastest = {size: self.fastest(size) for size in coarse}
-        for before, after in pairwise(coarse):
-            if fastest[before] is not fastest[after]:
-                fastest |= {size: self.fastest(size) for size in sizes if before < size < after}
+        coarse = sorted({*range(0, len(sizes), stride), len(sizes) - 1})
+        fastest = {sizes[at]: self.fastest(sizes[at]) for at in coarse}
+        between = list(pairwise(coarse))
+        while between:
+            before, after = between.pop()
+            middle = (before + after) // 2
+            if middle > before and fastest[sizes[before]] is not fastest[sizes[after]]:
+                fastest[sizes[middle]] = self.fastest(sizes[middle])
+                between += [(before, middle), (middle, after)]
         choices: list[Choice] = []
         for size in sorted(fastest):
             if not choices or choices[-1].schedule is not fastest[size]:

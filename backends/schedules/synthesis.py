@@ -42,8 +42,10 @@ log = logging.getLogger(__name__)
 COMPARED_PART = 0.7
 """Part of the deadline in which candidates are made; what is left is for simulating and checking them."""
 
-FEW_SIZES = (64 << 10, 1 << 20, 16 << 20)
-"""Sizes at which candidates are compared where making them took until the deadline."""
+FEW_SIZES = tuple(size for size in SIZES if 64 << 10 <= size <= 16 << 20)
+FEW_STRIDE = 4
+"""Where making candidates took until the deadline, they are compared at 64 KiB, 1 MiB and 16 MiB, and between
+two of them where their choices differ."""
 
 NOTICE_S = 3.0
 """After how long a wait is explained."""
@@ -208,7 +210,8 @@ def _compared(schedules: Iterator[AnySchedule]) -> Iterator[Table]:
             raise
         is_late = True
     comparison = Comparison(tuple(found))
-    yield _checked(comparison.choices(FEW_SIZES if is_late else SIZES), is_cut_short=is_late)
+    choices = comparison.choices(FEW_SIZES, stride=FEW_STRIDE) if is_late else comparison.choices()
+    yield _checked(choices, is_cut_short=is_late)
 
 
 def _checked(choices: tuple[Choice, ...], *, is_cut_short: bool) -> Table:

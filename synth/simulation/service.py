@@ -14,7 +14,7 @@ from enum import IntEnum
 
 from arborcast.synth.errors import InputError
 
-AHEAD = 4
+AHEAD = 8
 """What the engine sends at time t (step + piece) waits for all that its rank is to get at t - AHEAD.
 
 Leaves of trees could send all they have at once. Where links are shared, as the ports of a switch are, that

@@ -14,12 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import synth
-from arborcast.backends.schedules.selection import Comparison, most_messages, with_messages
+from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
+from arborcast.backends.schedules.selection import ORDERS, Comparison, most_messages, with_messages
+from arborcast.backends.schedules.synthesis import tables
 from arborcast.backends.schedules.table import Entry, Table
+from arborcast.bench.contest.cases import CASES, Case
+from arborcast.bench.emulation.plan import at_rates
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
+from arborcast.synth.methods import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice
+from arborcast.synth.simulation.simulator import simulate
 from arborcast.topologies import load
 
 RING = load("full:4,latency=3")
@@ -205,6 +211,41 @@ def test_messages_cost_besides_their_bytes() -> None:
     assert most_messages(many) == 64
     # A buffer of 10 GB takes 10 ms either way; the first of equals counts.
     assert Comparison((many, few)).fastest(10**10) is many
+
+
+def test_of_nearly_equals_the_one_that_random_orders_slow_down_the_least() -> None:
+    """Two trees meet at every port of the switch; of a chain each port carries one stream."""
+    star = load("star:4,bandwidth=0.025")
+    pair = synth.solve(star, "broadcast", method="trees", max_height=2)
+    chain = synth.solve(star, "broadcast", method="ring")
+
+    def times_us(schedule: Schedule, size: int, service: str) -> float:
+        slowed = replace(schedule, topology=with_messages(star))
+        pieces = simulate(slowed, size).pieces
+        return simulate(slowed, size, pieces=pieces, service=service).time_us
+
+    for size, chosen in ((8 << 20, chain), (1 << 20, pair)):
+        planned = times_us(chain, size, "priority") / times_us(pair, size, "priority")
+        assert (planned < 1.02) is (chosen is chain)  # further apart, what is planned counts
+        assert times_us(chain, size, ORDERS) < 0.99 * times_us(pair, size, ORDERS)
+        assert Comparison((pair, chain)).fastest(size) is chosen
+        assert Comparison((chain, pair)).fastest(size) is chosen
+
+
+SHARED_PORTS = [case for case in CASES if case.topology.switches]
+LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("allreduce", "allgather")]
+
+
+@pytest.mark.parametrize("kind", ["broadcast", *LONG])
+@pytest.mark.parametrize("case", SHARED_PORTS, ids=lambda case: case.topology.name)
+def test_random_orders_on_shared_ports_cost_less_than_15_percent(case: Case, kind: str) -> None:
+    """What the engine hands over, at the size and in the pieces of the testbed."""
+    fabric, size = at_rates(case.topology, case.slowest_mbit), 8 << 20
+    *_, found = tables(fabric, Collective.on(fabric, kind), "auto", Request(cache=False))
+    schedule = found.at(size).schedule
+    pieces = SEVERAL_HOSTS.pieces(schedule, size)
+    least_us = float(size / schedule.bound.rate / 1000)
+    assert simulate(schedule, size, pieces=pieces, service="engine-worst:25").time_us < 1.15 * least_us
 
 
 def test_a_message_costs_once_however_many_switches_it_passes() -> None:

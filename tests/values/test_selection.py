@@ -18,6 +18,7 @@ from arborcast.synth.chunks import frontier
 from arborcast.synth.chunks.problem.instance import TooManyRoutesError
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.errors import InfeasibleError, TimedOutError
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.methods import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Selection, candidates
@@ -74,6 +75,22 @@ def test_a_change_between_two_sizes_that_are_looked_at_is_found() -> None:
     fastest = {size: found.schedules.index(found.fastest(size)) for size in (10_000, 400_000, 4_000_000)}
     assert fastest == {10_000: 0, 400_000: 1, 4_000_000: 1}
     assert [choice.from_bytes for choice in found.choices(tuple(fastest))] == [10_000, 400_000]
+
+
+def test_a_change_within_a_longer_stride_is_found_by_halving() -> None:
+    schedules = tuple(_broadcast(Fraction(1), steps) for steps in (["0>1 0>2 0>3"], ["0>1", "1>2", "2>3"]))
+    looked_at = []
+
+    class Drawn(Selection):
+        def fastest(self, size_bytes: int) -> AnySchedule:
+            looked_at.append(size_bytes)
+            return self.schedules[size_bytes >= 64]
+
+    #  sizes   1  2  4  8  16  32  64  128  256  512      the second schedule from 64 on
+    #  looked  x           x    x   x        x    x
+    sizes = tuple(1 << power for power in range(10))
+    assert [choice.from_bytes for choice in Drawn(schedules).choices(sizes, stride=4)] == [1, 64]
+    assert sorted(looked_at) == [1, 16, 32, 64, 256, 512]
 
 
 def _broadcast(bandwidth: Fraction, steps: list[str]) -> Schedule:
