@@ -19,7 +19,9 @@ AHEAD = 8
 
 Leaves of trees could send all they have at once. Where links are shared, as the ports of a switch are, that
 fills the queues on the way, and what the other trees wait for comes late: two boxes behind a slow uplink
-reached 0.83 of their optimum without this limit, 0.99 with one of 2 to 8.
+reached 0.83 of their optimum without this limit, 0.99 with one of 2 to 8. The most of those, because a step
+through switches takes a piece as many times as it passes links: a chain of six such steps, simulated with 4,
+takes 1.09 times its bound, and 1.20 with random orders; with 8, 1.02 and 1.06.
 """
 
 MOST_ORDERS = 100_000
