@@ -16,6 +16,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from arborcast.backends.lowering.rank_view import most_messages
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import Selection
 from arborcast.synth.simulation.simulator import simulate
