@@ -20,6 +20,7 @@ from arborcast.backends.measure.reference import define
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from arborcast.synth.simulation.service import AHEAD
 from tests.executors.test_interpreter import inputs_for
 from tests.support.drawn_schedules import (
     allgather_over_relay,
@@ -314,7 +315,7 @@ def test_sends_do_not_run_ahead_of_what_comes_in() -> None:
                 Receive(time, 2, out(4 + time, 5 + time), time),
             )
         ),
-        Send(7, 1, out(0, 1), 9),
+        Send(3 + AHEAD, 1, out(0, 1), 9),
         scratch=0,
     )
     assert [line for line in drawn(compile_flow(program, ahead=2)) if ">" in line and "=" not in line] == [
@@ -325,7 +326,7 @@ def test_sends_do_not_run_ahead_of_what_comes_in() -> None:
         "output[0:1] > 1 after [7]",
     ]
     sends = [number for number, action in enumerate(compile_flow(program).actions) if action.act is Act.SEND]
-    assert [compile_flow(program).waits[number] for number in sends] == [0, 0, 0, 0, 1]  # 7 is 4 after 3
+    assert [compile_flow(program).waits[number] for number in sends] == [0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3])
