@@ -40,7 +40,7 @@ from arborcast.synth import (
     solve,
     verify,
     without,
-    write_any_schedule,
+    write_schedule,
 )
 from arborcast.synth.formats import bound_to_document
 from arborcast.synth.groups import GroupSchedules, solve_groups, verify_groups
@@ -86,7 +86,7 @@ class Answer:
         with tempfile.TemporaryDirectory() as folder:
             for schedule in self.schedules:
                 path = Path(folder, "schedule.json")
-                write_any_schedule(schedule, path)
+                write_schedule(schedule, path)
                 content.update(path.read_bytes())
         return content.hexdigest()
 
