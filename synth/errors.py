@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from arborcast.synth.certificate import Bound
     from arborcast.synth.chunks.bounds.certificate import StepBound
     from arborcast.synth.implicit_schedule import AnySchedule
@@ -57,13 +59,20 @@ class InfeasibleError(Exception):
     Attributes:
         proof: the exact limit where one proves it.
         proved_by: all whose word that rests on; empty where nobody proved it, which the message says.
+        proof_file: where a DRAT proof was written; its formula stands in the file of that name and `.cnf`.
     """
 
     def __init__(
-        self, message: str, proof: Bound | StepBound | None = None, *, proved_by: Iterable[Prover] = ()
+        self,
+        message: str,
+        proof: Bound | StepBound | None = None,
+        *,
+        proved_by: Iterable[Prover] = (),
+        proof_file: Path | None = None,
     ) -> None:
         super().__init__(message)
         self.proof = proof
+        self.proof_file = proof_file
         limit = () if proof is None else (Prover.LIMIT,)
         self.proved_by = tuple(dict.fromkeys((*limit, *proved_by)))
 

@@ -51,7 +51,7 @@ class Curve:
     Attributes:
         points: in order of steps, each with a plan of a smaller R/C than the one before.
         static: the limit of R/C for any number of steps.
-        limits: the proven limit of R/C in each number of steps that was looked at.
+        limits: the best proven limit of each number of steps that was looked at.
         open_steps: numbers of steps at which something is left to prove.
         complete: whether nothing is missing: all points settled, and the last attains the static limit.
         why_stopped: what ended it.
@@ -60,7 +60,7 @@ class Curve:
 
     points: tuple[StepOptimum, ...]
     static: StepBound
-    limits: Mapping[int, Fraction]
+    limits: Mapping[int, StepBound]
     open_steps: tuple[int, ...]
     complete: bool
     why_stopped: str
@@ -68,7 +68,7 @@ class Curve:
 
     def least(self, steps: int) -> Fraction:
         """The proven limit of R/C in so many steps, looked at or not."""
-        return self.limits.get(steps, self.static.ratio)
+        return self.limits.get(steps, self.static).ratio
 
     def fewest_chunks(self, steps: int) -> int:
         """A proven limit of the chunks with which a schedule of so many steps attains `least`."""
@@ -98,12 +98,12 @@ def trace(problem: Problem, static: StepBound, last: int, effort: Effort, deadli
     """
     points: list[StepOptimum] = []
     open_steps: list[int] = []
-    limits: dict[int, Fraction] = {}
+    limits: dict[int, StepBound] = {}
     good_enough = static.ratio * (1 + effort.tolerance)
     why = f"no more than {last} steps were looked at"
     timed_out = False
     for steps, optimum in _optima(problem, static, last, effort, deadline, points):
-        limits[steps] = optimum.limit.ratio
+        limits[steps] = optimum.limit
         best = points[-1].ratio if points else None
         improves = optimum.ratio is not None and (best is None or optimum.ratio < best)
         if improves:

@@ -30,7 +30,7 @@ from arborcast.synth.chunks.step_optimum import explain
 from arborcast.synth.chunks.sums.compositions import parts_of, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
-from arborcast.synth.chunks.sums.searcher import SumAnswer, SumSearcher
+from arborcast.synth.chunks.sums.searcher import SumAnswer, SumSearcher, Trial
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
@@ -81,11 +81,10 @@ def solve_by_chunks(
         deadline_s: limit in seconds; None for no limit.
         cache: whether to keep and use answers on disk.
         proof: where there is none, the file for CaDiCaL's proof of it (see
-        `synth.chunks.solvers.refutation`).
+        `synth.chunks.refutation`).
 
     Raises:
-        InputError: a number below 1; for an allreduce not by "sat", chunks that its ranks do not divide; a
-            proof of an allreduce.
+        InputError: a number below 1; for an allreduce not by "sat", chunks that its ranks do not divide.
         InfeasibleError: there is none; the message says how that was proved or that it was not, `proof` is
             the exact limit where one proves it.
         TimedOutError: the deadline passed.
@@ -94,8 +93,6 @@ def solve_by_chunks(
     for name in ("chunks", "steps", "rounds"):
         if getattr(size, name) < 1:
             raise InputError(f"{name} must be at least 1, got {getattr(size, name)}")
-    if proof is not None and collective.kind is Kind.ALLREDUCE:
-        raise InputError("allreduce: takes no proof, as no single formula says that nothing composes it")
     deadline = Deadline.after(deadline_s)
     limit = bounds.bound(topology, collective, deadline_s=deadline.left_s)
     settings = (("chunks", size.chunks), ("steps", size.steps), ("rounds", size.rounds))
@@ -134,17 +131,23 @@ def _with_proof(
     deadline: Deadline,
     workers: Workers,
 ) -> InfeasibleError:
-    """The same answer, with CaDiCaL's proof of it in a file."""
-    from arborcast.synth.chunks.solvers.refutation import formula_file, write_refutation
+    """The same answer, with CaDiCaL's proof of it in a file where its formula allows one."""
+    from arborcast.synth.chunks.refutation import formula_file, write_refutation
 
     asked = (size.chunks, size.steps, size.rounds)
     try:
-        write_refutation(topology, collective, asked, proof, deadline=deadline, workers=workers)
+        written = write_refutation(topology, collective, asked, proof, deadline=deadline, workers=workers)
     except (TimedOutError, WorkerDiedError) as error:
         kind = SolverDiedError if isinstance(error, WorkerDiedError) else TimedOutError
         raise kind(f"{none}; without a proof in {proof}: {error}") from error
+    if not written:
+        why = "messages over which every contribution could come to every rank are not excluded"
+        return InfeasibleError(
+            f"{none}; no DRAT proof in {proof}: {why}", none.proof, proved_by=none.proved_by
+        )
     words = f"{none}; DRAT proof in {proof}, of the formula in {formula_file(proof)}"
-    return InfeasibleError(words, none.proof, proved_by=(*none.proved_by, Prover.CADICAL))
+    by = (*none.proved_by, Prover.CADICAL)
+    return InfeasibleError(words, none.proof, proved_by=by, proof_file=proof)
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ def _solve_sums(asked: _Composition, sums: SumSearcher, searcher: Callable[[Prob
     answer: SumAnswer = Unfinished()
     if asked.may_be:
         if size.chunks * size.steps * len(sums.problem.routes) <= MOST_SENDS:
-            answer = sums.search(size.chunks, size.steps, size.rounds, slices=FIRST_SLICES)
+            answer = sums.search(size.chunks, size.steps, size.rounds, Trial(FIRST_SLICES))
         if type(answer) is Unfinished:
             with contextlib.suppress(InfeasibleError):
                 return asked.solve(searcher)

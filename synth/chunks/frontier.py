@@ -9,11 +9,12 @@ problem of copies, and has a way of its own (`synth.chunks.sums.frontier`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from arborcast.synth import bounds
+from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.curve import Curve, Effort
 from arborcast.synth.chunks.sums.compositions import Half, latency_of_parts, proof_of, static_ratio
 from arborcast.synth.chunks.sums.frontier import trace_allreduce
@@ -41,6 +42,8 @@ class Frontier:
         complete: whether nothing is missing: every point is proved and the last one attains the limit.
         why_stopped: what ended it.
         open_steps: numbers of steps at which something is left to prove.
+        limits: of each number of steps that was looked at the best limit known, over every schedule; none
+            where none is known.
         timed_out: whether the deadline ended it.
         seconds: that it took.
     """
@@ -52,6 +55,7 @@ class Frontier:
     complete: bool
     why_stopped: str
     open_steps: tuple[int, ...]
+    limits: Mapping[int, StepBound]
     timed_out: bool
     seconds: float
 
@@ -109,7 +113,9 @@ def pareto(
         half = Half.of(topology, collective, limit)
         curve = half.trace(last - latency, effort, deadline)
         points = tuple(_single(half, curve, seed))
-        traced = Traced(points, curve.complete, curve.why_stopped, curve.open_steps, curve.timed_out)
+        traced = Traced(
+            points, curve.complete, curve.why_stopped, curve.open_steps, curve.timed_out, curve.limits
+        )
     return Frontier(
         topology,
         collective,
@@ -118,6 +124,7 @@ def pareto(
         traced.complete,
         traced.why_stopped,
         traced.open_steps,
+        traced.limits,
         traced.timed_out,
         round(time.perf_counter() - start, 3),
     )

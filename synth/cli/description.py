@@ -208,6 +208,7 @@ def infeasible_document(error: InfeasibleError, topology: Topology, collective: 
 
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
     """A table of the points, and what is known beyond them; `compositions` are the least of these alone."""
+    from arborcast.synth.chunks.step_optimum import explain
     from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE
 
     rows = [
@@ -222,11 +223,17 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
         for point in frontier.points
     ]
     open_steps = ", ".join(map(str, frontier.open_steps))
+    at_least = (
+        f"  in {steps} steps R/C is at least {limit.ratio} by {explain(limit)}"
+        for steps, limit in sorted(frontier.limits.items())
+        if steps in frontier.open_steps
+    )
     lines = [
         f"{frontier.topology.name} {frontier.collective.kind}: C chunks, S steps, R rounds",
         "",
         *_aligned(("(C, S, R)", "steps", "R/C", "GB/s", "", "how"), rows),
         "",
+        *at_least,
         f"  limit    R/C {frontier.static_ratio} for any number of steps",
         f"  ended    {frontier.why_stopped}",
         f"  complete {'yes' if frontier.complete else 'no'}"

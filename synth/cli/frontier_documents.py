@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.frontier import Frontier
+from arborcast.synth.chunks.step_optimum import explain
 from arborcast.synth.chunks.sums.points import Point
 
 Document: TypeAlias = dict[str, Any]
@@ -22,6 +23,10 @@ def frontier_to_document(frontier: Frontier) -> Document:
         "complete": frontier.complete,
         "why_stopped": frontier.why_stopped,
         "open_steps": list(frontier.open_steps),
+        "limits": [
+            {"steps": steps, "least": str(limit.ratio), "proof": explain(limit)}
+            for steps, limit in sorted(frontier.limits.items())
+        ],
         "timed_out": frontier.timed_out,
         "seconds": frontier.seconds,
     }

@@ -58,13 +58,13 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: cannot be made: {error.strerror or error}") from error
     document = frontier_to_document(frontier)
     certified = []
+    mirrored = frontier.collective.kind in IMAGES
     for point, entry in zip(frontier.points, document["frontier"], strict=True):
         path = folder / f"c{point.chunks}-s{point.steps}-r{point.rounds}.json"
         write_explicit(point.schedule, path)
         if len(point.schedule.transfers) <= MOST_DRAWN:
             draw_steps(point.schedule, path.with_suffix(".svg"))
         entry["file"] = str(path)
-        mirrored = frontier.collective.kind in IMAGES
         limits = [limit_to_document(limit, frontier.topology, mirrored=mirrored) for limit in point.bounds]
         halves = [
             limit_to_document(limit, frontier.topology, mirrored=part.kind in IMAGES)
@@ -73,6 +73,10 @@ def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
         certified.append({**entry, "file": path.name, "certificates": limits, "halves": halves})
     title = f"{frontier.topology.name} {frontier.collective.kind}"
     draw_frontier(frontier, folder / PICTURE, title=title)
-    full = {"format": FRONTIER_FORMAT, **document, "frontier": certified}
+    limits = [
+        {**entry, "certificate": limit_to_document(limit, frontier.topology, mirrored=mirrored)}
+        for entry, (_, limit) in zip(document["limits"], sorted(frontier.limits.items()), strict=True)
+    ]
+    full = {"format": FRONTIER_FORMAT, **document, "frontier": certified, "limits": limits}
     write_atomically(folder / "frontier.json", json.dumps(full, indent=1) + "\n")
     return document

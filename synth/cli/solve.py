@@ -156,7 +156,8 @@ def solve(
                 choices = selection.choices()
     except InfeasibleError as error:
         if as_json:
-            files = {"proof_file": text_of(proof), "formula_file": None if proof is None else f"{proof}.cnf"}
+            written = text_of(error.proof_file)
+            files = {"proof_file": written, "formula_file": None if written is None else f"{written}.cnf"}
             print_json({**infeasible_document(error, topology, collective), **files})
         raise
     except TimedOutError as error:

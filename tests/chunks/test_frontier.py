@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -76,16 +75,17 @@ def test_the_complete_frontiers_of_dgx1(kind: str, expected: list[tuple[int, int
 def curve(ratio: Fraction, points: dict[int, int], limits: dict[int, Fraction]) -> Curve:
     """Settled points with so many chunks in so many steps, at the limits."""
     static = StepBound(1, ratio, StaticLimit(Bound.__new__(Bound)))
+    proved = {steps: StepBound(steps, least, static.certificate) for steps, least in limits.items()}
     optima = (
         StepOptimum(
-            StepBound(steps, limits[steps], static.certificate),
+            proved[steps],
             chunks,
             Plan((*[1] * (steps - 1), int(limits[steps] * chunks) - steps + 1), ()),
             "scripted",
         )
         for steps, chunks in points.items()
     )
-    return Curve(tuple(optima), static, limits, (), True, "scripted", False)
+    return Curve(tuple(optima), static, proved, (), True, "scripted", False)
 
 
 def test_a_composition_is_proved_by_every_division_of_its_steps() -> None:
@@ -94,7 +94,7 @@ def test_a_composition_is_proved_by_every_division_of_its_steps() -> None:
     # 2 + 3 or 3 + 2 steps: R/C 2 + 1, with 6 chunks by joining, though 3 might do for both.
     assert limits_together([known, known], 5) == (3 * one, 3)
     # What is open in 3 steps of one half might make 2 + 3 better than 3 + 2, and with any C.
-    half_open = replace(known, points=known.points[:1], limits={2: 2 * one, 3: one / 2})
+    half_open = curve(one, {2: 2}, {2: 2 * one, 3: one / 2})
     assert limits_together([known, half_open], 5) == (one * 5 / 2, 2)
     # Beyond what was looked at only the static limit is known.
     assert limits_together([known, known], 7)[0] == 2 * one

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,8 @@ from arborcast.synth.chunks.problem.group_growth import grown_groups
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.symmetry.automorphisms import Automorphisms, automorphisms_of
-from arborcast.synth.symmetry.permutations import identity, orbits
-from arborcast.synth.topology import Topology
+from arborcast.synth.symmetry.permutations import closure, compose, identity, inverse, orbits
+from arborcast.synth.topology import Permutation, Topology
 
 LARGEST_GROUP = 128
 """Elements up to which a group is tried: what a larger one would save, its bookkeeping costs."""
@@ -99,6 +100,37 @@ def subgroups(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0) ->
     """
     whole = _automorphisms(problem, DemandAction(problem.topology, problem.demands))
     return tuple(grown_groups(whole, lambda group: True, limit=limit, chance=random.Random(seed)))
+
+
+def small_subgroups(group: Group, limit: int) -> tuple[Group, ...]:
+    """The subgroups that one element or two that commute generate, without the trivial one.
+
+    Of those that are conjugates only the first is given.
+
+    Args:
+        group: all its elements, the identity first.
+        limit: how many elements each may have.
+    """
+    size = len(group[0])
+    cyclic: dict[frozenset[Permutation], Permutation] = {}
+    for element in group[1:]:
+        powers = closure(size, [element], limit)
+        if powers is not None:
+            cyclic.setdefault(frozenset(powers), element)
+    joined = (
+        closure(size, (one, other), limit)
+        for (powers, one), (others, other) in combinations(cyclic.items(), 2)
+        if len(powers) * len(others) <= limit and compose(one, other) == compose(other, one)
+    )
+    seen: set[frozenset[Permutation]] = set()
+    found: list[Group] = []
+    for elements in dict.fromkeys([*cyclic, *(frozenset(each) for each in joined if each is not None)]):
+        if elements not in seen:
+            found.append((group[0], *sorted(elements - {group[0]})))
+            seen.update(
+                frozenset(compose(compose(by, each), inverse(by)) for each in elements) for by in group
+            )
+    return tuple(found)
 
 
 def orbits_of_roots(topology: Topology) -> tuple[tuple[int, ...], ...]:

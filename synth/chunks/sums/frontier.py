@@ -42,10 +42,9 @@ def trace_allreduce(
         effort: how to go about it.
         deadline: what is found by then is returned.
     """
-    tracing = _Tracing(topology, collective, limit, last, effort, deadline)
     with Workers() as workers:
         workers.warm()
-        return tracing.run(workers)
+        return _Tracing(topology, collective, limit, last, effort, deadline, workers).run()
 
 
 class _Tracing:
@@ -54,6 +53,7 @@ class _Tracing:
     Attributes:
         points: in order of steps.
         open_steps: numbers of steps at which something is left to prove.
+        limits: of each number of steps that was looked at, where one is known.
     """
 
     def __init__(
@@ -64,9 +64,11 @@ class _Tracing:
         last: int,
         effort: Effort,
         deadline: Deadline,
+        workers: Workers,
     ) -> None:
         self.points: list[Point] = []
         self.open_steps: list[int] = []
+        self.limits: dict[int, StepBound] = {}
         self._topology = topology
         self._collective = collective
         self._limit = limit
@@ -74,18 +76,22 @@ class _Tracing:
         self._effort = effort
         self._deadline = deadline
         self._problem = sum_problem(topology, collective)
+        cache = ChunkCache() if effort.cache else None
+        self._searcher = SumSearcher(self._problem, effort.seed, deadline, workers, cache)
         self._ratio = static_ratio(topology, collective, limit)
         self._composed: Sequence[Composition] | None = None
         self._cut_short = False
 
-    def run(self, workers: Workers) -> Traced:
+    def run(self) -> Traced:
         """Number of steps by number of steps, until there is nothing to gain."""
         latency = self._problem.latency
         assert latency is not None, "a collective with a rate above zero reaches everybody"
         why = f"no more than {self._last} steps were looked at"
         timed_out = False
         for steps in range(latency, self._last + 1):
-            optimum = self._optimum(steps, workers)
+            optimum = self._optimum(steps)
+            if optimum.limit is not None:
+                self.limits[steps] = optimum.limit
             point = self._better(steps, optimum)
             if point is not None:
                 self.points.append(point)
@@ -107,17 +113,16 @@ class _Tracing:
         if timed_out:
             self._add_later_compositions()
         complete = not self.open_steps and self._best == self._ratio
-        return Traced(tuple(self.points), complete, why, tuple(self.open_steps), timed_out)
+        complete = complete and self._limit.scope is Scope.EVERY_SCHEDULE
+        return Traced(tuple(self.points), complete, why, tuple(self.open_steps), timed_out, self.limits)
 
     @property
     def _best(self) -> Fraction | None:
         return self.points[-1].ratio if self.points else None
 
-    def _optimum(self, steps: int, workers: Workers) -> SumOptimum:
-        """What is known of so many steps; half of the time is left for compositions and more steps."""
-        deadline = self._deadline.share(2)
-        cache = ChunkCache() if self._effort.cache else None
-        searcher = SumSearcher(self._problem, self._effort.seed, deadline, workers, cache)
+    def _optimum(self, steps: int) -> SumOptimum:
+        """What is known of so many steps; most of the time is left for compositions and more steps."""
+        self._searcher.deadline = self._deadline.share(3)
         static = None
         if self._limit.scope is Scope.EVERY_SCHEDULE:
             static = StepBound(steps, self._ratio, StaticLimit(self._limit))
@@ -132,7 +137,7 @@ class _Tracing:
                 raise TimedOutError("compositions were cut short")
             return None if composed is None else composed.ratio
 
-        return cached_optimum(searcher, steps, static, self._best, known, proofs=self._effort.proofs)
+        return cached_optimum(self._searcher, steps, static, self._best, known, proofs=self._effort.proofs)
 
     def _better(self, steps: int, optimum: SumOptimum) -> Point | None:
         """The best schedule of so many steps, if it has a smaller R/C than those of fewer."""

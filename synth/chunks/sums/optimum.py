@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice, takewhile
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from arborcast.synth.chunks.bounds.certificate import MessageLengths, StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.check import certified_ratio
@@ -24,13 +24,14 @@ from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.sums.instance import SumPlan
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
-from arborcast.synth.chunks.sums.searcher import SumSearcher, plan_from_document, plan_to_document
+from arborcast.synth.chunks.sums.searcher import SumSearcher, Trial, plan_from_document, plan_to_document
 from arborcast.synth.chunks.trees.whole_trees import eligible
 from arborcast.synth.errors import Prover, TimedOutError
 from arborcast.synth.progress import report
 
 log = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
 
 REFUTED = " refuted by CaDiCaL"
 """How `SumOptimum.smallest` ends where smaller numbers of chunks were searched and have no schedule."""
@@ -44,30 +45,50 @@ class Budget:
     """How much is done for a number of steps; counted, so that it is the same on every machine.
 
     Attributes:
-        slices: effort of a search at the limit where nothing known attains it.
-        guess_slices: effort of any other search.
+        first: of a search at the limit, or for anything.
+        guess: of a search above the limit.
+        last: of a search at the limit where nothing known attains it.
         count_slices: effort of proving that messages are not fewer.
-        groups: how many groups are tried that move every chunk, and that keep the transfers of each.
-        most_sends: possible transfers (chunks, routes and steps multiplied) up to which a solver is asked.
         sizes: how many C are tried at the limit.
-        largest_guess: chunks up to which a ratio is looked for where the limit is not attained.
+        largest_guess: chunks up to which all C are tried above it.
+        largest_orbit: the same of those C that are images of one chunk under many groups.
         most_messages: possible messages (routes and steps multiplied) up to which their fewest are counted.
     """
 
-    slices: int
-    guess_slices: int
+    first: Trial
+    guess: Trial
+    last: Trial
     count_slices: int
-    groups: tuple[int, int]
-    most_sends: int
     sizes: int
     largest_guess: int
+    largest_orbit: int
     most_messages: int
 
 
-THOROUGH = Budget(4, 2, 3, (5, 4), 20_000, 3, 12, 400)
+THOROUGH = Budget(
+    first=Trial(2, (5, 4), 8_000),
+    guess=Trial(1, (1, 24), 1_500),
+    last=Trial(4, (5, 4), 8_000),
+    count_slices=3,
+    sizes=3,
+    largest_guess=12,
+    largest_orbit=64,
+    most_messages=400,
+)
 """To prove: some ten seconds for a search."""
 
-QUICK = Budget(1, 1, 0, (2, 1), 4_000, 1, 4, 0)
+_SECOND = Trial(1, (2, 1), 4_000)
+
+QUICK = Budget(
+    first=_SECOND,
+    guess=_SECOND,
+    last=_SECOND,
+    count_slices=0,
+    sizes=1,
+    largest_guess=4,
+    largest_orbit=4,
+    most_messages=0,
+)
 """To have a candidate: a second."""
 
 
@@ -179,20 +200,37 @@ class _State:
         self._raise_to(
             pair_bound(self._problem, self._steps, group=problem_group(self._problem), deadline=deadline)
         )
-        before, soon, long = self.result.least, self._budget.guess_slices, self._budget.slices
+        before, soon, long = self.result.least, self._budget.first, self._budget.last
         if self._below is None and not self._take_anything(soon):
             self._count_messages()
             return
-        if not self._is_of_interest(before) or self._attempt(before, soon):
+        if not self._is_of_interest(before) or self._in_time(4, lambda: self._attempt(before, soon)):
             return
-        floor = self._count_messages()
-        if not self._is_of_interest(floor) or (floor > before and self._attempt(floor, soon)):
+        floor = self._in_time(4, self._count_messages) or before
+        if not self._is_of_interest(floor):
+            return
+        if floor > before and self._in_time(4, lambda: self._attempt(floor, soon)):
             return
         known = self._known()
         if known is not None:
             self._below = known if self._below is None else min(known, self._below)
-        if self._is_of_interest(floor) and not (long > soon and self._attempt(floor, long)):
-            self._look_around(floor)
+        if not self._is_of_interest(floor) or self._look_around(floor):
+            return
+        if long != soon:
+            self._attempt(floor, long)
+
+    def _in_time(self, part: int, task: Callable[[], Answer]) -> Answer | None:
+        """What a task answers in one part of so many of the time left; None where it does not end by then."""
+        whole = self._searcher.deadline
+        self._searcher.deadline = whole.share(part)
+        try:
+            return task()
+        except TimedOutError:
+            whole.check("the search")
+            self.result = replace(self.result, out_of_time=True)
+            return None
+        finally:
+            self._searcher.deadline = whole
 
     def _is_of_interest(self, ratio: Fraction) -> bool:
         return self._below is None or ratio < self._below
@@ -203,21 +241,21 @@ class _State:
         self.result = replace(self.result, limit=limit)
         return True
 
-    def _attempt(self, ratio: Fraction, slices: int) -> bool:
+    def _attempt(self, ratio: Fraction, trial: Trial) -> bool:
         """Search at the smallest C that could attain a ratio, and at larger ones where that is none."""
         if not ratio:
             return False
         for chunks in islice(eligible(ratio, self._steps), self._budget.sizes):
-            if self._take(ratio, chunks, slices):
+            if self._take(ratio, chunks, trial):
                 return True
             if (ratio, chunks) not in self._without:
                 return False
         return False
 
-    def _take_anything(self, slices: int) -> bool:
+    def _take_anything(self, trial: Trial) -> bool:
         """Have some plan before time is spent on a good one; False where none has one partial sum."""
         for rounds in dict.fromkeys((self._steps, self._most_rounds())):
-            if Fraction(rounds) >= self.result.least and self._take(Fraction(rounds), 1, slices):
+            if Fraction(rounds) >= self.result.least and self._take(Fraction(rounds), 1, trial):
                 self._below = Fraction(rounds)
                 return True
         return (Fraction(self._most_rounds()), 1) not in self._without
@@ -242,25 +280,29 @@ class _State:
         sums = self._searcher.fewest(self._steps, cost, slices=slices, sums=True)
         return max(self.result.least, Fraction(sums, links))
 
-    def _look_around(self, floor: Fraction) -> None:
-        """The least R/C from there on that is found with few chunks, halving what is open each time."""
-        most = self._most_rounds()
-        ratios = sorted(
-            {
-                Fraction(rounds, chunks)
-                for chunks in range(1, self._budget.largest_guess + 1)
-                for rounds in range(self._steps, most * chunks + 1)
-            }
-        )
-        guesses = [ratio for ratio in ratios if ratio >= floor and self._is_of_interest(ratio)]
-        low, high = 0, len(guesses)
-        while low < high:
-            middle = (low + high) // 2
-            chunks = next(eligible(guesses[middle], self._steps))
-            if self._take(guesses[middle], chunks, self._budget.guess_slices):
-                high = middle
-            else:
-                low = middle + 1
+    def _look_around(self, floor: Fraction) -> bool:
+        """Better and better plans of few chunks or of the images of one; whether one attains the floor."""
+        budget = self._budget
+        orbits = (chunks for chunks in self._searcher.whole_orbits if chunks <= budget.largest_orbit)
+        for chunks in dict.fromkeys((*orbits, *range(1, budget.largest_guess + 1))):
+            # A schedule of R rounds becomes one of R + 1 by making a step longer.
+            low = max(self._steps, math.ceil(floor * chunks))
+            high = math.ceil((self._below or self._most_rounds() + 1) * chunks) - 1
+            if low > high or not self._guess(chunks, high):
+                continue
+            while low < high:
+                middle = (low + high) // 2
+                if self._guess(chunks, middle):
+                    high = middle
+                else:
+                    low = middle + 1
+            self._below = Fraction(high, chunks)
+            if self._below == floor:
+                return True
+        return False
+
+    def _guess(self, chunks: int, rounds: int) -> bool:
+        return self._take(Fraction(rounds, chunks), chunks, self._budget.guess)
 
     def _most_rounds(self) -> int:
         """Rounds with which one chunk may go over every route in every step."""
@@ -270,11 +312,11 @@ class _State:
         )
         return fullest * self._steps
 
-    def _take(self, ratio: Fraction, chunks: int, slices: int) -> bool:
+    def _take(self, ratio: Fraction, chunks: int, trial: Trial) -> bool:
         """Search at one C and note what comes of it; whether a plan was found."""
         if (ratio, chunks) in self._without:
             return False
-        answer = self._search(chunks, int(ratio * chunks), slices)
+        answer = self._search(chunks, int(ratio * chunks), trial)
         if isinstance(answer, Impossible):
             self._refuted.add((ratio, chunks))
         if isinstance(answer, Impossible | NoneHere):
@@ -296,15 +338,11 @@ class _State:
             return None
         return f"C = {', '.join(map(str, smaller))}{REFUTED}"
 
-    def _search(self, chunks: int, rounds: int, slices: int) -> object:
-        """Ask the solvers; None where the instance is larger than they should be asked, or they died."""
-        if chunks * len(self._problem.routes) * self._steps > self._budget.most_sends:
-            return None
+    def _search(self, chunks: int, rounds: int, trial: Trial) -> object:
+        """Ask the solvers; None where they died."""
         report(f"{self._steps} steps: searching ({chunks}, {self._steps}, {rounds})", 0, 0)
         try:
-            return self._searcher.search(
-                chunks, self._steps, rounds, slices=slices, groups=self._budget.groups
-            )
+            return self._searcher.search(chunks, self._steps, rounds, trial)
         except WorkerDiedError as error:
             log.warning("(%d, %d, %d) is left open: %s", chunks, self._steps, rounds, error)
             self.result = replace(self.result, lost_solvers=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -64,6 +64,7 @@ class Traced:
     why_stopped: str
     open_steps: tuple[int, ...]
     timed_out: bool
+    limits: Mapping[int, StepBound]
 
 
 def point_method(chunks: int, rounds: Sequence[int], seed: int) -> Method:

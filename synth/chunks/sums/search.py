@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from pysat.solvers import Cadical195
 
 from arborcast.synth.chunks.encodings.cardinality import Clauses, Rounds, not_before
+from arborcast.synth.chunks.encodings.reachable_sends import longest_step
 from arborcast.synth.chunks.encodings.sat import CONFLICTS_PER_EFFORT, SEEDS
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.outcome import (
@@ -64,26 +65,44 @@ class SpreadSearch:
 
     def __init__(self, instance: Instance, *, seed: int = 0) -> None:
         """Build the formula; `seed` is the solver's own."""
-        orbits = instance.orbits
-        clauses = Clauses()
-        rounds = Rounds(clauses, instance.steps, instance.rounds - instance.steps, longest_step(instance))
-        routes = range(len(orbits.problem.routes))
-        chunks = []
-        for _ in range(orbits.chunks):
-            chunks.append([[clauses.new() for _ in routes] for _ in range(instance.steps)])
-            add_spread(clauses, orbits.problem, chunks[-1])
-        for step in range(instance.steps):
-            for link, capacity in enumerate(orbits.problem.capacities):
-                passing = orbits.problem.passing[link]
-                rounds.fit(step, [sent[step][route] for sent in chunks for route in passing], capacity)
-        for first, second in pairwise([literal for step in sent for literal in step] for sent in chunks):
-            for clause in not_before(first, second, negate=int.__neg__, new=clauses.new):
-                clauses.add(*clause)
-        self._solver = _solver(clauses, seed)
+        self._solver = _solver(SpreadFormula(instance).clauses, seed)
 
     def run(self, effort: int | None) -> Outcome:
         """See `encodings.outcome.Search`; a second call goes on with everything learned so far."""
         return _refuted(_solve(self._solver, effort))
+
+
+class SpreadFormula:
+    """What `SpreadSearch` asks, as clauses.
+
+    Attributes:
+        instance: which, without symmetries.
+        clauses: all of them.
+        rounds: those of each step.
+        sent: of each chunk, step and route the literal of a message.
+        met: of each chunk those of `add_spread`.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        problem = instance.orbits.problem
+        self.instance = instance
+        self.clauses = clauses = Clauses()
+        spare = instance.rounds - instance.steps
+        self.rounds = Rounds(clauses, instance.steps, spare, longest_step(instance))
+        self.sent: list[list[list[int]]] = []
+        self.met: list[dict[tuple[int, int, int], int]] = []
+        for _ in range(instance.orbits.chunks):
+            sent = [[clauses.new() for _ in problem.routes] for _ in range(instance.steps)]
+            self.sent.append(sent)
+            self.met.append(add_spread(clauses, problem, sent))
+        for step in range(instance.steps):
+            for link, capacity in enumerate(problem.capacities):
+                passing = problem.passing[link]
+                literals = [sent[step][route] for sent in self.sent for route in passing]
+                self.rounds.fit(step, literals, capacity)
+        for first, second in pairwise([literal for step in sent for literal in step] for sent in self.sent):
+            for clause in not_before(first, second, negate=int.__neg__, new=clauses.new):
+                clauses.add(*clause)
 
 
 class FewestSearch:
@@ -126,16 +145,6 @@ class FewestSumSearch:
         return _refuted(_solve(self._solver, effort))
 
 
-def longest_step(instance: Instance) -> int:
-    """Rounds of which a step never needs more: what R leaves it, or what a message of each chunk fills."""
-    problem = instance.orbits.problem
-    fullest = max(
-        -(-instance.orbits.chunks * len(passing) // capacity)
-        for passing, capacity in zip(problem.passing, problem.capacities, strict=True)
-    )
-    return max(1, min(instance.rounds - instance.steps + 1, fullest))
-
-
 def _pass_at_most(clauses: Clauses, problem: Problem, sent: list[list[int]], most: int) -> None:
     """Messages, a literal for each step and route, pass no more than so many links, each each time."""
     passed = [
@@ -147,15 +156,20 @@ def _pass_at_most(clauses: Clauses, problem: Problem, sent: list[list[int]], mos
     clauses.at_most(passed, most)
 
 
-def add_spread(clauses: Clauses, problem: Problem, sent: list[list[int]]) -> None:
+def add_spread(clauses: Clauses, problem: Problem, sent: list[list[int]]) -> dict[tuple[int, int, int], int]:
     """Say that everybody's contribution reaches everybody over some messages.
 
     Args:
         clauses: to which it is said.
         problem: see `synth.chunks.sums.instance.sum_problem`.
         sent: for each step and route the literal of a message.
+
+    Returns:
+        For contributor, rank and steps done a literal that is true only where the rank has met the
+        contribution by then; none where that is known.
     """
     steps = len(sent)
+    met: dict[tuple[int, int, int], int] = {}
     for demand in problem.demands:
         first = problem.steps_from(demand.sources)
         known: list[Literal] = [rank == demand.owner for rank in range(problem.ranks)]
@@ -168,7 +182,8 @@ def add_spread(clauses: Clauses, problem: Problem, sent: list[list[int]]) -> Non
                 elif rank == demand.owner or (step + 1 == steps and rank in demand.targets):
                     after.append(True)
                 else:
-                    after.append(clauses.new())
+                    met[demand.owner, rank, step + 1] = clauses.new()
+                    after.append(met[demand.owner, rank, step + 1])
                 brought = [
                     _both(clauses, sent[step][route], known[problem.routes[route].src])
                     for route in problem.arriving[rank]
@@ -177,6 +192,7 @@ def add_spread(clauses: Clauses, problem: Problem, sent: list[list[int]]) -> Non
             known = after
         for target in demand.targets:
             _say(clauses, known[target])
+    return met
 
 
 class SumFormula:

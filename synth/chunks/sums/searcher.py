@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Found, Impossible, Unfinished
-from arborcast.synth.chunks.problem.symmetry import subgroups
+from arborcast.synth.chunks.problem.symmetry import small_subgroups, subgroups
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.portfolio import Entrant, Verdict, race
 from arborcast.synth.chunks.solvers.workers import Workers
@@ -33,11 +33,26 @@ SEARCHES: Mapping[str, str] = {
 }
 """Where the searches are found, as `module:class`."""
 
-GROUPS = 5, 4
-"""How many groups are tried that move every chunk, and how many of which some elements keep its transfers."""
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How much a search does.
+
+    Attributes:
+        slices: effort (see `synth.chunks.solvers.portfolio`); None until there is an answer.
+        groups: how many groups are tried that move every chunk, and how many of which some elements keep its
+            transfers.
+        most_sends: possible transfers (chunks, routes and steps multiplied, of representatives) up to which a
+            group is tried, or the problem as it is; None for any.
+    """
+
+    slices: int | None = None
+    groups: tuple[int, int] = 5, 4
+    most_sends: int | None = None
+
 
 _ALIKE = 2  # groups of one size
-_LARGEST_KEPT = 4
+_LARGEST_KEPT = 8
 
 
 @dataclass
@@ -58,24 +73,14 @@ class SumSearcher:
     workers: Workers
     cache: ChunkCache | None
 
-    def search(
-        self,
-        chunks: int,
-        steps: int,
-        rounds: int,
-        *,
-        slices: int | None = None,
-        groups: tuple[int, int] = GROUPS,
-    ) -> SumAnswer:
-        """A plan, the proof that there is no schedule, `NoneHere`, or `Unfinished` after so many slices.
+    def search(self, chunks: int, steps: int, rounds: int, trial: Trial = Trial()) -> SumAnswer:
+        """A plan, the proof that there is no schedule, `NoneHere`, or `Unfinished`.
 
         Args:
             chunks: C.
             steps: S, at least the latency of the problem.
             rounds: R, at least S.
-            slices: how much effort to spend (see `synth.chunks.solvers.portfolio`); None until there is an
-            answer.
-            groups: see `GROUPS`.
+            trial: how much to do.
 
         Returns:
             `NoneHere` where no schedule keeps one partial sum per rank and chunk, and whether several would
@@ -91,18 +96,22 @@ class SumSearcher:
                 self.problem,
                 size=[chunks, steps, rounds],
                 seed=self.seed,
-                slices=slices,
-                groups=groups,
+                trial=astuple(trial),
             )
             kept = _kept(self.cache, key)
             if kept is not None:
                 return kept
         whole = SumOrbits.trivial(self.problem, chunks)
-        symmetric = self._symmetric(chunks, groups)
+        symmetric = self._symmetric(chunks, trial.groups)
         first, *others = [*symmetric, whole]
         entrants = [Entrant("sums", first), Entrant("spread", whole)]
         entrants += [Entrant("sums", orbits) for orbits in others]
-        verdict = self._race(entrants, steps, rounds, slices)
+        if trial.most_sends is not None:
+            possible = chunks * len(self.problem.routes) * steps
+            entrants = [each for each in entrants if possible <= trial.most_sends * len(each.orbits.group)]
+            if not entrants:
+                return Unfinished()
+        verdict = self._race(entrants, steps, rounds, trial.slices)
         answer: SumAnswer
         match verdict.outcome:
             case Found(found_rounds, sends):
@@ -145,28 +154,39 @@ class SumSearcher:
 
     def _symmetric(self, chunks: int, most: tuple[int, int]) -> list[SumOrbits]:
         """Groups that move every chunk, the largest first; then some that keep the transfers of each."""
-        alone: Group = (identity(self.problem.topology.size),)
-        pairs = [
-            (group, kept)
-            for group in self._groups
-            for kept in [alone, *self._groups]
-            if len(kept) <= _LARGEST_KEPT
-            and set(kept) <= set(group)
-            and chunks % (len(group) // len(kept)) == 0
-        ]
-        pairs.sort(key=lambda pair: (-len(pair[0]), len(pair[1])))
-        chosen: list[list[SumOrbits]] = [[], []]
+        fitting = [pair for pair in self._pairs if chunks % (len(pair[0]) // len(pair[1])) == 0]
+        moving = [pair for pair in fitting if len(pair[1]) == 1][: most[0]]
+        # Of one chunk's images first, and of those one of each size, then another of each: which of them
+        # has a schedule is not known.
+        keeping = [pair for pair in fitting if len(pair[1]) > 1]
         sizes: Counter[tuple[int, int]] = Counter()
-        for group, kept in pairs:
-            place, size = int(len(kept) > 1), (len(group), len(kept))
-            if len(chosen[place]) < most[place] and sizes[size] < _ALIKE:
-                sizes[size] += 1
-                chosen[place].append(SumOrbits(self.problem, chunks, group, kept))
-        return chosen[0] + chosen[1]
+        turns = {}
+        for group, kept in keeping:
+            size = len(group), len(kept)
+            turns[group, kept] = sizes[size]
+            sizes[size] += 1
+        keeping.sort(key=lambda pair: (len(pair[0]) < chunks * len(pair[1]), turns[pair]))
+        return [SumOrbits(self.problem, chunks, *pair) for pair in (*moving, *keeping[: most[1]])]
 
     @cached_property
-    def _groups(self) -> tuple[Group, ...]:
-        return subgroups(self.problem)
+    def whole_orbits(self) -> tuple[int, ...]:
+        """Numbers of chunks that are images of one under many groups, in ascending order."""
+        numbers = Counter(len(group) // len(kept) for group, kept in self._pairs)
+        most = max(numbers.values(), default=0)
+        return tuple(sorted(number for number, groups in numbers.items() if 4 * groups >= most))
+
+    @cached_property
+    def _pairs(self) -> tuple[tuple[Group, Group], ...]:
+        """Groups, at most so many of one size, each with subgroups to keep transfers; the largest first."""
+        alone: Group = (identity(self.problem.topology.size),)
+        sizes: Counter[int] = Counter()
+        pairs: list[tuple[Group, Group]] = []
+        for group in sorted(subgroups(self.problem), key=len, reverse=True):
+            if sizes[len(group)] < _ALIKE:
+                sizes[len(group)] += 1
+                pairs += ((group, kept) for kept in (alone, *small_subgroups(group, _LARGEST_KEPT)))
+        pairs.sort(key=lambda pair: (-len(pair[0]), len(pair[1])))
+        return tuple(pairs)
 
 
 def plan_to_document(plan: SumPlan) -> dict[str, Any]:
