@@ -119,6 +119,7 @@ def test_what_one_partial_sum_cannot_do_stays_open_with_its_limit() -> None:
     found = frontier("ring:5", max_steps=4)
     assert triples(found)[-1] == (5, 4, 4) and found.points[-1].is_proved
     assert found.open_steps == (2, 3) and not found.complete
+    assert found.limits[2].ratio > 0 and found.limits[3].ratio == Fraction(11, 10)
     (open_point,) = found.points[:-1]
     assert open_point.steps == 3 and not open_point.is_proved
     # 11 messages of a chunk over 10 links are the fewest of any schedule, 12 those of one partial sum.
