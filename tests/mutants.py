@@ -43,6 +43,7 @@ UNCHANGED_S = 3600
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "synth.verification.verifier": ("verification/test_verifier.py",),
+    "synth.verification.verdict": ("verification/test_verifier.py",),
     "synth.verification.replay": ("verification/test_verifier.py",),
     "synth.certification.rates": ("verification/test_certification.py",),
     "synth.certification.metric": ("verification/test_certification.py",),
