@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from arborcast import pipeline, topologies
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.pictures import draw_timelines
 from arborcast.pipeline.pictures.timeline import title_of
-from arborcast.pipeline.stages import ORDERS
 from arborcast.synth.errors import InputError
 from arborcast.synth.pictures.canvas import FAINT, PALETTE, check_path, headline, picture
 

@@ -27,3 +27,9 @@ class BatchError(InputError):
 
 class CheckpointError(InputError):
     """A checkpoint cannot be read, or does not fit the model or the optimizer it is loaded into."""
+
+
+def first_line(error: BaseException) -> str:
+    """Class and first line of an error, for a message of one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0].strip()}" if text else type(error).__name__

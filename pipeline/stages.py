@@ -7,15 +7,16 @@ allow; what crosses a boundary follows from that alone (`shares`, `overlaps`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import lcm
 
 from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.order.actions import Passes
+from arborcast.pipeline.order.cap import capped
 from arborcast.synth.topology import Topology
-
-ORDERS = ("gpipe", "1f1b", "pe")
-"""Fill and drain; one forward, one backward; SPP's list order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Plan:
     Attributes:
         stages: together all layers, each once, in order.
         microbatches: that each batch is divided into.
-        order: one of `ORDERS`.
+        order: one of `arborcast.pipeline.order.ORDERS`.
         recompute: whether the backward pass repeats the forward pass instead of keeping its results.
         max_in_flight: most microbatches whose results any rank keeps at once; None for what the order does.
         topology: the fabric whose ranks the stages name; None where it is said elsewhere.
@@ -142,6 +143,12 @@ class Plan:
         """All ranks with work, stage by stage."""
         return tuple(rank for stage in self.stages for rank in stage.ranks)
 
+    @property
+    def passes(self) -> Passes:
+        """What each stage does, with `max_in_flight` applied."""
+        made = ORDERS[self.order].make(len(self.stages), self.microbatches)
+        return made if self.max_in_flight is None else capped(made, self.max_in_flight)
+
     def stage_of(self, rank: int) -> int | None:
         """The index of the stage of a rank; None for one without work."""
         return next((index for index, stage in enumerate(self.stages) if rank in stage.ranks), None)
@@ -193,3 +200,14 @@ def overlaps(samples: int, senders: int, receivers: int) -> tuple[Overlap, ...]:
         for receiver, (c, d) in enumerate(shares(samples, receivers))
         if max(a, c) < min(b, d)
     )
+
+
+def boundary_messages(
+    senders: Sequence[int], receivers: Sequence[int], size_bytes: float
+) -> dict[tuple[int, int], float]:
+    """Bytes by (from, to) of what crosses a boundary for a microbatch that divides evenly on both sides."""
+    samples = lcm(len(senders), len(receivers))
+    return {
+        (senders[it.sender], receivers[it.receiver]): (it.stop - it.start) / samples * size_bytes
+        for it in overlaps(samples, len(senders), len(receivers))
+    }

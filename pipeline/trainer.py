@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.run import checkpoints
-from arborcast.pipeline.run.agreement import Agreement
+from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import (
     DeferredStatistics,
     find_batch_norm,
@@ -32,14 +32,13 @@ from arborcast.pipeline.run.batch_norm import (
 from arborcast.pipeline.run.batches import Batch, Signature, Tensors, as_tuple
 from arborcast.pipeline.run.boundary import FakeStage
 from arborcast.pipeline.run.divisibility import check_divisible
-from arborcast.pipeline.run.giving_up import GivingUp
+from arborcast.pipeline.run.executor import StepExecutor
+from arborcast.pipeline.run.failures import Agreement, FailureBroadcast
 from arborcast.pipeline.run.groups import Groups, fabric_of
-from arborcast.pipeline.run.links import Links, Messages
 from arborcast.pipeline.run.losses import REDUCTIONS, LossFunction
-from arborcast.pipeline.run.passes import Passes
-from arborcast.pipeline.run.place import Place
+from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import NullRecorder, Recorder, Records
+from arborcast.pipeline.run.recorder import NullRecorder, Recorder
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.pipeline.run.update import OptimizerOf, Update, check_optimizer
 from arborcast.pipeline.run.weights import broadcast_weights
@@ -144,22 +143,22 @@ class Trainer:
             timeout_s=start_timeout_s,
         )
         self.plan = plan
-        self._place = Place.of(plan, self._rank)
+        self._place = Assignment.of(plan, self._rank)
         self._name = f"rank {self._rank}" + ("" if self._place is None else f" (stage {self._place.stage})")
         self._loss_fn, self._loss_reduction, self._check_loss = loss_fn, loss_reduction, check_loss
         self._seed, self._batch_norm = seed, batch_norm
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._groups = Groups(plan, collectives, fabric, timeout_s)
-        self._faults = GivingUp(self._name, self._agreement, self._groups.break_all)
+        self._faults = FailureBroadcast(self._name, self._agreement, self._groups.break_all)
         self._precision = _precision_of(precision, device, self._groups)
-        self._recorder: Records = Recorder() if record else NullRecorder()
-        self._links = Links(self._groups.job, self._name, self._recorder)
+        self._recorder = Recorder() if record else NullRecorder()
+        self._links = Messenger(self._groups.job, self._name, self._recorder)
         self._messages = self._links.messages
         self._calls = self._steps = 0
         self._is_closed = False
         self._kept: tuple[nn.Module, Any, float | None] | None = None
         self._waiting: tuple[nn.Module, OptimizerOf] | None = None
-        self._parts: tuple[Passes, Update, nn.Module, tuple[int, ...]] | None = None
+        self._parts: tuple[StepExecutor, Update, nn.Module, tuple[int, ...]] | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self._frozen = ""
@@ -204,46 +203,48 @@ class Trainer:
         call, self._calls = self._calls, self._calls + 1
         if self._waiting is not None:
             self._trace(inputs)
-        passes, update, _, dims = self._ready()
+        executor, update, _, dims = self._ready()
         try:
             batch = Batch.of(inputs, targets, dims, self.plan)
         except BatchError as error:
             # Unless all ranks refuse it, those that do not would go on with the next batch of this one.
-            with self._faults.all_or_nothing(lambda: passes.doing, call, forgives=True):
+            with self._faults.all_or_nothing(lambda: executor.doing, call, forgives=True):
                 self._agreement.agree(f"call {call}", f"what is refused: {error}")
             raise
         signature = batch.signature(training, _frozen(self._parameters) if training else "")
-        if not passes.knows(signature) or (training and signature.frozen != self._frozen):
-            self._meet(call, batch, signature, passes, update)
-        with self._faults.all_or_nothing(lambda: passes.doing, call):
+        if not executor.knows(signature) or (training and signature.frozen != self._frozen):
+            self._meet(call, batch, signature, executor, update)
+        with self._faults.all_or_nothing(lambda: executor.doing, call):
             self._recorder.start(self._groups.job)
             if training:
                 update.begin(batch.samples)
-            passes.run(batch, signature, self._steps, update.unit or 1.0)
+            executor.run(batch, signature, self._steps, update.unit or 1.0)
             if training:
                 update.wait()
-            outcome = passes.finish(batch)
+            outcome = executor.finish(batch)
             if training:
                 update.end(outcome.weight)
                 self._steps += 1
         self.losses = outcome.losses
         return outcome.loss
 
-    def _meet(self, call: int, batch: Batch, signature: Signature, passes: Passes, update: Update) -> None:
+    def _meet(
+        self, call: int, batch: Batch, signature: Signature, executor: StepExecutor, update: Update
+    ) -> None:
         """Before the first batch of a shape, and after parameters were frozen or unfrozen."""
         changed = signature.training and signature.frozen != self._frozen
-        with self._faults.all_or_nothing(lambda: passes.doing, call, forgives=True):
+        with self._faults.all_or_nothing(lambda: executor.doing, call, forgives=True):
             self._agreement.agree(f"call {call}", str(signature))
             if changed:
                 update.check_complete()
-        with self._faults.all_or_nothing(lambda: passes.doing, call):
+        with self._faults.all_or_nothing(lambda: executor.doing, call):
             if changed:
-                passes.follow({name: it.requires_grad for name, it in self._parameters.items()})
+                executor.follow({name: it.requires_grad for name, it in self._parameters.items()})
                 update.retrain()
                 self._groups.meet(self._start_timeout_s)
                 self._frozen = signature.frozen
-            if not passes.knows(signature):
-                passes.prepare(batch, signature)
+            if not executor.knows(signature):
+                executor.prepare(batch, signature)
 
     # ------------------------------------------------------------------ what there is
 
@@ -400,9 +401,9 @@ class Trainer:
                 accumulate=self._accumulate,
                 clip_norm=self._clip_norm,
             )
-            update.rehearse()
+            update.warm_up_collectives()
             self._groups.meet(self._start_timeout_s)
-        passes = Passes(
+        executor = StepExecutor(
             fake,
             module,
             self.plan,
@@ -420,9 +421,9 @@ class Trainer:
             batches=self._accumulate,
             on_gradients=update.gradients_complete,
         )
-        self._parts = passes, update, module, model.sample_dims(0)
+        self._parts = executor, update, module, model.sample_dims(0)
 
-    def _ready(self) -> tuple[Passes, Update, nn.Module, tuple[int, ...]]:
+    def _ready(self) -> tuple[StepExecutor, Update, nn.Module, tuple[int, ...]]:
         if self._parts is None:
             self._faults.refuse()
             raise InputError("trainer: a model that is not Layered is traced in the first step, got none yet")

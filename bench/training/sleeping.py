@@ -350,7 +350,7 @@ def _equation(
     measured: Sequence[tuple[int, float]], stages: int, serial_us: float
 ) -> dict[int, tuple[float, bool]]:
     """By number of microbatches, what equation (3) says, and whether it was fitted to that run."""
-    from arborcast.pipeline.costs.cost_model import Run, fit
+    from arborcast.bench.training.step_formula import Run, fit
 
     numbers = sorted(number for number, _ in measured)
     chosen = {numbers[0], numbers[len(numbers) // 2], numbers[-1]}

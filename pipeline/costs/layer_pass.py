@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from arborcast.pipeline.errors import ProfileError
+from arborcast.pipeline.errors import ProfileError, first_line
 from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 
@@ -72,7 +72,7 @@ class Walk:
         """What is raised when a layer cannot run."""
         return ProfileError(
             f"{self.where(index)}: must run on {self.samples} samples"
-            f"{f' and on {self.fewer}' if self.fewer else ''}, got {_first_line(why)}"
+            f"{f' and on {self.fewer}' if self.fewer else ''}, got {first_line(why)}"
         )
 
     def cost(
@@ -104,7 +104,7 @@ class Walk:
             except Exception as error:  # an optimizer may raise anything
                 raise ProfileError(
                     f"{self.where(index)}: its optimizer must take a step with gradients of zero, got "
-                    f"{_first_line(error)}"
+                    f"{first_line(error)}"
                 ) from error
         fixed = [
             _fixed_part(self.samples, times[self.samples], self.fewer, times.get(self.fewer, 0.0))
@@ -335,10 +335,6 @@ def _saved() -> Iterator[list[Tensor]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield saved
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -137,18 +137,3 @@ class Network:
         for link in self.topology.links:
             neighbours[link.src].append(link.dst)
         return neighbours
-
-
-def boundary_messages(
-    senders: Iterable[int], receivers: Iterable[int], size_bytes: float
-) -> dict[tuple[int, int], float]:
-    """Bytes by (from, to) of what crosses a boundary for a microbatch that divides evenly on both sides."""
-    ours, theirs = tuple(senders), tuple(receivers)
-    messages: dict[tuple[int, int], float] = {}
-    for i, src in enumerate(ours):
-        for j, dst in enumerate(theirs):
-            start = max(i / len(ours), j / len(theirs))
-            stop = min((i + 1) / len(ours), (j + 1) / len(theirs))
-            if stop - start > 1e-12:
-                messages[src, dst] = (stop - start) * size_bytes
-    return messages

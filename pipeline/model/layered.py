@@ -1,11 +1,13 @@
 """What every model looks like to the trainer and the profiler, however it was made.
 
-`Divisible` cuts a sequential model by index, `pipeline.model.traced` cuts any module by its graph; both give
-layers 0..depth-1 and modules for ranges of them, whose parameters keep the names they have in the whole.
+`Divisible` cuts a sequential model by index, `traced` cuts any module by its graph; both give layers
+0..depth-1 and modules for ranges of them, whose parameters keep the names they have in the whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from torch import nn
@@ -43,3 +45,15 @@ class Layered(Protocol):
     def ties(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Shared parameters: the name in the whole model, and the layers that use it."""
         ...
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """A model in a mode; afterwards each module is in the mode that it was in, which need not be the same."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag

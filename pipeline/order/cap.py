@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.order.actions import Action, Order, Phase
+from arborcast.pipeline.order.actions import Action, Passes, Phase
 
 
-def capped(order: Order, max_in_flight: int) -> Order:
+def capped(order: Passes, max_in_flight: int) -> Passes:
     """The same passes with at most so many microbatches in flight on any stage.
 
     A forward pass that would be one too many comes right after the next backward pass instead. Where every

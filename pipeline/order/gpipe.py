@@ -7,10 +7,10 @@ in serial training, so that they round alike.
 
 from __future__ import annotations
 
-from arborcast.pipeline.order.actions import Action, Order, Phase
+from arborcast.pipeline.order.actions import Action, Order, Passes, Phase
 
 
-def gpipe(stages: int, microbatches: int) -> Order:
+def gpipe(stages: int, microbatches: int) -> Passes:
     """Fill and drain: every stage keeps all microbatches in flight.
 
     stage 0: F0 F1 F2 B0 B1 B2
@@ -18,3 +18,6 @@ def gpipe(stages: int, microbatches: int) -> Order:
     """
     actions = tuple(Action(phase, m) for phase in Phase for m in range(microbatches))
     return (actions,) * stages
+
+
+GPIPE = Order(gpipe, in_flight=lambda behind, microbatches: microbatches, drains=True)

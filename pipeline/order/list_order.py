@@ -15,24 +15,20 @@ from __future__ import annotations
 
 from collections import deque
 
-from arborcast.pipeline.order.actions import Action, Order, Phase
-from arborcast.pipeline.order.cap import capped
+from arborcast.pipeline.order.actions import Action, Order, Passes, Phase
 
 
-def list_order(stages: int, microbatches: int, max_in_flight: int | None = None) -> Order:
+def list_order(stages: int, microbatches: int) -> Passes:
     """What each stage does when passes over the blocks move one microbatch out of every queue.
 
     A pass moves from a queue only if something was in it when the pass began. Stage s comes to
     min(M, 4(S-1-s) + 1) forward passes before its first backward pass, where 1F1B has S-s: more
-    activations are kept. `max_in_flight` limits them (`cap.capped`).
+    activations are kept.
 
         stage 0: F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5
         stage 1: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
 
     Takes time in proportion to (M + 4S) · S.
-
-    Raises:
-        PlanError: `max_in_flight` is less than 1.
     """
     blocks = _blocks(stages)
     queues: list[deque[int]] = [deque() for _ in blocks]
@@ -46,8 +42,7 @@ def list_order(stages: int, microbatches: int, max_in_flight: int | None = None)
                 queues[block + 1].append(microbatch)
             for stage, phase in blocks[block]:
                 order[stage].append(Action(phase, microbatch))
-    made = tuple(tuple(actions) for actions in order)
-    return made if max_in_flight is None else capped(made, max_in_flight)
+    return tuple(tuple(actions) for actions in order)
 
 
 def _blocks(stages: int) -> list[list[tuple[int, Phase]]]:
@@ -60,3 +55,6 @@ def _blocks(stages: int) -> list[list[tuple[int, Phase]]]:
     for stage in reversed(range(last)):
         blocks += [[], [(stage, Phase.BACKWARD)]]
     return blocks
+
+
+LIST_ORDER = Order(list_order, in_flight=lambda behind, _: 4 * behind + 1, is_bounded=True)

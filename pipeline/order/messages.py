@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.order.actions import Action, Order, Phase
+from arborcast.pipeline.order.actions import Action, Passes, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Step:
         return f"{self.kind} {self.action}"
 
 
-def with_messages(order: Order, *, ahead: int = 1) -> tuple[tuple[Step, ...], ...]:
+def with_messages(order: Passes, *, ahead: int = 1) -> tuple[tuple[Step, ...], ...]:
     """The steps of each stage: its passes in the given order, each result sent as soon as it is there.
 
     The receive of a pass is posted `ahead` passes before it, which lets its message overlap the passes
@@ -60,7 +60,7 @@ def with_messages(order: Order, *, ahead: int = 1) -> tuple[tuple[Step, ...], ..
 class _Placement:
     """A run of all stages with blocking sends, in which receives find their places."""
 
-    def __init__(self, order: Order, ahead: int) -> None:
+    def __init__(self, order: Passes, ahead: int) -> None:
         self.order = order
         self.ahead = ahead
         self.steps: list[list[Step]] = [[] for _ in order]

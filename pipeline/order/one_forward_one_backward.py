@@ -6,10 +6,10 @@ messages cost nothing, and keeps as many microbatches in flight.
 
 from __future__ import annotations
 
-from arborcast.pipeline.order.actions import Action, Order, Phase
+from arborcast.pipeline.order.actions import Action, Order, Passes, Phase
 
 
-def one_forward_one_backward(stages: int, microbatches: int) -> Order:
+def one_forward_one_backward(stages: int, microbatches: int) -> Passes:
     """Each stage warms up, then alternates, then drains.
 
     stage 0: F0 F1 F2 B0 F3 B1 B2 B3
@@ -26,3 +26,6 @@ def _stage(warm_ups: int, microbatches: int) -> tuple[Action, ...]:
         if m + warm_ups < microbatches:
             actions.append(Action(Phase.FORWARD, m + warm_ups))
     return tuple(actions)
+
+
+ONE_FORWARD_ONE_BACKWARD = Order(one_forward_one_backward, in_flight=lambda behind, _: behind + 1)

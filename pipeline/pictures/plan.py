@@ -20,6 +20,7 @@ from arborcast.pipeline.pictures.timeline import (
     title_of,
     width_for,
 )
+from arborcast.pipeline.planning.memory import readable
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan, Stage
 from arborcast.synth.pictures.canvas import FAINT, INK, PALETTE, QUIET, check_path, headline, picture
@@ -118,7 +119,7 @@ def _draw_layers(axes: Axes, plan: Plan, profile: Profile, samples: int, inches:
             axes.text(_middle(stage), 1.08 * top, ranks, ha="center", fontsize=7, color=QUIET)
         if index:
             axes.axvline(stage.start - 0.5, color=QUIET, linewidth=0.9, linestyle="--", zorder=2)
-            size = format_bytes(profile.output_bytes(stage.start, samples))
+            size = readable(profile.output_bytes(stage.start, samples))
             before = plan.stages[index - 1]
             is_raised = per_layer * (before.end - before.start) < 0.7 and index > 1 and not is_raised
             place = (1.47 if is_raised else 1.36) * top  # two labels side by side need room
@@ -212,9 +213,3 @@ def _ranks(ranks: Sequence[int]) -> str:
         return f"ranks {ranks[0]}-{ranks[-1]}"
     shown = ", ".join(map(str, ranks[:4]))
     return f"ranks {shown}" + (", ..." if len(ranks) > 4 else "")
-
-
-def format_bytes(size: float) -> str:
-    """A size with its unit, three digits."""
-    unit, unit_bytes = next(((unit, size_) for unit, size_ in BYTES if size >= size_), BYTES[-1])
-    return f"{size / unit_bytes:.3g} {unit}"

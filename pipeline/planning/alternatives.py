@@ -8,14 +8,86 @@ from typing import TypeAlias
 
 from arborcast.pipeline.costs.links import Network
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.data_parallel import data_parallel
+from arborcast.pipeline.planning.balance import balanced
 from arborcast.pipeline.planning.hetpipe import hetpipe
-from arborcast.pipeline.planning.memory import Limit
+from arborcast.pipeline.planning.memory import Limit, fitted, with_and_without_recompute
 from arborcast.pipeline.planning.pipedream import pipedream
-from arborcast.pipeline.planning.straight_gpipe import straight_gpipe
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan
+
+
+def data_parallel(
+    profile: Profile,
+    network: Network,
+    *,
+    batch: int,
+    microbatches: int = 1,
+    memory_bytes: Limit | None = None,
+) -> Plan:
+    """One stage on all ranks.
+
+    The batch is taken whole; if memory does not hold that, in `microbatches` whose gradients add up, and if
+    it does not hold that either, with recomputation.
+
+    Raises:
+        PlanError: memory holds none of them (by how much), or the ranks are not connected.
+        BatchError: there are fewer samples than ranks.
+    """
+    ranks = range(network.topology.ranks)
+    if not network.allreduce_rate(ranks):
+        raise PlanError(
+            f"data-parallel: the ranks of {network.topology.name} must be connected for an allreduce"
+        )
+    counts = sorted({1, max(1, min(microbatches, batch // len(ranks)))})
+    plans = [
+        Plan(
+            [(0, profile.depth, ranks)],
+            count,
+            "1f1b",
+            topology=network.topology,
+            model=profile.model,
+            method="data-parallel",
+        )
+        for count in counts
+    ]
+    again = [replace(plan, recompute=True) for plan in plans]
+    return fitted([*plans, *again], profile, memory_bytes, batch)
+
+
+def straight_gpipe(
+    profile: Profile,
+    network: Network,
+    *,
+    batch: int,
+    microbatches: int,
+    memory_bytes: Limit | None = None,
+) -> Plan:
+    """As many stages as ranks (or as layers, if those are fewer), in the order of the ranks' numbers.
+
+    The largest time of a stage, forward and backward of one microbatch, is the least possible; messages
+    play no part. GPipe recomputes always; this recomputes only where memory asks for it, in its favour.
+
+    Raises:
+        PlanError: memory does not hold it even with recomputation (by how much).
+        BatchError: there are fewer samples than microbatches.
+    """
+    stages = min(network.topology.ranks, profile.depth)
+    samples = batch / microbatches
+    times = [
+        profile.forward_us(layer, layer + 1, samples) + profile.backward_us(layer, layer + 1, samples)
+        for layer in range(profile.depth)
+    ]
+    plan = Plan(
+        [(start, end, (rank,)) for rank, (start, end) in enumerate(balanced(times, stages))],
+        microbatches,
+        "gpipe",
+        topology=network.topology,
+        model=profile.model,
+        method="gpipe",
+    )
+    return fitted(with_and_without_recompute(plan), profile, memory_bytes, batch)
+
 
 Method: TypeAlias = Callable[..., Plan]
 

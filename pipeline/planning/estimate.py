@@ -14,13 +14,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.memory import peak_in_flight
 from arborcast.pipeline.planning.prm import Partition
-from arborcast.pipeline.planning.tables import Crossing, Floats, Integers, LayerTables
+from arborcast.pipeline.planning.tables import BoundaryCosts, Floats, Integers, LayerTables
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class PassTimes:
     """Of the stages of a partition (columns) with each of some numbers of microbatches (rows), in us.
 
     Attributes:
@@ -49,10 +50,10 @@ class StepCosts:
     """
 
     number: Integers
-    forward: Passes
-    backward: Passes
-    forth: Passes
-    back: Passes
+    forward: PassTimes
+    backward: PassTimes
+    forth: PassTimes
+    back: PassTimes
     allreduce: Floats
     possible: NDArray[np.bool_]
 
@@ -70,16 +71,16 @@ def step_costs(
     least = larger * ((smallest + 1) // replicas) + (number - larger) * one
     most = larger * -(-(smallest + 1) // replicas) + (number - larger) * -(-smallest // replicas)
 
-    def passes(times: tuple[Floats, Floats]) -> Passes:
+    def passes(times: tuple[Floats, Floats]) -> PassTimes:
         fixed, per_sample = times[0][start, end], times[1][start, end]
         sizes = ((1, one), (number, least), (number, most))
-        return Passes(*(count * fixed + samples * per_sample for count, samples in sizes))
+        return PassTimes(*(count * fixed + samples * per_sample for count, samples in sizes))
 
     crossings = np.array([devices.boundary(a, b) for a, b in pairwise(partition.places)], dtype=np.int64)
     sample_bytes = layers.crossing_bytes[end[:-1]] / layers.profile.samples
     wider = np.maximum(replicas[:-1], replicas[1:])
 
-    def messages(way: Crossing) -> Passes:
+    def messages(way: BoundaryCosts) -> PassTimes:
         whole = wider * (smallest // wider)  # samples that divide evenly
         first = sample_bytes * way.first_us_per_byte[crossings]
         pair = (
@@ -94,11 +95,11 @@ def step_costs(
         )
         padded = np.zeros((3, len(number), len(places)))
         padded[:, :, :-1] = found
-        return Passes(*padded)
+        return PassTimes(*padded)
 
     forward, backward = passes(layers.forward), passes(layers.backward)
     if recompute:
-        backward = Passes(
+        backward = PassTimes(
             forward.one + backward.one, forward.least + backward.least, forward.most + backward.most
         )
     return StepCosts(
@@ -118,7 +119,7 @@ def estimates_us(costs: StepCosts, order: str, max_in_flight: int | None = None)
     It is the most over stages of: the way of a microbatch up to it; there all passes, or as many round trips
     through the stages behind as are needed where at most k microbatches are in flight; and the way back with
     the allreduces that cannot begin before. Likewise over boundaries, which all messages one way must cross.
-    Fill and drain does so twice, forth and then back. Infinite where a replica would have no sample.
+    An order that drains does so twice, forth and then back. Infinite where a replica would have no sample.
     """
     number, stages = costs.number, costs.forward.one.shape[1]
     unlimited = [
@@ -127,7 +128,7 @@ def estimates_us(costs: StepCosts, order: str, max_in_flight: int | None = None)
     kept = np.minimum(np.array(unlimited), number)
     home = _way_home(costs)
     time = _alternating(costs, kept, home)
-    if order == "gpipe" and (kept == number).all():
+    if ORDERS[order].drains and (kept == number).all():
         time = np.maximum(time, _fill_and_drain(costs, home))
     estimates: list[float] = np.where(costs.possible, time, np.inf).tolist()
     return estimates

@@ -18,14 +18,20 @@ from functools import cache
 from itertools import accumulate, chain
 from math import inf
 
-from arborcast.pipeline.costs.links import Network, boundary_messages
+from arborcast.pipeline.costs.links import Network
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.balance import balanced_by
 from arborcast.pipeline.planning.hosts import Groups, levels
-from arborcast.pipeline.planning.memory import Limit
-from arborcast.pipeline.planning.room import Room, both_ways, fitted, range_room
+from arborcast.pipeline.planning.memory import (
+    Limit,
+    RangeFits,
+    fitted,
+    range_fits,
+    with_and_without_recompute,
+)
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.stages import Plan
+from arborcast.pipeline.simulation.simulator import simulate
+from arborcast.pipeline.stages import Plan, boundary_messages
 
 
 def hetpipe(
@@ -38,15 +44,13 @@ def hetpipe(
 ) -> Plan:
     """The plan of the policy with the shortest predicted step.
 
-    Hosts are read from the rates (`pipeline.planning.hosts`); a fabric of one level is one host, whose two
-    halves HD takes. Every policy is tried at every level.
+    Hosts are read from the rates (`hosts.levels`); a fabric of one level is one host, whose two halves HD
+    takes. Every policy is tried at every level.
 
     Raises:
         PlanError: no policy gives a plan that fits and whose workers are joined (the last one's refusal).
         BatchError: there are fewer samples than microbatches.
     """
-    from arborcast.pipeline.simulation.simulator import simulate
-
     Plan([(0, profile.depth, (0,))], microbatches).microbatch_sizes(batch)  # raises where it must
     found = levels(network)
     layouts = {
@@ -110,9 +114,9 @@ def worker_plan(
     samples = batch / microbatches
     times = _stage_times(profile, network, ranks, samples)
 
-    def plan(room: Room | None) -> Plan:
+    def plan(fit: RangeFits | None) -> Plan:
         def cost(part: int, start: int, end: int) -> float:
-            if room is not None and not room(start, end, ranks[part], len(ranks) - 1 - part):
+            if fit is not None and not fit(start, end, ranks[part], len(ranks) - 1 - part):
                 return inf
             return times(part, start, end)
 
@@ -129,15 +133,15 @@ def worker_plan(
     free = plan(None)
     if limit is not None:
         for recompute in (False, True):
-            room = range_room(
+            fit = range_fits(
                 profile, limit, free.ranks, batch=batch, microbatches=microbatches, recompute=recompute
             )
             try:
-                bounded = both_ways(plan(room))[recompute]
+                bounded = with_and_without_recompute(plan(fit))[recompute]
                 return fitted([free, bounded] if not recompute else [bounded], profile, limit, batch)
             except PlanError:
                 continue  # then with recomputation, or not at all
-    return fitted(both_ways(free), profile, limit, batch)
+    return fitted(with_and_without_recompute(free), profile, limit, batch)
 
 
 def _stage_times(

@@ -8,17 +8,21 @@ there is a plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeAlias
 
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.order import actions
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 
 Limit: TypeAlias = int | Mapping[int, int]
 """Bytes of memory for a plan: of every rank, or by rank."""
+
+RangeFits: TypeAlias = Callable[[int, int, Sequence[int], int], bool]
+"""Whether the layers [start, end) fit on these replicas with so many stages behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,35 @@ def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Mem
     Raises:
         BatchError: some replica would have no sample.
     """
-    from arborcast.pipeline.order import order_of
+    own = plan.stages[stage]
+    share = largest_share(batch, plan.microbatches, own.replicas)
+    return range_memory(profile, own.start, own.end, share, _in_flight(plan, stage), plan.recompute)
 
-    in_flight = actions.peak_in_flight(order_of(plan)[stage])
-    return _memory(plan, profile, batch, stage, in_flight)
+
+def range_memory(
+    profile: Profile, start: int, end: int, share: int, in_flight: int, recompute: bool
+) -> Memory:
+    """What a rank needs for the layers [start, end).
+
+    Args:
+        profile: of the model.
+        start: the first layer.
+        end: the layer behind the last one.
+        share: samples of a microbatch that the rank works on.
+        in_flight: microbatches that it keeps.
+        recompute: whether it keeps their inputs only, and the results of one of them.
+    """
+    inputs, outputs = (
+        math.ceil(profile.output_bytes(cut, share)) if 0 < cut < profile.depth else 0 for cut in (start, end)
+    )
+    saved = math.ceil(profile.saved_bytes(start, end, share))
+    return Memory(
+        parameters=profile.parameter_bytes(start, end),
+        gradients=profile.gradient_bytes(start, end),
+        optimizer=profile.optimizer_bytes(start, end),
+        activations=in_flight * inputs + saved if recompute else in_flight * saved,
+        boundary=2 * (inputs + outputs),
+    )
 
 
 def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> None:
@@ -73,13 +102,10 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
         PlanError: says on which stage most is missing, how much, of what limit; or a rank has no limit.
         BatchError: some replica would have no sample.
     """
-    from arborcast.pipeline.order import order_of
-
     limits = rank_limits(limit, plan.ranks)
     worst, message = 0, ""
-    for index, (stage, its_actions) in enumerate(zip(plan.stages, order_of(plan), strict=True)):
-        in_flight = actions.peak_in_flight(its_actions)
-        memory = _memory(plan, profile, batch, index, in_flight)
+    for index, stage in enumerate(plan.stages):
+        memory = stage_memory(plan, profile, batch=batch, stage=index)
         rank = min(stage.ranks, key=lambda it: (limits[it], it))
         missing = memory.total - limits[rank]
         if missing > worst:
@@ -87,7 +113,7 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
             message = (
                 f"plan: stage {index} (layers [{stage.start}, {stage.end})) on rank {rank} must fit into "
                 f"{readable(limits[rank])}, got {readable(memory.total)}, {readable(missing)} too many: "
-                f"{_parts(memory)}, {in_flight} of {plan.microbatches} microbatches in flight"
+                f"{_parts(memory)}, {_in_flight(plan, index)} of {plan.microbatches} microbatches in flight"
                 f"{' with recomputation' if plan.recompute else ''}"
             )
     if message:
@@ -95,14 +121,53 @@ def check_memory(plan: Plan, profile: Profile, limit: Limit, *, batch: int) -> N
 
 
 def fits(plan: Plan, profile: Profile, limits: Mapping[int, int], *, batch: int) -> bool:
-    """Whether `check_memory` would pass, without the order itself; every rank must have a limit."""
-    for index, stage in enumerate(plan.stages):
-        behind = len(plan.stages) - 1 - index
-        in_flight = peak_in_flight(plan.order, behind, plan.microbatches, plan.max_in_flight)
-        need = _memory(plan, profile, batch, index, in_flight).total
-        if need > min(limits[rank] for rank in stage.ranks):
-            return False
-    return True
+    """Whether `check_memory` would pass; every rank must have a limit."""
+    return all(
+        stage_memory(plan, profile, batch=batch, stage=index).total <= min(limits[it] for it in stage.ranks)
+        for index, stage in enumerate(plan.stages)
+    )
+
+
+def fitted(candidates: Iterable[Plan], profile: Profile, memory_bytes: Limit | None, batch: int) -> Plan:
+    """The first plan whose every stage fits.
+
+    Raises:
+        PlanError: none does; by how much the last of them does not, and on which stage.
+        BatchError: some replica of the first would have no sample.
+    """
+    refusal: PlanError | None = None
+    for plan in candidates:
+        plan.microbatch_sizes(batch)
+        try:
+            if memory_bytes is not None:
+                check_memory(plan, profile, memory_bytes, batch=batch)
+        except PlanError as error:
+            refusal = error
+        else:
+            return plan
+    raise refusal or PlanError("plan: must have a candidate, got none")
+
+
+def with_and_without_recompute(plan: Plan) -> tuple[Plan, Plan]:
+    """A plan without recomputation, and with it."""
+    return plan, replace(plan, recompute=True)
+
+
+def range_fits(
+    profile: Profile, limit: Limit, ranks: tuple[int, ...], *, batch: int, microbatches: int, recompute: bool
+) -> RangeFits:
+    """What dynamic programs over ranges of layers ask of memory, for a 1F1B pipeline."""
+    limits = rank_limits(limit, ranks)
+
+    @cache
+    def needed(start: int, end: int, replicas: int, behind: int) -> int:
+        share = largest_share(batch, microbatches, replicas)
+        in_flight = peak_in_flight("1f1b", behind, microbatches)
+        return range_memory(profile, start, end, share, in_flight, recompute).total
+
+    return lambda start, end, replicas, behind: (
+        needed(start, end, len(replicas), behind) <= min(limits[rank] for rank in replicas)
+    )
 
 
 def rank_limits(limit: Limit, ranks: tuple[int, ...]) -> dict[int, int]:
@@ -121,13 +186,9 @@ def rank_limits(limit: Limit, ranks: tuple[int, ...]) -> dict[int, int]:
 
 
 def peak_in_flight(order: str, behind: int, microbatches: int, most: int | None = None) -> int:
-    """Most microbatches in flight on a stage with so many stages behind it, of an order of `ORDERS`.
-
-    Fill and drain keeps all of them; 1F1B one more than there are stages behind; SPP's list order warms up
-    with `4 behind + 1` of them (PE's closed form). `most` is the plan's cap.
-    """
-    kept = {"gpipe": microbatches, "1f1b": behind + 1, "pe": 4 * behind + 1}[order]
-    return min(kept, microbatches, microbatches if most is None else most)
+    """Most microbatches in flight on a stage with so many stages behind it; `most` is the plan's cap."""
+    kept = min(ORDERS[order].in_flight(behind, microbatches), microbatches)
+    return kept if most is None else min(kept, most)
 
 
 def largest_share(batch: int, microbatches: int, replicas: int) -> int:
@@ -145,28 +206,16 @@ def largest_share(batch: int, microbatches: int, replicas: int) -> int:
     return -(-largest // replicas)
 
 
-def readable(size: int) -> str:
+def readable(size: float) -> str:
     """Bytes in the unit that gives the fewest digits before the point: `11.92 GiB`."""
-    power = min(int(math.log2(size) // 10) if size else 0, 4)
+    power = min(int(math.log2(size) // 10) if size >= 1 else 0, 4)
     unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
-    return f"{size} B" if not power else f"{size / 1024**power:.2f} {unit}"
+    return f"{size:.0f} B" if not power else f"{size / 1024**power:.2f} {unit}"
 
 
-def _memory(plan: Plan, profile: Profile, batch: int, index: int, in_flight: int) -> Memory:
-    stage = plan.stages[index]
-    share = largest_share(batch, plan.microbatches, stage.replicas)
-    cuts = (stage.start, stage.end)
-    inputs, outputs = (
-        math.ceil(profile.output_bytes(cut, share)) if 0 < cut < plan.depth else 0 for cut in cuts
-    )
-    saved = math.ceil(profile.saved_bytes(*cuts, share))
-    return Memory(
-        parameters=profile.parameter_bytes(*cuts),
-        gradients=profile.gradient_bytes(*cuts),
-        optimizer=profile.optimizer_bytes(*cuts),
-        activations=in_flight * inputs + saved if plan.recompute else in_flight * saved,
-        boundary=2 * (inputs + outputs),
-    )
+def _in_flight(plan: Plan, stage: int) -> int:
+    behind = len(plan.stages) - 1 - stage
+    return peak_in_flight(plan.order, behind, plan.microbatches, plan.max_in_flight)
 
 
 def _parts(memory: Memory) -> str:

@@ -22,9 +22,15 @@ from typing import TypeAlias
 from arborcast.pipeline.costs.links import BYTES_PER_US, Network
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.hosts import Groups, levels
-from arborcast.pipeline.planning.memory import Limit
-from arborcast.pipeline.planning.room import Room, both_ways, fitted, range_room
+from arborcast.pipeline.planning.memory import (
+    Limit,
+    RangeFits,
+    fitted,
+    range_fits,
+    with_and_without_recompute,
+)
 from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan, Stage
 
 StageCost: TypeAlias = Callable[[int, int, int, int], float]
@@ -63,12 +69,12 @@ def pipedream(
         BatchError: there are fewer samples than microbatches.
     """
     Plan([(0, profile.depth, (0,))], microbatches).microbatch_sizes(batch)  # raises where it must
-    question = _Question(profile, network, batch, microbatches)
+    question = _Problem(profile, network, batch, microbatches)
     found: list[Plan] = []
     refusal: PlanError | None = None
     for plan in question.plans():
         try:
-            found.append(fitted(both_ways(plan), profile, memory_bytes, batch))
+            found.append(fitted(with_and_without_recompute(plan), profile, memory_bytes, batch))
         except PlanError as error:
             refusal = error
     if memory_bytes is not None and all(plan.recompute for plan in found):
@@ -77,8 +83,6 @@ def pipedream(
         raise refusal
     if len(found) == 1:
         return found[0]
-    from arborcast.pipeline.simulation.simulator import simulate
-
     return min(found, key=lambda plan: simulate(plan, profile, network, batch=batch).time_us)
 
 
@@ -121,7 +125,7 @@ def _trace(how: list[list[tuple[int, int]]], start: int, end: int, used: int) ->
     return tuple(reversed(pieces))
 
 
-class _Question:
+class _Problem:
     """What is asked of the program: costs of ranges on this network, for one number of microbatches."""
 
     def __init__(self, profile: Profile, network: Network, batch: int, microbatches: int) -> None:
@@ -152,7 +156,7 @@ class _Question:
         """The flat program over stages that fit, without recomputation if possible."""
         ranks = tuple(range(self.ranks))
         for recompute in (False, True):
-            room = range_room(
+            fit = range_fits(
                 self.profile,
                 limit,
                 ranks,
@@ -161,19 +165,19 @@ class _Question:
                 recompute=recompute,
             )
             try:
-                plan = self.plan(ranks, (self.ranks,), room)
-                return fitted(both_ways(plan)[recompute:], self.profile, limit, self.batch)
+                plan = self.plan(ranks, (self.ranks,), fit)
+                return fitted(with_and_without_recompute(plan)[recompute:], self.profile, limit, self.batch)
             except PlanError:
                 continue
         return None
 
-    def plan(self, places: tuple[int, ...], sizes: tuple[int, ...], room: Room | None) -> Plan:
+    def plan(self, places: tuple[int, ...], sizes: tuple[int, ...], fit: RangeFits | None) -> Plan:
         """The program's plan, level by level from the finest.
 
         Args:
             places: all ranks; every group of a level is a slice of them.
             sizes: of the groups of each level, in ranks, the finest first.
-            room: whether a range fits (for one level).
+            fit: whether a range fits (for one level).
         """
         depth, width = self.profile.depth, 1
         inner = _Level(
@@ -181,7 +185,7 @@ class _Question:
             stages=lambda start, end: [Stage(start, end, (0,))],
         )
         for size in sizes:
-            stage = self._stage_cost(places, size, width, inner, room)
+            stage = self._stage_cost(places, size, width, inner, fit)
             boundary = self._boundary_cost(places, size, width)
             starts = range(1 if size == len(places) else depth)
             table = {start: program(depth, size // width, stage, boundary, start) for start in starts}
@@ -201,7 +205,7 @@ class _Question:
         )
 
     def _stage_cost(
-        self, places: tuple[int, ...], size: int, width: int, inner: _Level, room: Room | None
+        self, places: tuple[int, ...], size: int, width: int, inner: _Level, fit: RangeFits | None
     ) -> StageCost:
         """(T + synchronisation) / count; the first ranks of the components synchronise."""
         smallest = self.batch // self.microbatches
@@ -222,9 +226,9 @@ class _Question:
         def cost(start: int, end: int, first: int, count: int) -> float:
             if count * replicas(start, end) > smallest:
                 return inf  # some replica would have no sample
-            if room is not None:
+            if fit is not None:
                 behind = min(size - first - count, self.profile.depth - end)
-                if not room(start, end, places[first : first + count], behind):
+                if not fit(start, end, places[first : first + count], behind):
                     return inf
             alone, gradients = inner.alone(start, end), self.gradient_bytes(start, end)
             if count == 1 or not gradients:

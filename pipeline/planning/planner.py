@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from arborcast.pipeline.costs.links import Network
 from arborcast.pipeline.errors import BatchError, PlanError
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.memory import Limit, rank_limits
 from arborcast.pipeline.planning.search import Choices, search
 from arborcast.pipeline.planning.tables import LayerTables
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.stages import ORDERS, Plan
+from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Topology
-
-_BY_MEMORY = ("1f1b", "pe", "gpipe")
-"""Orders by what they keep in flight: of equally fast ones the first is taken."""
 
 
 def plan(
@@ -76,7 +74,7 @@ def plan(
     choices = Choices(
         batch=samples,
         microbatches=_microbatches(samples, microbatches),
-        orders=_BY_MEMORY if order is None else (order,),
+        orders=tuple(ORDERS) if order is None else (order,),
         recompute=_recompute(recompute, limited=limits is not None),
         stages=_stages(profile, fabric, stages, keep_ties_together),
         max_in_flight=max_in_flight,

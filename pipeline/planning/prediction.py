@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from arborcast.pipeline.costs.links import Network
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.order import order_of
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import peak_in_flight
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.lower_bound import CONDITION, bound_us
@@ -80,7 +80,7 @@ def predict(
         bound_us=bound_us(plan, profile, network, batch=samples, update_us=update_us),
         bound_condition=bound_condition(plan),
         bubble=_bubble(timeline, len(plan.ranks)),
-        peak_in_flight=tuple(peak_in_flight(actions) for actions in order_of(plan)),
+        peak_in_flight=tuple(peak_in_flight(actions) for actions in plan.passes),
         memory=tuple(
             stage_memory(plan, profile, batch=samples, stage=stage) for stage in range(len(plan.stages))
         ),
@@ -91,7 +91,7 @@ def predict(
 
 def bound_condition(plan: Plan) -> str:
     """When the bound is proven, and what keeps it from being so for this plan."""
-    if plan.order != "pe":
+    if not ORDERS[plan.order].is_bounded:
         return f"{CONDITION}; this plan's order is {plan.order}"
     if plan.max_in_flight is not None:
         return f"{CONDITION}; this plan has a cap of {plan.max_in_flight}"

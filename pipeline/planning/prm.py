@@ -30,7 +30,7 @@ Costs: TypeAlias = Callable[[int], Callable[[int], Floats]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PartitionProblem:
     """What a partition is sought for.
 
     Attributes:
@@ -81,7 +81,7 @@ class Partition:
 def partitions(
     layers: LayerTables,
     devices: DeviceTables,
-    question: Question,
+    question: PartitionProblem,
     most_stages: int,
     *,
     exact: bool = True,
@@ -108,12 +108,12 @@ def partitions(
             return found
 
 
-def _filtered(layers: LayerTables, devices: DeviceTables, question: Question) -> Costs:
+def _filtered(layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> Costs:
     """Total time of a stage; infinite where memory is too small."""
     stage = _stage_us(layers, devices, question)
     if question.limits is None:
         return lambda behind: lambda start: stage[start, start + 1 :]
-    room = _Room(layers, devices, question)
+    room = _MemoryFit(layers, devices, question)
     most = room.most_in_flight()
 
     def costs(behind: int) -> Callable[[int], Floats]:
@@ -123,14 +123,14 @@ def _filtered(layers: LayerTables, devices: DeviceTables, question: Question) ->
     return costs
 
 
-def roomiest(
-    layers: LayerTables, devices: DeviceTables, question: Question, stages: Sequence[int]
+def closest_to_fitting(
+    layers: LayerTables, devices: DeviceTables, question: PartitionProblem, stages: Sequence[int]
 ) -> Partition | None:
     """The partition into one of these numbers of stages (ascending) whose fullest rank misses least memory.
 
     The value is in bytes, of need beyond the limit. None where the batch has too few samples.
     """
-    room = _Room(layers, devices, question)
+    room = _MemoryFit(layers, devices, question)
     possible = np.isfinite(_stage_us(layers, devices, question))
     boundary = np.full((layers.profile.depth, len(devices.sender)), -np.inf)
 
@@ -207,10 +207,10 @@ class _Program:
         return Partition(float(value.min()), (*cuts, self.depth), tuple(places), self.devices, exact)
 
 
-class _Room:
+class _MemoryFit:
     """Which stages fit into memory, by the number of microbatches that they keep."""
 
-    def __init__(self, layers: LayerTables, devices: DeviceTables, question: Question) -> None:
+    def __init__(self, layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> None:
         assert question.limits is not None
         self.question = question
         self.needs = Needs(layers, question, len(devices.order))
@@ -247,7 +247,7 @@ class Needs:
         each: what every microbatch in flight adds.
     """
 
-    def __init__(self, layers: LayerTables, question: Question, ranks: int) -> None:
+    def __init__(self, layers: LayerTables, question: PartitionProblem, ranks: int) -> None:
         largest = -(-question.batch // question.microbatches)
         share = -(-largest // np.arange(1, ranks + 1))
         samples = layers.profile.samples
@@ -261,7 +261,7 @@ class Needs:
             self.each = np.broadcast_to(inputs, saved.shape)
 
 
-def _stage_us(layers: LayerTables, devices: DeviceTables, question: Question) -> Floats:
+def _stage_us(layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> Floats:
     """Total time of a stage by [start, end, place]; infinite where there must not be one."""
     count = question.microbatches
     (fixed_forward, forward), (fixed_backward, backward) = layers.forward, layers.backward
@@ -276,7 +276,7 @@ def _stage_us(layers: LayerTables, devices: DeviceTables, question: Question) ->
     return total
 
 
-def _boundary_us(layers: LayerTables, devices: DeviceTables, question: Question) -> Floats:
+def _boundary_us(layers: LayerTables, devices: DeviceTables, question: PartitionProblem) -> Floats:
     """Total time of a boundary by [layer behind it, boundary]."""
     share = question.batch / question.microbatches / layers.profile.samples
     size = layers.crossing_bytes[: layers.profile.depth, None] * share

@@ -14,11 +14,10 @@ from typing import TypeAlias
 
 from arborcast.pipeline.costs.links import Network
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.order import order_of
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
 from arborcast.pipeline.planning.memory import check_memory, fits
-from arborcast.pipeline.planning.prm import Partition, Question, partitions, roomiest
+from arborcast.pipeline.planning.prm import Partition, PartitionProblem, closest_to_fitting, partitions
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
@@ -65,7 +64,7 @@ class Group:
     """What the dynamic program is run for once: a device order, by number, and a question."""
 
     devices: int
-    question: Question
+    question: PartitionProblem
 
 
 def search(profile: Profile, network: Network, choices: Choices, *, simulated: int = 16) -> Plan:
@@ -165,7 +164,7 @@ def _different(plans: Iterable[tuple[float, Plan]]) -> Iterator[tuple[float, Pla
     for estimate_us, plan in plans:
         # One stage is the same on every device order, and so is every order of one microbatch.
         stages = tuple(sorted(plan.ranks)) if len(plan.stages) == 1 else plan.stages
-        key = (stages, plan.recompute, plan.microbatches, order_of(plan))
+        key = (stages, plan.recompute, plan.microbatches, plan.passes)
         if key not in seen:
             seen.add(key)
             yield estimate_us, plan
@@ -233,7 +232,7 @@ class _Space:
             known: dict[object, Partition] = {}
             for microbatches in _doublings(choices.microbatches):
                 # With recomputation other partitions may be better, but these tell enough.
-                question = Question(choices.batch, microbatches, recompute=choices.recompute[0])
+                question = PartitionProblem(choices.batch, microbatches, recompute=choices.recompute[0])
                 known |= {(it.cuts, it.places): it for it in self._solved(Group(devices, question)).values()}
             costs = [self._costs(it, recompute, choices.microbatches) for it in known.values()]
             for order in choices.orders:
@@ -241,7 +240,7 @@ class _Space:
                 for microbatches, estimates in zip(
                     choices.microbatches, zip(*times, strict=True), strict=True
                 ):
-                    question = Question(
+                    question = PartitionProblem(
                         choices.batch, microbatches, order, recompute, choices.max_in_flight, choices.limits
                     )
                     self._push(min(estimates) / (1 + SLACK), _Entry(Group(devices, question)))
@@ -250,7 +249,7 @@ class _Space:
         """The partitions of a group; `again` for rates that have become exact."""
         devices, question = self.devices[group.devices], group.question
         if group not in self.limited:  # then the order and its cap do not matter
-            question = Question(question.batch, question.microbatches, recompute=question.recompute)
+            question = PartitionProblem(question.batch, question.microbatches, recompute=question.recompute)
             group = Group(group.devices, question)
         if group not in self.known or (again and self.known[group][0] != devices.version):
             stages = self.choices.stages
@@ -302,7 +301,7 @@ def _doublings(counts: Sequence[int]) -> list[int]:
     return sorted({*chosen, counts[0]})
 
 
-def plan_of(question: Question, partition: Partition, network: Network, profile: Profile) -> Plan:
+def plan_of(question: PartitionProblem, partition: Partition, network: Network, profile: Profile) -> Plan:
     """A partition as a plan."""
     return Plan(
         partition.stages,
@@ -323,10 +322,10 @@ def _refusal(profile: Profile, network: Network, choices: Choices) -> PlanError:
     devices = DeviceTables(network, device_order(network.topology))
     closest: tuple[float, Plan] | None = None
     for microbatches, order, recompute in product(choices.microbatches, choices.orders, choices.recompute):
-        question = Question(
+        question = PartitionProblem(
             choices.batch, microbatches, order, recompute, choices.max_in_flight, choices.limits
         )
-        partition = roomiest(layers, devices, question, choices.stages)
+        partition = closest_to_fitting(layers, devices, question, choices.stages)
         if partition is not None and (closest is None or partition.value_us < closest[0]):
             closest = partition.value_us, plan_of(question, partition, network, profile)
     assert closest is not None

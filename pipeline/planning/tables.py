@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, Network, boundary_messages
+from arborcast.pipeline.costs.links import BYTES_PER_US, Network
 from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import boundary_messages
 from arborcast.synth.topology import Topology
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -111,7 +112,7 @@ class LayerTables:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class BoundaryCosts:
     """What the messages over each boundary cost one way, in us and in us for each byte that crosses it.
 
     Attributes:
@@ -208,16 +209,16 @@ class DeviceTables:
         return self._allreduces[2]
 
     @cached_property
-    def forward(self) -> Crossing:
+    def forward(self) -> BoundaryCosts:
         """Of the messages over each boundary."""
         return self._crossing(backward=False)
 
     @cached_property
-    def backward(self) -> Crossing:
+    def backward(self) -> BoundaryCosts:
         """Likewise the other way."""
         return self._crossing(backward=True)
 
-    def _crossing(self, *, backward: bool) -> Crossing:
+    def _crossing(self, *, backward: bool) -> BoundaryCosts:
         latencies, us_per_byte = self._paths
         used, flows = self._flows
         if backward:  # as if the ranks behind each boundary were the receivers still
@@ -237,7 +238,7 @@ class DeviceTables:
             for each in (waits, alone)
         )
         message_us, most = self.network.message_us, (1, 2)
-        return Crossing(
+        return BoundaryCosts(
             message_us + waits.max(axis=most, initial=0.0),
             load,
             alone.max(axis=most, initial=0.0),

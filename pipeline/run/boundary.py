@@ -17,15 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.errors import PartitionError, first_line
+from arborcast.pipeline.model.layered import Layered, in_mode
 from arborcast.pipeline.run.batches import described, spread_dims
-from arborcast.pipeline.run.failures import first_line
-from arborcast.pipeline.run.modes import evaluating
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class TensorSpec:
     """One tensor that crosses a boundary.
 
     Attributes:
@@ -64,8 +62,8 @@ class Boundaries:
         overwrites: whether it changes the tensors that it takes in place.
     """
 
-    taken: tuple[Wire, ...]
-    given: tuple[Wire, ...]
+    taken: tuple[TensorSpec, ...]
+    given: tuple[TensorSpec, ...]
     overwrites: bool
 
 
@@ -140,7 +138,7 @@ class FakeStage:
             torch.empty([*tensor.shape[:dim], samples, *tensor.shape[dim + 1 :]], dtype=tensor.dtype)
             for tensor, dim in zip(inputs, spread_dims(self._dims[0], len(inputs)), strict=True)
         )
-        taken: tuple[Wire, ...] = ()
+        taken: tuple[TensorSpec, ...] = ()
         if self._before is not None:
             values = self._forward(self._before, f"layers [0, {self._start})", values, training)
             taken = self._wires(self._start, values, samples)
@@ -155,7 +153,7 @@ class FakeStage:
         module: nn.Module, where: str, values: tuple[Tensor, ...], training: bool
     ) -> tuple[Tensor, ...]:
         try:
-            with nullcontext() if training else evaluating(module):
+            with nullcontext() if training else in_mode(module, False):
                 outputs = module(*values)
         except PartitionError:
             raise
@@ -165,7 +163,7 @@ class FakeStage:
             ) from error
         return tuple(outputs) if isinstance(outputs, tuple) else (outputs,)
 
-    def _wires(self, cut: int, values: tuple[Any, ...], samples: int) -> tuple[Wire, ...]:
+    def _wires(self, cut: int, values: tuple[Any, ...], samples: int) -> tuple[TensorSpec, ...]:
         dims = spread_dims(self._dims[cut], len(values))
         where = f"boundary before layer {cut}"
         if len(dims) != len(values):
@@ -173,7 +171,7 @@ class FakeStage:
         return tuple(_wire(where, value, dim, samples) for value, dim in zip(values, dims, strict=True))
 
 
-def _wire(where: str, value: Any, dim: int, samples: int) -> Wire:
+def _wire(where: str, value: Any, dim: int, samples: int) -> TensorSpec:
     if not isinstance(value, Tensor):
         raise PartitionError(f"{where}: only tensors may cross, got {type(value).__name__}")
     if value.dim() <= dim or value.shape[dim] % samples:
@@ -181,7 +179,7 @@ def _wire(where: str, value: Any, dim: int, samples: int) -> Wire:
             f"{where}: dimension {dim} must be a multiple of the {samples} samples, got {described(value)}"
         )
     shape = tuple(size // samples if at == dim else size for at, size in enumerate(value.shape))
-    return Wire(shape, value.dtype, dim, value.requires_grad)
+    return TensorSpec(shape, value.dtype, dim, value.requires_grad)
 
 
 def _forget_counts(module: nn.Module | None) -> None:

@@ -39,23 +39,18 @@ def gather_state(
     Raises:
         CheckpointError: an entry is no tensor, or stages disagree on one's shape or type.
     """
-    mine = dict(stage_state or {}) if _sends(plan) else {}
-    problem = next((name for name, value in mine.items() if not isinstance(value, Tensor)), None)
-    layout = [(name, tuple(v.shape), str(v.dtype)) for name, v in mine.items() if isinstance(v, Tensor)]
-    layouts = _gather_objects((problem, layout), plan, group)
+    mine = {name: _on_cpu(it) if isinstance(it, Tensor) else None for name, it in (stage_state or {}).items()}
     whole: dict[str, Tensor] = {}
-    for stage, (wrong, entries) in zip(plan.stages, layouts, strict=True):
-        if wrong is not None:
-            raise CheckpointError(f"checkpoint: entry {wrong} of the model must be a tensor")
-        for name, shape, dtype in entries:
-            if name in whole:  # held by an earlier stage too: copies are equal
-                if (tuple(whole[name].shape), str(whole[name].dtype)) != (shape, dtype):
-                    raise CheckpointError(
-                        f"checkpoint: {name} must be the same on all stages, got {tuple(whole[name].shape)} "
-                        f"{whole[name].dtype} and {shape} {dtype}"
-                    )
-                continue
-            whole[name] = _broadcast(mine.get(name), shape, dtype, stage.ranks[0], group)
+    for state in _of_every_stage(mine, plan, group):
+        for name, value in state.items():
+            if value is None:
+                raise CheckpointError(f"checkpoint: entry {name} of the model must be a tensor")
+            known = whole.setdefault(name, value)  # held by an earlier stage too: copies are equal
+            if (known.shape, known.dtype) != (value.shape, value.dtype):
+                raise CheckpointError(
+                    f"checkpoint: {name} must be the same on all stages, got {tuple(known.shape)} "
+                    f"{known.dtype} and {tuple(value.shape)} {value.dtype}"
+                )
     return whole
 
 
@@ -138,30 +133,17 @@ def gather_optimizer_state(
     Raises:
         CheckpointError: an optimizer has a parameter without a name; on all ranks.
     """
-    problem = ""
-    mine: OptimizerState = optimizer_state(None, {})
-    if _sends(plan):
-        try:
-            mine = optimizer_state(optimizer, names)
-        except CheckpointError as error:  # all ranks must hear of it, or they would wait for this one
-            problem = str(error)
-    tensors: dict[str, Tensor] = {}
-    light = _without_tensors(mine["state"], tensors)
-    layout = [(key, tuple(value.shape), str(value.dtype)) for key, value in tensors.items()]
+    try:
+        mine: OptimizerState | str = optimizer_state(optimizer, names)
+    except CheckpointError as error:  # all ranks must hear of it, or they would wait for this one
+        mine = str(error)
     whole: OptimizerState = optimizer_state(None, {})
-    gathered = _gather_objects((problem, light, layout, mine["groups"], mine["shapes"]), plan, group)
-    for wrong, *_ in gathered:
-        if wrong:
-            raise CheckpointError(wrong)
-    for stage, (_, state, entries, groups, shapes) in zip(plan.stages, gathered, strict=True):
-        moved = {
-            key: _broadcast(tensors.get(key), shape, dtype, stage.ranks[0], group)
-            for key, shape, dtype in entries
-        }
-        for name, values in state.items():
-            whole["state"].setdefault(name, _with_tensors(values, moved))
-        _add_groups(whole["groups"], groups, known=set(whole["shapes"]))
-        whole["shapes"] = shapes | whole["shapes"]
+    for state in _of_every_stage(mine, plan, group):
+        if isinstance(state, str):
+            raise CheckpointError(state)
+        whole["state"] = state["state"] | whole["state"]
+        _add_groups(whole["groups"], state["groups"], known=set(whole["shapes"]))
+        whole["shapes"] = state["shapes"] | whole["shapes"]
     return whole
 
 
@@ -245,31 +227,14 @@ def load(path: Path | str) -> dict[str, Any]:
     return dict(read["state"])
 
 
-def _sends(plan: Plan) -> bool:
-    return dist.get_rank() in {stage.ranks[0] for stage in plan.stages}
-
-
-def _gather_objects(mine: Any, plan: Plan, group: dist.ProcessGroup | None) -> list[Any]:
-    """What the first rank of each stage has, stage by stage."""
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    ranks = dist.get_process_group_ranks(group)
-    return [everyone[ranks.index(stage.ranks[0])] for stage in plan.stages]
-
-
-def _broadcast(
-    value: Tensor | None, shape: tuple[int, ...], dtype: str, source: int, group: dist.ProcessGroup | None
-) -> Tensor:
-    kind = getattr(torch, dtype.removeprefix("torch."))
-    if dist.get_rank() == source:
-        assert value is not None
-        # A copy, so that the answer does not change with the model.
-        tensor = value.detach().to("cpu", copy=True).contiguous()
-    else:
-        tensor = torch.empty(shape, dtype=kind)
-    if tensor.numel():
-        dist.broadcast(tensor.view(-1).view(torch.uint8), source, group=group)  # as bytes: any type goes
-    return tensor
+def _of_every_stage(mine: Any, plan: Plan, group: dist.ProcessGroup | None) -> list[Any]:
+    """What the first rank of each stage has, stage by stage, on every rank."""
+    found = []
+    for stage in plan.stages:
+        box = [mine if dist.get_rank() == stage.ranks[0] else None]
+        dist.broadcast_object_list(box, stage.ranks[0], group=group)
+        found.append(box[0])
+    return found
 
 
 def _names_by_place(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> list[str]:
@@ -285,26 +250,13 @@ def _names_by_place(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Par
     return [known[id(parameter)] for parameter in members]
 
 
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """A copy, which does not change with the model, without what lies around it in its storage."""
+    return tensor.detach().to("cpu", copy=True)
+
+
 def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _without_tensors(state: Mapping[str, Mapping[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The state with a key in place of each tensor, which goes into `tensors`."""
-    light: dict[str, Any] = {}
-    for name, values in state.items():
-        light[name] = {}
-        for key, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"{name}\n{key}"] = value
-                light[name][key] = ("tensor", f"{name}\n{key}")
-            else:
-                light[name][key] = ("value", value)
-    return light
-
-
-def _with_tensors(values: Mapping[str, tuple[str, Any]], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {key: tensors[value] if kind == "tensor" else value for key, (kind, value) in values.items()}
+    return _on_cpu(value) if isinstance(value, Tensor) else value
 
 
 def _add_groups(groups: list[dict[str, Any]], more: list[dict[str, Any]], known: set[str]) -> None:
@@ -333,7 +285,7 @@ def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _plain(value: Any, where: str) -> Any:
     """A copy in containers that are read safely; tensors without what lies around them in their storage."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return _on_cpu(value)
     if value is None:
         return None
     for kind in (bool, int, float, str):

@@ -37,7 +37,6 @@ class Groups:
 
     Attributes:
         job: all ranks, gloo; also carries the messages between stages.
-        alone: this rank.
         stage: the replicas of this rank's stage; None without any, or without work.
     """
 
@@ -50,12 +49,8 @@ class Groups:
         self._made: list[dist.ProcessGroup] = []
         rank = dist.get_rank()
         job = self._keep(dist.new_group(backend="gloo", timeout=self._timeout))
-        alone = self._keep(
-            dist.new_group([rank], timeout=self._timeout, backend="gloo", use_local_synchronization=True)
-        )
         assert job is not None
-        assert alone is not None
-        self.job, self.alone = job, alone
+        self.job = job
         self.stage: dist.ProcessGroup | None = None
         for stage in plan.stages:
             if stage.replicas > 1:

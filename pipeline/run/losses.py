@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from arborcast.pipeline.errors import first_line
 from arborcast.pipeline.run.batches import Tensors, as_tuple, spread_dims
-from arborcast.pipeline.run.failures import first_line
 from arborcast.synth.errors import InputError
 
 REDUCTIONS = ("mean", "sum")
@@ -47,7 +47,6 @@ class Losses:
         samples: of all that the mean counts: of a batch, times the batches of an update.
         scale: makes of a weighted loss what backward passes begin with.
         autocast: makes the context of the function.
-        on_last: called after the last forward pass of the step.
         check: whether to see that the function is what `reduction` says: for all shares of the `FIRST`
             batches, for those with a target below or above all that were checked (as padding often is), and
             for one in `EVERY` others.
@@ -57,7 +56,6 @@ class Losses:
         sums: by microbatch, of the losses of the share.
         weights: likewise, what divides them; samples where the function returned one number.
         pairs: how many times it returned a pair.
-        starts: by microbatch, what backward passes begin with.
     """
 
     function: LossFunction
@@ -66,7 +64,6 @@ class Losses:
     samples: int
     scale: Callable[[Tensor], Tensor]
     autocast: Callable[[], AbstractContextManager[Any]]
-    on_last: Callable[[], None]
     check: bool = False
     dims: Sequence[int] = (0,)
     reference: Tensors | None = None
@@ -74,7 +71,6 @@ class Losses:
     sums: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
     pairs: int = 0
-    starts: dict[int, Tensor] = field(default_factory=dict)
     _batches: int = 0
     _shares: int = 0
     _checked: list[tuple[float, float]] = field(default_factory=list)  # least and greatest, by tensor
@@ -84,12 +80,11 @@ class Losses:
         self.reference, self.unit = reference, unit
         self.sums.clear()
         self.weights.clear()
-        self.starts.clear()
         self.pairs = 0
         self._batches += 1
 
-    def add(self, output: Any, targets: Any, microbatch: int) -> None:
-        """The loss of one microbatch.
+    def add(self, output: Any, targets: Any, microbatch: int) -> Tensor:
+        """The loss of one microbatch: what its backward pass begins with.
 
         Raises:
             InputError: it is neither one number nor a pair, or not what was promised.
@@ -114,7 +109,7 @@ class Losses:
             loss = loss * (count / self.samples)
         else:
             self.sums[microbatch], self.weights[microbatch] = value, count
-        self.starts[microbatch] = self.scale(loss)
+        return self.scale(loss)
 
     def _check(self, reduction: str, output: Any, targets: Any, reference: Tensors, count: int) -> None:
         """Check the function for a share whose turn it is, or which has targets as none before."""

@@ -9,43 +9,21 @@ from __future__ import annotations
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch.distributed as dist
 
-from arborcast.pipeline.simulation.timeline import KINDS, Interval, Timeline
+from arborcast.pipeline.simulation.timeline import KINDS, Interval, Timeline, waiting
 
 NS_PER_US = 1000
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Note: TypeAlias = tuple[str, int | None, int, int, int | None]
 """Kind, microbatch, begin and end in ns of the rank's own clock, peer."""
-
-
-class Records(Protocol):
-    """What the trainer asks of whoever records."""
-
-    def start(self, group: dist.ProcessGroup | None = None) -> None:
-        """Begin a step."""
-        ...
-
-    def add(
-        self, kind: str, microbatch: int | None, start_ns: int, end_ns: int, peer: int | None = None
-    ) -> None:
-        """Note an interval of `time.perf_counter_ns`."""
-        ...
-
-    def measure(self, kind: str, microbatch: int | None = None) -> AbstractContextManager[None]:
-        """Note what the block takes."""
-        ...
-
-    def timeline(self, group: dist.ProcessGroup | None = None) -> Timeline:
-        """What all ranks did since the step began."""
-        ...
 
 
 class Recorder:
@@ -78,8 +56,7 @@ class Recorder:
         """Note an interval of the clock.
 
         Args:
-            kind: one of `pipeline.simulation.timeline.KINDS`, except "waiting", which follows from the
-            others.
+            kind: one of `timeline.KINDS`, except "waiting", which follows from the others.
             microbatch: None where it belongs to no single one.
             start_ns: what `time.perf_counter_ns` said at its beginning.
             end_ns: likewise at its end.
@@ -112,10 +89,8 @@ class Recorder:
         return timeline_of([notes for notes in gathered if notes is not None])
 
 
-class NullRecorder:
+class NullRecorder(Recorder):
     """Records nothing."""
-
-    _nothing: AbstractContextManager[None] = nullcontext()
 
     def start(self, group: dist.ProcessGroup | None = None) -> None:
         """Nothing, not even a barrier."""
@@ -125,9 +100,10 @@ class NullRecorder:
     ) -> None:
         """Nothing."""
 
-    def measure(self, kind: str, microbatch: int | None = None) -> AbstractContextManager[None]:
-        """A context that does nothing."""
-        return self._nothing
+    @contextmanager
+    def measure(self, kind: str, microbatch: int | None = None) -> Iterator[None]:
+        """Nothing."""
+        yield
 
     def timeline(self, group: dist.ProcessGroup | None = None) -> Timeline:
         """An empty one, without asking anyone."""
@@ -174,23 +150,13 @@ def timeline_of(ranks: Sequence[Notes]) -> Timeline:
 def with_waiting(intervals: Iterable[Interval], ranks: Iterable[int]) -> tuple[Interval, ...]:
     """The intervals in order, and "waiting" where a rank neither computes nor reduces, until all end."""
     given = tuple(intervals)
-    end = max((interval.end_us for interval in given), default=0.0)
-    busy: defaultdict[int, list[Interval]] = defaultdict(list)
+    end_us = max((interval.end_us for interval in given), default=0.0)
+    spans: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for interval in given:
         if interval.kind not in ("communication", "waiting"):
-            busy[interval.rank].append(interval)
-    waiting = [gap for rank in ranks for gap in _gaps(rank, busy, end)]
-    return tuple(sorted((*given, *waiting), key=_order))
-
-
-def _gaps(rank: int, busy: Mapping[int, Sequence[Interval]], end: float) -> Iterator[Interval]:
-    now = 0.0
-    for interval in sorted(busy.get(rank, ()), key=_order):
-        if interval.start_us > now:
-            yield Interval(rank, "waiting", None, now, interval.start_us)
-        now = max(now, interval.end_us)
-    if end > now:
-        yield Interval(rank, "waiting", None, now, end)
+            spans[interval.rank].append((interval.start_us, interval.end_us))
+    waits = [wait for rank in ranks for wait in waiting(rank, spans[rank], end_us)]
+    return tuple(sorted((*given, *waits), key=_order))
 
 
 def _order(interval: Interval) -> tuple[float, float, int, int]:

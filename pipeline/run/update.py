@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import nn
 
+from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.clipping import clip_gradients
 from arborcast.pipeline.run.gradients import GradientBuffer
 from arborcast.pipeline.run.groups import Groups
-from arborcast.pipeline.run.place import Place
 from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import Records
+from arborcast.pipeline.run.recorder import Recorder
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.synth.errors import InputError
 
@@ -47,11 +47,11 @@ class Update:
         self,
         parameters: Mapping[str, nn.Parameter],
         optimizer: OptimizerOf,
-        place: Place | None,
+        place: Assignment | None,
         groups: Groups,
         ties: TieGroups,
         precision: Precision,
-        recorder: Records,
+        recorder: Recorder,
         *,
         accumulate: int,
         clip_norm: float | None,
@@ -72,8 +72,8 @@ class Update:
         self._weight: float | None = None
         self._began_ns: int | None = None
 
-    def rehearse(self) -> None:
-        """Sum what is still zero, so that schedules are found before the first step and not in it."""
+    def warm_up_collectives(self) -> None:
+        """Run each allreduce once, so that schedules are found before the first step and not in it."""
         self._buffer.zero()
         if self._groups.stage is not None:
             self._buffer.start_allreduce(self._groups.stage)
@@ -96,7 +96,7 @@ class Update:
         """After parameters were frozen or unfrozen: make room for the gradients of those that are trained."""
         self._buffer.close()
         self._buffer = GradientBuffer(self.parameters.values())
-        self.rehearse()
+        self.warm_up_collectives()
 
     def begin(self, samples: int) -> None:
         """Before the passes of a batch of so many samples."""

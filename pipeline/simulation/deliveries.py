@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from arborcast.pipeline.costs.links import BYTES_PER_US, Network
 from arborcast.pipeline.simulation.clock import Clock
-from arborcast.pipeline.simulation.link_sharing import Flow, Links
+from arborcast.pipeline.simulation.link_sharing import Flow, SharedLinks
 from arborcast.pipeline.simulation.timeline import Interval
 from arborcast.synth.topology import Hop
 
@@ -84,7 +84,7 @@ class Deliveries:
         for pair in pairs:
             if all(users[hop] == 1 for hop in pair.path):
                 pair.rate = min(bandwidth[hop] for hop in pair.path)
-        self._links: Links[_Message] = Links(bandwidth)
+        self._links: SharedLinks[_Message] = SharedLinks(bandwidth)
         self.intervals: list[Interval] = []
 
     def send(

@@ -50,7 +50,7 @@ class Flow:
 F = TypeVar("F", bound=Flow)
 
 
-class Links(Generic[F]):
+class SharedLinks(Generic[F]):
     """The links of a fabric and the messages on them now.
 
     Args:

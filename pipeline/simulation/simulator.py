@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 from arborcast.pipeline.costs.links import Network
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.order import order_of
-from arborcast.pipeline.order.actions import Action, Order, Phase
+from arborcast.pipeline.order.actions import Action, Passes, Phase
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
 from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
-from arborcast.pipeline.simulation.timeline import Interval, Timeline
+from arborcast.pipeline.simulation.timeline import Interval, Timeline, waiting
 from arborcast.pipeline.stages import Overlap, Plan, overlaps, shares
 
 
@@ -29,7 +28,7 @@ def simulate(
     *,
     batch: int | None = None,
     update_us: float = 0.0,
-    order: Order | None = None,
+    order: Passes | None = None,
 ) -> Timeline:
     """What every rank of a plan does when in a step.
 
@@ -55,7 +54,7 @@ def simulate(
     """
     check_fit(plan, profile, network)
     if order is None:
-        order = order_of(plan)
+        order = plan.passes
     else:
         _check_passes(plan, order)
     return _Simulation(plan, profile, network, profile.samples if batch is None else batch, order).run(
@@ -121,7 +120,7 @@ class _Rank:
 class _Simulation:
     """One run."""
 
-    def __init__(self, plan: Plan, profile: Profile, network: Network, batch: int, order: Order) -> None:
+    def __init__(self, plan: Plan, profile: Profile, network: Network, batch: int, order: Passes) -> None:
         self.plan = plan
         self.profile = profile
         self.network = network
@@ -145,10 +144,10 @@ class _Simulation:
         made = self.intervals + self.deliveries.intervals
         end = max(interval.end_us for interval in made)
         for rank in self.ranks.values():
-            made += _waiting(rank, end)
+            made += waiting(rank.rank, rank.spans, end)
         return Timeline(tuple(sorted(made, key=lambda it: (it.start_us, it.rank))))
 
-    def _ranks(self, sizes: tuple[int, ...], order: Order) -> dict[int, _Rank]:
+    def _ranks(self, sizes: tuple[int, ...], order: Passes) -> dict[int, _Rank]:
         passes = {samples: self._passes(samples) for samples in dict.fromkeys(sizes)}
         ranks = {}
         for index, (stage, actions) in enumerate(zip(self.plan.stages, order, strict=True)):
@@ -262,7 +261,7 @@ class _Simulation:
                 self.ranks[rank].spans.append((start, end))
 
 
-def _check_passes(plan: Plan, order: Order) -> None:
+def _check_passes(plan: Plan, order: Passes) -> None:
     """Whether an order has every pass of a plan once."""
     if len(order) != len(plan.stages):
         raise PlanError(f"order: must have {len(plan.stages)} stages, got {len(order)}")
@@ -273,14 +272,3 @@ def _check_passes(plan: Plan, order: Order) -> None:
                 f"order: stage {stage} must do both passes of microbatches 0..{plan.microbatches - 1}, each "
                 f"once, got {' '.join(map(str, actions))}"
             )
-
-
-def _waiting(rank: _Rank, end_us: float) -> list[Interval]:
-    """When a rank did nothing, until the end of the step."""
-    starts = [start for start, _ in rank.spans] + [end_us]
-    ends = [0.0] + [end for _, end in rank.spans]
-    return [
-        Interval(rank.rank, "waiting", None, end, start)
-        for end, start in zip(ends, starts, strict=True)
-        if start > end
-    ]

@@ -5,6 +5,7 @@ Both are the same value, so that pictures and traces set one above the other.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 KINDS = ("forward", "backward", "communication", "waiting", "allreduce", "update")
@@ -53,3 +54,16 @@ class Timeline:
             for interval in self.intervals
             if interval.rank == rank and interval.kind in ("forward", "backward", "update")
         )
+
+
+def waiting(rank: int, spans: Iterable[tuple[float, float]], end_us: float) -> list[Interval]:
+    """When a rank did nothing until the end of a step, where it was busy in these spans (start, end)."""
+    found = []
+    now = 0.0
+    for start, stop in sorted(spans):
+        if start > now:
+            found.append(Interval(rank, "waiting", None, now, start))
+        now = max(now, stop)
+    if end_us > now:
+        found.append(Interval(rank, "waiting", None, now, end_us))
+    return found

@@ -92,7 +92,7 @@ def alternative_document(
 
 def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Mapping[str, Any]) -> list[str]:
     """The plan, what is expected of it, and the others, for people."""
-    from arborcast.pipeline.pictures.plan import format_bytes
+    from arborcast.pipeline.planning.memory import readable
 
     limit = document["memory_limit_bytes"]
     proved = plan.order == "pe" and plan.max_in_flight is None
@@ -103,7 +103,7 @@ def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Ma
                 index,
                 f"{row['start']}..{row['end'] - 1}  {row['layers'][0]} to {row['layers'][1]}",
                 ",".join(map(str, row["ranks"])),
-                format_bytes(row["memory_bytes"]),
+                readable(row["memory_bytes"]),
                 row["in_flight"],
             )
             for index, row in enumerate(document["stages"])
@@ -129,7 +129,7 @@ def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Ma
         *stages,
         f"{document['batch']} samples a step in {_counted(plan.microbatches)}, order {plan.order}"
         + (", recomputing forward passes" if plan.recompute else "")
-        + ("" if limit is None else f", at most {format_bytes(limit)} on a rank"),
+        + ("" if limit is None else f", at most {readable(limit)} on a rank"),
         f"one step: {_time(document['time_us'])} ({document['samples_per_s']:.4g} samples/s), "
         f"ranks idle {document['bubble']:.0%}",
         f"{'proved: at most' if proved else 'proved for the same stages in order pe: at most'} "

@@ -13,15 +13,12 @@ from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.links import Network
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.alternatives import METHODS, alternatives
+from arborcast.pipeline.planning.alternatives import METHODS, alternatives, data_parallel, straight_gpipe
 from arborcast.pipeline.planning.balance import balanced, balanced_by
-from arborcast.pipeline.planning.data_parallel import data_parallel
 from arborcast.pipeline.planning.hetpipe import hetpipe, virtual_workers, worker_plan
 from arborcast.pipeline.planning.hosts import levels
-from arborcast.pipeline.planning.memory import check_memory, stage_memory
+from arborcast.pipeline.planning.memory import check_memory, range_fits, stage_memory
 from arborcast.pipeline.planning.prediction import predict
-from arborcast.pipeline.planning.room import range_room
-from arborcast.pipeline.planning.straight_gpipe import straight_gpipe
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
@@ -196,8 +193,8 @@ def test_room_counts_as_the_real_check() -> None:
         for index, stage in enumerate(plan.stages):
             needed = stage_memory(there, profile, batch=32, stage=index).total
             for limit, fits in ((needed, True), (needed - 1, False)):
-                room = range_room(profile, limit, (0, 1, 2, 3), batch=32, microbatches=4, recompute=recompute)
-                assert room(stage.start, stage.end, stage.ranks, 2 - index) is fits
+                fit = range_fits(profile, limit, (0, 1, 2, 3), batch=32, microbatches=4, recompute=recompute)
+                assert fit(stage.start, stage.end, stage.ranks, 2 - index) is fits
 
 
 def test_all_alternatives_fit_or_say_by_how_much() -> None:

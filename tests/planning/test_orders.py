@@ -5,14 +5,15 @@ from itertools import product
 import pytest
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.order import capped, gpipe, list_order, one_forward_one_backward, order_of
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Action, Phase, parse, peak_in_flight
+from arborcast.pipeline.order.cap import capped
 from arborcast.pipeline.stages import Plan
 
 SIZES = list(product(range(1, 7), range(1, 13)))
 """Stages and microbatches."""
 
-MAKERS = (gpipe, one_forward_one_backward, list_order)
+MAKERS = gpipe, one_forward_one_backward, list_order = [ORDERS[it].make for it in ("gpipe", "1f1b", "pe")]
 
 
 def drawn(*lines):
@@ -127,7 +128,7 @@ def test_a_cap_is_kept_and_nothing_waits_for_ever(maker):
 
 def test_a_cap_delays_forward_passes():
     assert capped(gpipe(1, 3), 2) == drawn("F0 F1 B0 F2 B1 B2")
-    assert list_order(2, 6, max_in_flight=2) == drawn(
+    assert capped(list_order(2, 6), 2) == drawn(
         "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5", "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5"
     )
     assert capped(list_order(3, 8), 99) == list_order(3, 8)
@@ -135,7 +136,7 @@ def test_a_cap_delays_forward_passes():
 
 def test_a_cap_that_cannot_be_kept():
     with pytest.raises(PlanError, match="max_in_flight: must be at least 1, got 0"):
-        list_order(2, 2, max_in_flight=0)
+        capped(list_order(2, 2), 0)
     backwards = drawn("F0 F1 F2 B2 B1 B0")
     with pytest.raises(
         PlanError, match=r"stage 0: B2 must be one of the 2 oldest microbatches in flight, which are \[0, 1\]"
@@ -145,11 +146,11 @@ def test_a_cap_that_cannot_be_kept():
 
 def test_the_order_of_a_plan():
     stages = [(0, 1, [0]), (1, 2, [1, 2])]
-    assert order_of(Plan(stages, 6, order="gpipe")) == gpipe(2, 6)
-    assert order_of(Plan(stages, 6, order="1f1b")) == one_forward_one_backward(2, 6)
-    assert order_of(Plan(stages, 6, order="pe")) == list_order(2, 6)
-    assert order_of(Plan(stages, 6, order="pe", max_in_flight=3)) == list_order(2, 6, max_in_flight=3)
+    assert Plan(stages, 6, order="gpipe").passes == gpipe(2, 6)
+    assert Plan(stages, 6, order="1f1b").passes == one_forward_one_backward(2, 6)
+    assert Plan(stages, 6, order="pe").passes == list_order(2, 6)
+    assert Plan(stages, 6, order="pe", max_in_flight=3).passes == capped(list_order(2, 6), 3)
     assert (
-        order_of(Plan(stages, 6, order="gpipe", max_in_flight=1))
+        Plan(stages, 6, order="gpipe", max_in_flight=1).passes
         == (parse("F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5"),) * 2
     )

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.links import Network
-from arborcast.pipeline.order import list_order
 from arborcast.pipeline.order.actions import Phase
+from arborcast.pipeline.order.list_order import list_order
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.simulation.lower_bound import bound_us, proven_bound_us
 from arborcast.pipeline.simulation.simulator import simulate

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.links import Network
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.order import order_of
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Phase, parse
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.deliveries import Deliveries, Pair
-from arborcast.pipeline.simulation.link_sharing import Flow, Links
+from arborcast.pipeline.simulation.link_sharing import Flow, SharedLinks
 from arborcast.pipeline.simulation.simulator import simulate
-from arborcast.pipeline.stages import ORDERS, Plan, divided
+from arborcast.pipeline.stages import Plan, divided
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 
@@ -164,7 +164,7 @@ def plans(draw):
     plan = Plan(
         stages,
         microbatches,
-        draw(st.sampled_from(ORDERS)),
+        draw(st.sampled_from(sorted(ORDERS))),
         recompute=draw(st.booleans()),
         max_in_flight=draw(st.none() | st.integers(1, 6)),
     )
@@ -188,7 +188,7 @@ def longest_path_us(plan, costs, batch, message_us, latency_us, bytes_per_us):
         graph.add_edges_from((one, vertex, {"us": graph.nodes[one].get("us", 0)}) for one in after)
         graph.nodes[vertex]["us"] = time
 
-    order = order_of(plan)
+    order = plan.passes
     sizes = divided(batch, plan.microbatches)
     todo = [(s, a) for s, actions in enumerate(order) for a in actions]
     sent = defaultdict(list)  # messages of a pair, in order
@@ -253,7 +253,7 @@ def test_every_rank_keeps_its_order_and_does_one_thing_at_a_time(drawn, kind, me
     plan, costs, batch = drawn
     fabric = load(f"{kind}:{max(3, len(plan.ranks))}")
     timeline = simulate(plan, costs, Network(fabric, message_us=message_us), batch=batch, update_us=5)
-    for actions, stage in zip(order_of(plan), plan.stages, strict=True):
+    for actions, stage in zip(plan.passes, plan.stages, strict=True):
         for rank in stage.ranks:
             own = [it for it in timeline.intervals if it.rank == rank and it.kind != "communication"]
             assert own[0].start_us == 0
@@ -345,7 +345,7 @@ def test_shares_are_max_min_fair(data):
     """Certificate: every message has a full link on which nobody is faster."""
     hops = [(i, i + 1) for i in range(5)]
     bandwidth = {hop: float(data.draw(st.integers(1, 9))) for hop in hops}
-    links, active, now = Links(bandwidth), [], 0.0
+    links, active, now = SharedLinks(bandwidth), [], 0.0
     for _ in range(data.draw(st.integers(1, 10))):
         if active and data.draw(st.booleans()):
             flow = min(active, key=lambda it: it.end_us)

@@ -14,12 +14,11 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from arborcast.pipeline.errors import PartitionError  # noqa: E402
+from arborcast.pipeline.errors import PartitionError, first_line  # noqa: E402
 from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
-from arborcast.pipeline.run.boundary import Boundaries, FakeStage, Wire  # noqa: E402
-from arborcast.pipeline.run.failures import cause_of, first_line  # noqa: E402
-from arborcast.pipeline.run.parcels import Arrival, Parcel, packed, sharing  # noqa: E402
-from arborcast.pipeline.run.place import Place  # noqa: E402
+from arborcast.pipeline.run.assignment import Assignment  # noqa: E402
+from arborcast.pipeline.run.boundary import Boundaries, FakeStage, TensorSpec  # noqa: E402
+from arborcast.pipeline.run.messages import Arrival, Slice, packed, sharing  # noqa: E402
 from arborcast.pipeline.stages import Plan, shares  # noqa: E402
 from tests.support.training_cases import FEATURES, branching, frozen, network, normalised  # noqa: E402
 
@@ -43,7 +42,7 @@ FLOAT = torch.float32
 
 def test_shapes_are_per_sample() -> None:
     boundaries = found(network(), 3, 6)
-    assert boundaries.taken == boundaries.given == (Wire((1, 8), FLOAT, 0, True),)
+    assert boundaries.taken == boundaries.given == (TensorSpec((1, 8), FLOAT, 0, True),)
     assert boundaries.overwrites  # it begins with a ReLU in place
     assert not found(network(), 2, 6).overwrites
     assert found(network(), 0, 2).taken == ()
@@ -52,9 +51,9 @@ def test_shapes_are_per_sample() -> None:
 
 def test_several_tensors_and_what_is_not_differentiated() -> None:
     expected = (
-        Wire((1, 8), FLOAT, 0, True),
-        Wire((1, FEATURES), torch.bool, 0, False),
-        Wire((1, FEATURES), torch.float64, 0, True),
+        TensorSpec((1, 8), FLOAT, 0, True),
+        TensorSpec((1, FEATURES), torch.bool, 0, False),
+        TensorSpec((1, FEATURES), torch.float64, 0, True),
     )
     assert found(branching(), 1, 2).taken == found(branching(), 1, 2).given == expected
     assert not any(wire.needs_gradient for wire in found(branching(), 1, 2, training=False).taken)
@@ -75,7 +74,7 @@ def test_nothing_is_run_for_real() -> None:
     model = Divisible([nn.Dropout(), *normalised()])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    assert found(model, 3, 5, (1, 2)).given == (Wire((1, 8), FLOAT, 0, True),)
+    assert found(model, 3, 5, (1, 2)).given == (TensorSpec((1, 8), FLOAT, 0, True),)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(layer.training for layer in model.modules())
@@ -84,7 +83,7 @@ def test_nothing_is_run_for_real() -> None:
 def test_batch_norm_that_averages_over_all_batches() -> None:
     """With momentum None it reads how many there were, which a tensor without values cannot say."""
     model = Divisible(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 8))
-    assert found(model, 2, 3).taken == (Wire((1, 8), FLOAT, 0, True),)
+    assert found(model, 2, 3).taken == (TensorSpec((1, 8), FLOAT, 0, True),)
     assert model[1].momentum is None
 
 
@@ -109,7 +108,7 @@ class Reshaping(nn.Module):
 
 
 def test_several_rows_for_a_sample() -> None:
-    wire = Wire((FEATURES // 2, 2), FLOAT, 0, False)
+    wire = TensorSpec((FEATURES // 2, 2), FLOAT, 0, False)
     assert found(Divisible(Reshaping("rows"), nn.ReLU()), 1, 2).taken == (wire,)
     assert wire.shape_of(5) == (15, 2)
     tensor = torch.arange(30).view(15, 2)
@@ -143,17 +142,17 @@ def test_what_is_told_of_a_layer_without_a_shape() -> None:
     """Which layers, and not only what torch said of them."""
     with pytest.raises(PartitionError) as caught:
         found(Divisible(Reshaping("values"), nn.ReLU()), 1, 2)
-    assert first_line(cause_of(caught.value)).startswith("PartitionError: layers [0, 1): shapes must follow")
+    assert first_line(caught.value).startswith("PartitionError: layers [0, 1): shapes must follow")
 
 
 # Messages ------------------------------------------------------------------------------------------
 
 
-def wires() -> st.SearchStrategy[list[Wire]]:
+def wires() -> st.SearchStrategy[list[TensorSpec]]:
     """One to three tensors of one to three dimensions."""
 
-    def wire(shape: list[int], dtype: torch.dtype, dim: int) -> Wire:
-        return Wire(tuple(shape), dtype, dim % len(shape), True)
+    def wire(shape: list[int], dtype: torch.dtype, dim: int) -> TensorSpec:
+        return TensorSpec(tuple(shape), dtype, dim % len(shape), True)
 
     types = st.sampled_from([torch.float32, torch.bool, torch.int64, torch.bfloat16, torch.complex64])
     shapes = st.lists(st.integers(1, 3), min_size=1, max_size=3)
@@ -162,7 +161,9 @@ def wires() -> st.SearchStrategy[list[Wire]]:
 
 @given(wires(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
-def test_all_that_is_sent_arrives(crossing: list[Wire], senders: int, receivers: int, more: int) -> None:
+def test_all_that_is_sent_arrives(
+    crossing: list[TensorSpec], senders: int, receivers: int, more: int
+) -> None:
     """From every replica to every replica of the next stage, against the whole microbatch."""
     samples = max(senders, receivers) + more
     plan = Plan([(0, 1, range(senders)), (1, 2, range(senders, senders + receivers))], 1)
@@ -172,14 +173,14 @@ def test_all_that_is_sent_arrives(crossing: list[Wire], senders: int, receivers:
     ]
     sent = {}
     for rank in range(senders):
-        place = Place.of(plan, rank)
+        place = Assignment.of(plan, rank)
         assert place is not None
         start, stop = shares(samples, senders)[rank]
         mine = [wire.narrowed(tensor, start, stop) for wire, tensor in zip(crossing, whole, strict=True)]
         for parcel in place.behind(samples):
             sent[rank, parcel.peer] = packed(crossing, mine, parcel)
     for rank in range(senders, senders + receivers):
-        place = Place.of(plan, rank)
+        place = Assignment.of(plan, rank)
         assert place is not None
         parcels = place.before(samples)
         arrival = Arrival(crossing, place.count(samples), parcels)
@@ -194,15 +195,15 @@ def test_all_that_is_sent_arrives(crossing: list[Wire], senders: int, receivers:
 @pytest.mark.parametrize("count", [1, 2])
 def test_gradients_that_there_are_not(count: int) -> None:
     """Absent where no replica has one, zeros where others have, and what is no number arrives as it is."""
-    crossing = [Wire((1, 3), FLOAT, 0, True)] * count
-    place = Place.of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
+    crossing = [TensorSpec((1, 3), FLOAT, 0, True)] * count
+    place = Assignment.of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
     assert place is not None
     parcels = place.behind(4)
     nothing = torch.full((2, 3), float("nan"))
     for pair in ([None, None], [None, torch.ones(2, 3)], [nothing, -nothing]):
         arrival = Arrival(crossing, 4, parcels)
         for buffer, tensor in zip(arrival.buffers, pair, strict=True):
-            sent = packed(crossing, [tensor] * count, Parcel(0, 0, 2))
+            sent = packed(crossing, [tensor] * count, Slice(0, 0, 2))
             assert sent.shape == buffer.shape
             buffer.copy_(sent)
         rows = [torch.zeros(2, 3) if tensor is None else tensor for tensor in pair]
@@ -217,15 +218,15 @@ def test_tensors_that_are_kept_otherwise_than_they_read() -> None:
     """Conjugates and negatives that torch computes only when they are read."""
     whole = torch.randn(2, 3, dtype=torch.complex64)
     for tensor in (whole.conj(), torch._neg_view(whole.real.contiguous())):
-        wire = Wire((1, 3), tensor.dtype, 0, True)
-        sent = packed([wire], [tensor], Parcel(1, 1, 2))
+        wire = TensorSpec((1, 3), tensor.dtype, 0, True)
+        sent = packed([wire], [tensor], Slice(1, 1, 2))
         assert torch.equal(sent.view(tensor.dtype), tensor[1] + 0)
 
 
 def test_one_tensor_is_neither_copied_nor_viewed() -> None:
     """What is sent is the slice itself; what arrived together is counted apart by autograd."""
-    wire = Wire((1, 3), FLOAT, 0, True)
-    place = Place.of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
+    wire = TensorSpec((1, 3), FLOAT, 0, True)
+    place = Assignment.of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
     assert place is not None
     tensor = torch.randn(4, 3)
     second = place.behind(4)[1]

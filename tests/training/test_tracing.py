@@ -15,10 +15,8 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from arborcast.pipeline.errors import PartitionError  # noqa: E402
-from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
 from arborcast.pipeline.model.layered import Layered  # noqa: E402
 from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
-from arborcast.pipeline.profiles import Layer, Profile  # noqa: E402
 from tests.support.traced_models import Choosing, Language, Recurrent, Regularised, Residual  # noqa: E402
 
 
@@ -282,32 +280,13 @@ def test_number_of_layers() -> None:
 def test_layers_do_not_depend_on_the_number_of_samples() -> None:
     few, many = (trace(Language(), words(samples)) for samples in (2, 50))
     assert few.layer_names == many.layer_names
-    assert few.balance(3) == many.balance(3)
+    assert few.cuts == many.cuts
     assert [it.shape[0] for it in many.crossing(1)] == [50] * len(many.crossing(1))
 
 
 def test_at_most_64_layers() -> None:
     depth = trace(deep(80), torch.randn(16, 16)).depth
     assert 32 <= depth <= 64
-
-
-def test_balance(traced: dict[str, Traced]) -> None:
-    layered = trace(deep(6), torch.randn(64, 16), layers=6)
-    assert layered.balance(3) == (2, 4)
-    assert layered.balance(3, by="memory") == (2, 4)
-    costs = [
-        Layer(str(at), time, time, 4, size, 0, 0)
-        for at, (time, size) in enumerate([(5, 1), (1, 1), (1, 1), (1, 1), (1, 1), (1, 5)])
-    ]
-    profile = Profile("drawn", 4, tuple(costs))
-    assert layered.balance(2, profile=profile) == (1,)
-    assert layered.balance(2, by="memory", profile=profile) == (5,)
-    with pytest.raises(PartitionError, match=r"stages must be in 1\.\.6, its number of layers, got 7"):
-        layered.balance(7)
-    with pytest.raises(PartitionError, match="must be by time or memory, got size"):
-        layered.balance(2, by="size")  # type: ignore[arg-type]
-    with pytest.raises(PartitionError, match="profile must have 6 layers, got 1"):
-        layered.balance(2, profile=Profile("short", 4, tuple(costs[:1])))
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (3, 2), (-1, 2), (0, 99)])
@@ -351,7 +330,7 @@ def test_control_flow_that_depends_on_data(strict: bool, capfd: pytest.CaptureFi
     message = error_of(Choosing(), X, strict=strict)
     assert "model Choosing: cannot be traced at traced_models.py:" in message
     assert "(if x.sum() > 0:): control flow depends on the values of a tensor; rewrite it" in message
-    assert 'fallback="sequential"' in message
+    assert "for an nn.Sequential, Divisible(*model)" in message
     assert capfd.readouterr().err == ""  # torch says the same on a page
 
 
@@ -564,20 +543,3 @@ def test_tokens_of_several_samples_in_one_dimension() -> None:
         match=r"as it has 1 legal cuts, got 3 .*reshape has no one dimension that counts samples",
     ):
         trace(Made(flattened), torch.randn(4, 5, 3), layers=3)
-
-
-def test_sequential_fallback_only_when_asked() -> None:
-    model = nn.Sequential(nn.Linear(3, 3), Choosing(), nn.ReLU())
-    assert "cannot be traced" in error_of(model, X)
-    layered = trace(model, X, fallback="sequential")
-    assert layered.depth == 3
-    assert set(layered.divide(1, 3).state_dict()) == {"1.linear.weight", "1.linear.bias"}
-    assert torch.equal(layered.divide(1, 3)(layered.divide(0, 1)(X)), model(X))
-    divisible = Divisible(Choosing(), nn.ReLU())
-    assert trace(divisible, X, fallback="sequential") is divisible
-    assert isinstance(trace(nn.Linear(3, 3), X, fallback="sequential"), Traced)
-    assert "no sequential fallback: it is no nn.Sequential" in error_of(Choosing(), X, fallback="sequential")
-    assert "layers must be 3, the number of its children" in error_of(
-        model, X, fallback="sequential", layers=2
-    )
-    assert "must be None or \"sequential\", got 'guess'" in error_of(model, X, fallback="guess")

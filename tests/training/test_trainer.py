@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -283,17 +284,15 @@ def evaluated(rank: int, size: int) -> tuple[float, float, bool]:
 
 def last_in_first_out(rank: int, size: int) -> Curve:
     """Gradients of microbatches in reverse, as torchgpipe has them: not the order in which losses came."""
-    from arborcast.pipeline.order.actions import parse
-    from arborcast.pipeline.run import passes
+    from arborcast.pipeline.order import ORDERS
+    from arborcast.pipeline.order.actions import Order, parse
 
-    def order(plan: Plan) -> Any:
-        return (parse("F0 F1 F2 B2 B1 B0"), parse("F0 F1 F2 B2 B1 B0"), parse("F0 F1 F2 B2 B1 B0"))
-
-    original, passes.order_of = passes.order_of, order  # type: ignore[assignment]
+    stage = parse("F0 F1 F2 B2 B1 B0")
+    ORDERS["reverse"] = Order(lambda stages, _: (stage,) * stages, in_flight=lambda _, count: count)
     try:
-        return trained(plan_of([1, 2, 1]), network, batches(4))
+        return trained(replace(plan_of([1, 2, 1]), order="reverse"), network, batches(4))
     finally:
-        passes.order_of = original  # type: ignore[assignment]
+        del ORDERS["reverse"]
 
 
 def adagrad(parameters: Any) -> torch.optim.Optimizer:

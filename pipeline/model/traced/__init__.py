@@ -10,44 +10,20 @@ From the call to the layers: `capture` (torch.export, once per mode), `table` (w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Literal
 
 from torch import Tensor, nn
 
 from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.layered import Layered
 from arborcast.pipeline.model.traced.capture import Captured, capture, checked_example
-from arborcast.pipeline.model.traced.fallback import children
 from arborcast.pipeline.model.traced.holdings import holdings
 from arborcast.pipeline.model.traced.kinds import Kind
 from arborcast.pipeline.model.traced.layers import chosen_cuts
-from arborcast.pipeline.model.traced.model import Crossing, Traced
+from arborcast.pipeline.model.traced.model import BoundaryTensor, Traced
 from arborcast.pipeline.model.traced.modes import partners
 from arborcast.pipeline.model.traced.table import Table, tabulate
 
-__all__ = ["Crossing", "Traced", "trace"]
-
-
-@overload
-def trace(
-    model: nn.Module,
-    example: Tensor | Sequence[Tensor],
-    *,
-    layers: int | Literal["all"] | None = None,
-    strict: bool = False,
-    fallback: None = None,
-) -> Traced: ...
-
-
-@overload
-def trace(
-    model: nn.Module,
-    example: Tensor | Sequence[Tensor],
-    *,
-    layers: int | Literal["all"] | None = None,
-    strict: bool = False,
-    fallback: Literal["sequential"],
-) -> Layered: ...
+__all__ = ["BoundaryTensor", "Traced", "trace"]
 
 
 def trace(
@@ -56,8 +32,7 @@ def trace(
     *,
     layers: int | Literal["all"] | None = None,
     strict: bool = False,
-    fallback: Literal["sequential"] | None = None,
-) -> Layered:
+) -> Traced:
     """Partition a model by its graph into layers that a pipeline can cut between.
 
     A cut is legal where all that crosses are batch values with one dimension that counts samples (exactly as
@@ -74,8 +49,6 @@ def trace(
         example: its inputs, at least 2 samples; dimension 0 of each is the sample.
         layers: how many; "all" for one per legal cut; None for at most 64 at cuts that few bytes cross.
         strict: whether torch.export analyses bytecode instead of running the model.
-        fallback: "sequential" for the children of an `nn.Sequential` as layers (or a `Divisible` as it is)
-            where it cannot be traced.
 
     Raises:
         PartitionError: the model cannot be traced (names the construct and its line), returns something that
@@ -83,17 +56,10 @@ def trace(
 
     Source: RaNNC's partitioning, section 5.2.1.
     """
-    if fallback not in (None, "sequential"):
-        raise PartitionError(f'fallback must be None or "sequential", got {fallback!r}')
     given = checked_example(model, example)
-    try:
-        training = tabulate(capture(model, given, training=True, strict=strict))
-        _check_outputs(type(model).__name__, training)
-    except PartitionError as error:
-        if fallback is None:
-            raise
-        return children(model, layers, error)
+    training = tabulate(capture(model, given, training=True, strict=strict))
     name = type(model).__name__
+    _check_outputs(name, training)
     return Traced(
         model=model,
         training=training,

@@ -1,6 +1,6 @@
 """Consecutive items in parts whose largest is as small as possible: exact, and cheap where it can choose.
 
-Used twice: layers into stages (`Traced.balance`), and operators into layers (`pipeline.model.traced.layers`).
+So `layers` merges the operators of a trace.
 """
 
 from __future__ import annotations

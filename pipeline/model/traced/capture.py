@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from arborcast.pipeline.errors import PartitionError
+from arborcast.pipeline.model.layered import in_mode
 from arborcast.pipeline.model.traced.failures import tracing_error
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ def capture(model: nn.Module, example: tuple[Tensor, ...], *, training: bool, st
         PartitionError: it cannot be traced, returns something else than tensors, or replaces a buffer.
     """
     given = tuple(value.detach().clone() for value in example)  # torch takes one tensor twice for one input
-    with _mode(model, training), _quiet() as said:
+    with in_mode(model, training), torch.enable_grad(), _quiet() as said:
         try:
             program = torch.export.export(model, given, dynamic_shapes=_shapes(model, given), strict=strict)
         except Exception as error:  # torch raises dozens of classes, most of them private
@@ -134,19 +135,6 @@ def _shapes(model: nn.Module, example: tuple[Tensor, ...]) -> Any:
     for value in example:
         shapes[value] = {0: samples}
     return shapes.dynamic_shapes(model, example)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """The model in a mode, with gradients recorded, as it will run; its modules' own flags come back."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from torch import nn
 from arborcast.pipeline.errors import PartitionError
 
 REMEDY = (
-    "rewrite it with tensor operations, divide the model by hand (pipeline.Divisible), or, if it is an "
-    'nn.Sequential, pass fallback="sequential"'
+    "rewrite it with tensor operations, or divide the model by hand (pipeline.Divisible; for an "
+    "nn.Sequential, Divisible(*model))"
 )
 _OPERATOR = re.compile(r"\b[a-z_]\w*\.\w+\.(?:default|[A-Z]\w*)\b|\b[a-z_]\w*::\w+")
 """As torch writes them: aten.add.Tensor, mylib::fused."""

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Literal
 
 from torch import Tensor, nn
 
 from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.traced.balance import balanced_cuts
 from arborcast.pipeline.model.traced.cuts import Cut
 from arborcast.pipeline.model.traced.holdings import Holdings
-from arborcast.pipeline.model.traced.layers import layer_names, weights
+from arborcast.pipeline.model.traced.layers import layer_names
 from arborcast.pipeline.model.traced.segments import Code, Segment, build, literal_path
 from arborcast.pipeline.model.traced.sizes import Sizes
 from arborcast.pipeline.model.traced.table import Table
-from arborcast.pipeline.profiles import Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class BoundaryTensor:
     """A tensor that crosses a boundary between layers.
 
     Attributes:
@@ -104,7 +100,7 @@ class Traced:
         """For each tensor that crosses the boundary before layer `cut`, which dimension counts samples."""
         return tuple(crossing.sample_dim for crossing in self.crossing(cut))
 
-    def crossing(self, cut: int) -> tuple[Crossing, ...]:
+    def crossing(self, cut: int) -> tuple[BoundaryTensor, ...]:
         """What crosses the boundary before layer `cut`; the model's inputs for 0, its outputs for `depth`.
 
         Raises:
@@ -117,9 +113,8 @@ class Traced:
         for name in self._boundary(cut):
             item, value = self.training.by_name[name], self.training.nodes[name].meta["val"]
             assert item.sample_dim is not None
-            found.append(
-                Crossing(name, item.sample_dim, sizes.shape(value), str(value.dtype), sizes.bytes_of(value))
-            )
+            shape, dtype = sizes.shape(value), str(value.dtype)
+            found.append(BoundaryTensor(name, item.sample_dim, shape, dtype, sizes.bytes_of(value)))
         return tuple(found)
 
     @cached_property
@@ -132,46 +127,6 @@ class Traced:
         return tuple(
             (name, layers) for name, layers in sorted(self._uses.items()) if name in ours and len(layers) > 1
         )
-
-    def balance(
-        self, stages: int, by: Literal["time", "memory"] = "time", profile: Profile | None = None
-    ) -> tuple[int, ...]:
-        """The layers at which stages begin, without the first, so that the largest stage is least.
-
-        Args:
-            stages: how many.
-            by: "time", forward and backward; "memory", of parameters, gradients, the optimizer's state and
-                what is kept for the backward pass.
-            profile: of this model; None for estimates from the graph: operations and bytes written, or the
-                bytes of all values and parameters as RaNNC does.
-
-        Returns:
-            Cuts; of equally good ones those that fewest bytes cross.
-
-        Raises:
-            PartitionError: more stages than layers, another measure, or a profile of another depth.
-        """
-        if not 1 <= stages <= self.depth:
-            raise PartitionError(
-                f"model {self.name}: stages must be in 1..{self.depth}, its number of layers, got {stages}"
-            )
-        if by not in ("time", "memory"):
-            raise PartitionError(f"model {self.name}: balance must be by time or memory, got {by}")
-        if profile is not None and profile.depth != self.depth:
-            raise PartitionError(
-                f"model {self.name}: profile must have {self.depth} layers, got {profile.depth}"
-            )
-        costs = [0.0, *(float(cut.size_bytes) for cut in self.cuts)]
-        if profile is None:
-            load = self._estimated_time() if by == "time" else self._estimated_memory()
-        elif by == "time":
-            load = [it.forward_us + it.backward_us for it in profile.layers]
-        else:
-            load = [
-                float(it.parameter_bytes + it.gradient_bytes + it.optimizer_bytes + it.saved_bytes)
-                for it in profile.layers
-            ]
-        return balanced_cuts(load, stages, costs=costs)
 
     @cached_property
     def _bounds(self) -> tuple[int, ...]:
@@ -233,18 +188,3 @@ class Traced:
             is_tuple=is_tuple,
         )
         return code, theirs
-
-    def _estimated_time(self) -> list[float]:
-        spent = weights(self.training)
-        return [float(sum(spent[start:end])) for start, end in pairwise(self._bounds)]
-
-    def _estimated_memory(self) -> list[float]:
-        load = [
-            float(sum(item.size_bytes for item in self.training.placed[start:end]))
-            for start, end in pairwise(self._bounds)
-        ]
-        sizes = {name: tensor.nbytes for name, tensor, _ in self.holdings.taken(self._uses)}
-        for name, layers in self._uses.items():
-            for layer in layers:
-                load[layer] += sizes[name]
-        return load

@@ -18,21 +18,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.errors import BatchError
-from arborcast.pipeline.order import order_of
-from arborcast.pipeline.order.actions import peak_in_flight
+from arborcast.pipeline.model.layered import in_mode
+from arborcast.pipeline.order.actions import Passes, Phase, peak_in_flight
 from arborcast.pipeline.order.messages import with_messages
+from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import DeferredStatistics
 from arborcast.pipeline.run.batches import Batch, Signature
 from arborcast.pipeline.run.boundary import FakeStage
 from arborcast.pipeline.run.groups import Groups
-from arborcast.pipeline.run.links import Links
+from arborcast.pipeline.run.loop import StageLoop
 from arborcast.pipeline.run.losses import Losses, LossFunction
-from arborcast.pipeline.run.modes import evaluating
-from arborcast.pipeline.run.place import Place
+from arborcast.pipeline.run.messages import Messenger
 from arborcast.pipeline.run.precision import Precision
-from arborcast.pipeline.run.recorder import Records
-from arborcast.pipeline.run.runtime import StageRuntime, forward_only
-from arborcast.pipeline.run.stage import ReplicaStage
+from arborcast.pipeline.run.recorder import Recorder
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
 
@@ -52,7 +50,7 @@ class Outcome:
     weight: float | None
 
 
-class Passes:
+class StepExecutor:
     """The passes of one rank.
 
     Args:
@@ -79,11 +77,11 @@ class Passes:
         fake: FakeStage | None,
         module: nn.Module,
         plan: Plan,
-        place: Place | None,
+        place: Assignment | None,
         groups: Groups,
-        links: Links,
+        links: Messenger,
         precision: Precision,
-        recorder: Records,
+        recorder: Recorder,
         *,
         loss_fn: LossFunction,
         loss_reduction: str,
@@ -110,9 +108,9 @@ class Passes:
         self._deferred = deferred
         self._batches = batches
         self._on_gradients = on_gradients
-        self._order = order_of(plan)
-        self._runtimes: dict[Signature, tuple[ReplicaStage, Losses, StageRuntime] | None] = {}
-        self._stage: ReplicaStage | None = None
+        self._order = plan.passes
+        self._loops: dict[Signature, tuple[StageLoop, Losses] | None] = {}
+        self._loop: StageLoop | None = None
         self._doing: str | None = None
         self._fingerprint: int | None = None
         self._sums = torch.zeros(0)
@@ -121,13 +119,13 @@ class Passes:
     @property
     def doing(self) -> str:
         """What this rank did last, in words."""
-        if self._doing is not None or self._stage is None:
+        if self._doing is not None or self._loop is None:
             return self._doing or "waiting for the others"
-        return self._stage.doing
+        return self._loop.doing
 
     def knows(self, signature: Signature) -> bool:
         """Whether there was a batch like it."""
-        return signature in self._runtimes
+        return signature in self._loops
 
     def follow(self, trained: Mapping[str, bool]) -> None:
         """Take on which parameters of the model are trained: only gradients of those, and before, cross."""
@@ -142,7 +140,7 @@ class Passes:
         """
         place = self._place
         if place is None or self._fake is None:
-            self._runtimes[signature] = None
+            self._loops[signature] = None
             return
         self._doing = "finding the shapes of what crosses boundaries"
         training = signature.training
@@ -152,22 +150,6 @@ class Passes:
             training=training,
             autocast=self._precision.autocast,
         )
-        order = self._order if training else forward_only(self._order)
-        stage = ReplicaStage(
-            self._module,
-            place,
-            boundaries,
-            batch.sizes,
-            self._links,
-            alone=self._groups.alone,
-            recorder=self._recorder,
-            in_flight=peak_in_flight(self._order[place.stage]) + 1 if training else 2,
-            first_tag=2 * len(batch.sizes) * len(self._runtimes),
-            differentiating=self._precision.no_autocast,
-            training=training,
-            reduce=lambda: self._after_backward(batch.sizes, losses),
-            deferred=self._deferred,
-        )
         losses = Losses(
             self._loss_fn,
             self._reduction,
@@ -175,12 +157,26 @@ class Passes:
             batch.samples * self._batches,
             self._precision.scale,
             self._precision.autocast,
-            on_last=lambda: None if training else self._start_sum(batch.sizes, losses),
             check=self._check_loss,
             dims=self._output_dims,
         )
-        runtime = StageRuntime(stage, with_messages(order)[place.stage], losses)
-        self._runtimes[signature] = stage, losses, runtime
+        order = self._order if training else _without_backward(self._order)
+        loop = StageLoop(
+            self._module,
+            place,
+            boundaries,
+            batch.sizes,
+            with_messages(order)[place.stage],
+            self._links,
+            losses,
+            self._recorder,
+            in_flight=peak_in_flight(self._order[place.stage]) + 1 if training else 2,
+            first_tag=2 * len(batch.sizes) * len(self._loops),
+            differentiating=self._precision.no_autocast,
+            training=training,
+            deferred=self._deferred,
+        )
+        self._loops[signature] = loop, losses
 
     def run(self, batch: Batch, signature: Signature, step: int, unit: float) -> None:
         """All passes of a batch; `finish` is to follow.
@@ -191,15 +187,16 @@ class Passes:
             step: how many batches were trained with before.
             unit: that sums of losses are divided by in this update.
         """
-        found = self._runtimes[signature]
+        found = self._loops[signature]
         self._fingerprint = None
         if found is None:
             self._start_sum(batch.sizes, None)
             return
-        stage, losses, runtime = found
-        self._stage, self._doing, place = stage, None, stage.place
-        inputs: Sequence[tuple[Tensor, ...]] = [()] * len(batch.sizes)
-        targets: Sequence[Any] = [None] * len(batch.sizes)
+        (loop, losses), place = found, self._place
+        assert place is not None, "it has a loop"
+        self._loop, self._doing = loop, None
+        inputs: Sequence[tuple[Tensor, ...]] = ()
+        targets: Sequence[Any] = ()
         parts = [place.share(size) for size in batch.sizes]
         if place.is_first or place.is_last:
             self._fingerprint = batch.fingerprint()
@@ -211,16 +208,21 @@ class Passes:
         first_layer = self._plan.stages[place.stage].start
         what = "train" if signature.training else "evaluate"
         samples = zip(accumulate((0, *batch.sizes)), parts, strict=False)
-        stage.seeds = [
-            _seed_of(self._seed, what, step, first_layer, start + share[0]) for start, share in samples
-        ]
-        mode = nullcontext() if signature.training else evaluating(self._module)
+        seeds = [_seed_of(self._seed, what, step, first_layer, start + share[0]) for start, share in samples]
+        mode = nullcontext() if signature.training else in_mode(self._module, False)
         # Random numbers that the caller draws, such as batches, must stay alike on all ranks.
-        if self._deferred is not None and signature.training:
-            self._deferred.begin()
         apart = torch.random.fork_rng(devices=[])
+        deferred = self._deferred if signature.training else None
+        if deferred is not None:
+            deferred.begin()
         with apart, mode, torch.set_grad_enabled(signature.training), self._precision.autocast():
-            runtime.run(inputs, targets)
+            loop.run(inputs, targets, seeds)
+        if deferred is not None:
+            deferred.end(len(batch.sizes))
+        if signature.training:
+            self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(place.ranks)))}"
+            self._on_gradients()
+        self._start_sum(batch.sizes, losses)
 
     def finish(self, batch: Batch) -> Outcome:
         """Wait for what is still on its way.
@@ -230,8 +232,8 @@ class Passes:
             InputError: some losses came with a weight and some without, or the weights do not add up to a
                 positive number; on all ranks.
         """
-        if self._stage is not None:
-            self._stage.finish()
+        if self._loop is not None:
+            self._loop.finish()
         self._doing = "hearing of the losses"
         assert self._sum_work is not None, "run comes before"
         self._sum_work.wait()
@@ -261,12 +263,6 @@ class Passes:
         whole = sums.sum().item() / weight
         return Outcome(whole, tuple((sums / weights).tolist()), weight if pairs.item() else None)
 
-    def _after_backward(self, sizes: Sequence[int], losses: Losses) -> None:
-        if self._deferred is not None:
-            self._deferred.end(len(sizes))
-        self._on_gradients()
-        self._start_sum(sizes, losses)
-
     def _start_sum(self, sizes: Sequence[int], losses: Losses | None) -> None:
         """Begin to add the losses of all replicas of the last stage, by microbatch.
 
@@ -289,3 +285,8 @@ class Passes:
 def _seed_of(*key: object) -> int:
     """Of the random numbers of a forward pass: another one for every key."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")
+
+
+def _without_backward(order: Passes) -> Passes:
+    """The order of an evaluation."""
+    return tuple(tuple(action for action in actions if action.phase is Phase.FORWARD) for actions in order)

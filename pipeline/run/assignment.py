@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arborcast.pipeline.run.parcels import Parcel
+from arborcast.pipeline.run.messages import Slice
 from arborcast.pipeline.stages import Plan, overlaps, shares
 
 
 @dataclass(frozen=True)
-class Place:
+class Assignment:
     """The place of a rank with work.
 
     Attributes:
@@ -23,7 +23,7 @@ class Place:
     replica: int
 
     @classmethod
-    def of(cls, plan: Plan, rank: int) -> Place | None:
+    def of(cls, plan: Plan, rank: int) -> Assignment | None:
         """The place of a rank of the job; None for one without work."""
         stage = plan.stage_of(rank)
         return None if stage is None else cls(plan, stage, plan.stages[stage].ranks.index(rank))
@@ -57,22 +57,22 @@ class Place:
         start, stop = self.share(samples)
         return stop - start
 
-    def before(self, samples: int) -> tuple[Parcel, ...]:
+    def before(self, samples: int) -> tuple[Slice, ...]:
         """What it exchanges with the stage before, for a microbatch; in the order of samples."""
         ranks = self.plan.stages[self.stage - 1].ranks
         origin = self.share(samples)[0]
         return tuple(
-            Parcel(ranks[it.sender], it.start - origin, it.stop - origin)
+            Slice(ranks[it.sender], it.start - origin, it.stop - origin)
             for it in overlaps(samples, len(ranks), self.replicas)
             if it.receiver == self.replica
         )
 
-    def behind(self, samples: int) -> tuple[Parcel, ...]:
+    def behind(self, samples: int) -> tuple[Slice, ...]:
         """Likewise with the stage behind."""
         ranks = self.plan.stages[self.stage + 1].ranks
         origin = self.share(samples)[0]
         return tuple(
-            Parcel(ranks[it.receiver], it.start - origin, it.stop - origin)
+            Slice(ranks[it.receiver], it.start - origin, it.stop - origin)
             for it in overlaps(samples, self.replicas, len(ranks))
             if it.sender == self.replica
         )

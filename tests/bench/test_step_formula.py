@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.cost_model import Fit, PipelineModel, Run, fit, residuals
-from arborcast.pipeline.pictures.fit import draw_fit
+from arborcast.bench.training.step_formula import Fit, PipelineModel, Run, fit, residuals
+from arborcast.bench.training.step_formula_figure import draw_fit
 from arborcast.synth.errors import InputError
 
 MICROBATCHES = (1, 2, 3, 5, 8, 12, 20, 40)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborcast.pipeline.costs.cost_model import PipelineModel, Run, residuals
+from arborcast.bench.training.step_formula import PipelineModel, Run, residuals
 from arborcast.synth.errors import InputError
 from arborcast.synth.pictures.canvas import FAINT, PALETTE, QUIET, headline, picture
 

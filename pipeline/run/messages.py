@@ -1,4 +1,4 @@
-"""What crosses a boundary for one microbatch, as one message for each pair of replicas.
+"""What crosses a boundary for one microbatch, as one message for each pair of replicas, and who sends it.
 
 A single tensor whose first dimension counts samples is sent and received in place, slice by slice. Several
 tensors, or other dimensions, travel packed behind each other:
@@ -13,22 +13,29 @@ optimizer skips what has no gradient and would not skip zeros.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from arborcast.pipeline.run.boundary import Wire
+from arborcast.pipeline.run.boundary import TensorSpec
+from arborcast.pipeline.run.failures import TrainingError, words_of
+from arborcast.pipeline.run.recorder import NullRecorder, Recorder
 
 ALIGNMENT = 64
 """Bytes at whose multiples tensors begin in a message: every data type may be read there."""
 ABSENT = 255
 """Each byte of a tensor that there is not: a NaN with all bits set, where arithmetic makes others."""
+_WATCHERS = 16
+"""Threads that note when messages end, where that is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class Slice:
     """The samples [start, stop) of a replica's own share, to or from a rank of the job."""
 
     peer: int
@@ -36,12 +43,12 @@ class Parcel:
     stop: int
 
 
-def travels_in_place(wires: Sequence[Wire]) -> bool:
+def travels_in_place(wires: Sequence[TensorSpec]) -> bool:
     """Whether slices of the tensor itself are what is sent."""
     return len(wires) == 1 and wires[0].dim == 0
 
 
-def packed(wires: Sequence[Wire], tensors: Sequence[Tensor | None], parcel: Parcel) -> Tensor:
+def packed(wires: Sequence[TensorSpec], tensors: Sequence[Tensor | None], parcel: Slice) -> Tensor:
     """The bytes of a parcel, to be sent; None where there is no gradient."""
     samples = parcel.stop - parcel.start
     if travels_in_place(wires):
@@ -67,7 +74,7 @@ class Arrival:
         parcels: that make it up, in the order of samples.
     """
 
-    def __init__(self, wires: Sequence[Wire], samples: int, parcels: Sequence[Parcel]) -> None:
+    def __init__(self, wires: Sequence[TensorSpec], samples: int, parcels: Sequence[Slice]) -> None:
         self._wires = wires
         self._parcels = parcels
         self._whole: Tensor | None = None
@@ -129,7 +136,7 @@ def sharing(tensor: Tensor) -> Tensor:
     return other
 
 
-def _views(wires: Sequence[Wire], samples: int, buffer: Tensor) -> list[Tensor]:
+def _views(wires: Sequence[TensorSpec], samples: int, buffer: Tensor) -> list[Tensor]:
     views, offset = [], 0
     for wire in wires:
         size = wire.bytes_of(samples)
@@ -145,9 +152,103 @@ def _is_absent(tensor: Tensor) -> bool:
     return raw.numel() > 0 and raw[0].item() == ABSENT and bool((raw == ABSENT).all())
 
 
-def _size(wires: Sequence[Wire], samples: int) -> int:
+def _size(wires: Sequence[TensorSpec], samples: int) -> int:
     return sum(_padded(wire.bytes_of(samples)) for wire in wires)
 
 
 def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass
+class Messages:
+    """What a rank sent to and received from other stages so far."""
+
+    sent: int = 0
+    received: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class Pending:
+    """A message on its way; keeps its tensor alive."""
+
+    def __init__(self, work: dist.Work | Future[None], tensor: Tensor, words: str) -> None:
+        self._work = work
+        self._tensor = tensor
+        self._words = words
+
+    def wait(self) -> None:
+        """Return once the tensor was received, or may be written again.
+
+        Raises:
+            TrainingError: the peer is gone, or a deadline passed.
+        """
+        try:
+            if isinstance(self._work, Future):
+                self._work.result()
+            else:
+                self._work.wait()
+        except RuntimeError as error:
+            raise TrainingError(f"{self._words}: {words_of(error)}") from error
+
+
+class Messenger:
+    """Point-to-point messages of a rank.
+
+    Args:
+        group: gloo, of all ranks of the job: tags tell messages apart whatever their order.
+        name: of this rank in errors.
+        recorder: notes when messages begin and end.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, name: str, recorder: Recorder) -> None:
+        self._group = group
+        self._name = name
+        self._recorder = recorder
+        self._watchers = None if isinstance(recorder, NullRecorder) else ThreadPoolExecutor(_WATCHERS)
+        self.messages = Messages()
+
+    def send(self, tensor: Tensor, peer: int, tag: int, *, what: str, microbatch: int) -> Pending:
+        """Begin to send a contiguous tensor to a rank of the job.
+
+        Args:
+            tensor: must not change until the send is waited for.
+            peer: where to.
+            tag: of no other message to this rank at the time.
+            what: in words, for errors and records.
+            microbatch: that it belongs to.
+        """
+        self.messages.sent += 1
+        self.messages.sent_bytes += tensor.nbytes
+        words = f"{self._name}: {what} of microbatch {microbatch} to rank {peer}"
+        begin = time.perf_counter_ns()
+        work = self._posted(words, dist.isend, tensor, peer, tag)
+        if self._watchers is None:
+            return Pending(work, tensor, words)
+        return Pending(self._watchers.submit(self._watch, work, microbatch, begin, peer), tensor, words)
+
+    def receive(self, tensor: Tensor, peer: int, tag: int, *, what: str, microbatch: int) -> Pending:
+        """Begin to receive a contiguous tensor; arguments as for `send`."""
+        self.messages.received += 1
+        self.messages.received_bytes += tensor.nbytes
+        words = f"{self._name}: waiting for the {what} of microbatch {microbatch} from rank {peer}"
+        return Pending(self._posted(words, dist.irecv, tensor, peer, tag), tensor, words)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._watchers is not None:
+            self._watchers.shutdown(wait=False, cancel_futures=True)
+
+    def _posted(self, words: str, operation: object, tensor: Tensor, peer: int, tag: int) -> dist.Work:
+        assert callable(operation)
+        try:
+            work = operation(tensor, peer, group=self._group, tag=tag)
+        except RuntimeError as error:
+            raise TrainingError(f"{words}: {words_of(error)}") from error
+        assert isinstance(work, dist.Work), "only ranks outside the group get none"
+        return work
+
+    def _watch(self, work: dist.Work, microbatch: int, begin: int, peer: int) -> None:
+        work.wait()
+        self._recorder.add("communication", microbatch, begin, time.perf_counter_ns(), peer)
