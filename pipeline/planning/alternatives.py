@@ -1,9 +1,9 @@
-"""What else could be done with the same costs, links and memory: the plans that ours are compared with."""
+"""What else could be done with the same costs, links and memory, and our plan beside it (`compare`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from arborcast.pipeline.costs.links import Network
@@ -12,9 +12,12 @@ from arborcast.pipeline.planning.balance import balanced
 from arborcast.pipeline.planning.hetpipe import hetpipe
 from arborcast.pipeline.planning.memory import Limit, fitted, with_and_without_recompute
 from arborcast.pipeline.planning.pipedream import pipedream
+from arborcast.pipeline.planning.planner import plan
+from arborcast.pipeline.planning.prediction import Prediction, predict
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan
+from arborcast.synth.topology import Topology
 
 
 def data_parallel(
@@ -145,3 +148,79 @@ def _tried(
         return error
     except BatchError as error:
         return PlanError(str(error))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The best plan for a model on a fabric, beside the other ways to train it there.
+
+    Attributes:
+        profile: of the model.
+        batch: samples of a step.
+        memory_bytes: the limit that all plans keep to; None for none.
+        plan: the best one.
+        prediction: of its step.
+        alternatives: the plan of each with what is predicted of it, or why it has none.
+    """
+
+    profile: Profile
+    batch: int
+    memory_bytes: Limit | None
+    plan: Plan
+    prediction: Prediction
+    alternatives: Mapping[str, tuple[Plan, Prediction] | PlanError]
+
+
+def compare(
+    profile: Profile,
+    fabric: Topology,
+    *,
+    batch: int | None = None,
+    microbatches: int | None = None,
+    order: str | None = None,
+    recompute: bool | None = None,
+    memory_bytes: Limit | None = None,
+    max_in_flight: int | None = None,
+    keep_ties_together: bool = False,
+    stages: int | None = None,
+    network: Network | None = None,
+) -> Comparison:
+    """Plan a pipeline and what else could be done with the same costs, links and memory.
+
+    Args are those of `plan`. Unless `microbatches` is given, the alternatives may choose between those of the
+    best plan, one for each rank, and four for each rank.
+
+    Raises:
+        PlanError: as `plan`.
+        BatchError: likewise.
+    """
+    network = network or Network(fabric)
+    samples = profile.samples if batch is None else batch
+    best = plan(
+        profile,
+        fabric,
+        batch=samples,
+        microbatches=microbatches,
+        order=order,
+        recompute=recompute,
+        memory_bytes=memory_bytes,
+        max_in_flight=max_in_flight,
+        keep_ties_together=keep_ties_together,
+        stages=stages,
+        network=network,
+    )
+    several = {best.microbatches, min(samples, fabric.ranks), min(samples, 4 * fabric.ranks)}
+    counts = [microbatches] if microbatches is not None else sorted(several)
+    others = alternatives(profile, network, batch=samples, microbatches=counts, memory_bytes=memory_bytes)
+
+    def predicted(plan: Plan) -> Prediction:
+        return predict(plan, profile, network, batch=samples)
+
+    return Comparison(
+        profile,
+        samples,
+        memory_bytes,
+        best,
+        predicted(best),
+        {name: (it, predicted(it)) if isinstance(it, Plan) else it for name, it in others.items()},
+    )

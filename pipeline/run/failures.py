@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from arborcast.backends.group.torch_compat import PrefixStore, Store
 from torch.distributed.distributed_c10d import _get_default_store
 
 from arborcast.backends.errors import ExecutionError
+from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.pipeline.errors import BatchError, first_line
 from arborcast.synth.errors import InputError
 

@@ -14,7 +14,7 @@ import typer
 from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress
 from arborcast.synth.cli.inputs import load_fabric
 from arborcast.synth.cli.options import AsJson, FabricOptions, about_a_fabric, whole, writable
-from arborcast.synth.cli.plan_description import alternative_document, describe_plan, figures, plan_document
+from arborcast.synth.cli.plan_description import describe_plan, figures, plan_document
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,13 +88,10 @@ def plan(
     Beside it stand data parallelism, GPipe, PipeDream and HetPipe on the same costs.
     """
     from arborcast.pipeline import zoo as networks
-    from arborcast.pipeline.costs.links import Network
     from arborcast.pipeline.pictures.chrome_trace import write_chrome_trace
     from arborcast.pipeline.pictures.plan import draw_plan
-    from arborcast.pipeline.planning.alternatives import alternatives
+    from arborcast.pipeline.planning.alternatives import compare
     from arborcast.pipeline.planning.formats import write_plan, write_profile
-    from arborcast.pipeline.planning.planner import plan as planned
-    from arborcast.pipeline.planning.prediction import predict
     from arborcast.synth.formats.sizes import parse_size
 
     for path in (output, picture, trace, profile_output):
@@ -108,9 +105,8 @@ def plan(
         profile = _profile(model, device)
     if batch is None:
         batch = profile.samples * (topology.ranks if model in networks.NAMES else 1)
-    network = Network(topology)
     with progress(f"planning {profile.model} on {topology.name}", quiet=as_json):
-        best = planned(
+        found = compare(
             profile,
             topology,
             batch=batch,
@@ -121,31 +117,21 @@ def plan(
             max_in_flight=max_in_flight,
             keep_ties_together=keep_ties,
             stages=stages,
-            network=network,
         )
-        predicted = predict(best, profile, network, batch=batch)
-        several = {best.microbatches, min(batch, topology.ranks), min(batch, 4 * topology.ranks)}
-        counts = [microbatches] if microbatches is not None else sorted(several)
-        others = alternatives(profile, network, batch=batch, microbatches=counts, memory_bytes=limit)
-    document = plan_document(best, profile, predicted, batch, limit, watch.seconds, output)
-    document["alternatives"] = {
-        name: alternative_document(found, profile, network, batch, predicted)
-        for name, found in others.items()
-    }
+    document = plan_document(found, watch.seconds, output)
     if output is not None:
-        write_plan(
-            best, output, {key: document[key] for key in (*figures(predicted), "batch", "alternatives")}
-        )
+        keys = (*figures(found.prediction), "batch", "alternatives")
+        write_plan(found.plan, output, {key: document[key] for key in keys})
     if profile_output is not None:
         write_profile(profile, profile_output)
     if picture is not None:
-        draw_plan(best, profile, predicted, picture, batch=batch, memory_bytes=limit)
+        draw_plan(found.plan, profile, found.prediction, picture, batch=batch, memory_bytes=limit)
     if trace is not None:
-        write_chrome_trace({"predicted": predicted.timeline}, trace)
+        write_chrome_trace({"predicted": found.prediction.timeline}, trace)
     if as_json:
         print_json(document)
     else:
-        print_lines(describe_plan(best, profile, topology, document))
+        print_lines(describe_plan(found, topology, document))
 
 
 def _profile(model: str, device: str | None) -> Profile:

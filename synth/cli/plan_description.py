@@ -9,29 +9,20 @@ from typing import TYPE_CHECKING, Any
 from arborcast.synth.cli.console import table
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.costs.links import Network
-    from arborcast.pipeline.errors import PlanError
+    from arborcast.pipeline.planning.alternatives import Comparison
     from arborcast.pipeline.planning.prediction import Prediction
-    from arborcast.pipeline.profiles import Profile
     from arborcast.pipeline.stages import Plan
     from arborcast.synth.topology import Topology
 
 
-def plan_document(
-    plan: Plan,
-    profile: Profile,
-    predicted: Prediction,
-    batch: int,
-    limit: int | None,
-    seconds: float,
-    output: Path | None,
-) -> dict[str, Any]:
-    """The keys that `--json` prints, without the alternatives."""
+def plan_document(found: Comparison, seconds: float, output: Path | None) -> dict[str, Any]:
+    """The keys that `--json` prints."""
+    plan, profile, predicted = found.plan, found.profile, found.prediction
     return {
         "model": profile.model,
         "costs": profile.source,
         "method": plan.method,
-        "batch": batch,
+        "batch": found.batch,
         "order": plan.order,
         "microbatches": plan.microbatches,
         "recompute": plan.recompute,
@@ -48,10 +39,14 @@ def plan_document(
                 plan.stages, predicted.memory, predicted.peak_in_flight, strict=True
             )
         ],
-        "memory_limit_bytes": limit,
+        "memory_limit_bytes": found.memory_bytes,
         **figures(predicted),
         "file": None if output is None else str(output),
         "seconds": seconds,
+        "alternatives": {
+            name: {"why": str(other)} if isinstance(other, Exception) else _alternative(*other, predicted)
+            for name, other in found.alternatives.items()
+        },
     }
 
 
@@ -66,36 +61,25 @@ def figures(predicted: Prediction) -> dict[str, Any]:
     }
 
 
-def alternative_document(
-    found: Plan | PlanError,
-    profile: Profile,
-    network: Network,
-    batch: int,
-    predicted: Prediction,
-) -> dict[str, Any]:
-    """An alternative's figures, or why there is none."""
-    from arborcast.pipeline.planning.prediction import predict
-    from arborcast.pipeline.stages import Plan
-
-    if not isinstance(found, Plan):
-        return {"why": str(found)}
-    theirs = predict(found, profile, network, batch=batch)
+def _alternative(plan: Plan, theirs: Prediction, ours: Prediction) -> dict[str, Any]:
     return {
-        "stages": [[stage.start, stage.end, list(stage.ranks)] for stage in found.stages],
-        "microbatches": found.microbatches,
-        "order": found.order,
+        "stages": [[stage.start, stage.end, list(stage.ranks)] for stage in plan.stages],
+        "microbatches": plan.microbatches,
+        "order": plan.order,
         "memory_bytes": max(memory.total for memory in theirs.memory),
         **figures(theirs),
-        "slower": theirs.time_us / predicted.time_us,
+        "slower": theirs.time_us / ours.time_us,
     }
 
 
-def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Mapping[str, Any]) -> list[str]:
+def describe_plan(found: Comparison, topology: Topology, document: Mapping[str, Any]) -> list[str]:
     """The plan, what is expected of it, and the others, for people."""
+    from arborcast.pipeline.order import ORDERS
     from arborcast.pipeline.planning.memory import readable
 
+    plan, profile = found.plan, found.profile
     limit = document["memory_limit_bytes"]
-    proved = plan.order == "pe" and plan.max_in_flight is None
+    proved = ORDERS[plan.order].is_bounded and plan.max_in_flight is None
     stages = table(
         ("stage", "layers", "ranks", "memory", "in flight"),
         [
@@ -112,16 +96,16 @@ def describe_plan(plan: Plan, profile: Profile, topology: Topology, document: Ma
     )
     ours = ("this plan", _time(document["time_us"]), "1.00", f"{document['bubble']:.0%}", _shape(plan))
     others = [
-        (name, "-", "-", "-", found["why"])
-        if "why" in found
+        (name, "-", "-", "-", it["why"])
+        if "why" in it
         else (
             name,
-            _time(found["time_us"]),
-            f"{found['slower']:.2f}",
-            f"{found['bubble']:.0%}",
-            f"{_shape_of(found['stages'])}, {_counted(found['microbatches'])}, {found['order']}",
+            _time(it["time_us"]),
+            f"{it['slower']:.2f}",
+            f"{it['bubble']:.0%}",
+            f"{_shape_of(it['stages'])}, {_counted(it['microbatches'])}, {it['order']}",
         )
-        for name, found in document["alternatives"].items()
+        for name, it in document["alternatives"].items()
     ]
     return [
         f"{profile.model} on {topology.name}: {profile.depth} layers, {topology.ranks} ranks; costs: "

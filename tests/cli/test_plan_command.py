@@ -86,7 +86,7 @@ def test_people_see_stages_time_bound_and_the_others(synth: Run, model: str) -> 
     [
         (("--stages", "9"), ("9", "8")),
         (("--memory", "100MiB"), ("stage", "100.00 MiB", "too many")),
-        (("--order", "zigzag"), ("order", "gpipe, 1f1b, pe", "zigzag")),
+        (("--order", "zigzag"), ("order", "1f1b, pe, gpipe", "zigzag")),
         (("--microbatches", "1000"), ("1000", "64")),
         (("--device", "v100"), ("--device v100", "costs already")),
         (("-o", "missing/plan.json"), ("missing", "does not exist")),

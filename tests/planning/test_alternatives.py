@@ -13,11 +13,18 @@ from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.links import Network
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.planning.alternatives import METHODS, alternatives, data_parallel, straight_gpipe
+from arborcast.pipeline.planning.alternatives import (
+    METHODS,
+    alternatives,
+    compare,
+    data_parallel,
+    straight_gpipe,
+)
 from arborcast.pipeline.planning.balance import balanced, balanced_by
 from arborcast.pipeline.planning.hetpipe import hetpipe, virtual_workers, worker_plan
 from arborcast.pipeline.planning.hosts import levels
 from arborcast.pipeline.planning.memory import check_memory, range_fits, stage_memory
+from arborcast.pipeline.planning.planner import plan as planned
 from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import Plan
@@ -242,3 +249,29 @@ def test_hetpipe_leaves_out_workers_that_no_links_join() -> None:
     assert plan.method == "hetpipe NP"
     with pytest.raises(PlanError, match="no path leads from rank"):
         hetpipe(model([1, 1]), Network(Topology.build("apart", 2, [])), batch=32, microbatches=4)
+
+
+def test_a_comparison_is_what_planning_and_predicting_say() -> None:
+    profile, fabric = model([100, 300, 200, 400]), two_hosts()
+    found = compare(profile, fabric, batch=16, microbatches=4, memory_bytes=80 * MB)
+    assert found.plan == planned(profile, fabric, batch=16, microbatches=4, memory_bytes=80 * MB)
+    assert found.prediction == predict(found.plan, profile, batch=16)
+    network = Network(fabric)
+    others = alternatives(profile, network, batch=16, microbatches=4, memory_bytes=80 * MB)
+    assert list(found.alternatives) == list(METHODS)
+    for name, other in found.alternatives.items():
+        expected = others[name]
+        if isinstance(expected, Plan):
+            assert other == (expected, predict(expected, profile, batch=16))
+        else:
+            assert str(other) == str(expected)
+    assert any(isinstance(other, tuple) for other in found.alternatives.values())
+
+
+def test_a_comparison_offers_the_alternatives_several_numbers_of_microbatches() -> None:
+    profile, fabric = model([100, 300, 200, 400]), two_hosts()
+    found = compare(profile, fabric)
+    gpipe = found.alternatives["gpipe"]
+    assert isinstance(gpipe, tuple)
+    assert gpipe[0].microbatches in {found.plan.microbatches, 4, 16}
+    assert found.batch == 32

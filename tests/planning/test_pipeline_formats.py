@@ -97,7 +97,7 @@ def test_profile_files_have_a_layer_a_line(tmp_path: Path) -> None:
     [
         ({"format": "arborcast.plan/2"}, "format: must be a plan in the format arborcast.plan/1, got"),
         ({"microbatches": 0}, r"microbatches: must be at least 1, got 0"),
-        ({"order": "interleaved"}, "order must be one of gpipe, 1f1b, pe, got interleaved"),
+        ({"order": "interleaved"}, "order must be one of 1f1b, pe, gpipe, got interleaved"),
         ({"stages": []}, "stages: must have at least 1 entries, got 0"),
         ({"stages": [{"start": 1, "end": 2, "ranks": [0]}]}, "stage 0 must start at layer 0"),
         ({"stages": [{"start": 0, "end": 2, "ranks": [9]}]}, "rank must be in 0..3 of the topology, got 9"),

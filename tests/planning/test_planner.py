@@ -208,7 +208,7 @@ def test_a_network_with_software_costs_is_used():
         ({"microbatches": 17}, BatchError, "batch of 16 samples: must have at least 17"),
         ({"microbatches": 0}, PlanError, "microbatches: must be at least 1, got 0"),
         ({"batch": 0}, BatchError, "batch: must have at least 1 sample, got 0"),
-        ({"order": "2f2b"}, PlanError, "order: must be one of gpipe, 1f1b, pe, got 2f2b"),
+        ({"order": "2f2b"}, PlanError, "order: must be one of 1f1b, pe, gpipe, got 2f2b"),
         ({"max_in_flight": 0}, PlanError, "max_in_flight: must be at least 1, got 0"),
         ({"simulated": 0}, PlanError, "simulated: must be at least 1, got 0"),
         ({"memory_bytes": {0: 5}}, PlanError, r"memory: must have a limit for rank 1, got those of \[0\]"),

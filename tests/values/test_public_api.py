@@ -28,8 +28,8 @@ PUBLIC: dict[ModuleType, str] = {
     topologies: """
         Entry GPUS Parameter Rates catalog load""",
     pipeline: """
-        Action Divisible Layer Network Plan Prediction Profile Stage Tie Timeline Trainer plan predict profile
-        read_plan read_profile simulate trace write_plan write_profile""",
+        Action Comparison Divisible Layer Network Plan Prediction Profile Stage Tie Timeline Trainer compare
+        plan predict profile read_plan read_profile simulate trace write_plan write_profile""",
 }
 
 
