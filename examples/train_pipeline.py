@@ -110,7 +110,7 @@ def make_plan(
     plans = [pipeline.read_plan(asked.plan)] if asked.plan else []
     spec = os.environ.get("ARBORCAST_TOPOLOGY", f"full:{dist.get_world_size()}")
     fabric = plans[0].topology if plans and plans[0].topology is not None else topologies.load(spec)
-    links = pipeline.Network(fabric, message_us=each_message_us)
+    links = pipeline.LinkCosts(fabric, message_us=each_message_us)
     if not plans:
         options = {"microbatches": asked.microbatches, "order": asked.order, "network": links}
         # A network as small as this one is fastest without any pipeline: that is one stage, if asked for.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from arborcast.lazy import loader
 
 if TYPE_CHECKING:
-    from arborcast.pipeline.costs.links import Network as Network
+    from arborcast.pipeline.costs.links import LinkCosts as LinkCosts
     from arborcast.pipeline.costs.measured import profile as profile
     from arborcast.pipeline.model.divisible import Divisible as Divisible
     from arborcast.pipeline.model.traced import trace as trace
@@ -42,7 +42,7 @@ _HOMES = {
     "Comparison": "arborcast.pipeline.planning.alternatives",
     "Divisible": "arborcast.pipeline.model.divisible",
     "Layer": "arborcast.pipeline.profiles",
-    "Network": "arborcast.pipeline.costs.links",
+    "LinkCosts": "arborcast.pipeline.costs.links",
     "Plan": "arborcast.pipeline.stages",
     "Prediction": "arborcast.pipeline.planning.prediction",
     "Profile": "arborcast.pipeline.profiles",

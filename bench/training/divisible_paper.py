@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from arborcast.pipeline.costs.devices import P100
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan
@@ -213,7 +213,7 @@ def step_us(
     plan = Plan([(rank * each, (rank + 1) * each, (rank,)) for rank in range(stages)], microbatches, "gpipe")
     # Plain gradient descent reads weights and gradients and writes weights, stage by stage at the same time.
     update = each * 3 * _memory_us(width * width * FLOAT_BYTES)
-    return simulate(plan, profile, Network(fabric), batch=BATCH, update_us=update).time_us
+    return simulate(plan, profile, LinkCosts(fabric), batch=BATCH, update_us=update).time_us
 
 
 def paper_profile(

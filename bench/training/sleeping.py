@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from arborcast.pipeline.costs.links import Network
+    from arborcast.pipeline.costs.links import LinkCosts
     from arborcast.pipeline.model.divisible import Divisible
     from arborcast.pipeline.profiles import Profile
     from arborcast.pipeline.simulation.timeline import Timeline
@@ -283,7 +283,7 @@ def _with_known_sleep(profile: Profile, sleep: Sleep) -> Profile:
 def handling_us(
     sleep: Sleep,
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     plan: Plan,
     runs: int,
     timeout_s: float,
@@ -306,9 +306,9 @@ def handling_us(
     return low
 
 
-def links(sleep: Sleep, ranks: int, timeout_s: float, *, repeats: int = 50) -> Network:
+def links(sleep: Sleep, ranks: int, timeout_s: float, *, repeats: int = 50) -> LinkCosts:
     """What messages between ranks of this machine cost, as a network in which all are connected."""
-    from arborcast.pipeline.costs.links import BYTES_PER_US, Network
+    from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
     from arborcast.synth.topology import Link, Topology
 
     small, large = 64, sleep.batch * sleep.width * 4
@@ -319,7 +319,7 @@ def links(sleep: Sleep, ranks: int, timeout_s: float, *, repeats: int = 50) -> N
     bandwidth = Fraction(round(per_us), BYTES_PER_US)
     pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
     topology = Topology.build("loopback", ranks, [Link(a, b, bandwidth, Fraction(0)) for a, b in pairs])
-    return Network(topology, message_us=start_us)
+    return LinkCosts(topology, message_us=start_us)
 
 
 def _messages(rank: int, sizes: Sequence[int], repeats: int) -> list[float]:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from arborcast.pipeline.costs.devices import GTX_1080_TI, V100
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.alternatives import METHODS
 from arborcast.pipeline.planning.planner import plan as planned
@@ -122,7 +122,7 @@ def compare_profile(
     `time_us` is predicted, None with `why_not` where nothing fits into memory; `speed_up` is that of SPP's
     plan over this one (time of this method over time of SPP's plan); `memory_bytes` is of the fullest rank.
     """
-    network = Network(testbed.topology)
+    network = LinkCosts(testbed.topology)
     limit = testbed.memory_bytes
     asked: Mapping[str, Callable[[int], Plan]] = {
         SPP: lambda m: planned(
@@ -157,7 +157,7 @@ def compare_profile(
 
 
 def _best(
-    ask: Callable[[int], Plan], profile: Profile, network: Network, batch: int, microbatches: Sequence[int]
+    ask: Callable[[int], Plan], profile: Profile, network: LinkCosts, batch: int, microbatches: Sequence[int]
 ) -> dict[str, Any]:
     """The fastest plan of a method over the numbers of microbatches, as columns."""
     best: dict[str, Any] | None = None

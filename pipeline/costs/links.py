@@ -25,7 +25,7 @@ BYTES_PER_US = 1000
 
 
 @dataclass(frozen=True)
-class Network:
+class LinkCosts:
     """A topology, and what was asked of it so far (answers are kept).
 
     Attributes:

@@ -1,7 +1,7 @@
 """In which order each stage does its passes: fill and drain, one forward one backward, SPP's list order.
 
 `ORDERS` holds them by name (`Plan.passes` is what a plan's stages do), `messages` adds what is sent and
-received, `deadlock` checks the result without knowing how it was made, `bound` limits the time of a step.
+received.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Receives are posted early enough that a message can arrive while the stage computes, and that nothing
 deadlocks even where a send ends only once its receive has been posted and messages match in order
-(`deadlock.check_order` replays exactly that).
+(tests replay exactly that).
 """
 
 from __future__ import annotations

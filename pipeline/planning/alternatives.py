@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.balance import balanced
 from arborcast.pipeline.planning.hetpipe import hetpipe
@@ -22,7 +22,7 @@ from arborcast.synth.topology import Topology
 
 def data_parallel(
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     *,
     batch: int,
     microbatches: int = 1,
@@ -60,7 +60,7 @@ def data_parallel(
 
 def straight_gpipe(
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     *,
     batch: int,
     microbatches: int,
@@ -105,7 +105,7 @@ METHODS: Mapping[str, Method] = {
 
 def alternatives(
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     *,
     batch: int,
     microbatches: int | Sequence[int],
@@ -137,7 +137,7 @@ def alternatives(
 def _tried(
     method: Method,
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     batch: int,
     microbatches: int,
     memory_bytes: Limit | None,
@@ -183,7 +183,7 @@ def compare(
     max_in_flight: int | None = None,
     keep_ties_together: bool = False,
     stages: int | None = None,
-    network: Network | None = None,
+    network: LinkCosts | None = None,
 ) -> Comparison:
     """Plan a pipeline and what else could be done with the same costs, links and memory.
 
@@ -194,7 +194,7 @@ def compare(
         PlanError: as `plan`.
         BatchError: likewise.
     """
-    network = network or Network(fabric)
+    network = network or LinkCosts(fabric)
     samples = profile.samples if batch is None else batch
     best = plan(
         profile,

@@ -13,7 +13,7 @@ from itertools import combinations
 from math import lcm
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.planning.hosts import levels
 from arborcast.synth.topology import Topology
 
@@ -39,10 +39,10 @@ def device_order(topology: Topology) -> tuple[int, ...]:
 
     Source: SPP (arXiv 2204.10562), section IV.
     """
-    return _ordered(tuple(range(topology.ranks)), path_weights(Network(topology)), ())
+    return _ordered(tuple(range(topology.ranks)), path_weights(LinkCosts(topology)), ())
 
 
-def path_weights(network: Network) -> Weights:
+def path_weights(network: LinkCosts) -> Weights:
     """Weights of the graph that is cut, whole numbers in proportion to GB/s.
 
     Raises:
@@ -82,7 +82,7 @@ def minimum_cut(
     return min(halves), max(halves)
 
 
-def transposed(order: Sequence[int], network: Network) -> tuple[tuple[int, ...], ...]:
+def transposed(order: Sequence[int], network: LinkCosts) -> tuple[tuple[int, ...], ...]:
     """The orders that go across hosts before they go on inside them, one for each level of hosts.
 
     What a host is comes from the rates (`hosts.levels`: also racks, or pairs of dies). Hosts, and the ranks
@@ -101,7 +101,7 @@ def transposed(order: Sequence[int], network: Network) -> tuple[tuple[int, ...],
     return tuple(found)
 
 
-def _across(hosts: list[list[int]], network: Network) -> tuple[int, ...]:
+def _across(hosts: list[list[int]], network: LinkCosts) -> tuple[int, ...]:
     """A rank of the first host, its nearest rank in each other host that is left, the next rank, ..."""
     left = [list(host) for host in hosts[1:]]
     order = []
@@ -148,11 +148,11 @@ def _between(one: Collection[int], other: Collection[int], weights: Weights) -> 
     return sum(weights[a].get(b, 0) for a in one for b in other)
 
 
-def _width(network: Network, src: int, dst: int) -> Fraction:
+def _width(network: LinkCosts, src: int, dst: int) -> Fraction:
     return min(network.topology.bandwidth[hop] for hop in network.path(src, dst))
 
 
-def _direct_rate(network: Network, src: int, dst: int) -> Fraction:
+def _direct_rate(network: LinkCosts, src: int, dst: int) -> Fraction:
     """The narrowest bandwidth of a path; 0 where it leads through another rank, whose links are its own."""
     hops = network.path(src, dst)
     through_a_rank = any(not network.topology.is_switch(vertex) for _, vertex in hops[:-1])

@@ -18,7 +18,7 @@ from functools import cache
 from itertools import accumulate, chain
 from math import inf
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.balance import balanced_by
 from arborcast.pipeline.planning.hosts import Groups, levels
@@ -36,7 +36,7 @@ from arborcast.pipeline.stages import Plan, boundary_messages
 
 def hetpipe(
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     *,
     batch: int,
     microbatches: int,
@@ -93,7 +93,7 @@ def virtual_workers(hosts: Groups) -> dict[str, Groups]:
 
 def worker_plan(
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     workers: Groups,
     policy: str,
     *,
@@ -145,7 +145,7 @@ def worker_plan(
 
 
 def _stage_times(
-    profile: Profile, network: Network, ranks: Groups, samples: float
+    profile: Profile, network: LinkCosts, ranks: Groups, samples: float
 ) -> Callable[[int, int, int], float]:
     """`time(part, start, end)` of a stage on its replicas; each computes its share of a microbatch."""
     replicas = len(ranks[0])

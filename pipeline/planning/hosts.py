@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 """Ranks, ascending, in groups by their first rank."""
 
 
-def levels(network: Network) -> tuple[Groups, ...]:
+def levels(network: LinkCosts) -> tuple[Groups, ...]:
     """Nested groupings of the ranks, the finest first, the last one of all ranks together.
 
     Only groupings into groups of one size, at least two, are levels: the programs that use them treat all
@@ -33,7 +33,7 @@ def levels(network: Network) -> tuple[Groups, ...]:
     return tuple(found) if found and found[-1] == whole else (*found, whole)
 
 
-def _width(network: Network, a: int, b: int) -> float:
+def _width(network: LinkCosts, a: int, b: int) -> float:
     """The narrowest link between two ranks, the narrower way; 0 where no path leads."""
     rates = network.topology.bandwidth
     try:

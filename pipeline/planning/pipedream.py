@@ -19,7 +19,7 @@ from itertools import accumulate
 from math import inf
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, Network
+from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.hosts import Groups, levels
 from arborcast.pipeline.planning.memory import (
@@ -52,7 +52,7 @@ class Piece:
 
 def pipedream(
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     *,
     batch: int,
     microbatches: int,
@@ -128,7 +128,7 @@ def _trace(how: list[list[tuple[int, int]]], start: int, end: int, used: int) ->
 class _Problem:
     """What is asked of the program: costs of ranges on this network, for one number of microbatches."""
 
-    def __init__(self, profile: Profile, network: Network, batch: int, microbatches: int) -> None:
+    def __init__(self, profile: Profile, network: LinkCosts, batch: int, microbatches: int) -> None:
         self.profile = profile
         self.network = network
         self.batch = batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.memory import Limit, rank_limits
@@ -25,7 +25,7 @@ def plan(
     max_in_flight: int | None = None,
     keep_ties_together: bool = False,
     stages: int | None = None,
-    network: Network | None = None,
+    network: LinkCosts | None = None,
     simulated: int = 16,
 ) -> Plan:
     """The plan with the least predicted time that fits into memory.
@@ -47,7 +47,7 @@ def plan(
         max_in_flight: most microbatches in flight on any rank, or None.
         keep_ties_together: whether layers that share a parameter must be in one stage.
         stages: None for the best number.
-        network: with costs of messages beyond the links; None for a `Network` of `fabric` without.
+        network: with costs of messages beyond the links; None for a `LinkCosts` of `fabric` without.
         simulated: how many plans to compare by simulation at most, at least 1.
 
     Raises:
@@ -81,7 +81,7 @@ def plan(
         limits=limits,
         keep_ties_together=keep_ties_together,
     )
-    return search(profile, network or Network(fabric), choices, simulated=simulated)
+    return search(profile, network or LinkCosts(fabric), choices, simulated=simulated)
 
 
 def _microbatches(batch: int, wanted: int | None) -> tuple[int, ...]:

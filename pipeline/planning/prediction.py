@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import peak_in_flight
@@ -47,7 +47,7 @@ class Prediction:
 def predict(
     plan: Plan,
     profile: Profile,
-    network: Network | None = None,
+    network: LinkCosts | None = None,
     *,
     batch: int | None = None,
     update_us: float = 0.0,
@@ -70,7 +70,7 @@ def predict(
     if network is None:
         if plan.topology is None:
             raise PlanError("plan: must name a topology where none is given to predict it on, got none")
-        network = Network(plan.topology)
+        network = LinkCosts(plan.topology)
     network = replace(network, by_schedule=True)
     samples = profile.samples if batch is None else batch
     timeline = simulate(plan, profile, network, batch=samples, update_us=update_us)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, product
 from typing import TypeAlias
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
@@ -67,7 +67,7 @@ class Group:
     question: PartitionProblem
 
 
-def search(profile: Profile, network: Network, choices: Choices, *, simulated: int = 16) -> Plan:
+def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated: int = 16) -> Plan:
     """The plan with the least predicted time among the most promising.
 
     Under limits of memory each order is searched by itself: what fits differs between them.
@@ -87,7 +87,7 @@ def search(profile: Profile, network: Network, choices: Choices, *, simulated: i
 def _better(
     best: Ranked | None,
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     choices: Choices,
     orders: tuple[str, ...],
     simulated: int,
@@ -105,7 +105,7 @@ def _better(
     promising = _different(_Space(profile, network, replace(choices, orders=orders)).plans())
     costs = network, replace(network, by_schedule=True)
 
-    def ranked(plan: Plan, costs: Network) -> Ranked:
+    def ranked(plan: Plan, costs: LinkCosts) -> Ranked:
         time_us = simulate(plan, profile, costs, batch=choices.batch).time_us
         return (_rounded(time_us), choices.orders.index(plan.order), plan.microbatches), plan
 
@@ -149,7 +149,7 @@ def _narrower(plan: Plan, profile: Profile, choices: Choices, most_us: float) ->
                 yield made
 
 
-def device_orders(network: Network) -> tuple[tuple[int, ...], ...]:
+def device_orders(network: LinkCosts) -> tuple[tuple[int, ...], ...]:
     """In which orders stages may lie on ranks: along the hosts, and across them at every level of hosts.
 
     The first lets pipelines cross hosts and replicas stay inside, the others the reverse.
@@ -190,7 +190,7 @@ class _Space:
     and solving its group under the memory limit if it breaks that. Until then its estimate is too low.
     """
 
-    def __init__(self, profile: Profile, network: Network, choices: Choices) -> None:
+    def __init__(self, profile: Profile, network: LinkCosts, choices: Choices) -> None:
         self.choices = choices
         self.profile = profile
         self.network = network
@@ -301,7 +301,7 @@ def _doublings(counts: Sequence[int]) -> list[int]:
     return sorted({*chosen, counts[0]})
 
 
-def plan_of(question: PartitionProblem, partition: Partition, network: Network, profile: Profile) -> Plan:
+def plan_of(question: PartitionProblem, partition: Partition, network: LinkCosts, profile: Profile) -> Plan:
     """A partition as a plan."""
     return Plan(
         partition.stages,
@@ -315,7 +315,7 @@ def plan_of(question: PartitionProblem, partition: Partition, network: Network, 
     )
 
 
-def _refusal(profile: Profile, network: Network, choices: Choices) -> PlanError:
+def _refusal(profile: Profile, network: LinkCosts, choices: Choices) -> PlanError:
     """What is missing in the plan that comes closest to the memory that there is."""
     assert choices.limits is not None  # without limits, a pipeline without replicas is always possible
     layers = LayerTables(profile, choices.keep_ties_together)

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, Network
+from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import boundary_messages
 from arborcast.synth.topology import Topology
@@ -116,7 +116,7 @@ class BoundaryCosts:
     """What the messages over each boundary cost one way, in us and in us for each byte that crosses it.
 
     Attributes:
-        latency_us: of the message with most, as in `Network.transfer_us`.
+        latency_us: of the message with most, as in `LinkCosts.transfer_us`.
         us_per_byte: on the busiest link.
         pair_us_per_byte: between the two ranks that need longest, if they were alone.
         first_latency_us: of the messages to the replica for which that is least.
@@ -150,7 +150,7 @@ class DeviceTables:
         version: how often rates have been made exact.
     """
 
-    def __init__(self, network: Network, order: Sequence[int]) -> None:
+    def __init__(self, network: LinkCosts, order: Sequence[int]) -> None:
         self.network = network
         self.order = tuple(order)
         count = len(self.order)
@@ -195,7 +195,7 @@ class DeviceTables:
         return int(run.start + receiver - self.receiver[run.start])  # receivers are consecutive places
 
     def allreduce_us(self, places: Integers, size_bytes: Integers) -> Floats:
-        """Of so many bytes at each of these places, as `Network.allreduce_us` where the rate is exact."""
+        """Of so many bytes at each of these places, as `LinkCosts.allreduce_us` where the rate is exact."""
         replicas = self.replicas[places]
         with np.errstate(divide="ignore", invalid="ignore"):
             time = replicas * self.network.collective_us + size_bytes / (self.rate[places] * BYTES_PER_US)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, Network
+from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.simulation.clock import Clock
 from arborcast.pipeline.simulation.link_sharing import Flow, SharedLinks
 from arborcast.pipeline.simulation.timeline import Interval
@@ -32,7 +32,7 @@ class Pair:
 
     __slots__ = ("busy", "dst", "free_us", "latency_us", "path", "rate", "src", "waiting")
 
-    def __init__(self, src: int, dst: int, network: Network) -> None:
+    def __init__(self, src: int, dst: int, network: LinkCosts) -> None:
         """No message yet."""
         self.src = src
         self.dst = dst
@@ -72,7 +72,7 @@ class Deliveries:
         intervals: of the messages so far.
     """
 
-    def __init__(self, network: Network, clock: Clock, pairs: list[Pair]) -> None:
+    def __init__(self, network: LinkCosts, clock: Clock, pairs: list[Pair]) -> None:
         """Find out who shares links with nobody: the times of those are known without any event."""
         self._message_us = network.message_us
         self._clock = clock

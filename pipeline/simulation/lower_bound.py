@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise
 
-from arborcast.pipeline.costs.links import BYTES_PER_US, Network
+from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
 from arborcast.pipeline.stages import Plan, overlaps, shares
@@ -47,7 +47,7 @@ def proven_bound_us(busiest_us: float, stages: int, microbatches: int, allreduce
 
 
 def bound_us(
-    plan: Plan, profile: Profile, network: Network, *, batch: int | None = None, update_us: float = 0.0
+    plan: Plan, profile: Profile, network: LinkCosts, *, batch: int | None = None, update_us: float = 0.0
 ) -> float:
     """The limit for a plan's stages in order pe without a cap, whatever order the plan names.
 
@@ -68,7 +68,7 @@ def bound_us(
     )
 
 
-def _computations(plan: Plan, profile: Profile, network: Network, samples: int) -> Iterable[float]:
+def _computations(plan: Plan, profile: Profile, network: LinkCosts, samples: int) -> Iterable[float]:
     """Time of each stage's forward and backward pass of one microbatch, on the replica with most of it."""
     messages = Counter(end for pair in _sizes(plan, profile, samples) for end in pair)
     for stage in plan.stages:
@@ -79,7 +79,7 @@ def _computations(plan: Plan, profile: Profile, network: Network, samples: int) 
         yield (2 if plan.recompute else 1) * forward + backward + handling
 
 
-def _messages(plan: Plan, profile: Profile, network: Network, samples: int) -> Iterable[float]:
+def _messages(plan: Plan, profile: Profile, network: LinkCosts, samples: int) -> Iterable[float]:
     """Time of each message of one microbatch where its links are shared by all that ever use them."""
     sizes = _sizes(plan, profile, samples)
     users = Counter(hop for src, dst in sizes for hop in network.path(src, dst))

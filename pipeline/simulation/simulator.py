@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order.actions import Action, Passes, Phase
 from arborcast.pipeline.profiles import Profile
@@ -24,7 +24,7 @@ from arborcast.pipeline.stages import Overlap, Plan, overlaps, shares
 def simulate(
     plan: Plan,
     profile: Profile,
-    network: Network,
+    network: LinkCosts,
     *,
     batch: int | None = None,
     update_us: float = 0.0,
@@ -62,7 +62,7 @@ def simulate(
     )
 
 
-def check_fit(plan: Plan, profile: Profile, network: Network) -> None:
+def check_fit(plan: Plan, profile: Profile, network: LinkCosts) -> None:
     """Whether a plan is for this model and this topology (links may be of other bandwidths).
 
     Raises:
@@ -120,7 +120,7 @@ class _Rank:
 class _Simulation:
     """One run."""
 
-    def __init__(self, plan: Plan, profile: Profile, network: Network, batch: int, order: Passes) -> None:
+    def __init__(self, plan: Plan, profile: Profile, network: LinkCosts, batch: int, order: Passes) -> None:
         self.plan = plan
         self.profile = profile
         self.network = network

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 
 
-def replicas_us(plan: Plan, profile: Profile, network: Network) -> tuple[float, ...]:
+def replicas_us(plan: Plan, profile: Profile, network: LinkCosts) -> tuple[float, ...]:
     """Time of the allreduce of each stage.
 
     Raises:
@@ -32,7 +32,7 @@ def replicas_us(plan: Plan, profile: Profile, network: Network) -> tuple[float, 
     return tuple(times)
 
 
-def ties_us(plan: Plan, profile: Profile, network: Network) -> dict[tuple[int, ...], float]:
+def ties_us(plan: Plan, profile: Profile, network: LinkCosts) -> dict[tuple[int, ...], float]:
     """Time to sum the gradients of shared parameters, by the stages that use them.
 
     Where links among just those ranks do not connect them, it is a ring of messages along their paths.
@@ -53,7 +53,7 @@ def ties_us(plan: Plan, profile: Profile, network: Network) -> dict[tuple[int, .
     return times
 
 
-def _ring_us(ranks: list[int], size_bytes: int, network: Network) -> float:
+def _ring_us(ranks: list[int], size_bytes: int, network: LinkCosts) -> float:
     """Reduce-scatter and allgather around a ring, n-1 steps each, of an n-th of the bytes."""
     part = size_bytes / len(ranks)
     around = dict.fromkeys(zip(ranks, ranks[1:] + ranks[:1], strict=True), part)

@@ -37,7 +37,7 @@ NAMES = tuple(SAMPLES)
 """Of all networks; the last one is the small one."""
 
 
-class Network(NamedTuple):
+class TrainingCase(NamedTuple):
     """A network with something to train it on; its last two parts are what `pipeline.profile` takes.
 
     Attributes:
@@ -51,7 +51,7 @@ class Network(NamedTuple):
     loss_fn: LossFunction
 
 
-def build(name: str, *, samples: int | None = None, device: torch.device | str = "meta") -> Network:
+def build(name: str, *, samples: int | None = None, device: torch.device | str = "meta") -> TrainingCase:
     """Make a network and a batch for it.
 
     Args:
@@ -69,12 +69,12 @@ def build(name: str, *, samples: int | None = None, device: torch.device | str =
         raise ProfileError(f"network {name}: samples must be at least 1, got {samples}")
     import torch
 
-    from arborcast.pipeline.zoo import batches, catalog
+    from arborcast.pipeline.zoo.catalog import CATALOG
 
     with torch.device(device):
-        model = catalog.MODELS[name]()
-        example, loss_fn = batches.BATCHES[name](samples)
-    return Network(model, example, loss_fn)
+        model = CATALOG[name].make()
+        example, loss_fn = CATALOG[name].batch(samples)
+    return TrainingCase(model, example, loss_fn)
 
 
 def analytic_profile(
@@ -98,7 +98,7 @@ def analytic_profile(
     """
     from arborcast.pipeline.costs.analytic import analyse
     from arborcast.pipeline.costs.devices import device_named
-    from arborcast.pipeline.zoo.batches import usual_optimizer
+    from arborcast.pipeline.zoo.catalog import CATALOG
 
     machine = device_named(device) if isinstance(device, str) else device
     network = build(name, samples=samples)
@@ -107,11 +107,6 @@ def analytic_profile(
         network.example,
         machine,
         loss_fn=network.loss_fn,
-        optimizer=optimizer or usual_optimizer(name),
+        optimizer=optimizer or CATALOG[name].optimizer,
         name=name,
     )
-
-
-def analytic_profiles(device: Device | str = "v100") -> dict[str, Profile]:
-    """`analytic_profile` of every network, by name."""
-    return {name: analytic_profile(name, device) for name in NAMES}

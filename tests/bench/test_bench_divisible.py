@@ -9,7 +9,7 @@ import pytest
 from arborcast.bench.training import divisible_paper as paper
 from arborcast.bench.training import spp_testbeds as spp
 from arborcast.bench.training.divisible_figure import draw_divisible
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.planning.hosts import levels
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.synth.api import bound
@@ -88,7 +88,7 @@ def test_the_other_sweeps_and_the_picture(tmp_path: Path, rows: list[dict]) -> N
 
 def test_the_testbeds() -> None:
     hosts = spp.four_hosts()
-    assert levels(Network(hosts)) == (((0, 1), (2, 3), (4, 5), (6, 7)), (tuple(range(8)),))
+    assert levels(LinkCosts(hosts)) == (((0, 1), (2, 3), (4, 5), (6, 7)), (tuple(range(8)),))
     # One rank of each host: a link carries 2 * 3/4 of the buffer each way, at 6.25 GB/s.
     assert bound(hosts.subset([0, 2, 4, 6]), "allreduce").rate == pytest.approx(6.25 * 4 / 6)
     v100 = spp.four_v100()

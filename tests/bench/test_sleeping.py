@@ -10,7 +10,7 @@ import torch
 
 from arborcast.bench.training import sleeping
 from arborcast.bench.training.sleeping import Alarm, Measured, Sleep, sleeping_rows
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.simulation.timeline import Timeline
@@ -51,9 +51,9 @@ def profile_of(sleep: Sleep) -> Profile:
     return Profile("sleeping", 10, tuple(layers))
 
 
-def network(ranks: int) -> Network:
+def network(ranks: int) -> LinkCosts:
     pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
-    return Network(Topology.build("loopback", ranks, [Link(a, b, 1, 0) for a, b in pairs]), message_us=50.0)
+    return LinkCosts(Topology.build("loopback", ranks, [Link(a, b, 1, 0) for a, b in pairs]), message_us=50.0)
 
 
 @pytest.mark.parametrize("order", sleeping.ORDERS)

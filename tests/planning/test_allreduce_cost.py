@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from arborcast import synth, topologies
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.profiles import Layer, Profile
 from arborcast.pipeline.stages import Plan
@@ -28,7 +28,7 @@ def test_the_prediction_has_the_schedules_own_time(spec, ranks, size_bytes):
 
 def test_by_its_rate_alone_a_large_allreduce_costs_the_same_and_a_small_one_less():
     fabric = topologies.load("dgx1")
-    rate, schedule = Network(fabric), Network(fabric, by_schedule=True)
+    rate, schedule = LinkCosts(fabric), LinkCosts(fabric, by_schedule=True)
     ranks = (0, 1, 2, 3)
     assert schedule.allreduce_us(ranks, 1 << 30) == pytest.approx(rate.allreduce_us(ranks, 1 << 30), rel=0.02)
     assert schedule.allreduce_us(ranks, 1 << 16) > 5 * rate.allreduce_us(ranks, 1 << 16)

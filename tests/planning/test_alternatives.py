@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.alternatives import (
     METHODS,
@@ -105,34 +105,34 @@ def test_balance_refuses_more_parts_than_layers() -> None:
 
 
 def test_levels_are_read_from_the_rates() -> None:
-    assert levels(Network(two_hosts())) == (((0, 1), (2, 3)), ((0, 1, 2, 3),))
-    assert levels(Network(load("dgx1"))) == ((tuple(range(8)),),)
-    assert levels(Network(load("full:4"))) == (((0, 1, 2, 3),),)
+    assert levels(LinkCosts(two_hosts())) == (((0, 1), (2, 3)), ((0, 1, 2, 3),))
+    assert levels(LinkCosts(load("dgx1"))) == ((tuple(range(8)),),)
+    assert levels(LinkCosts(load("full:4"))) == (((0, 1, 2, 3),),)
     # Hosts of 2 and 1 rank are no level: all groups must be alike.
-    assert levels(Network(two_hosts().subset([0, 1, 2]))) == (((0, 1, 2),),)
+    assert levels(LinkCosts(two_hosts().subset([0, 1, 2]))) == (((0, 1, 2),),)
 
 
 def test_levels_where_no_path_leads() -> None:
     halves = Topology.build("halves", 4, [Link(a, b, 1) for a, b in ((0, 1), (1, 0), (2, 3), (3, 2))])
-    assert levels(Network(halves)) == (((0, 1), (2, 3)), ((0, 1, 2, 3),))
+    assert levels(LinkCosts(halves)) == (((0, 1), (2, 3)), ((0, 1, 2, 3),))
 
 
 def test_gpipe_balances_time_in_the_order_of_the_ranks() -> None:
     #            |  4  |   4   | 5 |  3  |: no division of these in four parts stays below 5
-    plan = straight_gpipe(model([1, 3, 2, 2, 5, 3]), Network(load("ring:4")), batch=32, microbatches=4)
+    plan = straight_gpipe(model([1, 3, 2, 2, 5, 3]), LinkCosts(load("ring:4")), batch=32, microbatches=4)
     assert max(sum([1, 3, 2, 2, 5, 3][a:b]) for a, b, _ in stages(plan)) == 5
     assert [ranks for _, _, ranks in stages(plan)] == [(0,), (1,), (2,), (3,)]
     assert (plan.order, plan.recompute, plan.microbatches, plan.method) == ("gpipe", False, 4, "gpipe")
 
 
 def test_gpipe_with_fewer_layers_than_ranks_has_a_stage_per_layer() -> None:
-    plan = straight_gpipe(model([1, 1, 1]), Network(load("full:4")), batch=8, microbatches=2)
+    plan = straight_gpipe(model([1, 1, 1]), LinkCosts(load("full:4")), batch=8, microbatches=2)
     assert stages(plan) == [(0, 1, (0,)), (1, 2, (1,)), (2, 3, (2,))]
 
 
 def test_gpipe_recomputes_where_memory_asks_for_it() -> None:
     # A stage of one layer: 10 MB saved, all four microbatches in flight, 2 MB of weights and gradients.
-    profile, network = model([1, 1, 1, 1]), Network(load("full:4"))
+    profile, network = model([1, 1, 1, 1]), LinkCosts(load("full:4"))
     assert not straight_gpipe(profile, network, batch=32, microbatches=4, memory_bytes=13 * MB).recompute
     assert straight_gpipe(profile, network, batch=32, microbatches=4, memory_bytes=6 * MB).recompute
     with pytest.raises(PlanError, match=r"stage \d .* must fit into 3\.81 MiB, got .* too many"):
@@ -140,7 +140,7 @@ def test_gpipe_recomputes_where_memory_asks_for_it() -> None:
 
 
 def test_data_parallel_takes_the_batch_whole_if_it_fits() -> None:
-    profile, network = model([1, 1, 1, 1]), Network(load("full:4"))
+    profile, network = model([1, 1, 1, 1]), LinkCosts(load("full:4"))
     # Of 32 samples a rank has 8: 4 layers x 10 MB / 4 saved, 8 MB of weights and gradients.
     cases = {None: (1, False), 18 * MB + 1: (1, False), 13 * MB: (4, False)}
     for limit, (microbatches, recompute) in cases.items():
@@ -154,9 +154,9 @@ def test_data_parallel_takes_the_batch_whole_if_it_fits() -> None:
 def test_data_parallel_refuses_what_cannot_be() -> None:
     halves = Topology.build("halves", 2, [])
     with pytest.raises(PlanError, match="the ranks of halves must be connected"):
-        data_parallel(model([1]), Network(halves), batch=32)
+        data_parallel(model([1]), LinkCosts(halves), batch=32)
     with pytest.raises(BatchError, match="batch of 3 samples: must have at least 4"):
-        data_parallel(model([1]), Network(load("full:4")), batch=3)
+        data_parallel(model([1]), LinkCosts(load("full:4")), batch=3)
 
 
 def test_virtual_workers_of_the_paper() -> None:
@@ -174,7 +174,7 @@ def test_virtual_workers_of_the_paper() -> None:
 
 def test_worker_plan_as_drawn() -> None:
     """Hosts {0, 1} and {2, 3}: equal distribution pairs ranks of different hosts."""
-    profile, network = model([1, 1, 1, 3]), Network(two_hosts())
+    profile, network = model([1, 1, 1, 3]), LinkCosts(two_hosts())
     plan = worker_plan(profile, network, ((0, 2), (1, 3)), "ED", batch=32, microbatches=4, limit=None)
     assert stages(plan) == [(0, 3, (0, 1)), (3, 4, (2, 3))]
     assert plan.method == "hetpipe ED"
@@ -182,7 +182,7 @@ def test_worker_plan_as_drawn() -> None:
 
 def test_hetpipe_moves_a_cut_for_memory() -> None:
     """The first of two stages keeps two microbatches, so that the same layers need more memory there."""
-    profile, network = model([1, 1, 1, 1], weights=0), Network(load("full:2"))
+    profile, network = model([1, 1, 1, 1], weights=0), LinkCosts(load("full:2"))
     free = hetpipe(profile, network, batch=32, microbatches=4)
     assert free.ranks == (0, 1)
     #  [0, 2) keeps 2 x 2 x 2.5 MB; [0, 1) and [1, 4) keep 5 and 7.5
@@ -205,7 +205,7 @@ def test_room_counts_as_the_real_check() -> None:
 
 
 def test_all_alternatives_fit_or_say_by_how_much() -> None:
-    profile, network = model([1, 3, 2, 2, 5, 3]), Network(two_hosts())
+    profile, network = model([1, 3, 2, 2, 5, 3]), LinkCosts(two_hosts())
     plans = alternatives(profile, network, batch=32, microbatches=4, memory_bytes=20 * MB)
     assert list(plans) == list(METHODS) == ["data-parallel", "gpipe", "pipedream", "hetpipe"]
     for plan in plans.values():
@@ -224,7 +224,7 @@ def test_of_numbers_of_microbatches_the_one_predicted_to_be_fastest() -> None:
     layers = (
         Layer(f"layer{i}", time, 2 * time, 10_000, 0, 100_000, 100_000) for i, time in enumerate([5, 10] * 2)
     )
-    profile, network = Profile("small", 16, tuple(layers)), Network(load("star:8,latency=50"))
+    profile, network = Profile("small", 16, tuple(layers)), LinkCosts(load("star:8,latency=50"))
 
     def time_us(*counts: int) -> float:
         plan = alternatives(profile, network, batch=16, microbatches=counts)["pipedream"]
@@ -235,7 +235,7 @@ def test_of_numbers_of_microbatches_the_one_predicted_to_be_fastest() -> None:
 
 
 def test_a_batch_too_small_is_said_for_each() -> None:
-    plans = alternatives(model([1] * 4), Network(load("full:4")), batch=3, microbatches=4)
+    plans = alternatives(model([1] * 4), LinkCosts(load("full:4")), batch=3, microbatches=4)
     for plan in plans.values():
         assert isinstance(plan, PlanError)
         assert "batch of 3 samples: must have at least 4" in str(plan)
@@ -244,11 +244,11 @@ def test_a_batch_too_small_is_said_for_each() -> None:
 def test_hetpipe_leaves_out_workers_that_no_links_join() -> None:
     """A line 0 1 2 3: halves would make replicas of 0 and 2."""
     links = [Link(a, b, 1) for u, v in ((0, 1), (1, 2), (2, 3)) for a, b in ((u, v), (v, u))]
-    line = Network(Topology.build("line", 4, links))
+    line = LinkCosts(Topology.build("line", 4, links))
     plan = hetpipe(model([1, 1, 1, 1], weights=100 * MB), line, batch=32, microbatches=4)
     assert plan.method == "hetpipe NP"
     with pytest.raises(PlanError, match="no path leads from rank"):
-        hetpipe(model([1, 1]), Network(Topology.build("apart", 2, [])), batch=32, microbatches=4)
+        hetpipe(model([1, 1]), LinkCosts(Topology.build("apart", 2, [])), batch=32, microbatches=4)
 
 
 def test_a_comparison_is_what_planning_and_predicting_say() -> None:
@@ -256,7 +256,7 @@ def test_a_comparison_is_what_planning_and_predicting_say() -> None:
     found = compare(profile, fabric, batch=16, microbatches=4, memory_bytes=80 * MB)
     assert found.plan == planned(profile, fabric, batch=16, microbatches=4, memory_bytes=80 * MB)
     assert found.prediction == predict(found.plan, profile, batch=16)
-    network = Network(fabric)
+    network = LinkCosts(fabric)
     others = alternatives(profile, network, batch=16, microbatches=4, memory_bytes=80 * MB)
     assert list(found.alternatives) == list(METHODS)
     for name, other in found.alternatives.items():

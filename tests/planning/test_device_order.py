@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from arborcast import topologies
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.device_order import device_order, minimum_cut, path_weights, transposed
 from arborcast.synth.topology import Link, Topology
@@ -42,7 +42,7 @@ def cut_value(side, ranks, weights) -> int:
 @given(drawn_topologies(max_ranks=6, symmetric=False))
 @settings(max_examples=60)
 def test_the_cut_is_a_minimum_cut(topology):
-    weights = path_weights(Network(topology))
+    weights = path_weights(LinkCosts(topology))
     ranks = range(topology.ranks)
     side, other = minimum_cut(ranks, weights)
     assert sorted(side + other) == list(ranks)
@@ -66,7 +66,7 @@ def test_the_cut_is_a_minimum_cut(topology):
 def test_each_half_of_the_cut_is_a_run_of_the_order(topology):
     order = device_order(topology)
     assert sorted(order) == list(range(topology.ranks))
-    first, second = minimum_cut(range(topology.ranks), path_weights(Network(topology)))
+    first, second = minimum_cut(range(topology.ranks), path_weights(LinkCosts(topology)))
     assert set(order[: len(first)]) == set(first)
     assert set(order[len(first) :]) == set(second)
 
@@ -94,7 +94,7 @@ def test_ranks_over_narrow_links_are_cut_apart():
     links = [Link(a, b, Fraction(10)) for a, b in [(0, 2), (2, 0), (1, 3), (3, 1)]]
     links += [Link(a, b, Fraction(1)) for a, b in [(2, 1), (1, 2), (0, 3), (3, 0)]]
     topology = Topology.build("pairs", 4, links)
-    assert minimum_cut(range(4), path_weights(Network(topology))) == ((0, 2), (1, 3))
+    assert minimum_cut(range(4), path_weights(LinkCosts(topology))) == ((0, 2), (1, 3))
     assert device_order(topology) == (0, 2, 1, 3)
 
 
@@ -102,7 +102,7 @@ def test_weights_are_exact_and_go_through_switches_only():
     # 0 - switch - 1 at 1/3 and 1/2 GB/s, narrowest 1/3 each way; 1 - 2 at 1/7; 0 to 2 leads through rank 1.
     links = [Link(0, 3, Fraction(1, 3)), Link(3, 1, Fraction(1, 2)), Link(1, 2, Fraction(1, 7))]
     links += [Link(link.dst, link.src, link.bandwidth) for link in links]
-    weights = path_weights(Network(Topology.build("line", 3, links, ["switch"])))
+    weights = path_weights(LinkCosts(Topology.build("line", 3, links, ["switch"])))
     # 2/3 and 2/7 in units of 1/21
     assert weights == {0: {1: 14}, 1: {0: 14, 2: 6}, 2: {1: 6}}
 
@@ -119,15 +119,15 @@ def test_ranks_that_do_not_reach_each_other_are_refused():
 
 def test_transposed_orders_go_across_hosts_first():
     topology = hosts_behind_a_switch(2, 3, 100, 6)
-    assert transposed((0, 1, 2, 5, 4, 3), Network(topology)) == ((0, 3, 1, 4, 2, 5),)
+    assert transposed((0, 1, 2, 5, 4, 3), LinkCosts(topology)) == ((0, 3, 1, 4, 2, 5),)
 
 
 def test_where_all_links_are_alike_there_are_no_hosts():
-    assert transposed(tuple(range(6)), Network(topologies.load("ring:6"))) == ()
+    assert transposed(tuple(range(6)), LinkCosts(topologies.load("ring:6"))) == ()
 
 
 def test_rails_are_followed_across_boxes():
-    network = Network(topologies.load("dgx-a100:boxes=2,rails=8"))
+    network = LinkCosts(topologies.load("dgx-a100:boxes=2,rails=8"))
     (across,) = transposed(device_order(network.topology), network)
     assert [(a % 8, b % 8) for a, b in zip(across[::2], across[1::2], strict=True)] == [
         (gpu, gpu) for gpu in range(8)

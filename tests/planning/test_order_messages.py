@@ -11,8 +11,8 @@ from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Action, Phase, parse
 from arborcast.pipeline.order.cap import capped
-from arborcast.pipeline.order.deadlock import check_order
 from arborcast.pipeline.order.messages import Step, with_messages
+from tests.support.blocking_sends import check_order
 
 MAKERS = gpipe, one_forward_one_backward, list_order = [ORDERS[it].make for it in ("gpipe", "1f1b", "pe")]
 

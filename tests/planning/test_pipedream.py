@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.pipedream import Piece, pipedream, program
 from arborcast.pipeline.profiles import Layer, Profile
@@ -64,7 +64,7 @@ def hosts(permutation: tuple[int, ...] = (0, 1, 2, 3)) -> Topology:
 
 
 def test_light_weights_are_replicated_heavy_ones_cut() -> None:
-    network = Network(load("full:4"))
+    network = LinkCosts(load("full:4"))
     light = pipedream(uniform(8, time=1000, output=10**8, weights=8), network, batch=32, microbatches=4)
     assert [stage.ranks for stage in light.stages] == [(0, 1, 2, 3)]
     heavy = pipedream(uniform(8, time=1000, output=8, weights=10**8), network, batch=32, microbatches=4)
@@ -81,7 +81,7 @@ def test_light_weights_are_replicated_heavy_ones_cut() -> None:
 def test_by_levels_pipelines_stay_inside_hosts(ranks: tuple[int, ...]) -> None:
     """Fat activations, light weights, a batch that replicas of single ranks cannot share: host replicas."""
     profile = uniform(4, time=30_000, output=4 * 10**8, weights=10**6)
-    plan = pipedream(profile, Network(hosts(ranks)), batch=8, microbatches=4)
+    plan = pipedream(profile, LinkCosts(hosts(ranks)), batch=8, microbatches=4)
     a, b, c, d = ranks
     assert [(it.start, it.end, it.ranks) for it in plan.stages] == [(0, 2, (a, c)), (2, 4, (b, d))]
     assert plan.method == "pipedream by levels"
@@ -90,7 +90,7 @@ def test_by_levels_pipelines_stay_inside_hosts(ranks: tuple[int, ...]) -> None:
 def test_where_its_plan_does_not_fit_the_program_runs_again_over_what_fits() -> None:
     """Light weights ask for replicas of everything; memory holds two of three layers on a rank."""
     profile = uniform(3, time=10_000, output=10**3, weights=10**6)  # 1 MB and 1 MB of gradients a layer
-    network = Network(load("full:2"))
+    network = LinkCosts(load("full:2"))
     free = pipedream(profile, network, batch=32, microbatches=4)
     assert len(free.stages) == 1
     tight = pipedream(profile, network, batch=32, microbatches=4, memory_bytes=5_000_000)
@@ -101,7 +101,7 @@ def test_where_its_plan_does_not_fit_the_program_runs_again_over_what_fits() -> 
 
 def test_replicas_never_outnumber_the_samples_of_a_microbatch() -> None:
     profile = uniform(3, time=1000, output=8, weights=8)
-    plan = pipedream(profile, Network(load("full:4")), batch=8, microbatches=4)
+    plan = pipedream(profile, LinkCosts(load("full:4")), batch=8, microbatches=4)
     assert max(stage.replicas for stage in plan.stages) == 2
     assert plan.microbatch_sizes(8) == (2, 2, 2, 2)
 
@@ -109,9 +109,9 @@ def test_replicas_never_outnumber_the_samples_of_a_microbatch() -> None:
 def test_bad_input() -> None:
     profile = uniform(2, time=1, output=8, weights=8)
     with pytest.raises(BatchError, match="batch of 3 samples: must have at least 4"):
-        pipedream(profile, Network(load("full:2")), batch=3, microbatches=4)
+        pipedream(profile, LinkCosts(load("full:2")), batch=3, microbatches=4)
     with pytest.raises(PlanError, match="no pipeline of 2 layers takes all of 4 ranks"):
-        pipedream(profile, Network(load("full:4")), batch=4, microbatches=4)
+        pipedream(profile, LinkCosts(load("full:4")), batch=4, microbatches=4)
     halves = Topology.build("halves", 2, [])
     with pytest.raises(PlanError, match="no path leads from rank 0 to rank 1"):
-        pipedream(profile, Network(halves), batch=4, microbatches=4)
+        pipedream(profile, LinkCosts(halves), batch=4, microbatches=4)

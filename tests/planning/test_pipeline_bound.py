@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.order.actions import Phase
 from arborcast.pipeline.order.list_order import list_order
 from arborcast.pipeline.profiles import Layer, Profile, Tie
@@ -122,10 +122,10 @@ def test_the_bound_of_a_plan_by_hand():
     fabric = Topology.build("uneven", 2, [Link(0, 1, Fraction(2)), Link(1, 0, Fraction(1))])
     costs = Profile("drawn", 2, (Layer("a", 1, 2, 8000, 0, 0, 0), Layer("b", 1, 2, 0, 0, 0, 0)))
     plan = Plan([(0, 1, [0]), (1, 2, [1])], 4, "pe")
-    assert bound_us(plan, costs, Network(fabric), batch=8) == 64
-    assert bound_us(plan, costs, Network(fabric, message_us=2), batch=8, update_us=5) == 85
+    assert bound_us(plan, costs, LinkCosts(fabric), batch=8) == 64
+    assert bound_us(plan, costs, LinkCosts(fabric, message_us=2), batch=8, update_us=5) == 85
     # The largest microbatch has 2 samples, so that 5 samples count like 8.
-    assert bound_us(plan, costs, Network(fabric), batch=5) == 64
+    assert bound_us(plan, costs, LinkCosts(fabric), batch=5) == 64
 
 
 @st.composite
@@ -151,7 +151,7 @@ def plans(draw):
 def test_the_simulator_keeps_to_it_on_any_topology(drawn, message_us):
     """Also where messages share links: they count at the even share, below which fairness never goes."""
     plan, costs, fabric, batch = drawn
-    network = Network(fabric, message_us=message_us, handling_us=message_us / 2)
+    network = LinkCosts(fabric, message_us=message_us, handling_us=message_us / 2)
     time = simulate(plan, costs, network, batch=batch, update_us=4).time_us
     assert time <= bound_us(plan, costs, network, batch=batch, update_us=4) * (1 + 1e-9)
 
@@ -163,7 +163,7 @@ def test_allreduces_and_ties_are_in_it():
         tuple(Layer(f"layer{i}", 1, 1, 0, 0, 5000, 5000) for i in range(2)),
         (Tie("tied", 1000, (0, 1)),),
     )
-    network = Network(load("full:3"))
+    network = LinkCosts(load("full:3"))
     plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 4, "pe")
     exchange = network.allreduce_us([0, 1], 5000) + network.allreduce_us([0, 1, 2], 1000)
     # Each microbatch of 2 samples takes 4 us on rank 2.

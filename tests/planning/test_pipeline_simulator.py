@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Phase, parse
@@ -62,7 +62,7 @@ def picture(timeline):
 
 def test_two_stages_and_messages_for_nothing():
     plan = one_layer_each(2, 2, "1f1b")
-    assert picture(simulate(plan, profile([(10, 20)] * 2), Network(line(2)), batch=2)) == {
+    assert picture(simulate(plan, profile([(10, 20)] * 2), LinkCosts(line(2)), batch=2)) == {
         0: "F0 0-10, F1 10-20, B0 40-60, B1 70-90",
         1: "F0 10-20, B0 20-40, F1 40-50, B1 50-70",
         "waiting": "waiting 1 0-10, waiting 0 20-40, waiting 0 60-70, waiting 1 70-90",
@@ -73,7 +73,7 @@ def test_two_stages_and_messages_for_nothing():
 def test_messages_occupy_their_pair_for_software_and_bytes_and_arrive_after_the_latency():
     """Per message 2 us of software, 5 us of bytes, 3 us of latency; bytes do not overlap."""
     plan = one_layer_each(2, 2, "gpipe")
-    network = Network(line(2, latency_us=3), message_us=2)
+    network = LinkCosts(line(2, latency_us=3), message_us=2)
     assert picture(simulate(plan, profile([(1, 10), (1, 1)], output_bytes=5000), network, batch=2)) == {
         0: "F0 0-1, F1 1-2, B0 30-40, B1 40-50",
         1: "F0 11-12, F1 18-19, B0 19-20, B1 20-21",
@@ -85,7 +85,7 @@ def test_messages_occupy_their_pair_for_software_and_bytes_and_arrive_after_the_
 def test_a_rank_handles_its_messages_once_its_results_are_on_their_way():
     """3 us for each message sent or received: the pass behind waits, the message does not."""
     plan = one_layer_each(2, 2, "gpipe")
-    network = Network(line(2), handling_us=3)
+    network = LinkCosts(line(2), handling_us=3)
     assert picture(simulate(plan, profile([(10, 20)] * 2), network, batch=2)) == {
         0: "F0 0-10, F1 13-23, B0 56-76, B1 79-99",
         1: "F0 10-20, F1 23-33, B0 36-56, B1 59-79",
@@ -98,7 +98,7 @@ def test_replicas_then_allreduce_and_update():
     """Three samples: two on rank 0, one on rank 1, whose part of the message is shorter."""
     plan = Plan([(0, 1, [0, 1]), (1, 2, [2])], 1)
     costs = profile([(10, 20)] * 2, output_bytes=1000, gradient_bytes=4000)
-    timeline = simulate(plan, costs, Network(load("full:3")), batch=3, update_us=7)
+    timeline = simulate(plan, costs, LinkCosts(load("full:3")), batch=3, update_us=7)
     assert picture(timeline) == {
         0: "F0 0-20, B0 114-154, allreduce 154-158, update 158-165",
         1: "F0 0-10, B0 113-133, allreduce 154-158, update 158-165",
@@ -110,7 +110,7 @@ def test_replicas_then_allreduce_and_update():
 
 def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
     plan = one_layer_each(2, 1, "1f1b", recompute=True)
-    assert picture(simulate(plan, profile([(10, 20), (1, 2)]), Network(line(2)), batch=1)) == {
+    assert picture(simulate(plan, profile([(10, 20), (1, 2)]), LinkCosts(line(2)), batch=1)) == {
         0: "F0 0-10, B0 14-44",
         1: "F0 10-11, B0 11-14",
         "waiting": "waiting 1 0-10, waiting 0 10-14, waiting 1 14-44",
@@ -121,7 +121,7 @@ def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
 def test_tied_stages_sum_once_more():
     """4000 bytes of stage 1's replicas, then 1000 of a parameter that stages 0 and 1 share, on 3 ranks."""
     costs = profile([(10, 20)] * 2, gradient_bytes=4000, ties=[Tie("shared", 1000, (0, 1))])
-    network = Network(load("full:3"))
+    network = LinkCosts(load("full:3"))
     plan = Plan([(0, 1, [0]), (1, 2, [1, 2])], 1)
     timeline = simulate(plan, costs, network, batch=2)
     shared_us = network.allreduce_us([0, 1, 2], 1000)
@@ -137,7 +137,7 @@ def test_tied_stages_sum_once_more():
 def test_ties_between_ranks_that_no_links_join_go_around_a_ring_of_paths():
     """Stages 0 and 2 of a line: two steps of 500 bytes over two links each way."""
     costs = profile([(1, 1)] * 3, ties=[Tie("shared", 1000, (0, 2))], gradient_bytes=1000)
-    timeline = simulate(one_layer_each(3, 1, "1f1b"), costs, Network(line(3)), batch=1)
+    timeline = simulate(one_layer_each(3, 1, "1f1b"), costs, LinkCosts(line(3)), batch=1)
     assert [it.end_us - it.start_us for it in timeline.intervals if it.kind == "allreduce"] == [1, 1]
 
 
@@ -147,7 +147,7 @@ def test_equal_stages_take_as_long_as_equation_2_says(order):
     for d in range(1, 6):
         for m in range(1, 8):
             timeline = simulate(
-                one_layer_each(d, m, order), profile([(10, 20)] * d), Network(line(d)), batch=m
+                one_layer_each(d, m, order), profile([(10, 20)] * d), LinkCosts(line(d)), batch=m
             )
             t_comp = m * d * 30
             assert timeline.time_us == pytest.approx((m + d - 1) / m * t_comp / d)
@@ -240,7 +240,7 @@ def test_without_shared_links_a_step_is_the_longest_path(drawn, message_us, late
     links = [
         Link(u, v, Fraction(1), Fraction(latency_us)) for u in range(count) for v in range(count) if u != v
     ]
-    network = Network(Topology.build("full", count, links), message_us=message_us)
+    network = LinkCosts(Topology.build("full", count, links), message_us=message_us)
     timeline = simulate(plan, costs, network, batch=batch)
     wanted = longest_path_us(plan, costs, batch, message_us, latency_us, 1000)
     computed = [it.end_us for it in timeline.intervals if it.kind in ("forward", "backward")]
@@ -252,7 +252,7 @@ def test_without_shared_links_a_step_is_the_longest_path(drawn, message_us, late
 def test_every_rank_keeps_its_order_and_does_one_thing_at_a_time(drawn, kind, message_us):
     plan, costs, batch = drawn
     fabric = load(f"{kind}:{max(3, len(plan.ranks))}")
-    timeline = simulate(plan, costs, Network(fabric, message_us=message_us), batch=batch, update_us=5)
+    timeline = simulate(plan, costs, LinkCosts(fabric, message_us=message_us), batch=batch, update_us=5)
     for actions, stage in zip(plan.passes, plan.stages, strict=True):
         for rank in stage.ranks:
             own = [it for it in timeline.intervals if it.rank == rank and it.kind != "communication"]
@@ -275,7 +275,7 @@ def test_two_messages_on_one_link_take_twice_as_long_while_both_last():
         [Link(u, v, Fraction(10)) for u, v in ((0, 4), (1, 4), (5, 2), (5, 3))] + [Link(4, 5, Fraction(1))],
         ["near", "far"],
     )
-    network, clock = Network(fabric), Clock()
+    network, clock = LinkCosts(fabric), Clock()
     pairs = [Pair(0, 2, network), Pair(1, 3, network)]
     deliveries, there = Deliveries(network, clock, pairs), []
     for pair, size_bytes in zip(pairs, (10000, 4000), strict=True):
@@ -294,7 +294,7 @@ def hosts(links):
 def crossings(ranks):
     """Forward messages from host to host of four stages of 10 us and 6 microbatches of 10000 bytes."""
     plan = Plan([(i, i + 1, [rank]) for i, rank in enumerate(ranks)], 6, "gpipe")
-    timeline = simulate(plan, profile([(10, 10)] * 4, 10000), Network(hosts([(4, 5), (5, 4)])), batch=6)
+    timeline = simulate(plan, profile([(10, 10)] * 4, 10000), LinkCosts(hosts([(4, 5), (5, 4)])), batch=6)
     return [
         it
         for it in timeline.intervals
@@ -327,16 +327,16 @@ def test_stages_that_stay_in_their_host_do_not_share_its_card():
 def test_a_link_each_way_is_not_shared():
     """Forward and backward messages at once: each takes 10 us."""
     plan = one_layer_each(2, 6, "1f1b")
-    timeline = simulate(plan, profile([(10, 10)] * 2, 10000), Network(line(2)), batch=6)
+    timeline = simulate(plan, profile([(10, 10)] * 2, 10000), LinkCosts(line(2)), batch=6)
     assert {it.end_us - it.start_us for it in timeline.intervals if it.kind == "communication"} == {10}
 
 
 def test_two_replicas_share_the_way_into_one_rank():
     """5000 bytes from each of two ranks through a switch into one: 10 us, as 10000 from one."""
     costs = profile([(10, 10)] * 2, output_bytes=10000, samples=2)
-    both = simulate(Plan([(0, 1, [0, 1]), (1, 2, [2])], 1), costs, Network(load("star:3")), batch=2)
+    both = simulate(Plan([(0, 1, [0, 1]), (1, 2, [2])], 1), costs, LinkCosts(load("star:3")), batch=2)
     assert "m0 0>2 5-15, m0 1>2 5-15" in picture(both)["communication"]
-    alone = simulate(Plan([(0, 1, [0]), (1, 2, [2])], 1), costs, Network(load("star:3")), batch=2)
+    alone = simulate(Plan([(0, 1, [0]), (1, 2, [2])], 1), costs, LinkCosts(load("star:3")), batch=2)
     assert "m0 0>2 10-20" in picture(alone)["communication"]
 
 
@@ -370,7 +370,7 @@ def test_shares_are_max_min_fair(data):
 
 
 def test_a_plan_for_something_else():
-    costs, network = profile([(1, 1)] * 2), Network(line(2))
+    costs, network = profile([(1, 1)] * 2), LinkCosts(line(2))
     with pytest.raises(PlanError, match="plan: must hold the 2 layers of profile drawn, got 3"):
         simulate(one_layer_each(3, 1, "pe"), costs, network)
     with pytest.raises(PlanError, match="plan: is for model other, got the profile of drawn"):
@@ -386,16 +386,16 @@ def test_a_plan_for_something_else():
 def test_ranks_without_links():
     oneway = Topology.build("oneway", 3, [Link(0, 1, Fraction(1)), Link(1, 2, Fraction(1))])
     with pytest.raises(PlanError, match="topology oneway: no path leads from rank 1 to rank 0"):
-        simulate(one_layer_each(2, 1, "pe"), profile([(1, 1)] * 2), Network(oneway))
+        simulate(one_layer_each(2, 1, "pe"), profile([(1, 1)] * 2), LinkCosts(oneway))
     costs = profile([(1, 1)] * 2, gradient_bytes=8)
     with pytest.raises(
         PlanError, match=r"plan: stage 0: links between its ranks must connect them, .* got ranks 0, 2 of"
     ):
-        simulate(Plan([(0, 1, [0, 2]), (1, 2, [1])], 1), costs, Network(line(3)), batch=2)
+        simulate(Plan([(0, 1, [0, 2]), (1, 2, [1])], 1), costs, LinkCosts(line(3)), batch=2)
 
 
 def test_an_order_of_ones_own():
-    plan, costs, network = one_layer_each(2, 2, "gpipe"), profile([(10, 20)] * 2), Network(line(2))
+    plan, costs, network = one_layer_each(2, 2, "gpipe"), profile([(10, 20)] * 2), LinkCosts(line(2))
     other = (parse("F0 B0 F1 B1"),) * 2
     timeline = simulate(plan, costs, network, batch=2, order=other)
     assert picture(timeline)[0] == "F0 0-10, B0 40-60, F1 60-70, B1 100-120"

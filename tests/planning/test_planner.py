@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.estimate import estimates_us, step_costs
@@ -64,9 +64,9 @@ def every_plan(profile, network, batch, counts, recompute, limits=None):
 @given(drawn_topologies(max_ranks=4, switches=1), profiles(max_layers=4), st.integers(1, 12))
 @settings(max_examples=40)
 def test_the_plan_is_the_fastest_of_the_space(topology, profile, batch):
-    network = Network(topology)
+    network = LinkCosts(topology)
     counts = [it for it in range(1, batch + 1) if batch % it == 0 or it in (2, 4, 8)]
-    scheduled = Network(topology, by_schedule=True)
+    scheduled = LinkCosts(topology, by_schedule=True)
     times = [
         simulate(it, profile, scheduled, batch=batch).time_us
         for it in every_plan(profile, network, batch, counts, [False])
@@ -83,10 +83,10 @@ def test_the_plan_is_the_fastest_of_the_space(topology, profile, batch):
 )
 @settings(max_examples=40)
 def test_the_plan_is_the_fastest_that_fits(topology, profile, batch, limit):
-    network = Network(topology)
+    network = LinkCosts(topology)
     counts = [it for it in range(1, batch + 1) if batch % it == 0 or it in (2, 4, 8)]
     limits = (limit,) * topology.ranks
-    scheduled = Network(topology, by_schedule=True)
+    scheduled = LinkCosts(topology, by_schedule=True)
     times = [
         simulate(it, profile, scheduled, batch=batch).time_us
         for it in every_plan(profile, network, batch, counts, [False, True], limits)
@@ -109,7 +109,7 @@ def test_the_plan_is_the_fastest_that_fits(topology, profile, batch, limit):
 )
 @settings(max_examples=60)
 def test_estimates_are_near_what_is_simulated(topology, profile, order, microbatches, data):
-    network = Network(topology)
+    network = LinkCosts(topology)
     batch = 4 * microbatches
     layers, devices = LayerTables(profile), DeviceTables(network, tuple(range(topology.ranks)))
     found = partitions(layers, devices, PartitionProblem(batch, microbatches), topology.ranks)
@@ -195,7 +195,7 @@ def test_ties_can_be_kept_in_one_stage():
 def test_a_network_with_software_costs_is_used():
     # A message that costs a second is never worth it, nor is an allreduce.
     fabric = topologies.load("full:4")
-    made = plan(uniform(8, 10, 10), fabric, network=Network(fabric, message_us=1e6, collective_us=1e6))
+    made = plan(uniform(8, 10, 10), fabric, network=LinkCosts(fabric, message_us=1e6, collective_us=1e6))
     assert len(made.ranks) == 1
 
 
@@ -212,7 +212,11 @@ def test_a_network_with_software_costs_is_used():
         ({"max_in_flight": 0}, PlanError, "max_in_flight: must be at least 1, got 0"),
         ({"simulated": 0}, PlanError, "simulated: must be at least 1, got 0"),
         ({"memory_bytes": {0: 5}}, PlanError, r"memory: must have a limit for rank 1, got those of \[0\]"),
-        ({"network": Network(topologies.load("ring:4"))}, PlanError, "network: must be of the fabric full:4"),
+        (
+            {"network": LinkCosts(topologies.load("ring:4"))},
+            PlanError,
+            "network: must be of the fabric full:4",
+        ),
     ],
 )
 def test_wrong_input_is_refused(asked, error, message):

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from arborcast.pipeline import predict
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.planning.memory import stage_memory
 from arborcast.pipeline.profiles import Layer, Profile
@@ -68,7 +68,7 @@ def test_of_what_nothing_is_predicted():
         predict(halves("pe", model="other"), COSTS, batch=4)
     three = Topology.build("three", 3, [*PAIR.links, Link(1, 2, Fraction(1))])
     with pytest.raises(PlanError, match="plan: is for topology pair, got three, which has other links"):
-        predict(halves("pe"), COSTS, Network(three), batch=4)
+        predict(halves("pe"), COSTS, LinkCosts(three), batch=4)
     with pytest.raises(BatchError, match="batch of 2 samples: must have at least 4"):
         predict(halves("pe"), COSTS, batch=2)
 
@@ -76,5 +76,5 @@ def test_of_what_nothing_is_predicted():
 def test_a_plan_on_faster_links_of_the_same_topology():
     faster = Topology.build("pair", 2, [Link(0, 1, Fraction(2)), Link(1, 0, Fraction(2))])
     costs = Profile("drawn", 1, tuple(Layer(f"layer{i}", 10, 20, 5000, 0, 0, 0) for i in range(2)))
-    slow, fast = (predict(halves("1f1b"), costs, Network(it), batch=4).time_us for it in (PAIR, faster))
+    slow, fast = (predict(halves("1f1b"), costs, LinkCosts(it), batch=4).time_us for it in (PAIR, faster))
     assert fast < slow

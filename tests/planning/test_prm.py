@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.pipeline.costs.links import Network
+from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.memory import stage_memory
 from arborcast.pipeline.planning.prm import PartitionProblem, closest_to_fitting, partitions
@@ -67,7 +67,7 @@ def missing_bytes(stages, profile, question) -> int:
 )
 @STEADY
 def test_values_are_those_of_brute_force(topology, profile, batch, microbatches, recompute, together, data):
-    network = Network(topology, message_us=3.0, collective_us=2.0)
+    network = LinkCosts(topology, message_us=3.0, collective_us=2.0)
     order = tuple(data.draw(st.permutations(range(topology.ranks))))
     question = PartitionProblem(batch, microbatches, recompute=recompute)
     layers = LayerTables(profile, together)
@@ -97,7 +97,7 @@ def test_values_are_those_of_brute_force(topology, profile, batch, microbatches,
 def test_memory_is_kept_to_and_never_more_than_needed(
     topology, profile, order, microbatches, recompute, most, data
 ):
-    network = Network(topology)
+    network = LinkCosts(topology)
     ranks = tuple(range(topology.ranks))
     limits = tuple(data.draw(st.integers(1, 4_000_000)) for _ in ranks)
     question = PartitionProblem(8, microbatches, order, recompute, most, limits)
@@ -133,7 +133,7 @@ def test_a_drawn_partition():
     first = Layer("first", 600.0, 600.0, 0, 0, 0, 0)
     rest = [Layer(f"rest{index}", 100.0, 100.0, 0, 0, 0, 0) for index in range(3)]
     profile = Profile("drawn", 8, (first, *rest))
-    devices = DeviceTables(Network(topologies.load("full:3")), (2, 0, 1))
+    devices = DeviceTables(LinkCosts(topologies.load("full:3")), (2, 0, 1))
     found = partitions(LayerTables(profile), devices, PartitionProblem(8, 4), 3)
     # All 8 samples take 1200 us for the first layer, 600 us for the rest; 2 of a microbatch go to 2 replicas.
     assert found[2].stages == Plan([(0, 1, [2, 0]), (1, 4, [1])], 4).stages
@@ -146,7 +146,7 @@ def test_slow_links_leave_ranks_without_work():
     # 1e9 bytes at 1 GB/s take a second; all layers take 2400 us on one rank.
     tables = LayerTables(uniform(8, output_bytes=10**9, gradient_bytes=10**9))
     found = partitions(
-        tables, DeviceTables(Network(topologies.load("ring:4")), (0, 1, 2, 3)), PartitionProblem(8, 2), 1
+        tables, DeviceTables(LinkCosts(topologies.load("ring:4")), (0, 1, 2, 3)), PartitionProblem(8, 2), 1
     )
     assert found[1].stages == Plan([(0, 8, [0])], 2).stages
 
@@ -177,7 +177,7 @@ def test_sums_over_layers_are_those_of_the_profile(profile):
 @given(drawn_topologies(max_ranks=5, symmetric=False), st.data())
 @settings(max_examples=40)
 def test_rates_are_never_above_the_limit_they_begin_with(topology, data):
-    network = Network(topology)
+    network = LinkCosts(topology)
     devices = DeviceTables(network, data.draw(st.permutations(range(topology.ranks))))
     limits = devices.rate.copy()
     devices.find_rates(range(len(limits)))
@@ -190,7 +190,7 @@ def test_rates_are_never_above_the_limit_they_begin_with(topology, data):
 @given(drawn_topologies(max_ranks=5, symmetric=False), st.floats(0, 1e6))
 @settings(max_examples=40)
 def test_boundaries_cost_what_the_network_says(topology, size):
-    network = Network(topology, message_us=1.5)
+    network = LinkCosts(topology, message_us=1.5)
     order = tuple(range(topology.ranks))
     devices = DeviceTables(network, order)
     for index, (one, other) in enumerate(zip(devices.sender, devices.receiver, strict=True)):
@@ -217,7 +217,7 @@ def test_boundaries_cost_what_the_network_says(topology, size):
 
 
 def test_the_same_question_has_the_same_answer():
-    network = Network(topologies.load("dgx1"))
+    network = LinkCosts(topologies.load("dgx1"))
     tables, question = LayerTables(uniform(12, 10**6, 10**7)), PartitionProblem(64, 8)
     one, other = (partitions(tables, DeviceTables(network, range(8)), question, 8) for _ in range(2))
     assert [it.stages for it in one.values()] == [it.stages for it in other.values()]

@@ -28,7 +28,7 @@ PUBLIC: dict[ModuleType, str] = {
     topologies: """
         Entry GPUS Parameter Rates catalog load""",
     pipeline: """
-        Action Comparison Divisible Layer Network Plan Prediction Profile Stage Tie Timeline Trainer compare
+        Action Comparison Divisible Layer LinkCosts Plan Prediction Profile Stage Tie Timeline Trainer compare
         plan predict profile read_plan read_profile simulate trace write_plan write_profile""",
 }
 
