@@ -50,6 +50,7 @@ class Outcome:
     weight: float | None
 
 
+@dataclass(eq=False)
 class StepExecutor:
     """The passes of one rank.
 
@@ -72,43 +73,25 @@ class StepExecutor:
         on_gradients: called when this rank's gradients of a batch are complete.
     """
 
-    def __init__(
-        self,
-        fake: FakeStage | None,
-        module: nn.Module,
-        plan: Plan,
-        place: Assignment | None,
-        groups: Groups,
-        links: Messenger,
-        precision: Precision,
-        recorder: Recorder,
-        *,
-        loss_fn: LossFunction,
-        loss_reduction: str,
-        check_loss: bool,
-        output_dims: Sequence[int],
-        seed: int,
-        deferred: DeferredStatistics | None,
-        batches: int,
-        on_gradients: Callable[[], None],
-    ) -> None:
-        self._fake = fake
-        self._module = module
-        self._plan = plan
-        self._place = place
-        self._groups = groups
-        self._links = links
-        self._precision = precision
-        self._recorder = recorder
-        self._loss_fn = loss_fn
-        self._reduction = loss_reduction
-        self._check_loss = check_loss
-        self._output_dims = output_dims
-        self._seed = seed
-        self._deferred = deferred
-        self._batches = batches
-        self._on_gradients = on_gradients
-        self._order = plan.passes
+    fake: FakeStage | None
+    module: nn.Module
+    plan: Plan
+    place: Assignment | None
+    groups: Groups
+    links: Messenger
+    precision: Precision
+    recorder: Recorder
+    loss_fn: LossFunction
+    loss_reduction: str
+    check_loss: bool
+    output_dims: Sequence[int]
+    seed: int
+    deferred: DeferredStatistics | None
+    batches: int
+    on_gradients: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        """No batch yet."""
         self._loops: dict[Signature, tuple[StageLoop, Losses] | None] = {}
         self._loop: StageLoop | None = None
         self._doing: str | None = None
@@ -129,8 +112,8 @@ class StepExecutor:
 
     def follow(self, trained: Mapping[str, bool]) -> None:
         """Take on which parameters of the model are trained: only gradients of those, and before, cross."""
-        if self._fake is not None:
-            self._fake.follow(trained)
+        if self.fake is not None:
+            self.fake.follow(trained)
 
     def prepare(self, batch: Batch, signature: Signature) -> None:
         """Make ready for batches of one shape.
@@ -138,43 +121,43 @@ class StepExecutor:
         Raises:
             PartitionError: what crosses the boundaries of this stage cannot be known.
         """
-        place = self._place
-        if place is None or self._fake is None:
+        place = self.place
+        if place is None or self.fake is None:
             self._loops[signature] = None
             return
         self._doing = "finding the shapes of what crosses boundaries"
         training = signature.training
-        boundaries = self._fake.boundaries(
+        boundaries = self.fake.boundaries(
             batch.inputs,
             [place.count(size) for size in batch.sizes],
             training=training,
-            autocast=self._precision.autocast,
+            autocast=self.precision.autocast,
         )
         losses = Losses(
-            self._loss_fn,
-            self._reduction,
+            self.loss_fn,
+            self.loss_reduction,
             [place.count(size) for size in batch.sizes],
-            batch.samples * self._batches,
-            self._precision.scale,
-            self._precision.autocast,
-            check=self._check_loss,
-            dims=self._output_dims,
+            batch.samples * self.batches,
+            self.precision.scale,
+            self.precision.autocast,
+            check=self.check_loss,
+            dims=self.output_dims,
         )
-        order = self._order if training else _without_backward(self._order)
+        order = self.plan.passes if training else _without_backward(self.plan.passes)
         loop = StageLoop(
-            self._module,
+            self.module,
             place,
             boundaries,
             batch.sizes,
             with_messages(order)[place.stage],
-            self._links,
+            self.links,
             losses,
-            self._recorder,
-            in_flight=peak_in_flight(self._order[place.stage]) + 1 if training else 2,
+            self.recorder,
+            in_flight=peak_in_flight(self.plan.passes[place.stage]) + 1 if training else 2,
             first_tag=2 * len(batch.sizes) * len(self._loops),
-            differentiating=self._precision.no_autocast,
+            differentiating=self.precision.no_autocast,
             training=training,
-            deferred=self._deferred,
+            deferred=self.deferred,
         )
         self._loops[signature] = loop, losses
 
@@ -192,7 +175,7 @@ class StepExecutor:
         if found is None:
             self._start_sum(batch.sizes, None)
             return
-        (loop, losses), place = found, self._place
+        (loop, losses), place = found, self.place
         assert place is not None, "it has a loop"
         self._loop, self._doing = loop, None
         inputs: Sequence[tuple[Tensor, ...]] = ()
@@ -205,23 +188,23 @@ class StepExecutor:
         if place.is_last:
             targets = [batch.targets_of(m, share) for m, share in enumerate(parts)]
             losses.begin(batch.targets_of(0, (0, 1)), unit)
-        first_layer = self._plan.stages[place.stage].start
+        first_layer = self.plan.stages[place.stage].start
         what = "train" if signature.training else "evaluate"
         samples = zip(accumulate((0, *batch.sizes)), parts, strict=False)
-        seeds = [_seed_of(self._seed, what, step, first_layer, start + share[0]) for start, share in samples]
-        mode = nullcontext() if signature.training else in_mode(self._module, False)
+        seeds = [_seed_of(self.seed, what, step, first_layer, start + share[0]) for start, share in samples]
+        mode = nullcontext() if signature.training else in_mode(self.module, False)
         # Random numbers that the caller draws, such as batches, must stay alike on all ranks.
         apart = torch.random.fork_rng(devices=[])
-        deferred = self._deferred if signature.training else None
+        deferred = self.deferred if signature.training else None
         if deferred is not None:
             deferred.begin()
-        with apart, mode, torch.set_grad_enabled(signature.training), self._precision.autocast():
+        with apart, mode, torch.set_grad_enabled(signature.training), self.precision.autocast():
             loop.run(inputs, targets, seeds)
         if deferred is not None:
             deferred.end(len(batch.sizes))
         if signature.training:
             self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(place.ranks)))}"
-            self._on_gradients()
+            self.on_gradients()
         self._start_sum(batch.sizes, losses)
 
     def finish(self, batch: Batch) -> Outcome:
@@ -241,19 +224,19 @@ class StepExecutor:
         self._doing = "updating weights"
         count = len(batch.sizes)
         sums, weights, (pairs, total, squares) = self._sums[:count], self._sums[count:-3], self._sums[-3:]
-        ends = {*self._plan.stages[0].ranks, *self._plan.stages[-1].ranks}
+        ends = {*self.plan.stages[0].ranks, *self.plan.stages[-1].ranks}
         if len(ends) * squares.item() != total.item() ** 2:  # equal only where all are equal
             raise BatchError(
                 "batch: all ranks must be given the same data (random ones by the same seed), got other "
                 f"values on some of ranks {', '.join(map(str, sorted(ends)))} of the first and the last stage"
             )
-        calls = count * self._plan.stages[-1].replicas
+        calls = count * self.plan.stages[-1].replicas
         if pairs.item() not in (0, calls):
             raise InputError(
                 "loss_fn: must return one number always or a pair always, got "
                 f"{int(pairs)} pairs for {calls} calls in a batch"
             )
-        if self._reduction == "sum":
+        if self.loss_reduction == "sum":
             return Outcome(sums.sum().item(), tuple(sums.tolist()), None)
         weight = weights.sum().item()
         if not (weight > 0 and math.isfinite(weight)):
@@ -279,7 +262,7 @@ class StepExecutor:
             self._sums[-3] = losses.pairs
         if self._fingerprint is not None:
             self._sums[-2:] = torch.tensor([self._fingerprint, self._fingerprint**2])
-        self._sum_work = dist.all_reduce(self._sums, group=self._groups.job, async_op=True)
+        self._sum_work = dist.all_reduce(self._sums, group=self.groups.job, async_op=True)
 
 
 def _seed_of(*key: object) -> int:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from arborcast.pipeline.run.messages import Arrival, Messenger, Pending, Slice, 
 from arborcast.pipeline.run.recorder import Recorder
 
 
+@dataclass(eq=False)
 class StageLoop:
     """The passes and messages of a stage on this rank; gradients add up in `.grad` of its parameters.
 
@@ -41,45 +43,31 @@ class StageLoop:
         differentiating: makes the context of backward passes.
         training: whether there are backward passes.
         deferred: the running statistics that wait for the end of the batch; None without.
-
-    Attributes:
         doing: what this rank did last, in words.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        place: Assignment,
-        boundaries: Boundaries,
-        sizes: Sequence[int],
-        steps: Sequence[Step],
-        links: Messenger,
-        losses: Losses,
-        recorder: Recorder,
-        *,
-        in_flight: int,
-        first_tag: int,
-        differentiating: Callable[[], AbstractContextManager[Any]],
-        training: bool,
-        deferred: DeferredStatistics | None,
-    ) -> None:
-        self.doing = "nothing yet"
-        self._module = module
-        self._place = place
-        self._taken, self._given = boundaries.taken, boundaries.given
-        self._overwrites = boundaries.overwrites
-        self._before = [() if place.is_first else place.before(size) for size in sizes]
-        self._behind = [() if place.is_last else place.behind(size) for size in sizes]
-        self._steps = steps
-        self._links = links
-        self._losses = losses
-        self._recorder = recorder
-        self._in_flight = in_flight
-        self._first_tag = first_tag
-        self._differentiating = differentiating
-        self._training = training
-        self._recomputes = training and place.plan.recompute
-        self._deferred = deferred
+    module: nn.Module
+    place: Assignment
+    boundaries: Boundaries
+    sizes: Sequence[int]
+    steps: Sequence[Step]
+    links: Messenger
+    losses: Losses
+    recorder: Recorder
+    in_flight: int
+    first_tag: int
+    differentiating: Callable[[], AbstractContextManager[Any]]
+    training: bool
+    deferred: DeferredStatistics | None
+    doing: str = "nothing yet"
+
+    def __post_init__(self) -> None:
+        """Work out with whom each microbatch is exchanged."""
+        place = self.place
+        self._taken, self._given = self.boundaries.taken, self.boundaries.given
+        self._before = [() if place.is_first else place.before(size) for size in self.sizes]
+        self._behind = [() if place.is_last else place.behind(size) for size in self.sizes]
+        self._recomputes = self.training and place.plan.recompute
         self._forget()
 
     def _forget(self) -> None:
@@ -98,7 +86,7 @@ class StageLoop:
             seeds: of the random numbers of each microbatch's passes.
         """
         self._forget()
-        for step in self._steps:
+        for step in self.steps:
             phase, m = step.action.phase, step.action.microbatch
             match step.kind, phase:
                 case "receive", Phase.FORWARD:
@@ -106,8 +94,8 @@ class StageLoop:
                 case "receive", Phase.BACKWARD:
                     self._receive(phase, m, _with_gradients(self._given), self._behind[m])
                 case "compute", Phase.FORWARD:
-                    self._forward(m, inputs[m] if self._place.is_first else self._received(m), seeds[m])
-                    if self._place.is_last:
+                    self._forward(m, inputs[m] if self.place.is_first else self._received(m), seeds[m])
+                    if self.place.is_last:
                         self._add_loss(m, targets[m])
                 case "compute", Phase.BACKWARD:
                     self._backward(m)
@@ -132,28 +120,30 @@ class StageLoop:
         else:
             outputs = self._run(*inputs)
         self._passes[microbatch] = inputs, outputs
-        if not self._place.is_last:
-            self._recorder.add("forward", microbatch, self._began_ns, time.perf_counter_ns())
+        if not self.place.is_last:
+            self.recorder.add("forward", microbatch, self._began_ns, time.perf_counter_ns())
 
     def _run(self, *inputs: Tensor) -> Any:
         """Of the last stage what the model returns, of others a tuple of tensors."""
-        if self._overwrites and (self._recomputes or self._place.is_first):  # the batch is the caller's
-            outputs = self._module(*(tensor.clone() for tensor in inputs))
-        elif self._place.is_first:
-            outputs = self._module(*inputs)
+        if self.boundaries.overwrites and (
+            self._recomputes or self.place.is_first
+        ):  # the batch is the caller's
+            outputs = self.module(*(tensor.clone() for tensor in inputs))
+        elif self.place.is_first:
+            outputs = self.module(*inputs)
         else:
-            outputs = self._module(*(_entered(tensor) for tensor in inputs))
-        return outputs if self._place.is_last or isinstance(outputs, tuple) else (outputs,)
+            outputs = self.module(*(_entered(tensor) for tensor in inputs))
+        return outputs if self.place.is_last or isinstance(outputs, tuple) else (outputs,)
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), statistics_once(self._module, self._deferred)
+        return nullcontext(), statistics_once(self.module, self.deferred)
 
     def _add_loss(self, microbatch: int, targets: Tensors) -> None:
         """The loss holds what it needs of the outputs, which need not be kept."""
         inputs, outputs = self._passes.pop(microbatch)
-        loss = self._losses.add(outputs, targets, microbatch)
-        self._recorder.add("forward", microbatch, self._began_ns, time.perf_counter_ns())
-        if self._training:
+        loss = self.losses.add(outputs, targets, microbatch)
+        self.recorder.add("forward", microbatch, self._began_ns, time.perf_counter_ns())
+        if self.training:
             self._passes[microbatch] = inputs, (loss,)
 
     def _backward(self, microbatch: int) -> None:
@@ -161,18 +151,18 @@ class StageLoop:
         inputs, ends = self._passes.pop(microbatch)
         gradients: Sequence[Tensor | None] = [None] * len(ends)
         # Frozen layers from the first on have nothing to differentiate, and receive nothing.
-        if not self._place.is_last and any(end.requires_grad for end in ends):
+        if not self.place.is_last and any(end.requires_grad for end in ends):
             arrived = iter(self._arrived(Phase.BACKWARD, microbatch).gradients())
             gradients = [next(arrived) if wire.needs_gradient else None for wire in self._given]
         pairs = [
             (end, gradient)
             for end, gradient in zip(ends, gradients, strict=True)
-            if end.requires_grad and (self._place.is_last or gradient is not None)  # None: nobody used it
+            if end.requires_grad and (self.place.is_last or gradient is not None)  # None: nobody used it
         ]
         if pairs:
-            with self._recorder.measure("backward", microbatch), self._differentiating():
+            with self.recorder.measure("backward", microbatch), self.differentiating():
                 torch.autograd.backward([end for end, _ in pairs], [it for _, it in pairs])
-        if not self._place.is_first:
+        if not self.place.is_first:
             self._gradients[microbatch] = [tensor.grad for tensor in inputs]
         _wait(self._outputs_sent.pop(microbatch, []))  # who sent a gradient back has received the output
 
@@ -187,7 +177,7 @@ class StageLoop:
         what = "input" if phase is Phase.FORWARD else "gradient"
         arrival = Arrival(wires, parcels[-1].stop, parcels)
         pending = [
-            self._links.receive(
+            self.links.receive(
                 buffer, parcel.peer, self._tag(phase, microbatch), what=what, microbatch=microbatch
             )
             for buffer, parcel in zip(arrival.buffers, parcels, strict=True)
@@ -203,16 +193,16 @@ class StageLoop:
         """A microbatch's input, to be differentiated by."""
         tensors = self._arrived(Phase.FORWARD, microbatch).tensors()
         for tensor, wire in zip(tensors, self._taken, strict=True):
-            tensor.requires_grad_(wire.needs_gradient and self._training)
+            tensor.requires_grad_(wire.needs_gradient and self.training)
         return tensors
 
     def _send_outputs(self, microbatch: int) -> None:
         _, outputs = self._passes[microbatch]
         parcels = self._behind[microbatch]
         self._outputs_sent[microbatch] = self._send(Phase.FORWARD, microbatch, self._given, outputs, parcels)
-        if not self._training:
+        if not self.training:
             del self._passes[microbatch]
-            self._wait_for_outputs(most=self._in_flight)
+            self._wait_for_outputs(most=self.in_flight)
 
     def _send_gradients(self, microbatch: int) -> None:
         gradients = zip(self._gradients.pop(microbatch), self._taken, strict=True)
@@ -220,7 +210,7 @@ class StageLoop:
         wires, parcels = _with_gradients(self._taken), self._before[microbatch]
         self._gradients_sent.append(self._send(Phase.BACKWARD, microbatch, wires, tensors, parcels))
         # Safe even where a send ends only when it is received: orders are checked with such sends.
-        self._wait_for_gradients(most=self._in_flight)
+        self._wait_for_gradients(most=self.in_flight)
 
     def _send(
         self,
@@ -233,7 +223,7 @@ class StageLoop:
         what = "sending the output" if phase is Phase.FORWARD else "sending the gradient"
         tag = self._tag(phase, microbatch)
         return [
-            self._links.send(
+            self.links.send(
                 packed(wires, tensors, parcel), parcel.peer, tag, what=what, microbatch=microbatch
             )
             for parcel in parcels
@@ -241,7 +231,7 @@ class StageLoop:
         ]
 
     def _tag(self, phase: Phase, microbatch: int) -> int:
-        return self._first_tag + 2 * microbatch + (phase is Phase.BACKWARD)
+        return self.first_tag + 2 * microbatch + (phase is Phase.BACKWARD)
 
     def _wait_for_outputs(self, *, most: int) -> None:
         while len(self._outputs_sent) > most:
