@@ -1,1 +1,7 @@
-"""How plans are found: the order of the devices, memory, the dynamic program, the search, what it beats."""
+"""How plans are found, what they will cost, and what they are compared with.
+
+`planner` lets `search` look for the fastest plan: `device_order` says in which order stages lie on ranks,
+`prm` cuts layers into stages by the dynamic program over `tables`, `estimate` ranks the cuts, `memory` says
+what fits, the simulator decides. `prediction` tells a plan's time and bound; `alternatives` (with
+`pipedream`, `hetpipe`) has the published ways beside it; `formats` reads and writes profiles and plans.
+"""

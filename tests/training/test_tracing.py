@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.utils._pytree import register_pytree_node  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from arborcast.pipeline.errors import PartitionError  # noqa: E402
@@ -353,6 +354,18 @@ def test_a_loss_inside_the_model() -> None:
     assert layered.depth == 3
 
 
+class Answer(dict[str, Tensor]):
+    """Named values, as the models of transformers return them."""
+
+
+register_pytree_node(
+    Answer,
+    lambda answer: (list(answer.values()), list(answer)),
+    lambda values, names: Answer(zip(names, values, strict=True)),
+    serialized_type_name="tests.Answer",
+)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -360,6 +373,11 @@ def test_a_loss_inside_the_model() -> None:
         (lambda y: (y, y.t() @ y), "output 1 (matmul) must have one dimension"),
         (lambda y: y.repeat_interleave(2, 0), "must have one dimension as long as there are samples"),
         (lambda y: {"y": y}, "must return a tensor or a tuple of tensors, got a dict of y; wrap it"),
+        (lambda y: Answer(start=y, end=y), "got Answer(start, end); wrap it in a module that picks them out"),
+        (
+            lambda y: Answer(start=y, past_key_values=y),
+            "got Answer(start, past_key_values) (pass use_cache=False); wrap it",
+        ),
         (lambda y: (y, None), "must return a tensor or a tuple of tensors"),
         (lambda y: y.view(4, 3), "it allows only 4 samples; take the number from the input's shape"),
     ],

@@ -209,11 +209,13 @@ def _described(name: str, program: torch.export.ExportedProgram) -> Captured:
 
 
 def _returned(spec: object) -> str:
-    """What a model returns, in words."""
+    """What a model returns, in words: a dict or a class of named values by their names."""
     kind, keys = getattr(spec, "type", None), getattr(spec, "context", None)
-    if kind is dict and isinstance(keys, list):
-        return f"a dict of {', '.join(map(str, keys))}"
-    return " ".join(str(spec).split())
+    if not (isinstance(kind, type) and isinstance(keys, list)):
+        return " ".join(str(spec).split())
+    names = ", ".join(map(str, keys))
+    cache = " (pass use_cache=False)" if "past_key_values" in keys else ""
+    return (f"a dict of {names}" if kind is dict else f"{kind.__name__}({names})") + cache
 
 
 def _is_flat(spec: Any) -> bool:
