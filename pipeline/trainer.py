@@ -41,7 +41,7 @@ from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import NullRecorder, Recorder
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.pipeline.run.update import OptimizerOf, Update, check_optimizer
-from arborcast.pipeline.run.weights import broadcast_weights
+from arborcast.pipeline.run.weights import broadcast
 from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
@@ -386,7 +386,8 @@ class Trainer:
         with self._faults.all_or_nothing(lambda: "starting"):
             deferred = DeferredStatistics(module) if self._batch_norm == "deferred" else None
             if self._groups.stage is not None and self._place is not None:
-                broadcast_weights(module, self._groups.stage, self._place.ranks[0])
+                held = (*module.parameters(), *module.buffers())
+                broadcast(held, self._groups.stage, self._place.ranks[0])
             if find_batch_norm(module) and (self._groups.stage is not None or deferred is not None):
                 synchronise_batch_norm(module, self._groups.stage, deferred)
             ties.equalise(parameters)

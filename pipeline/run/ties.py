@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.run.gradients import GradientBuffer
+from arborcast.pipeline.run.weights import broadcast
 from arborcast.pipeline.stages import Plan
 
 
@@ -144,17 +145,8 @@ class TieGroups:
             if self._rank not in group.ranks:
                 continue
             source = next(rank for rank in self._plan.ranks if rank in group.ranks)
-            for members in _by_type(group.names, parameters):
-                flat = torch.cat([parameter.detach().reshape(-1) for parameter in members])
-                dist.broadcast(flat, source, group=group.group)
-                _spread(flat, members)
-
-
-def _spread(flat: Tensor, parameters: list[nn.Parameter]) -> None:
-    with torch.no_grad():
-        parts = torch.split(flat, [parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.copy_(part.view_as(parameter))
+            members = [it for kind in _by_type(group.names, parameters) for it in kind]
+            broadcast(members, group.group, source)
 
 
 def _stages_of(plan: Plan, name: str, layers: tuple[int, ...]) -> tuple[int, ...]:

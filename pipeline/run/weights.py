@@ -1,35 +1,35 @@
-"""Equal weights on all replicas of a stage at the start of a training."""
+"""Equal weights at the start of a training: on the replicas of a stage, and of ties on all their stages."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 
-def broadcast_weights(module: nn.Module, group: dist.ProcessGroup, source: int) -> None:
-    """Give all replicas the parameters and buffers of one of them: one broadcast for each data type.
+def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, source: int) -> None:
+    """Give all ranks of a group the values of one of them, in place: one broadcast for each data type.
 
     It is one of bytes, so that any type goes.
 
     Args:
-        module: of the stage.
-        group: of its replicas.
+        tensors: as many of the same shapes and types on every rank.
+        group: of the ranks.
         source: the rank of the job whose values count.
     """
     kinds: defaultdict[torch.dtype, dict[int, Tensor]] = defaultdict(dict)
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in tensors:
         kinds[tensor.dtype][id(tensor)] = distinct(tensor.detach())
     for members in kinds.values():
-        tensors = list(members.values())
-        flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+        flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in members.values()])
         if not flat.numel():
             continue
         dist.broadcast(flat, source, group=group)
-        parts = torch.split(flat, [tensor.numel() * tensor.element_size() for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
+        parts = torch.split(flat, [tensor.numel() * tensor.element_size() for tensor in members.values()])
+        for tensor, part in zip(members.values(), parts, strict=True):
             tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
 
 
