@@ -143,8 +143,10 @@ class Trainer:
             timeout_s=start_timeout_s,
         )
         self.plan = plan
-        self._place = Assignment.of(plan, self._rank)
-        self._name = f"rank {self._rank}" + ("" if self._place is None else f" (stage {self._place.stage})")
+        self._assignment = Assignment.of(plan, self._rank)
+        self._name = f"rank {self._rank}" + (
+            "" if self._assignment is None else f" (stage {self._assignment.stage})"
+        )
         self._loss_fn, self._loss_reduction, self._check_loss = loss_fn, loss_reduction, check_loss
         self._seed, self._batch_norm = seed, batch_norm
         self._accumulate, self._clip_norm = accumulate, clip_norm
@@ -278,7 +280,7 @@ class Trainer:
         module = self._ready()[2]
         self._faults.refuse()
         with self._faults.all_or_nothing(lambda: "gathering the weights"):
-            state = None if self._place is None else module.state_dict()
+            state = None if self._assignment is None else module.state_dict()
             return checkpoints.gather_state(state, self._groups.job, self.plan)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -289,7 +291,7 @@ class Trainer:
         """
         module = self._ready()[2]
         checkpoints.check_state(self._shapes, state)
-        if self._place is not None:
+        if self._assignment is not None:
             checkpoints.load_state(module, state)
 
     def optimizer_state_dict(self) -> checkpoints.OptimizerState:
@@ -378,23 +380,23 @@ class Trainer:
         ties = TieGroups(self.plan, model.ties, self._groups.make)
         module: nn.Module = nn.Identity()
         fake: FakeStage | None = None
-        if self._place is not None:
-            mine = self.plan.stages[self._place.stage]
+        if self._assignment is not None:
+            mine = self.plan.stages[self._assignment.stage]
             module = model.divide(mine.start, mine.end)
             fake = FakeStage(model, mine.start, mine.end)  # before batch norm is changed
         parameters = _named(module, model)
         with self._faults.all_or_nothing(lambda: "starting"):
             deferred = DeferredStatistics(module) if self._batch_norm == "deferred" else None
-            if self._groups.stage is not None and self._place is not None:
+            if self._groups.stage is not None and self._assignment is not None:
                 held = (*module.parameters(), *module.buffers())
-                broadcast(held, self._groups.stage, self._place.ranks[0])
+                broadcast(held, self._groups.stage, self._assignment.ranks[0])
             if find_batch_norm(module) and (self._groups.stage is not None or deferred is not None):
                 synchronise_batch_norm(module, self._groups.stage, deferred)
             ties.equalise(parameters)
             update = Update(
                 parameters,
                 optimizer,
-                self._place,
+                self._assignment,
                 self._groups,
                 ties,
                 self._precision,
@@ -408,7 +410,7 @@ class Trainer:
             fake,
             module,
             self.plan,
-            self._place,
+            self._assignment,
             self._groups,
             self._links,
             self._precision,

@@ -58,7 +58,7 @@ class StepExecutor:
         fake: the layers of this rank and those before, for their shapes; None for a rank without work.
         module: the layers of this rank.
         plan: which rank does what.
-        place: of this rank; None for one without work.
+        assignment: of this rank; None for one without work.
         groups: of the job.
         links: to other stages.
         precision: of passes and losses.
@@ -76,7 +76,7 @@ class StepExecutor:
     fake: FakeStage | None
     module: nn.Module
     plan: Plan
-    place: Assignment | None
+    assignment: Assignment | None
     groups: Groups
     links: Messenger
     precision: Precision
@@ -121,22 +121,22 @@ class StepExecutor:
         Raises:
             PartitionError: what crosses the boundaries of this stage cannot be known.
         """
-        place = self.place
-        if place is None or self.fake is None:
+        assignment = self.assignment
+        if assignment is None or self.fake is None:
             self._loops[signature] = None
             return
         self._doing = "finding the shapes of what crosses boundaries"
         training = signature.training
         boundaries = self.fake.boundaries(
             batch.inputs,
-            [place.count(size) for size in batch.sizes],
+            [assignment.count(size) for size in batch.sizes],
             training=training,
             autocast=self.precision.autocast,
         )
         losses = Losses(
             self.loss_fn,
             self.loss_reduction,
-            [place.count(size) for size in batch.sizes],
+            [assignment.count(size) for size in batch.sizes],
             batch.samples * self.batches,
             self.precision.scale,
             self.precision.autocast,
@@ -146,14 +146,14 @@ class StepExecutor:
         order = self.plan.passes if training else _without_backward(self.plan.passes)
         loop = StageLoop(
             self.module,
-            place,
+            assignment,
             boundaries,
             batch.sizes,
-            with_messages(order)[place.stage],
+            with_messages(order)[assignment.stage],
             self.links,
             losses,
             self.recorder,
-            in_flight=peak_in_flight(self.plan.passes[place.stage]) + 1 if training else 2,
+            in_flight=peak_in_flight(self.plan.passes[assignment.stage]) + 1 if training else 2,
             first_tag=2 * len(batch.sizes) * len(self._loops),
             differentiating=self.precision.no_autocast,
             training=training,
@@ -175,20 +175,20 @@ class StepExecutor:
         if found is None:
             self._start_sum(batch.sizes, None)
             return
-        (loop, losses), place = found, self.place
-        assert place is not None, "it has a loop"
+        (loop, losses), assignment = found, self.assignment
+        assert assignment is not None, "it has a loop"
         self._loop, self._doing = loop, None
         inputs: Sequence[tuple[Tensor, ...]] = ()
         targets: Sequence[Any] = ()
-        parts = [place.share(size) for size in batch.sizes]
-        if place.is_first or place.is_last:
+        parts = [assignment.share(size) for size in batch.sizes]
+        if assignment.is_first or assignment.is_last:
             self._fingerprint = batch.fingerprint()
-        if place.is_first:
+        if assignment.is_first:
             inputs = [batch.inputs_of(m, share) for m, share in enumerate(parts)]
-        if place.is_last:
+        if assignment.is_last:
             targets = [batch.targets_of(m, share) for m, share in enumerate(parts)]
             losses.begin(batch.targets_of(0, (0, 1)), unit)
-        first_layer = self.plan.stages[place.stage].start
+        first_layer = self.plan.stages[assignment.stage].start
         what = "train" if signature.training else "evaluate"
         samples = zip(accumulate((0, *batch.sizes)), parts, strict=False)
         seeds = [_seed_of(self.seed, what, step, first_layer, start + share[0]) for start, share in samples]
@@ -203,7 +203,7 @@ class StepExecutor:
         if deferred is not None:
             deferred.end(len(batch.sizes))
         if signature.training:
-            self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(place.ranks)))}"
+            self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(assignment.ranks)))}"
             self.on_gradients()
         self._start_sum(batch.sizes, losses)
 

@@ -30,7 +30,7 @@ class StageLoop:
 
     Args:
         module: the layers.
-        place: of this rank.
+        assignment: of this rank.
         boundaries: what crosses.
         sizes: samples of each microbatch.
         steps: what the stage does, one after another.
@@ -47,7 +47,7 @@ class StageLoop:
     """
 
     module: nn.Module
-    place: Assignment
+    assignment: Assignment
     boundaries: Boundaries
     sizes: Sequence[int]
     steps: Sequence[Step]
@@ -63,11 +63,11 @@ class StageLoop:
 
     def __post_init__(self) -> None:
         """Work out with whom each microbatch is exchanged."""
-        place = self.place
+        assignment = self.assignment
         self._taken, self._given = self.boundaries.taken, self.boundaries.given
-        self._before = [() if place.is_first else place.before(size) for size in self.sizes]
-        self._behind = [() if place.is_last else place.behind(size) for size in self.sizes]
-        self._recomputes = self.training and place.plan.recompute
+        self._before = [() if assignment.is_first else assignment.before(size) for size in self.sizes]
+        self._behind = [() if assignment.is_last else assignment.behind(size) for size in self.sizes]
+        self._recomputes = self.training and assignment.plan.recompute
         self._forget()
 
     def _forget(self) -> None:
@@ -94,8 +94,8 @@ class StageLoop:
                 case "receive", Phase.BACKWARD:
                     self._receive(phase, m, _with_gradients(self._given), self._behind[m])
                 case "compute", Phase.FORWARD:
-                    self._forward(m, inputs[m] if self.place.is_first else self._received(m), seeds[m])
-                    if self.place.is_last:
+                    self._forward(m, inputs[m] if self.assignment.is_first else self._received(m), seeds[m])
+                    if self.assignment.is_last:
                         self._add_loss(m, targets[m])
                 case "compute", Phase.BACKWARD:
                     self._backward(m)
@@ -120,20 +120,20 @@ class StageLoop:
         else:
             outputs = self._run(*inputs)
         self._passes[microbatch] = inputs, outputs
-        if not self.place.is_last:
+        if not self.assignment.is_last:
             self.recorder.add("forward", microbatch, self._began_ns, time.perf_counter_ns())
 
     def _run(self, *inputs: Tensor) -> Any:
         """Of the last stage what the model returns, of others a tuple of tensors."""
         if self.boundaries.overwrites and (
-            self._recomputes or self.place.is_first
+            self._recomputes or self.assignment.is_first
         ):  # the batch is the caller's
             outputs = self.module(*(tensor.clone() for tensor in inputs))
-        elif self.place.is_first:
+        elif self.assignment.is_first:
             outputs = self.module(*inputs)
         else:
             outputs = self.module(*(_entered(tensor) for tensor in inputs))
-        return outputs if self.place.is_last or isinstance(outputs, tuple) else (outputs,)
+        return outputs if self.assignment.is_last or isinstance(outputs, tuple) else (outputs,)
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         return nullcontext(), statistics_once(self.module, self.deferred)
@@ -151,18 +151,18 @@ class StageLoop:
         inputs, ends = self._passes.pop(microbatch)
         gradients: Sequence[Tensor | None] = [None] * len(ends)
         # Frozen layers from the first on have nothing to differentiate, and receive nothing.
-        if not self.place.is_last and any(end.requires_grad for end in ends):
+        if not self.assignment.is_last and any(end.requires_grad for end in ends):
             arrived = iter(self._arrived(Phase.BACKWARD, microbatch).gradients())
             gradients = [next(arrived) if wire.needs_gradient else None for wire in self._given]
         pairs = [
             (end, gradient)
             for end, gradient in zip(ends, gradients, strict=True)
-            if end.requires_grad and (self.place.is_last or gradient is not None)  # None: nobody used it
+            if end.requires_grad and (self.assignment.is_last or gradient is not None)  # None: nobody used it
         ]
         if pairs:
             with self.recorder.measure("backward", microbatch), self.differentiating():
                 torch.autograd.backward([end for end, _ in pairs], [it for _, it in pairs])
-        if not self.place.is_first:
+        if not self.assignment.is_first:
             self._gradients[microbatch] = [tensor.grad for tensor in inputs]
         _wait(self._outputs_sent.pop(microbatch, []))  # who sent a gradient back has received the output
 
@@ -243,7 +243,7 @@ class StageLoop:
 
 
 class _Enter(torch.autograd.Function):
-    """Identity on the same memory, so that a layer may change what the stage received in place."""
+    """Identity on the same memory, so that a layer may change what the stage received in assignment."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:

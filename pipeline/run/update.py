@@ -28,7 +28,7 @@ class Update:
     Args:
         parameters: of this rank's stage, each once; a shared one under its name in the whole model.
         optimizer: see `Trainer`.
-        place: of this rank; None for one without work.
+        assignment: of this rank; None for one without work.
         groups: of the job.
         ties: parameters that several stages hold.
         precision: that scaled the losses.
@@ -47,7 +47,7 @@ class Update:
         self,
         parameters: Mapping[str, nn.Parameter],
         optimizer: OptimizerOf,
-        place: Assignment | None,
+        assignment: Assignment | None,
         groups: Groups,
         ties: TieGroups,
         precision: Precision,
@@ -61,7 +61,7 @@ class Update:
         self.unit: float | None = None
         self.norm: float | None = None
         self._buffer = GradientBuffer(parameters.values())
-        self._replicas = 1 if place is None else place.replicas
+        self._replicas = 1 if assignment is None else assignment.replicas
         self._groups = groups
         self._ties = ties
         self._precision = precision
