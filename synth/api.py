@@ -15,7 +15,8 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, left_of
-from arborcast.synth.methods import SERVES, Request, Wishes, check_knobs, natural_method, solve_by_method
+from arborcast.synth.methods import SERVES, check_knobs, natural_method, solve_by_method
+from arborcast.synth.request import Request, Wishes
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def solve(
         method: "auto" or one of `synth.methods.METHODS`.
         root: for kinds that have one.
         ranks: those that take part; the others may forward, copy and reduce on the way. None for all.
-        **wishes: the fields of `synth.methods.Request`: `size_bytes`, `max_trees`, `deadline_s`, ...
+        **wishes: the fields of `synth.request.Request`: `size_bytes`, `max_trees`, `deadline_s`, ...
 
     Raises:
         InputError: an unknown method, a wish that it does not have, a collective that does not fit, or a form
@@ -142,14 +143,9 @@ class Approach:
 
             return answer_implicitly(self.topology, self.collective, self.translations, self.request)
         if self.faulty is not None:
-            from arborcast.synth.faults.partly_symmetric import solve_partly_symmetric
+            from arborcast.synth.faults.repair import solve_partly_symmetric
 
-            return solve_partly_symmetric(
-                self.faulty,
-                self.collective.kind,
-                seed=self.request.seed,
-                deadline_s=self.request.deadline_s,
-            )
+            return solve_partly_symmetric(self.faulty, self.collective.kind, self.request)
         return solve_by_method(self.topology, self.collective, self.method, self.request)
 
     def candidates(self) -> Iterator[AnySchedule]:
@@ -234,7 +230,7 @@ def _translations(
 
 def _is_better_repaired(faulty: Faulty, collective: Collective, method: str, request: Request) -> bool:
     """Whether what is left is solved from the schedule of the healthy fabric."""
-    from arborcast.synth.faults.partly_symmetric import SERVED
+    from arborcast.synth.faults.repair import SERVED
 
     if collective.kind not in SERVED or len(collective.ranks) < faulty.topology.ranks:
         return False

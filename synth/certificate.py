@@ -6,12 +6,13 @@ arithmetic and from the certificate alone, the rate that each one proves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
-from arborcast.synth.topology import Vertex
+from arborcast.synth.topology import Topology, Vertex
 
 
 class Scope(StrEnum):
@@ -81,3 +82,30 @@ class Bound:
     rate: Fraction
     certificate: Certificate
     scope: Scope = Scope.EVERY_SCHEDULE
+
+    def relabelled(self, before: Topology, after: Topology, images: Sequence[Vertex]) -> Bound:
+        """The bound of a topology that is the same by renumbering.
+
+        Args:
+            before: whose bound this is.
+            after: the other one.
+            images: the vertex of `after` that each vertex of `before` becomes.
+        """
+
+        def moved(side: frozenset[Vertex]) -> frozenset[Vertex]:
+            return frozenset(images[vertex] for vertex in side)
+
+        certificate: Certificate
+        match self.certificate:
+            case Cut(side, capacity):
+                certificate = Cut(moved(side), capacity)
+            case Partition(blocks, capacity):
+                certificate = Partition(tuple(map(moved, blocks)), capacity)
+            case Dual(lengths, capacity, distance):
+                of_link = {
+                    (images[link.src], images[link.dst]): length
+                    for link, length in zip(before.links, lengths, strict=True)
+                }
+                there = tuple(of_link[link.src, link.dst] for link in after.links)
+                certificate = Dual(there, capacity, distance)
+        return replace(self, certificate=certificate)

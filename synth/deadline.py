@@ -52,3 +52,7 @@ class Deadline:
         """
         if self.has_passed:
             raise TimedOutError(f"{what} did not end within {self.allowed_s} s")
+
+
+NO_DEADLINE = Deadline()
+"""Never comes."""

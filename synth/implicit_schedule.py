@@ -166,16 +166,6 @@ class ImplicitSchedule:
         busy = max((load / first[orbit] for orbit, load in enumerate(self.orbit_load)), default=Fraction(0))
         return 1 / busy if busy else Fraction(0)
 
-    def moved_chunk(self, chunk: int, element: int) -> Chunk:
-        """A representative chunk moved by an element: shares stay, owner and target move."""
-        found = self.chunks[chunk]
-        move = self.translations.apply
-        return Chunk(
-            found.share,
-            int(move(element, found.owner)),
-            None if found.target is None else int(move(element, found.target)),
-        )
-
     def expand(self) -> Schedule:
         """The whole schedule, every chunk and transfer written out; a million transfers take seconds.
 

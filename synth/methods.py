@@ -7,71 +7,16 @@ asked for, so that the start of the command stays fast. `synth.api` decides whic
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import InputError, TimedOutError
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
     from arborcast.synth.packing.solver import TreeMethod
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a method may be told beyond the topology and the collective.
-
-    Attributes:
-        max_trees: at most so many trees (per root for allgather and reduce-scatter); None for any number.
-        tolerance: with few trees, the part of the optimum that may be given up for fewer of them; None
-            for the default of `synth.packing.fewest`.
-        epsilon: the part of the optimum that the multiplicative weights may miss; None for the default of
-            `synth.packing.mwu`.
-        seed: breaks ties; the same seed gives the same schedule on any machine.
-        deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
-        size_bytes: with the method "auto", the message size for which the schedule should be fastest;
-            None for the best rate, which is what counts for large messages.
-        chunks: C of a chunk schedule (see `synth.chunks.fixed_size.Size`, like the next two).
-        steps: S of a chunk schedule.
-        rounds: R of a chunk schedule.
-        cache: whether answers of solvers are kept and used on disk.
-        max_height: with trees, the most edges between a root and a rank; None for any number.
-        proof: where there is no chunk schedule, the file for CaDiCaL's proof of it; None for none.
-    """
-
-    max_trees: int | None = None
-    tolerance: Fraction | None = None
-    epsilon: Fraction | None = None
-    seed: int = 0
-    deadline_s: float | None = None
-    size_bytes: int | None = None
-    chunks: int | None = None
-    steps: int | None = None
-    rounds: int | None = None
-    cache: bool = True
-    max_height: int | None = None
-    proof: Path | None = None
-
-
-class Wishes(TypedDict, total=False):
-    """A `Request` as keyword arguments, as `synth.solve` takes them."""
-
-    max_trees: int | None
-    tolerance: Fraction | None
-    epsilon: Fraction | None
-    seed: int
-    deadline_s: float | None
-    size_bytes: int | None
-    chunks: int | None
-    steps: int | None
-    rounds: int | None
-    cache: bool
-    max_height: int | None
-    proof: Path | None
 
 
 NEED_SIZE = ("smt", "ilp", "sat")
@@ -166,20 +111,9 @@ def _best_of_frontier(topology: Topology, collective: Collective, request: Reque
 
 def _by_trees(name: TreeMethod) -> Method:
     def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
-        from arborcast.synth.packing.mwu import DEFAULT_EPSILON
         from arborcast.synth.packing.solver import solve_by_trees
 
-        return solve_by_trees(
-            topology,
-            collective,
-            method=name,
-            max_trees=request.max_trees,
-            tolerance=request.tolerance,
-            seed=request.seed,
-            deadline_s=request.deadline_s,
-            epsilon=DEFAULT_EPSILON if request.epsilon is None else request.epsilon,
-            max_height=request.max_height,
-        )
+        return solve_by_trees(topology, collective, request, method=name)
 
     return solve_it
 
@@ -187,7 +121,7 @@ def _by_trees(name: TreeMethod) -> Method:
 def _by_routes(topology: Topology, collective: Collective, request: Request) -> Schedule:
     from arborcast.synth.routes.solver import solve_by_routes
 
-    return solve_by_routes(topology, collective, seed=request.seed, deadline_s=request.deadline_s)
+    return solve_by_routes(topology, collective, request)
 
 
 def _by_baseline(name: str) -> Method:

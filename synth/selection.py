@@ -15,7 +15,8 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.methods import METHODS, NEED_SIZE, Request, natural_method, solve_by_method
+from arborcast.synth.methods import METHODS, NEED_SIZE, natural_method, solve_by_method
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 

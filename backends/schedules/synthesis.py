@@ -32,7 +32,7 @@ from arborcast.synth.formats import topology_to_document
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.kernels.cache_folder import cache_folder
-from arborcast.synth.methods import Request
+from arborcast.synth.request import Request
 from arborcast.synth.selection import SIZES, Choice
 from arborcast.synth.topology import Topology
 from arborcast.synth.verification.verifier import verify

@@ -30,7 +30,7 @@ from arborcast.bench.measured import Finished, run
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.packing.carrier import breadth_first
-from arborcast.synth.packing.lift import lift_trees
+from arborcast.synth.packing.lift import lift
 from arborcast.synth.schedule import Method
 from arborcast.synth.topology import Topology
 from arborcast.synth.tree import Tree, TreeEdge
@@ -106,7 +106,7 @@ def read(found: Mapping[str, Any], question: Question) -> Reading:
         if carried != units:
             raise ValueError(f"trees of rank {rank} must carry {units} units, got {carried}")
     method = Method("forestcoll")
-    schedule = lift_trees(question.topology, question.collective, method, question.bound, trees)
+    schedule = lift(question.topology, question.collective, method, question.bound, trees)
     # It may print the time as a float; with whole capacities it is a fraction with few digits.
     time_units = Fraction(found["time_units"]).limit_denominator(10**6)
     claimed = unit * len(question.collective.ranks) * units / time_units

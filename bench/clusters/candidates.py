@@ -15,6 +15,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import EXTRA_STEPS, FEW_TREES, LARGEST_FRONTIER, LARGEST_SHALLOW
 from arborcast.synth.topology import Topology
@@ -60,7 +61,7 @@ def candidates(
     """
 
     def trees(most: int | None) -> Schedule:
-        return solve_by_trees(topology, collective, max_trees=most, deadline_s=_at_least(deadline))
+        return solve_by_trees(topology, collective, Request(max_trees=most, deadline_s=_at_least(deadline)))
 
     full = _attempt("trees", lambda: trees(None), deadline)
     yield full
@@ -106,7 +107,7 @@ def _at_least(deadline: Deadline) -> float | None:
 
 def _first_found(topology: Topology, collective: Collective) -> Schedule:
     try:
-        return solve_by_trees(topology, collective, max_trees=1, deadline_s=FIRST_FOUND_S)
+        return solve_by_trees(topology, collective, Request(max_trees=1, deadline_s=FIRST_FOUND_S))
     except TimedOutError as error:
         if not isinstance(error.best, Schedule):  # the trees found by then are written out
             raise

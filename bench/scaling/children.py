@@ -122,7 +122,7 @@ def _repaired(case: Case, laps: Laps) -> AnySchedule:
 
 def _partly_symmetric(case: Case, laps: Laps) -> AnySchedule:
     from arborcast import topologies
-    from arborcast.synth.faults.partly_symmetric import solve_partly_symmetric
+    from arborcast.synth.faults.repair import solve_partly_symmetric
 
     with laps.lap("load"):
         left = faulty(topologies.load(case.spec), case.faults)

@@ -14,13 +14,12 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from arborcast.synth.bounds.capacity_lp import solved_program
-from arborcast.synth.bounds.cuts import cut_out_of, tightest_cut
+from arborcast.synth.bounds.cuts import cut_out_of, orbit_lengths, tightest_cut
 from arborcast.synth.bounds.demand_cuts import demand_cuts
-from arborcast.synth.bounds.orbits import orbit_lengths
 from arborcast.synth.bounds.root_demands import (
     LARGEST_TWO_WAY,
-    free_roots,
     is_connected,
+    root_demands_of,
     side_lengths,
     symmetric_part,
 )
@@ -32,6 +31,7 @@ from arborcast.synth.certification import certified_rate, certified_scope, dual_
 from arborcast.synth.certification.metric import RANKS_BESIDE_RELAYS
 from arborcast.synth.certification.rates import share_leaving
 from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.topology import Topology
 
 _MIRRORED = {
@@ -44,7 +44,7 @@ _FINEST = 2**30
 """Lengths with a larger common denominator are rounded: distances are added up in int64."""
 
 
-def bound(topology: Topology, collective: Collective, *, deadline_s: float | None = None) -> Bound:
+def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE) -> Bound:
     """The proven limit of a collective's rate, algbw in GB/s of the whole buffer.
 
     Exact (some schedule reaches it) without relays: for trees by Edmonds 1973 and Bang-Jensen, Frank,
@@ -59,8 +59,8 @@ def bound(topology: Topology, collective: Collective, *, deadline_s: float | Non
     Args:
         topology: the fabric; ranks outside the collective are relays that may forward, copy and reduce.
         collective: what is asked of it.
-        deadline_s: seconds for the linear program of an alltoall or a custom collective; without its answer
-            the limit is looser.
+        deadline: of the linear program of an alltoall or a custom collective; without its answer the limit is
+            looser.
 
     Returns:
         Rate zero with a cut that nothing leaves where the ranks are not connected.
@@ -76,19 +76,19 @@ def bound(topology: Topology, collective: Collective, *, deadline_s: float | Non
         mirrored = topology.reversed()
         found = _mirror(topology, mirrored, _certificate(mirrored, there))
     else:
-        found = _certificate(topology, collective, deadline_s)
+        found = _certificate(topology, collective, deadline)
     rate = certified_rate(topology, collective, found)
     return Bound(rate, found, certified_scope(topology, collective, found))
 
 
-def _certificate(topology: Topology, collective: Collective, deadline_s: float | None = None) -> Certificate:
+def _certificate(topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE) -> Certificate:
     match collective.kind:
         case Kind.GATHER:
             return _gather_cut(topology, collective)
         case Kind.CUSTOM:
-            return _of_custom(topology, collective, deadline_s)
+            return _of_custom(topology, collective, deadline)
         case Kind.ALLTOALL:
-            return _of_alltoall(topology, collective, deadline_s)
+            return _of_alltoall(topology, collective, deadline)
         case Kind.ALLREDUCE:
             return _of_allreduce(topology, collective)
         case _:
@@ -154,7 +154,7 @@ def _of_allreduce(topology: Topology, collective: Collective) -> Certificate:
         # Half of every link for an allgather and half for a reduce-scatter is an allreduce.
         if balanced and certified_rate(topology, collective, best) == halves * len(collective.ranks):
             return best
-        found = free_roots(topology)
+        found = root_demands_of(topology)
         candidates.append(dual_of(topology, collective, side_lengths(topology, found.sides)))
         best = _least(topology, collective, candidates)
         if certified_rate(topology, collective, best) == found.rate:
@@ -162,7 +162,7 @@ def _of_allreduce(topology: Topology, collective: Collective) -> Certificate:
     if not topology.is_symmetric and not relays and topology.ranks > LARGEST_TWO_WAY:
         part = symmetric_part(topology)
         if is_connected(part):
-            sides = free_roots(part).sides
+            sides = root_demands_of(part).sides
             candidates.append(dual_of(topology, collective, side_lengths(topology, sides)))
             return _least(topology, collective, candidates)
     if _is_priced(topology, collective):
@@ -179,7 +179,7 @@ def _allreduce_cut(topology: Topology, collective: Collective) -> Cut:
     return away if away.capacity <= towards.capacity else towards
 
 
-def _of_alltoall(topology: Topology, collective: Collective, deadline_s: float | None) -> Certificate:
+def _of_alltoall(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
     """Lengths, or a cut that proves as much."""
     everything = frozenset(range(topology.size))
     supply = dict.fromkeys(collective.ranks, 1)
@@ -198,15 +198,15 @@ def _of_alltoall(topology: Topology, collective: Collective, deadline_s: float |
     best = _least(topology, collective, cuts)
     if certified_rate(topology, collective, best) == 0:
         return best
-    return _least(topology, collective, [best, *routing_duals(topology, collective, deadline_s)])
+    return _least(topology, collective, [best, *routing_duals(topology, collective, deadline)])
 
 
-def _of_custom(topology: Topology, collective: Collective, deadline_s: float | None) -> Certificate:
+def _of_custom(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
     """A cut, or lengths that prove more."""
     best = _least(topology, collective, demand_cuts(topology, collective))
     if certified_rate(topology, collective, best) == 0:
         return best
-    return _least(topology, collective, [best, *routing_duals(topology, collective, deadline_s)])
+    return _least(topology, collective, [best, *routing_duals(topology, collective, deadline)])
 
 
 def _is_priced(topology: Topology, collective: Collective) -> bool:

@@ -14,11 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from arborcast.synth.bounds.capacity_program import CapacityProgram, CapacitySolution, Growth
+from arborcast.synth.bounds.capacity_program import CapacityProgram, CapacitySolution, TreeDirection
 from arborcast.synth.bounds.cuts import tightest_cut
 from arborcast.synth.bounds.switch_balance import sufficient_part
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, NumericalError
+from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.kernels.max_flow import distances_to, link_arrays, residual_capacity, residual_graph
 from arborcast.synth.topology import Topology
 
@@ -72,7 +73,7 @@ def split_bandwidth(topology: Topology, collective: Collective) -> Split:
             f"{collective.kind}: the best bandwidths are not exact in int64 arithmetic; "
             "give the links' bandwidths with fewer digits"
         )
-    out, *into = (solution.topology(growth) for growth in solution.program.growths)
+    out, *into = (solution.topology(direction) for direction in solution.program.directions)
     rate = solution.rate * (len(collective.ranks) if collective.kind is Kind.ALLGATHER else 1)
     return Split(rate, solution.roots, out, into[0] if into else None)
 
@@ -97,33 +98,30 @@ def one_way(topology: Topology, collective: Collective) -> CapacityProgram:
     Ranks that take no part carry no row of conservation, because they may copy.
     """
     assert collective.kind in {Kind.BROADCAST, Kind.ALLGATHER}, "mirror the other kinds first"
-    roots = collective.ranks if collective.root is None else (collective.root,)
-    links = len(topology.links)
+    links = np.arange(len(topology.links), dtype=np.int64)
+    supply = dict.fromkeys(_supply(collective), 0)
     return CapacityProgram(
         topology,
-        collective.ranks,
-        (Growth(topology.size, *link_arrays(topology), first=1),),
-        dict.fromkeys(roots, 0),
-        (1, *[0] * links),
-        tuple(((1 + i,), i) for i in range(links)),
+        (TreeDirection(LinkGraph(topology), 1 + links, supply, collective.ranks),),
+        (1, *[0] * len(links)),
+        tuple(((1 + i,), i) for i in range(len(links))),
         _scale(topology, collective),
     )
 
 
 def two_way(topology: Topology, collective: Collective) -> CapacityProgram:
     """The program of an allreduce with free roots, relays among them: in- and out-trees share links."""
-    src, dst = link_arrays(topology)
-    links, roots = len(src), topology.ranks
+    roots, count = topology.ranks, len(topology.links)
+    links = np.arange(count, dtype=np.int64)
+    supply = {root: root for root in range(roots)}
     return CapacityProgram(
         topology,
-        collective.ranks,
         (
-            Growth(topology.size, src, dst, first=roots),
-            Growth(topology.size, dst, src, first=roots + links),
+            TreeDirection(LinkGraph(topology), roots + links, supply, collective.ranks),
+            TreeDirection(LinkGraph(topology, turned=True), roots + count + links, supply, collective.ranks),
         ),
-        {root: root for root in range(roots)},
-        (*[1] * roots, *[0] * (2 * links)),
-        tuple(((roots + i, roots + links + i), i) for i in range(links)),
+        (*[1] * roots, *[0] * (2 * count)),
+        tuple(((roots + i, roots + count + i), i) for i in range(count)),
         _scale(topology, collective),
     )
 
@@ -136,15 +134,14 @@ def two_way_symmetric(topology: Topology, collective: Collective) -> CapacityPro
     1 / (denominator of the rate), because rooted-connected orientations are integral (Frank 1980).
     """
     assert topology.is_symmetric, "in-trees are reversed out-trees on symmetric links only"
-    index = {(link.src, link.dst): i for i, link in enumerate(topology.links)}
-    pairs = [(i, index[link.dst, link.src]) for i, link in enumerate(topology.links) if link.src < link.dst]
+    graph = LinkGraph(topology)
+    links = np.arange(len(topology.links), dtype=np.int64)
+    supply = {most_central(topology, collective.ranks): 0}
     return CapacityProgram(
         topology,
-        collective.ranks,
-        (Growth(topology.size, *link_arrays(topology), first=1),),
-        {most_central(topology, collective.ranks): 0},
-        (1, *[0] * len(topology.links)),
-        tuple(((1 + i, 1 + j), i) for i, j in pairs),
+        (TreeDirection(graph, 1 + links, supply, collective.ranks),),
+        (1, *[0] * len(links)),
+        tuple(((1 + i, 1 + j), i) for i, j in enumerate(graph.reverse.tolist()) if i < j),
         _scale(topology, collective),
     )
 

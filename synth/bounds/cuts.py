@@ -155,3 +155,28 @@ def _tighten(
                 shared, rest = rest, shared % rest
             above, below = leaving // shared, supplied // shared
         satisfied = sink
+
+
+def orbit_lengths(topology: Topology, side: Iterable[Vertex]) -> tuple[Fraction, ...]:
+    """How many images of a set each link leaves or enters, one length per link.
+
+    The orbit is cut off at four images per vertex: fewer still give valid lengths, only not the best.
+
+    Args:
+        topology: one without symmetries has a single image.
+        side: the set.
+    """
+    mask = np.zeros(topology.size, dtype=np.bool_)
+    mask[list(side)] = True
+    src, dst = link_arrays(topology)
+    lengths = np.zeros(len(src), dtype=np.int64)
+    seen, queue = {mask.tobytes()}, [mask]
+    for member in queue:  # grows while it is walked
+        lengths += member[src] != member[dst]
+        for images in topology.symmetries:
+            moved = np.zeros_like(member)
+            moved[list(images)] = member
+            if moved.tobytes() not in seen and len(seen) < 4 * topology.size:
+                seen.add(moved.tobytes())
+                queue.append(moved)
+    return tuple(Fraction(int(length)) for length in lengths)

@@ -26,7 +26,7 @@ of both directions is shared in halves; its sets limit the whole fabric to littl
 
 
 @dataclass(frozen=True, slots=True)
-class FreeRoots:
+class RootDemands:
     """The best that halves of links do.
 
     Attributes:
@@ -40,7 +40,7 @@ class FreeRoots:
     sides: tuple[frozenset[Vertex], ...]
 
 
-def free_roots(topology: Topology) -> FreeRoots:
+def root_demands_of(topology: Topology) -> RootDemands:
     """The largest rate that trees of any roots reach on symmetric links, and roots that reach it.
 
     Newton on violated families of sets, a maximum flow per rank (Dilworth truncation, as in
@@ -76,7 +76,7 @@ def free_roots(topology: Topology) -> FreeRoots:
     need[0] += 2 * rate.numerator - int(need.sum())
     _even_out(*graph, capacity, rate.numerator, rate.denominator, size, need)
     unit = topology.bandwidth_unit / (2 * rate.denominator)
-    return FreeRoots(
+    return RootDemands(
         rate * topology.bandwidth_unit,
         tuple(int(amount) * unit for amount in need),
         tuple(frozenset(np.flatnonzero(side).tolist()) for side in sides),

@@ -20,15 +20,14 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.bounds.routing_trees import Alike, RoutingProgram
+from arborcast.synth.bounds.routing_trees import OrbitPartition, RoutingProgram
 from arborcast.synth.certificate import Dual
 from arborcast.synth.certification import dual_or_none
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.linear_program import LinearProgram
-from arborcast.synth.lp.rationalize import near_fractions
+from arborcast.synth.lp.linear_program import LinearProgram, rationalize
 from arborcast.synth.topology import Topology, Vertex
 
 log = logging.getLogger(__name__)
@@ -39,22 +38,22 @@ LARGEST_PROGRAM = 50_000
 _FINEST_PART = 5040  # of a block, where the numbers of targets have no smaller common multiple
 
 
-def routing_duals(topology: Topology, collective: Collective, deadline_s: float | None = None) -> list[Dual]:
+def routing_duals(topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE) -> list[Dual]:
     """Link lengths that limit an alltoall or a custom collective, good ones first where they are affordable.
 
     Args:
         topology: connected for the ranks that take part; all vertices forward.
         collective: an alltoall, or a custom one.
-        deadline_s: seconds for the linear program; without its answer simple lengths remain.
+        deadline: of the linear program; without its answer simple lengths remain.
     """
     slowness = 1 / np.array(topology.capacities, dtype=np.float64)
-    simple = [(Fraction(1),) * len(topology.links), near_fractions(slowness / slowness.max())]
+    simple = [(Fraction(1),) * len(topology.links), rationalize(slowness / slowness.max())]
     candidates: list[tuple[Fraction, ...]] = []
     try:
         if collective.kind is Kind.ALLTOALL:
-            candidates, simple = _lengths_of_trees(topology, collective, deadline_s), []
+            candidates, simple = _lengths_of_trees(topology, collective, deadline), []
         elif len(_supplies(collective)) * len(topology.links) <= LARGEST_PROGRAM:
-            candidates = [near_fractions(ConcurrentFlow(topology, collective).lengths(deadline_s))]
+            candidates = [rationalize(ConcurrentFlow(topology, collective).lengths(deadline))]
     except TimedOutError:
         log.info("%s on %s: no time for the best lengths", collective.kind, topology.name)
     # Beside a slow link that nobody needs, the lengths of all others may be rounded to 0.
@@ -63,15 +62,15 @@ def routing_duals(topology: Topology, collective: Collective, deadline_s: float 
 
 
 def _lengths_of_trees(
-    topology: Topology, collective: Collective, deadline_s: float | None
+    topology: Topology, collective: Collective, deadline: Deadline
 ) -> list[tuple[Fraction, ...]]:
     """The best lengths of an alltoall, the same for links that declared symmetries map to each other."""
-    alike = Alike.under(topology, collective, topology.symmetries)
-    best = RoutingProgram(topology, collective, alike).solve(Deadline.after(deadline_s))
+    alike = OrbitPartition.under(topology, collective, topology.symmetries)
+    best = RoutingProgram(topology, collective, alike).solve(deadline)
     return [lengths_of_links(alike, best.lengths)]
 
 
-def lengths_of_links(alike: Alike, of_orbits: Ints) -> tuple[Fraction, ...]:
+def lengths_of_links(alike: OrbitPartition, of_orbits: Ints) -> tuple[Fraction, ...]:
     """The lengths of all links from those of their orbits, the largest 1."""
     fractions = [Fraction(length, int(of_orbits.max())) for length in of_orbits.tolist()]
     return tuple(fractions[orbit] for orbit in alike.link_orbits.tolist())
@@ -134,13 +133,13 @@ class ConcurrentFlow:
                     )
         self._program = program
 
-    def lengths(self, deadline_s: float | None = None) -> NDArray[np.float64]:
+    def lengths(self, deadline: Deadline = NO_DEADLINE) -> NDArray[np.float64]:
         """The prices of the links, the largest 1.
 
         Raises:
-            TimedOutError: the program was not solved in so many seconds.
+            TimedOutError: the deadline passed.
         """
-        self._program.solve(deadline_s)
+        self._program.solve(deadline.left_s)
         prices: NDArray[np.float64] = np.abs(self._program.prices()[self._rows])
         prices /= prices.max()
         return prices

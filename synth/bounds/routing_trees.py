@@ -17,12 +17,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.bounds.shortest_paths import FAR, ShortestTree, Ways
+from arborcast.synth.bounds.shortest_paths import FAR, ShortestPaths, ShortestTree
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints, kernel
-from arborcast.synth.lp.linear_program import LinearProgram
-from arborcast.synth.lp.rationalize import near_fractions
+from arborcast.synth.lp.linear_program import LinearProgram, rationalize
 from arborcast.synth.topology import Permutation, Topology
 
 LARGEST_EXACT = 600
@@ -64,7 +63,7 @@ class BestRouting:
 
 
 @dataclass(frozen=True, eq=False)
-class Alike:
+class OrbitPartition:
     """Which links and which ranks some automorphisms of a topology map to each other.
 
     Attributes:
@@ -78,7 +77,9 @@ class Alike:
     weights: tuple[int, ...]
 
     @classmethod
-    def under(cls, topology: Topology, collective: Collective, generators: Iterable[Permutation]) -> Alike:
+    def under(
+        cls, topology: Topology, collective: Collective, generators: Iterable[Permutation]
+    ) -> OrbitPartition:
         """The orbits under those of the automorphisms that map the ranks that take part to themselves."""
         members = collective.members
         kept = [
@@ -86,15 +87,12 @@ class Alike:
             for images in generators
             if all(images[rank] in members for rank in members)
         ]
-        ways = Ways(topology)
-        keys = ways.tails * topology.size + ways.heads  # ascending: links are sorted by their ends
-        moved = [
-            np.searchsorted(keys, images[ways.tails] * topology.size + images[ways.heads]) for images in kept
-        ]
+        ways = ShortestPaths(topology)
+        moved = [ways.numbers(images[ways.tails], images[ways.heads]) for images in kept]
         of_vertex = _orbits(topology.size, kept)
         firsts, weights = np.unique(of_vertex[sorted(members)], return_counts=True)
         return cls(
-            np.unique(_orbits(len(keys), moved), return_inverse=True)[1].astype(np.int64),
+            np.unique(_orbits(len(ways.tails), moved), return_inverse=True)[1].astype(np.int64),
             tuple(firsts.tolist()),
             tuple(weights.tolist()),
         )
@@ -121,8 +119,8 @@ class RoutingProgram:
     there are blocks. The price of that row is the GB/s of a block, the prices of trees are their flows.
     """
 
-    def __init__(self, topology: Topology, collective: Collective, alike: Alike) -> None:
-        self._ways = Ways(topology)
+    def __init__(self, topology: Topology, collective: Collective, alike: OrbitPartition) -> None:
+        self._ways = ShortestPaths(topology)
         self._alike = alike
         self._orbits = 1 + int(alike.link_orbits.max(initial=-1))  # none without any link
         self._targets = np.zeros(topology.size, dtype=np.int64)
@@ -150,7 +148,7 @@ class RoutingProgram:
         return all(bool((tree.distance[targets] < FAR).all()) for tree in trees)
 
     def shortest(self) -> BestRouting:
-        """Ways of the fewest links, for who has no time to choose well."""
+        """ShortestPaths of the fewest links, for who has no time to choose well."""
         ones = np.ones(self._orbits, dtype=np.int64)
         trees = [
             WeightedTree(source, self._tree(ones, source).entering, Fraction(1))
@@ -256,7 +254,7 @@ class RoutingProgram:
 
     def _rounded(self, lengths: NDArray[np.float64]) -> BestRouting:
         """Rounded lengths and the flow of the last solution of the program."""
-        fractions = near_fractions(lengths / lengths.max(), _FINE)
+        fractions = rationalize(lengths / lengths.max(), _FINE)
         parts = math.lcm(*(fraction.denominator for fraction in fractions))
         whole = np.array([int(fraction * parts) for fraction in fractions], dtype=np.int64)
         return BestRouting(whole, self._rounded_trees(), exact=False)

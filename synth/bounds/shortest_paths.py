@@ -7,37 +7,19 @@ what lets a thousand ranks be certified in a fraction of a second (Dijkstra 1959
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints, kernel
-from arborcast.synth.kernels.max_flow import by_vertex, link_arrays
-from arborcast.synth.topology import Topology
+from arborcast.synth.kernels.link_graph import LinkGraph
 
 FAR = 1 << 60
 """The distance of what cannot be reached; sums of lengths must stay below it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Ways:
+class ShortestPaths(LinkGraph):
     """A topology made ready for many searches with other lengths."""
-
-    topology: Topology
-
-    @cached_property
-    def tails(self) -> Ints:
-        """The vertex that each link leaves."""
-        return link_arrays(self.topology)[0]
-
-    @cached_property
-    def heads(self) -> Ints:
-        """The vertex that each link enters."""
-        return link_arrays(self.topology)[1]
-
-    @cached_property
-    def _leaving(self) -> tuple[Ints, Ints]:
-        return by_vertex(self.tails, self.topology.size)
 
     def tree(self, lengths: Ints, source: int) -> ShortestTree:
         """A tree of shortest ways from one vertex; ties fall to the link that was looked at first.
@@ -46,7 +28,7 @@ class Ways:
             lengths: one per link, at least 0.
             source: where all ways start.
         """
-        start, links = self._leaving
+        start, links = self.leaving
         distance, entering, order = _shortest_tree(start, links, self.heads, lengths, source)
         return ShortestTree(distance, entering, order)
 

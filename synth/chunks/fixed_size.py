@@ -94,7 +94,7 @@ def solve_by_chunks(
         if getattr(size, name) < 1:
             raise InputError(f"{name} must be at least 1, got {getattr(size, name)}")
     deadline = Deadline.after(deadline_s)
-    limit = bounds.bound(topology, collective, deadline_s=deadline.left_s)
+    limit = bounds.bound(topology, collective, deadline=deadline)
     settings = (("chunks", size.chunks), ("steps", size.steps), ("rounds", size.rounds))
     how = Method(method, seed, settings)
     with Workers() as workers:

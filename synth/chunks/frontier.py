@@ -95,7 +95,7 @@ def pareto(
     start = time.perf_counter()
     deadline = Deadline.after(deadline_s)
     _check(tolerance, jobs, max_steps, deadline_s)
-    limit = bounds.bound(topology, collective, deadline_s=deadline.left_s)
+    limit = bounds.bound(topology, collective, deadline=deadline)
     if limit.rate == 0:
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
     effort = Effort(tolerance or Fraction(0), seed, jobs, cache, proofs)

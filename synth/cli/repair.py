@@ -32,6 +32,7 @@ def repair(
     """
     from arborcast.synth.faults.faulty import without
     from arborcast.synth.faults.repair import repaired
+    from arborcast.synth.request import Request
 
     writable(output)
     if not without_link and not without_rank:
@@ -42,7 +43,7 @@ def repair(
         stopwatch = Stopwatch()
         late: TimedOutError | None = None
         try:
-            after: AnySchedule | None = repaired(before, faulty, seed=seed, deadline_s=deadline)
+            after: AnySchedule | None = repaired(before, faulty, Request(seed=seed, deadline_s=deadline))
         except InfeasibleError as error:
             if as_json:
                 print_json(infeasible_document(error, faulty.topology, before.collective.kind))

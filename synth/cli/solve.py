@@ -122,7 +122,7 @@ def solve(
 ) -> None:
     """Find a schedule, prove how good it is, and verify it."""
     from arborcast.synth.formats.sizes import parse_size
-    from arborcast.synth.methods import Request
+    from arborcast.synth.request import Request
 
     writable(output)
     writable(proof)

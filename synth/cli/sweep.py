@@ -57,8 +57,8 @@ def sweep(
     """
     from arborcast.synth.chunks.solvers.jobs import running_on
     from arborcast.synth.formats.sizes import size_range
-    from arborcast.synth.methods import Request
     from arborcast.synth.progress import report
+    from arborcast.synth.request import Request
     from arborcast.synth.sweeps.questions import questions
     from arborcast.synth.sweeps.sweep import sweep as run
 

@@ -18,7 +18,7 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
 from arborcast.synth.kernels.compiled import Flags, Ints
-from arborcast.synth.packing.warm_start import Stump, without_lost_edges
+from arborcast.synth.packing.starting_trees import PartialTree, without_lost_edges
 from arborcast.synth.schedule import Schedule, Transfer
 
 
@@ -106,7 +106,7 @@ class OldTrees:
         one, two = self._spread, self._gather
         return np.array_equal(one.starts, two.starts) and np.array_equal(one.path, two.path)
 
-    def outward(self, graph: LogicalGraph, number: Ints, *, free: bool) -> tuple[Stump, ...]:
+    def outward(self, graph: LogicalGraph, number: Ints, *, free: bool) -> tuple[PartialTree, ...]:
         """The trees along which chunks spread, over the links of another graph.
 
         Args:
@@ -116,7 +116,7 @@ class OldTrees:
         """
         return self._stumps(self._spread, graph, number, free)
 
-    def inward(self, graph: LogicalGraph, number: Ints, *, free: bool) -> tuple[Stump, ...]:
+    def inward(self, graph: LogicalGraph, number: Ints, *, free: bool) -> tuple[PartialTree, ...]:
         """The trees along which chunks are gathered, over the links of another graph.
 
         Args:
@@ -126,9 +126,9 @@ class OldTrees:
         """
         return self._stumps(self._gather, graph, number, free)
 
-    def _stumps(self, rows: _Rows, graph: LogicalGraph, number: Ints, free: bool) -> tuple[Stump, ...]:
+    def _stumps(self, rows: _Rows, graph: LogicalGraph, number: Ints, free: bool) -> tuple[PartialTree, ...]:
         path = number[rows.path]
-        links = link_numbers(graph, path[:-1], path[1:])
+        links = graph.numbers(path[:-1], path[1:])
         # The last vertex of a path and the first of the next one are no hop.
         is_hop = np.ones(len(path), dtype=np.bool_)
         is_hop[rows.starts[1:] - 1] = False
@@ -155,19 +155,8 @@ class OldTrees:
             root = int(number[owner])
             if root < 0 and not free:
                 continue
-            found.append(Stump(root, share, Routes(graph, parents, fresh, ways), free))
+            found.append(PartialTree(root, share, Routes(graph, parents, fresh, ways), free))
         return tuple(found)
-
-
-def link_numbers(graph: LogicalGraph, src: Ints, dst: Ints) -> Ints:
-    """The links between pairs of vertices; -1 where there is none, or a vertex is -1."""
-    size = graph.topology.size
-    keys = graph.tails * size + graph.heads
-    if not len(keys):
-        return np.full(len(src), -1, dtype=np.int64)
-    wanted = np.where((src >= 0) & (dst >= 0), src * size + dst, -1)
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[place] == wanted, place, -1).astype(np.int64)
 
 
 def _in_order(rows: _Rows) -> _Rows:

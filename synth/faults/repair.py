@@ -13,14 +13,17 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from arborcast.synth.collective import TREE_KINDS, Collective, Demand, Kind
+from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Hop
 
 if TYPE_CHECKING:
     from arborcast.synth.faults.old_trees import OldTrees
+
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +61,10 @@ def repair(
     if not without_links and not without_ranks and not slower_links:
         raise InputError("repair: needs a link or rank that is gone or slower, got none")
     faulty = without(schedule.topology, links=without_links, ranks=without_ranks, slower=slower_links)
-    return repaired(schedule, faulty, seed=seed, deadline_s=deadline_s)
+    return repaired(schedule, faulty, Request(seed=seed, deadline_s=deadline_s))
 
 
-def repaired(
-    schedule: Schedule | ImplicitSchedule, faulty: Faulty, *, seed: int = 0, deadline_s: float | None = None
-) -> Schedule:
+def repaired(schedule: Schedule | ImplicitSchedule, faulty: Faulty, request: Request = DEFAULTS) -> Schedule:
     """`repair` where the topology with faults is known already; raises the same."""
     from arborcast.synth.faults.old_trees import OldTrees
 
@@ -74,15 +75,15 @@ def repaired(
     collective = collective_left(schedule.collective, faulty)
     kind = collective.kind
     if kind not in TREE_KINDS:
-        return _anew(faulty, collective, f"{kind} is not done along trees", seed, deadline_s)
+        return _anew(faulty, collective, f"{kind} is not done along trees", request)
     if schedule.rounds is not None:
-        return _anew(faulty, collective, "steps with rounds are searched for", seed, deadline_s)
+        return _anew(faulty, collective, "steps with rounds are searched for", request)
     if schedule.collective.relays(schedule.topology):
-        return _anew(faulty, collective, "relays take part in its trees", seed, deadline_s)
+        return _anew(faulty, collective, "relays take part in its trees", request)
     old = OldTrees.of(schedule)
     if old is None:
-        return _anew(faulty, collective, "its chunks do not move along trees", seed, deadline_s)
-    return _from_trees(old, faulty, collective, seed, deadline_s)
+        return _anew(faulty, collective, "its chunks do not move along trees", request)
+    return _from_trees(old, faulty, collective, request)
 
 
 def collective_left(collective: Collective, faulty: Faulty) -> Collective:
@@ -114,36 +115,75 @@ def collective_left(collective: Collective, faulty: Faulty) -> Collective:
     return left
 
 
-def _from_trees(
-    old: OldTrees, faulty: Faulty, collective: Collective, seed: int, deadline_s: float | None
-) -> Schedule:
+def _from_trees(old: OldTrees, faulty: Faulty, collective: Collective, request: Request) -> Schedule:
     import numpy as np
 
     from arborcast.synth.kernels.arborescence import LogicalGraph
-    from arborcast.synth.packing.solver import Known, solve_by_trees
+    from arborcast.synth.packing.solver import StartingTrees, solve_by_trees
 
     number = np.full(faulty.healthy.size, -1, dtype=np.int64)
     number[list(faulty.kept)] = np.arange(len(faulty.kept))
     left = faulty.topology
     mirrored = collective.kind is Kind.ALLREDUCE and old.are_mirrored
     if not collective.kind.reduces:
-        known = Known(old.outward(LogicalGraph(left), number, free=False))
+        known = StartingTrees(old.outward(LogicalGraph(left), number, free=False))
     elif collective.kind is not Kind.ALLREDUCE:
-        known = Known(old.inward(LogicalGraph(left.reversed()), number, free=False))
+        known = StartingTrees(old.inward(LogicalGraph(left.reversed()), number, free=False))
     else:
-        known = Known(
+        known = StartingTrees(
             old.outward(LogicalGraph(left), number, free=mirrored),
             () if left.is_symmetric else old.inward(LogicalGraph(left.reversed()), number, free=mirrored),
         )
-    return solve_by_trees(left, collective, seed=seed, deadline_s=deadline_s, known=known)
+    return solve_by_trees(left, collective, request, known=known)
 
 
-def _anew(faulty: Faulty, collective: Collective, why: str, seed: int, deadline_s: float | None) -> Schedule:
+def _anew(faulty: Faulty, collective: Collective, why: str, request: Request) -> Schedule:
     """What solving from nothing gives, and that it did."""
-    from arborcast.synth.methods import Request, solve_by_method
+    from arborcast.synth.methods import solve_by_method
 
     log.info("repair of %s: solved anew, %s", faulty.healthy.name, why)
-    request = Request(seed=seed, deadline_s=deadline_s)
     found = solve_by_method(faulty.topology, collective, "auto", request)
     settings = (*found.method.settings, ("repaired", f"solved anew: {why}"))
     return replace(found, method=replace(found.method, settings=settings))
+
+
+SERVED = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
+"""The kinds that are solved by orbits and along trees."""
+
+
+def solve_partly_symmetric(faulty: Faulty, kind: Kind | str, request: Request = DEFAULTS) -> Schedule:
+    """A schedule among all ranks that are left of a fabric with translations.
+
+    Args:
+        faulty: what `synth.faults.faulty.without` made of the healthy fabric.
+        kind: an allgather, reduce-scatter or allreduce.
+        request: seed and deadline.
+
+    Returns:
+        The schedule, exact for what is left; its method's settings say how much of the rate stays on
+        translates of the healthy fabric's trees.
+
+    Raises:
+        InputError: another kind, or the healthy fabric has no translations to solve it by.
+        InfeasibleError: what is left is not connected; names the ranks that are cut off.
+        TimedOutError: the deadline passed.
+    """
+    deadline = Deadline.after(request.deadline_s)
+    healthy = healthy_schedule(faulty, kind, request)
+    deadline.check(f"the schedule of the healthy {faulty.healthy.name}")
+    return repaired(healthy, faulty, replace(request, deadline_s=deadline.left_s))
+
+
+def healthy_schedule(faulty: Faulty, kind: Kind | str, request: Request = DEFAULTS) -> ImplicitSchedule:
+    """The schedule of the healthy fabric, by orbits; raises as `solve_partly_symmetric` does."""
+    from arborcast.synth.packing.symmetric.solver import solve_symmetric
+    from arborcast.synth.symmetry.translation_search import translations_of
+
+    collective = Collective.on(faulty.healthy, kind)
+    if collective.kind not in SERVED:
+        served = ", ".join(served.value for served in SERVED)
+        raise CollectiveError(f"{collective.kind}: by orbits and repair are solved {served}")
+    translations = translations_of(faulty.healthy, seed=request.seed)
+    if translations.order == 1:
+        raise InputError(f"topology {faulty.healthy.name}: has no translations, so that nothing is repeated")
+    return solve_symmetric(faulty.healthy, collective, request, translations=translations)

@@ -7,7 +7,8 @@ that permute the groups, so that 128 groups that are all alike need the columns 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -16,9 +17,9 @@ import numpy as np
 
 from arborcast.synth.bounds.capacity_lp import most_central
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.groups.symmetry import Move, inverse, moves
 from arborcast.synth.groups.view import View, view_of
 from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.topology import Topology
 
 
@@ -60,6 +61,7 @@ class Problem:
         relays: bool,
     ) -> None:
         self.topology = topology
+        self._graph = LinkGraph(topology)
         self.collectives = tuple(collectives)
         self.weights = tuple(weights)
         self.relays = relays
@@ -95,23 +97,21 @@ class Problem:
     @cached_property
     def _symmetry(self) -> tuple[Ints, list[Move]]:
         """For each layer and link the least pair (layer * links + link) of its orbit; moves that suffice."""
-        links = self.topology.links
-        ends = np.array([(link.src, link.dst) for link in links], dtype=np.int64).reshape(-1, 2)
-        keys = ends[:, 0] * self.topology.size + ends[:, 1]
-        orbit = np.arange(len(self.layers) * len(links), dtype=np.int64)
+        count = len(self.topology.links)
+        orbit = np.arange(len(self.layers) * count, dtype=np.int64)
         kept: list[Move] = []
         images: list[Ints] = []
         for move in moves(self.topology, self.collectives, self.weights):
-            moved = move.vertices[ends]
-            link_image = np.searchsorted(keys, moved[:, 0] * self.topology.size + moved[:, 1])
-            layer_image = self._layer_images(move)
-            image = (layer_image[:, None] * len(links) + link_image[None, :]).ravel()
+            image = (self._layer_images(move)[:, None] * count + self._link_images(move)[None, :]).ravel()
             if np.array_equal(orbit[image], orbit):
                 continue
             kept.append(move)
             images.append(image)
             orbit = _joined(orbit, images)
-        return orbit.reshape(len(self.layers), len(links)), kept
+        return orbit.reshape(len(self.layers), count), kept
+
+    def _link_images(self, move: Move) -> Ints:
+        return self._graph.numbers(move.vertices[self._graph.tails], move.vertices[self._graph.heads])
 
     def _layer_images(self, move: Move) -> Ints:
         number = {(layer.group, layer.gathers, layer.source): i for i, layer in enumerate(self.layers)}
@@ -160,18 +160,10 @@ class Problem:
 
         What moves along paths loads a link and its reverse equally too in some optimum, but not each source.
         """
-        links = self.topology.links
-        index = {(link.src, link.dst): number for number, link in enumerate(links)}
-        images = [
-            np.array(
-                [index[int(move.vertices[link.src]), int(move.vertices[link.dst])] for link in links],
-                dtype=np.int64,
-            )
-            for move in self._symmetry[1]
-        ]
+        images = [self._link_images(move) for move in self._symmetry[1]]
         if all(layer.is_mirrored for layer in self.layers):
-            images.append(np.array([index[link.dst, link.src] for link in links], dtype=np.int64))
-        return _joined(np.arange(len(links), dtype=np.int64), images)
+            images.append(self._graph.reverse)
+        return _joined(np.arange(len(self.topology.links), dtype=np.int64), images)
 
     def roots(self, group: int) -> tuple[tuple[int, ...], ...]:
         """Ranks of the view from which trees start; those of one tuple have trees of equal weight."""
@@ -209,3 +201,64 @@ def _joined(labels: Ints, images: Sequence[Ints]) -> Ints:
             np.minimum.at(labels, image, least)
         if np.array_equal(before, labels):
             return labels
+
+
+MOST_ELEMENTS = 4096
+"""So many products of the declared symmetries are looked at; fewer symmetries make a larger program."""
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """A symmetry of the fabric that takes groups to groups.
+
+    Attributes:
+        vertices: the image of each vertex.
+        groups: the image of each group.
+    """
+
+    vertices: Ints
+    groups: Ints
+
+
+def moves(
+    topology: Topology, collectives: Sequence[Collective], weights: Sequence[Fraction]
+) -> Iterator[Move]:
+    """The symmetries that are found, without the identity."""
+    places: dict[object, list[int]] = defaultdict(list)
+    for index, (collective, weight) in enumerate(zip(collectives, weights, strict=True)):
+        places[collective.kind, collective.members, collective.root, weight].append(index)
+    # Of groups that are alike in everything, the first becomes the first, the second the second.
+    rank_among = {index: position for found in places.values() for position, index in enumerate(found)}
+    for images in _elements(topology):
+        groups = np.empty(len(collectives), dtype=np.int64)
+        for index, (collective, weight) in enumerate(zip(collectives, weights, strict=True)):
+            members = frozenset(images[list(collective.ranks)].tolist())
+            root = None if collective.root is None else int(images[collective.root])
+            alike = places.get((collective.kind, members, root, weight), [])
+            if rank_among[index] >= len(alike):
+                break
+            groups[index] = alike[rank_among[index]]
+        else:
+            yield Move(images, groups)
+
+
+def _elements(topology: Topology) -> Iterator[Ints]:
+    """Products of the declared symmetries, each once, by their number of factors; not the identity."""
+    generators = [np.array(images, dtype=np.int64) for images in topology.symmetries]
+    identity = np.arange(topology.size, dtype=np.int64)
+    seen = {identity.tobytes()}
+    queue = [identity]
+    for element in queue:  # grows while it is walked
+        for generator in generators:
+            product = generator[element]
+            if product.tobytes() not in seen and len(seen) < MOST_ELEMENTS:
+                seen.add(product.tobytes())
+                queue.append(product)
+                yield product
+
+
+def inverse(images: Ints) -> Ints:
+    """The permutation that takes everything back."""
+    back = np.empty_like(images)
+    back[images] = np.arange(len(images), dtype=np.int64)
+    return back

@@ -9,29 +9,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from arborcast.synth.bounds.capacity_program import Cuts, TreeDirection, add_cut, in_whole_parts, optimum
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import NumericalError
 from arborcast.synth.groups.problem import Problem
-from arborcast.synth.kernels.compiled import Flags, Ints
-from arborcast.synth.kernels.max_flow import (
-    LARGEST_TOTAL,
-    dinic,
-    link_arrays,
-    reachable,
-    reaching,
-    residual_graph,
-)
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.kernels.max_flow import link_arrays
 from arborcast.synth.lp.linear_program import ExactVertex, LinearProgram
-
-_PARTS = 2**30  # floating values are separated in whole parts of the program's scale
-_ENOUGH = 2**50  # more of these parts than any group can ever use on one link
-_SLACK = 1e-7  # relative violation below which a floating solution counts as feasible
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,55 +42,6 @@ class Shares:
     lengths: tuple[Fraction, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class _Growth:
-    """A layer of trees as a graph with a further vertex, from which links lead to the roots.
-
-    Attributes:
-        layer: its number.
-        tails: of the links of the view, in the direction in which trees grow.
-        heads: the other ends.
-        columns: of the links.
-        supply: the column of each root.
-        sinks: who must be reached.
-        size: number of vertices of the view.
-    """
-
-    layer: int
-    tails: Ints
-    heads: Ints
-    columns: Ints
-    supply: Mapping[int, int]
-    sinks: tuple[int, ...]
-    size: int
-
-    def cut(self, side: Flags) -> Counter[int]:
-        """What the cut needs to be at least 0: its links, less the supply inside."""
-        row = Counter(self.columns[side[self.tails] & ~side[self.heads]].tolist())
-        for root, column in self.supply.items():
-            if side[root]:
-                row[column] -= 1
-        return row
-
-    def violated(self, values: Ints, slack: float) -> Iterator[Flags]:
-        """The largest and the smallest minimum cut between roots and sink, where they carry too little."""
-        sources = sorted(self.supply)
-        graph = residual_graph(
-            self.size + 1,
-            np.concatenate([self.tails, np.full(len(sources), self.size)]),
-            np.concatenate([self.heads, np.array(sources, dtype=np.int64)]),
-        )
-        supplied = values[[self.supply[root] for root in sources]]
-        full = np.zeros(len(graph[2]), dtype=np.int64)
-        full[0::2] = np.concatenate([values[self.columns], supplied])
-        total = int(supplied.sum())
-        for sink in self.sinks:
-            residual = full.copy()
-            if dinic(*graph, residual, self.size, sink, total) < total - int(total * slack):
-                yield ~reaching(*graph, residual, sink)[:-1]
-                yield reachable(*graph, residual, self.size)[:-1]
-
-
 class JointProgram:
     """The program of a problem; cuts that one level has needed are there for the next."""
 
@@ -109,18 +51,16 @@ class JointProgram:
         self._columns = 1  # column 0 is the rate per unit of weight
         self._supply: dict[int, dict[int, int]] = {}
         self._column = self._number_columns()
-        self._growths = [
-            self._growth(layer)
+        self._directions = [
+            self._direction(layer)
             for group in problem.representatives
             if not problem.views[group].is_routed
             for layer in problem.of_group(group)
         ]
-        self._cuts: dict[tuple[int, bytes], Counter[int]] = {}
-        for growth in self._growths:
-            alone = np.eye(growth.size, dtype=np.bool_)
-            for side in [~alone[sink] for sink in growth.sinks] + [alone[root] for root in growth.supply]:
-                if any(side[root] for root in growth.supply):
-                    self._cuts.setdefault((growth.layer, side.tobytes()), growth.cut(side))
+        self._cuts: Cuts = {}
+        for number, direction in enumerate(self._directions):
+            for side in direction.alone():
+                self._cuts.setdefault((number, side.tobytes()), direction.cut(side))
         self._fit_rows, self._classes = self._bandwidth_rows()
         self._balance_rows = list(self._balances())
 
@@ -145,32 +85,25 @@ class JointProgram:
         self._columns += int(numbers.max(initial=-1)) + 1
         return column
 
-    def _growth(self, number: int) -> _Growth:
+    def _direction(self, number: int) -> TreeDirection:
         layer = self._problem.layers[number]
         view = self._problem.views[layer.group]
-        src, dst = link_arrays(view.topology)
-        tails, heads = (dst, src) if layer.gathers else (src, dst)
-        return _Growth(
-            number,
-            tails,
-            heads,
+        return TreeDirection(
+            LinkGraph(view.topology, turned=layer.gathers),
             self._column[number, list(view.links)],
             self._supply[layer.group],
             view.collective.ranks,
-            view.topology.size,
         )
 
     def _bandwidth_rows(self) -> tuple[list[Counter[int]], list[Ints]]:
         """One row for each orbit of links, and the links of each."""
-        links = self._problem.topology.links
-        index = {(link.src, link.dst): number for number, link in enumerate(links)}
+        back = LinkGraph(self._problem.topology).reverse
         mirrored = [number for number, layer in enumerate(self._problem.layers) if layer.is_mirrored]
         rows, classes = [], []
         for first in np.unique(self._problem.link_orbits):
             users = self._column[:, first].tolist()
             if mirrored:
-                back = index[links[first].dst, links[first].src]
-                users += self._column[mirrored, back].tolist()
+                users += self._column[mirrored, back[first]].tolist()
             row = Counter(column for column in users if column >= 0)
             if row:
                 rows.append(row)
@@ -213,16 +146,14 @@ class JointProgram:
         unit /= math.lcm(*((rate / unit).denominator for rate in given.values()))
         whole_scale = max(1, round(scale / unit))
         program = self._start(given, unit, whole_scale)
-        while True:
-            self._deadline.check("sharing the links among groups")
-            values = program.solve(self._deadline.left_s) * (_PARTS / whole_scale)
-            rounded = np.clip(np.round(values), 0, _ENOUGH).astype(np.int64)
-            if self._add_violated(program, rounded, _SLACK):
-                continue
-            vertex = program.exact()
-            if not self._add_violated(program, self._whole(vertex.values), 0.0):
-                self._check(vertex, unit)
-                return self._shares(vertex, unit)
+        vertex = optimum(program, self._directions, self._cuts, self._deadline)
+        if in_whole_parts(vertex.values) is None:
+            raise NumericalError(
+                "groups: the best shares of the links are not exact in int64 arithmetic; "
+                "give the links' bandwidths with fewer digits"
+            )
+        self._check(vertex, unit)
+        return self._shares(vertex, unit)
 
     def _start(self, given: Mapping[int, Fraction], unit: Fraction, scale: int) -> LinearProgram:
         problem = self._problem
@@ -244,34 +175,8 @@ class JointProgram:
                 seen.add(entries)
                 program.add_row([c for c, _ in entries], [n for _, n in entries], lower=0, upper=0)
         for row in self._cuts.values():
-            program.add_row(list(row), list(row.values()), lower=0)
+            add_cut(program, row)
         return program
-
-    def _add_violated(self, program: LinearProgram, values: Ints, slack: float) -> int:
-        """Add the new cuts that whole values violate by more than a relative slack; returns how many."""
-        before = len(self._cuts)
-        for growth in self._growths:
-            for side in growth.violated(values, slack):
-                key = (growth.layer, side.tobytes())
-                if key not in self._cuts:
-                    self._cuts[key] = row = growth.cut(side)
-                    program.add_row(list(row), list(row.values()), lower=0)
-        return len(self._cuts) - before
-
-    def _whole(self, values: Sequence[Fraction]) -> Ints:
-        """The values in parts of their common denominator.
-
-        Raises:
-            NumericalError: those do not fit int64.
-        """
-        common = math.lcm(*(value.denominator for value in values))
-        whole = [int(value * common) for value in values]
-        if 2 * sum(map(abs, whole)) > LARGEST_TOTAL:
-            raise NumericalError(
-                "groups: the best shares of the links are not exact in int64 arithmetic; "
-                "give the links' bandwidths with fewer digits"
-            )
-        return np.maximum(0, np.array(whole, dtype=np.int64))
 
     def _check(self, vertex: ExactVertex, unit: Fraction) -> None:
         """What HiGHS saw to within its tolerance must hold exactly."""
@@ -294,8 +199,7 @@ class JointProgram:
             for link in links.tolist():  # the row stands for as many equal rows
                 lengths[link] = max(Fraction(0), price) / len(links)
         if problem.is_mirrored:  # prices of both ways together serve as well, and gathering is priced too
-            index = {(link.src, link.dst): number for number, link in enumerate(problem.topology.links)}
-            back = [index[link.dst, link.src] for link in problem.topology.links]
+            back = LinkGraph(problem.topology).reverse
             lengths = [(length + lengths[other]) / 2 for length, other in zip(lengths, back, strict=True)]
         largest = max(lengths, default=Fraction(0)) or Fraction(1)
         parts = math.lcm(*(weight.denominator for weight in problem.weights))

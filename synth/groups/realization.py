@@ -7,28 +7,26 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast.synth.bounds import bound
-from arborcast.synth.certificate import Bound, Certificate, Cut, Dual, Partition
+from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.groups.problem import Problem
 from arborcast.synth.groups.program import Shares
-from arborcast.synth.groups.routing import Way, lift_ways, ways_of_flow
 from arborcast.synth.groups.view import View
-from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.packing.carrier import Carrier, Pair, centred, merge, mirrored, pair_up
+from arborcast.synth.packing.carrier import Carrier, centred, merge, mirrored, pair_up, relabelled
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.lift import lift
+from arborcast.synth.routes.paths import Route, lift_routes, routes_of_flow
 from arborcast.synth.schedule import Method, Schedule, Settings
-from arborcast.synth.topology import Topology, Vertex
-from arborcast.synth.tree import Tree, TreeEdge
+from arborcast.synth.topology import Hop, Topology
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What one group does, in vertices of the whole fabric: carriers or ways."""
+    """What one group does, in vertices of the whole fabric: carriers or routes."""
 
     carriers: Sequence[Carrier]
-    ways: Sequence[Way]
+    routes: Sequence[Route]
     settings: Settings
     limit: Bound
 
@@ -44,44 +42,46 @@ def schedules_of(problem: Problem, shares: Shares, *, seed: int, deadline: Deadl
     found = []
     for group, (first, images) in enumerate(problem.origin):
         plan, collective = plans[first], problem.collectives[group]
-        limit = _moved_bound(plan.limit, problem.topology, images)
+        limit = plan.limit.relabelled(problem.topology, problem.topology, images.tolist())
         if problem.views[first].is_routed:
             method = Method("routes", seed, plan.settings)
-            ways = [Way(tuple(images[list(way.path)].tolist()), way.share) for way in plan.ways]
-            found.append(lift_ways(problem.topology, collective, method, limit, ways))
+            routes = [Route(tuple(images[list(route.path)].tolist()), route.share) for route in plan.routes]
+            lifted = lift_routes(problem.topology, collective, routes)
+            found.append(Schedule.build(problem.topology, collective, method, limit, *lifted))
         else:
             method = Method("trees", seed, plan.settings)
-            carriers = [_moved(carrier, images.tolist()) for carrier in plan.carriers]
+            carriers = [relabelled(carrier, images.tolist()) for carrier in plan.carriers]
             found.append(lift(problem.topology, collective, method, limit, carriers))
     return found
 
 
 def _plan(problem: Problem, shares: Shares, group: int, seed: int, deadline: Deadline) -> _Plan:
     view = problem.views[group]
-    limit = bound(problem.topology, problem.collectives[group], deadline_s=deadline.left_s)
+    limit = bound(problem.topology, problem.collectives[group], deadline)
     if view.is_routed:
-        ways = [way for layer in problem.of_group(group) for way in _ways(problem, shares, layer)]
-        return _Plan((), ways, (), limit)
+        routes = [route for layer in problem.of_group(group) for route in _routes(problem, shares, layer)]
+        return _Plan((), routes, (), limit)
     carriers, settings = _carriers(problem, shares, group, seed, deadline)
-    return _Plan([_moved(carrier, view.vertices) for carrier in carriers], (), settings, limit)
+    return _Plan([relabelled(carrier, view.vertices) for carrier in carriers], (), settings, limit)
 
 
-def _ways(problem: Problem, shares: Shares, number: int) -> list[Way]:
+def _routes(problem: Problem, shares: Shares, number: int) -> list[Route]:
     """The paths of one source, in vertices of the whole fabric and in the direction of the data."""
     layer = problem.layers[number]
     view = problem.views[layer.group]
     assert layer.source is not None, "what moves along paths has a source"
-    flow = {
+    flow: dict[Hop, int | Fraction] = {
         (link.src, link.dst): shares.capacity[number][whole]
         for link, whole in zip(view.topology.links, view.links, strict=True)
+        if shares.capacity[number][whole]
     }
     amount = shares.supply[layer.group][layer.source]
     targets = [rank for rank in view.collective.ranks if rank != layer.source]
     paths = (
-        (tuple(view.vertices[vertex] for vertex in way.path), way.share)
-        for way in ways_of_flow(layer.source, targets, amount, flow)
+        (tuple(view.vertices[vertex] for vertex in route.path), route.share)
+        for route in routes_of_flow(flow, layer.source, dict.fromkeys(targets, amount))
     )
-    return [Way(path[::-1] if view.is_reversed else path, share) for path, share in paths]
+    return [Route(path[::-1] if view.is_reversed else path, share) for path, share in paths]
 
 
 def _carriers(
@@ -90,12 +90,12 @@ def _carriers(
     """Trees or pairs of trees in the vertices of the view."""
     view, demands = problem.views[group], shares.supply[group]
     fabrics = [_share(view, shares.capacity[layer]) for layer in problem.of_group(group)]
-    outs = pack_exactly(fabrics[0], demands, seed=seed, deadline_s=deadline.left_s)
+    outs = pack_exactly(fabrics[0], demands, seed=seed, deadline=deadline)
     if view.collective.kind is not Kind.ALLREDUCE:
         return outs.trees, outs.settings
     if problem.is_mirrored:
         return merge(centred(pair) for pair in mirrored(outs.trees)), outs.settings
-    ins = pack_exactly(fabrics[1].reversed(), demands, seed=seed, deadline_s=deadline.left_s)
+    ins = pack_exactly(fabrics[1].reversed(), demands, seed=seed, deadline=deadline)
     return merge(centred(pair) for pair in pair_up(outs.trees, ins.trees)), outs.settings
 
 
@@ -107,40 +107,6 @@ def _share(view: View, capacity: Sequence[Fraction]) -> Topology:
         if capacity[whole]
     )
     return replace(view.topology, links=tuple(links))
-
-
-def _moved(carrier: Carrier, images: Sequence[Vertex]) -> Carrier:
-    """The carrier with every vertex replaced by its image."""
-    if isinstance(carrier, Pair):
-        return Pair(_moved_tree(carrier.out, images), _moved_tree(carrier.into, images))
-    return _moved_tree(carrier, images)
-
-
-def _moved_tree(tree: Tree, images: Sequence[Vertex]) -> Tree:
-    edges = (
-        TreeEdge(images[edge.parent], images[edge.child], tuple(images[vertex] for vertex in edge.via))
-        for edge in tree.edges
-    )
-    return Tree(images[tree.root], tree.weight, tuple(edges))
-
-
-def _moved_bound(limit: Bound, topology: Topology, images: Ints) -> Bound:
-    """The limit of the group to which a symmetry of the fabric takes another one."""
-    certificate: Certificate
-    match limit.certificate:
-        case Cut(side, capacity):
-            certificate = Cut(frozenset(images[list(side)].tolist()), capacity)
-        case Partition(blocks, capacity):
-            moved = (frozenset(images[list(block)].tolist()) for block in blocks)
-            certificate = Partition(tuple(moved), capacity)
-        case Dual(lengths, capacity, distance):
-            of_link = {
-                (int(images[link.src]), int(images[link.dst])): length
-                for link, length in zip(topology.links, lengths, strict=True)
-            }
-            there = tuple(of_link[link.src, link.dst] for link in topology.links)
-            certificate = Dual(there, capacity, distance)
-    return replace(limit, certificate=certificate)
 
 
 def alone_topology(topology: Topology, collective: Collective) -> Topology:

@@ -7,6 +7,7 @@ itself and that is as fast as any. From some size on nobody wants such a schedul
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from arborcast.synth.collective import Collective, Kind
@@ -17,7 +18,7 @@ from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
-    from arborcast.synth.methods import Request
+    from arborcast.synth.request import Request
 
 IMPLICIT_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
 """The kinds that name no rank, so that a translation of the fabric is one of the collective."""
@@ -59,21 +60,10 @@ def answer_implicitly(
     if collective.kind is Kind.ALLTOALL:
         from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
 
-        return solve_symmetric_alltoall(
-            topology, collective, translations=translations, seed=request.seed, deadline_s=request.deadline_s
-        )
+        return solve_symmetric_alltoall(topology, collective, request, translations=translations)
     from arborcast.synth.packing.symmetric.solver import solve_symmetric
 
-    return solve_symmetric(
-        topology,
-        collective,
-        translations=translations,
-        max_trees=request.max_trees,
-        max_height=request.max_height,
-        tolerance=request.tolerance,
-        seed=request.seed,
-        deadline_s=request.deadline_s,
-    )
+    return solve_symmetric(topology, collective, request, translations=translations)
 
 
 def implicit_candidates(
@@ -88,6 +78,5 @@ def implicit_candidates(
     from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
 
     deadline.check("the comparison of methods")
-    yield from symmetric_frontier(
-        topology, collective, translations=translations, seed=request.seed, deadline_s=deadline.left_s
-    )
+    left = replace(request, deadline_s=deadline.left_s)
+    yield from symmetric_frontier(topology, collective, left, translations=translations)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 
 from arborcast.synth.errors import InfeasibleError
-from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.kernels.compiled import Ints, kernel
 from arborcast.synth.kernels.edmonds import LOST, LengthArray, edmonds
-from arborcast.synth.kernels.max_flow import by_vertex, link_arrays
-from arborcast.synth.topology import Topology
+from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.tree import Tree, TreeEdge
 
 UNREACHABLE = 1 << 62
@@ -63,30 +61,8 @@ def arborescence_destroying(entering: LengthArray, root: int) -> Ints:
 
 
 @dataclass(frozen=True, eq=False)
-class LogicalGraph:
+class LogicalGraph(LinkGraph):
     """A topology made ready for closing it over its switches, again and again with other lengths."""
-
-    topology: Topology
-
-    @cached_property
-    def tails(self) -> Ints:
-        """The source of each link, in the order of `topology.links`."""
-        return link_arrays(self.topology)[0]
-
-    @cached_property
-    def heads(self) -> Ints:
-        """The destination of each link, in the order of `topology.links`."""
-        return link_arrays(self.topology)[1]
-
-    @cached_property
-    def leaving(self) -> tuple[Ints, Ints]:
-        """Links by source: those of vertex v are `order[start[v]:start[v + 1]]`."""
-        return by_vertex(self.tails, self.topology.size)
-
-    @cached_property
-    def arriving(self) -> tuple[Ints, Ints]:
-        """Links by destination: those of vertex v are `order[start[v]:start[v + 1]]`."""
-        return by_vertex(self.heads, self.topology.size)
 
     def distances(self, lengths: LengthArray, children: Ints | None = None) -> Distances:
         """Shortest ways from each rank to each other rank that pass switches only, never a third rank.
@@ -110,15 +86,6 @@ class LogicalGraph:
         wanted = np.arange(ranks, dtype=np.int64) if children is None else children
         _close_ranks(*self.arriving, self.tails, lengths, limit, far, toward, wanted, entering)
         return Distances(self, lengths, entering, toward, last_link)
-
-    def hops(self, usable: Flags, root: int) -> Ints:
-        """Fewest tree edges between the root and each rank over usable links; `ranks` where there is no way.
-
-        Args:
-            usable: one flag per link.
-            root: where to count from.
-        """
-        return _hops(self.topology.ranks, *self.leaving, self.heads, usable, root)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +148,7 @@ class Distances:
 class Routes:
     """A tree down to its links: the edge into `child` passes `links[starts[child]:starts[child + 1]]`."""
 
-    graph: LogicalGraph
+    graph: LinkGraph
     parents: Ints
     starts: Ints
     links: Ints
@@ -189,6 +156,11 @@ class Routes:
     def edge(self, child: int) -> Ints:
         """Link indices of the edge into a rank, from its parent on."""
         return self.links[self.starts[child] : self.starts[child + 1]]
+
+    @property
+    def height(self) -> int:
+        """The most edges between the root and a rank."""
+        return int(levels(self.parents)[0].max())
 
     def uses(self) -> Ints:
         """How many edges of the tree pass each link."""
@@ -208,6 +180,33 @@ class Routes:
                 edges.append(TreeEdge(parent, child, tuple(heads[starts[child] : starts[child + 1] - 1])))
                 wave.append(child)
         return Tree(root, weight, tuple(edges))
+
+
+@kernel
+def levels(parents: Ints) -> tuple[Ints, Ints]:
+    """For each rank the edges from its tree's top, and the most edges from it down to a leaf."""
+    size = parents.shape[0]
+    depth, height = np.full(size, -1), np.zeros(size, dtype=np.int64)
+    way = np.empty(size, np.int64)
+    for start in range(size):
+        length, here = 0, start
+        while here >= 0 and depth[here] < 0:
+            way[length] = here
+            length += 1
+            here = parents[here]
+        above = depth[here] if here >= 0 else -1
+        for place in range(length - 1, -1, -1):
+            above += 1
+            depth[way[place]] = above
+    for start in range(size):
+        here, steps = start, 0
+        while parents[here] >= 0:
+            here = parents[here]
+            steps += 1
+            if height[here] >= steps:
+                break
+            height[here] = steps
+    return depth, height
 
 
 def _arithmetic(values: LengthArray) -> type[np.int64] | type[np.float64]:
@@ -346,34 +345,3 @@ def _trace(
         links[begin:count] = links[begin:count][::-1].copy()
         starts[child + 1] = count
     return starts, links[:count].copy()
-
-
-@kernel
-def _hops(ranks: int, start: Ints, order: Ints, heads: Ints, usable: Flags, root: int) -> Ints:
-    size = start.shape[0] - 1
-    hops = np.full(size, ranks)
-    hops[root] = 0
-    wave = np.array([root])
-    level = 0
-    while wave.shape[0] > 0:
-        reached, following, count, passed = np.empty(size, np.int64), np.empty(size, np.int64), 0, 0
-        reached[: wave.shape[0]] = wave
-        found = wave.shape[0]
-        while passed < found:  # switches join the wave that reaches them, ranks the next one
-            here = reached[passed]
-            passed += 1
-            for place in range(start[here], start[here + 1]):
-                there = heads[order[place]]
-                if not usable[order[place]] or hops[there] < ranks:
-                    continue
-                if there < ranks:
-                    hops[there] = level + 1
-                    following[count] = there
-                    count += 1
-                else:
-                    hops[there] = level
-                    reached[found] = there
-                    found += 1
-        wave = following[:count]
-        level += 1
-    return hops[:ranks].copy()

@@ -2,13 +2,12 @@
 
 Edges become pairs of residual arcs (edge `i` has arcs `2i` forward and `2i + 1` backward, so that the
 partner of an arc is `arc ^ 1`). The kernels work in place on int64 residual capacities and can be called
-from other compiled kernels; `max_flow` is the same for a topology, in Fractions.
+from other compiled kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -215,22 +214,3 @@ def link_arrays(topology: Topology) -> tuple[Ints, Ints]:
 def members(mask: npt.NDArray[Any]) -> frozenset[Vertex]:
     """The vertices that a mask marks."""
     return frozenset(np.flatnonzero(mask).tolist())
-
-
-def max_flow(topology: Topology, source: Vertex, sink: Vertex) -> tuple[Fraction, frozenset[Vertex]]:
-    """The largest flow in GB/s between two vertices, and the source side of a minimum cut.
-
-    Args:
-        topology: every vertex, ranks and switches alike, may forward.
-        source: where the flow starts.
-        sink: where it ends; another vertex.
-
-    Raises:
-        TopologyError: source and sink are the same, or bandwidths are too fine for int64 arithmetic.
-    """
-    if source == sink:
-        raise TopologyError(f"flow from {source} to {sink}: must join two different vertices")
-    graph = residual_graph(topology.size, *link_arrays(topology))
-    capacity = residual_capacity(topology.capacities)
-    flow = dinic(*graph, capacity, source, sink, LARGEST_TOTAL)
-    return int(flow) * topology.bandwidth_unit, members(reachable(*graph, capacity, source))

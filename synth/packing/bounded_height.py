@@ -9,7 +9,6 @@ Source: Ford and Fulkerson (1958) for the generation of columns; Farley (1990) f
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InfeasibleError, Prover
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, Weighed, whole_prices
@@ -27,8 +26,6 @@ from arborcast.synth.packing.fewest import fewest_among
 from arborcast.synth.packing.weights import Choice, Use, rows_of
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Topology
-
-NO_DEADLINE = Deadline()
 
 WORTH = Fraction(1, 4)
 """The part of the limit that lower trees may lose to be on the frontier."""
@@ -55,14 +52,12 @@ class Shallow:
         carriers: trees or pairs with exact weights, GB/s.
         rate: of all of them together, GB/s; each root's carriers carry the same part of it.
         settings: facts about how they were found.
-        most_per_root: the largest number of trees that one root has; of pairs, all together.
     """
 
     height: int
     carriers: tuple[Carrier, ...]
     rate: Fraction
     settings: Settings
-    most_per_root: int
 
 
 def pack_shallow(
@@ -197,8 +192,7 @@ class _Generation:
         rate = sum((carrier.weight for carrier in carriers), Fraction(0))
         shown = self._shown(rate / self.limit, choice.rate)
         facts: Settings = (("max_height", self.pricing.height), ("within_height", shown))
-        counts = Counter(0 if self.pricing.roots is None else carrier.root for carrier in carriers)
-        return Shallow(self.pricing.height, carriers, rate, (*facts, *settings), max(counts.values()))
+        return Shallow(self.pricing.height, carriers, rate, (*facts, *settings))
 
     def _shown(self, rate: Fraction, before: Fraction) -> str:
         """What is proved of a rate, of few of the carriers, and of the one of all of them."""

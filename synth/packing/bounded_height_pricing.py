@@ -174,8 +174,7 @@ class Pricing:
     @cached_property
     def _turned(self) -> Ints:
         """For each link of the reversed topology, the index of the link that it was."""
-        position = {(link.src, link.dst): index for index, link in enumerate(self.topology.links)}
-        return np.array([position[link.dst, link.src] for link in self._back.topology.links])
+        return self._graph.numbers(self._back.heads, self._back.tails)
 
 
 def least_height(topology: Topology, roots: Sequence[int] | None) -> int:
@@ -192,8 +191,7 @@ def least_height(topology: Topology, roots: Sequence[int] | None) -> int:
 
 def _farthest(topology: Topology, roots: Sequence[int]) -> list[int]:
     graph = LogicalGraph(topology)
-    usable = np.ones(len(topology.links), dtype=np.bool_)
-    return [int(graph.hops(usable, root).max()) for root in roots]
+    return [int(graph.hops(root).max()) for root in roots]
 
 
 def _rooted(levels: Ints, roots: Ints) -> Ints:

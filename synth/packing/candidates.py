@@ -1,16 +1,24 @@
-"""Trees to choose few from: the widest single trees, and the heaviest of those that a packing found."""
+"""Trees to choose few from: the widest, the heaviest of a packing, and trees woven around each other.
+
+The many small choices of an allgather with few trees are beyond an integer program, and picking among trees
+that were made for other purposes picks badly. `reweave` makes a fixed number of equal trees per root: each is
+the cheapest arborescence under lengths that grow with what the others load on each link, more steeply in each
+round (negotiated congestion in the routing of chips; McMurchie and Ebeling, PathFinder, 1995).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain, product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from arborcast.synth.bounds.capacity_lp import most_central
+from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError
-from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, cheapest_arborescence
+from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, cheapest_arborescence
 from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.packing.carrier import AnyCarrier, Carrier, Pair, merge, with_weight
 from arborcast.synth.topology import Topology
@@ -74,3 +82,56 @@ def candidates(
 
 def _descending_weight(carrier: Carrier) -> Fraction:
     return -carrier.weight
+
+
+_ROUNDS = 24
+_LONGEST = 1 << 20  # the length of the most crowded link
+
+
+def reweave(
+    topology: Topology, roots: Sequence[int], trees_per_root: int, *, deadline: Deadline
+) -> tuple[Tree, ...]:
+    """Equal trees, so many for each root, that crowd the fullest link as little as was found.
+
+    Args:
+        topology: connected from every root.
+        roots: all send at one rate.
+        trees_per_root: each tree carries that part of its root's rate.
+        deadline: once it has passed, the best complete round so far is what counts.
+
+    Returns:
+        Trees of weight 1 / `trees_per_root`; equal ones are not merged. Nothing here is random.
+    """
+    graph = LogicalGraph(topology)
+    capacities = np.array(topology.capacities, dtype=np.float64)
+    load = np.zeros(len(topology.links), dtype=np.int64)
+    woven: dict[tuple[int, int], Routes] = {}
+    best: list[Routes] = []
+    least = np.inf
+    for steepness in range(2, _ROUNDS + 2):
+        for slot in ((root, copy) for copy in range(trees_per_root) for root in roots):
+            if slot in woven:
+                load -= woven[slot].uses()
+            distances = graph.distances(_lengths(load, capacities, steepness))
+            woven[slot] = distances.routes(cheapest_arborescence(distances.matrix, slot[0]))
+            load += woven[slot].uses()
+        crowd = float((load / capacities).max())
+        if crowd < least:
+            best, least = list(woven.values()), crowd
+        if deadline.has_passed:
+            break
+    return tuple(routes.tree(Fraction(1, trees_per_root)) for routes in best)
+
+
+def _lengths(load: Ints, capacities: NDArray[np.float64], steepness: int) -> Ints:
+    """What one more tree on each link costs: its crowding then, to the power of `steepness`.
+
+    Powers are multiplications, which every machine rounds alike; exponentials are not.
+    """
+    crowding = (load + 1) / capacities
+    crowding /= crowding.max()
+    cost = 1 / capacities
+    for _ in range(steepness):
+        cost = cost * crowding
+    cost /= cost.max()
+    return np.maximum(1, np.round(cost * _LONGEST)).astype(np.int64)

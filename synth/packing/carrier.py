@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, overload
 
 from arborcast.synth.schedule import Settings
-from arborcast.synth.topology import Hop
+from arborcast.synth.topology import Hop, Vertex
 from arborcast.synth.tree import Tree, TreeEdge
 
 
@@ -167,6 +167,24 @@ def rerooted(tree: Tree, root: int) -> Tree:
         neighbours[edge.parent].append(edge)
         neighbours[edge.child].append(TreeEdge(edge.child, edge.parent, edge.via[::-1]))
     return Tree(root, tree.weight, breadth_first(root, neighbours))
+
+
+@overload
+def relabelled(carrier: Tree, images: Sequence[Vertex]) -> Tree: ...
+@overload
+def relabelled(carrier: Pair, images: Sequence[Vertex]) -> Pair: ...
+@overload
+def relabelled(carrier: Carrier, images: Sequence[Vertex]) -> Carrier: ...
+def relabelled(carrier: Carrier, images: Sequence[Vertex]) -> Carrier:
+    """The carrier with every vertex replaced by its image."""
+    if isinstance(carrier, Pair):
+        out = relabelled(carrier.out, images)
+        return Pair(out, out if carrier.into is carrier.out else relabelled(carrier.into, images))
+    edges = (
+        TreeEdge(images[edge.parent], images[edge.child], tuple(images[vertex] for vertex in edge.via))
+        for edge in carrier.edges
+    )
+    return Tree(images[carrier.root], carrier.weight, tuple(edges))
 
 
 def _longest_way(tree: Tree) -> list[int]:

@@ -12,13 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
 
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from arborcast.synth.kernels.arborescence import LogicalGraph
-from arborcast.synth.packing.first_trees import take_first
 from arborcast.synth.packing.packer import Packer, RoutedPacking
-from arborcast.synth.packing.routed import levels
-from arborcast.synth.packing.warm_start import Stump
+from arborcast.synth.packing.starting_trees import PartialTree, rebound, take_first
 from arborcast.synth.topology import Topology, gcd_of_fractions
 from arborcast.synth.tree import Packing, Tree
 
@@ -35,7 +33,7 @@ def pack_exactly(
     seed: int = 0,
     hop_weight: float = 0.1,
     attempts: int | None = None,
-    deadline_s: float | None = None,
+    deadline: Deadline = NO_DEADLINE,
     proposals: Sequence[Tree] = (),
 ) -> Packing:
     """Out-trees that span all ranks, each root's weighing together exactly its demand.
@@ -49,7 +47,7 @@ def pack_exactly(
         attempts: how many settings to try, the given one first, then other hop weights and seeds; the
             packing whose weights have the largest common unit wins, then the one with the fewest trees
             and levels together. Default: 4 up to 64 ranks, 1 above.
-        deadline_s: seconds from now; settings that have been tried by then count.
+        deadline: settings that have been tried by then count.
         proposals: trees of this topology to take first, each root's in proportion to their weights, as far
             as every cut allows. With any, one setting is tried unless `attempts` says more.
 
@@ -70,54 +68,54 @@ def pack_exactly(
         return _single_rank(demands)
     graph = LogicalGraph(topology)
     return pack_routed(
-        graph,
+        topology,
         demands,
         seed=seed,
         hop_weight=hop_weight,
         attempts=attempts,
-        deadline_s=deadline_s,
-        stumps=[_stump(graph, tree) for tree in proposals],
+        deadline=deadline,
+        known=[_whole(graph, tree) for tree in proposals],
     ).packing
 
 
 def pack_routed(
-    graph: LogicalGraph,
+    topology: Topology,
     demands: Mapping[int, Fraction],
     *,
     seed: int = 0,
     hop_weight: float = 0.1,
     attempts: int | None = None,
-    deadline_s: float | None = None,
-    stumps: Sequence[Stump] = (),
+    deadline: Deadline = NO_DEADLINE,
+    known: Sequence[PartialTree] = (),
 ) -> RoutedPacking:
     """`pack_exactly` for a thousand trees: they stay arrays, and proposals may lack edges.
 
     Args:
-        graph: of a topology with at least two ranks.
-        demands: as there, like all up to `deadline_s`.
+        topology: as there, with at least two ranks.
+        demands: see there, like all up to `deadline`.
         seed: settles ties.
         hop_weight: what one more hop costs.
         attempts: how many settings to try.
-        deadline_s: seconds from now.
-        stumps: trees and parts of trees over this very graph, to take first.
+        deadline: settings that have been tried by then count.
+        known: trees and parts of trees to take first; what they have over links that there are not is lost.
 
     Raises:
         OverloadedCutError: and all others as `pack_exactly` does.
     """
-    topology = graph.topology
     _check(topology, demands)
     if not 0 <= hop_weight <= 16:
         raise InputError(f"hop weight: must be in 0..16, got {hop_weight}")
     if attempts is not None and attempts < 1:
         raise InputError(f"attempts: must be at least 1, got {attempts}")
-    deadline = Deadline.after(deadline_s)
+    graph = LogicalGraph(topology)
+    first = [rebound(partial, graph) for partial in known]
     if attempts is None:
-        attempts = 4 if topology.ranks <= SMALL and not stumps else 1
+        attempts = 4 if topology.ranks <= SMALL and not known else 1
     found: list[RoutedPacking] = []
     for number, weight in _settings(seed, hop_weight, attempts):
         try:
             packer = Packer(graph, demands, seed=number, hop_weight=weight, deadline=deadline)
-            take_first(packer, stumps)
+            take_first(packer, first)
             found.append(packer.run())
         except TimedOutError:
             if not found:
@@ -139,11 +137,11 @@ def _settings(seed: int, hop_weight: float, attempts: int) -> Iterator[tuple[int
 def _cost(packing: RoutedPacking) -> tuple[Fraction, int]:
     """What makes a packing worse: a finer common unit of the weights first, then trees and levels."""
     unit = reduce(gcd_of_fractions, (tree.weight for tree in packing.trees), Fraction(0))
-    heights = (int(levels(tree.routes.parents)[0].max()) for tree in packing.trees)
+    heights = (tree.routes.height for tree in packing.trees)
     return -unit, len(packing.trees) + max(heights, default=0)
 
 
-def _stump(graph: LogicalGraph, tree: Tree) -> Stump:
+def _whole(graph: LogicalGraph, tree: Tree) -> PartialTree:
     """A proposal as arrays."""
     name, ranks = graph.topology.name, graph.topology.ranks
     if not 0 <= tree.root < ranks or len(tree.edges) != ranks - 1 or len(tree.depth) != ranks:
@@ -151,7 +149,7 @@ def _stump(graph: LogicalGraph, tree: Tree) -> Stump:
     if tree.weight <= 0:
         raise InputError(f"proposed tree of root {tree.root}: weight must be positive, got {tree.weight}")
     try:
-        return Stump.of(graph, tree)
+        return PartialTree.of(graph, tree)
     except KeyError as missing:
         raise InputError(f"proposed tree of root {tree.root}: {name} has no link {missing}") from missing
 

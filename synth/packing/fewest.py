@@ -4,7 +4,7 @@ Fewer trees mean larger messages and fewer of them. BLINK's integer program choo
 (of the exact packing, of the multiplicative weights, and the widest single tree). With one root, or with
 an allreduce's pairs, HiGHS closes it; with all roots it does not, and weights that favour what is already
 used, followed by dropping what can be dropped, choose instead, beside trees that were woven around each
-other (`synth.packing.reweave`).
+other (`synth.packing.candidates`).
 
 Source: Wang et al., BLINK (MLSys 2020), section 4; Candes, Wakin, Boyd (2008) for the reweighting.
 """
@@ -21,13 +21,12 @@ from typing import Generic
 
 import numpy as np
 
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InputError
 from arborcast.synth.lp.tree_program import CLOSE, Floats, few
-from arborcast.synth.packing.candidates import CANDIDATES, candidates, wide_pairs, widest_trees
+from arborcast.synth.packing.candidates import CANDIDATES, candidates, reweave, wide_pairs, widest_trees
 from arborcast.synth.packing.carrier import AnyCarrier, Pair, Pairing, merge, shape
 from arborcast.synth.packing.mwu import weigh_pairs, weigh_trees
-from arborcast.synth.packing.reweave import reweave
 from arborcast.synth.packing.ruling_out import EFFORT, is_ruled_out
 from arborcast.synth.packing.weights import Choice
 from arborcast.synth.schedule import Settings
@@ -55,7 +54,7 @@ def fewest_trees(
     tolerance: Fraction = DEFAULT_TOLERANCE,
     max_trees: int | None = None,
     seed: int = 0,
-    deadline_s: float | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Packing:
     """Few out-trees from each root, all roots at one rate.
 
@@ -68,7 +67,7 @@ def fewest_trees(
             Ignored with `max_trees`.
         max_trees: at most so many trees per root, at the best rate; None for as few as the tolerance allows.
         seed: of the candidates and of the integer program.
-        deadline_s: seconds that the choice may take; then the best so far is returned.
+        deadline: when the best so far is returned.
 
     Returns:
         Trees with exact weights. `settings` hold "tolerance" or "max_trees", the number of "candidates",
@@ -78,9 +77,8 @@ def fewest_trees(
         InputError: a tolerance or a number of trees out of its range.
     """
     _check(tolerance, max_trees)
-    deadline = Deadline.after(deadline_s)
     wide = [tree for root in roots for tree in widest_trees(topology, root)]
-    woven = weigh_trees(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).trees
+    woven = weigh_trees(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline=deadline).trees
     known = merge(known)
     rewoven = [
         merge(reweave(topology, roots, count, deadline=deadline))
@@ -109,13 +107,12 @@ def fewest_pairs(
     tolerance: Fraction = DEFAULT_TOLERANCE,
     max_trees: int | None = None,
     seed: int = 0,
-    deadline_s: float | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Pairing:
     """Few pairs for an allreduce: `fewest_trees`, where a tree is now a pair and all pairs count together."""
     _check(tolerance, max_trees)
-    deadline = Deadline.after(deadline_s)
     wide = wide_pairs(topology)
-    woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline_s=deadline_s).pairs
+    woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline=deadline).pairs
     known = merge(known)
     group = candidates(known, (*wide, *woven), CANDIDATES)
     search = _Search(Choice(topology, (group,), optimum), frozenset(map(shape, known)), (), seed, deadline)

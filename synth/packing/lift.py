@@ -1,4 +1,4 @@
-"""Trees into a schedule: the last, pure step of every tree method.
+"""Trees into a schedule: the last, pure step of every tree method, for a million transfers at once.
 
 A chunk per carrier, a transfer per edge, the depth as the step. What reduces was packed on the reversed
 topology and is turned round here; relays, which the packings pass like switches, become ranks that
@@ -7,151 +7,237 @@ receive and send on.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import CollectiveError
-from arborcast.synth.packing.carrier import Carrier, Pair, breadth_first, centred, merge
+from arborcast.synth.kernels.arborescence import LogicalGraph, Routes, levels
+from arborcast.synth.kernels.compiled import Flags, Ints
+from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.kernels.max_flow import LARGEST_TOTAL
+from arborcast.synth.packing.carrier import Carrier, Pair, breadth_first
+from arborcast.synth.packing.routed import RoutedTree, centred_routes, over
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Topology, Vertex
 from arborcast.synth.tree import Tree, TreeEdge
 
+AnyTree: TypeAlias = Carrier | RoutedTree
+"""In an allreduce a tree gathers along the edges on which it spreads; a pair has one tree for each."""
 
-def lift_trees(
-    topology: Topology, collective: Collective, method: Method, bound: Bound, trees: Iterable[Tree]
+
+@dataclass(frozen=True, eq=False)
+class Lifted:
+    """What one chunk moves along, on links as the topology numbers them.
+
+    Attributes:
+        root: the owner of the chunk.
+        weight: in proportion to its share.
+        into: the tree along which it is gathered, over the links turned round; None for no reduction.
+        out: the tree along which it is spread; None where only the root needs the sum.
+    """
+
+    root: int
+    weight: Fraction
+    into: Routes | None
+    out: Routes | None
+
+    @property
+    def uses(self) -> Ints:
+        """How often it passes each link."""
+        parts = [routes.uses() for routes in (self.into, self.out) if routes is not None]
+        return parts[0] + parts[1] if len(parts) == 2 else parts[0]
+
+
+def lift(
+    topology: Topology, collective: Collective, method: Method, bound: Bound, carriers: Iterable[AnyTree]
 ) -> Schedule:
-    """A schedule of a broadcast, reduce, allgather or reduce-scatter from trees.
+    """A schedule of a collective along trees.
 
     Args:
         topology: the fabric, relays included.
-        collective: what the trees are for.
-        method: what made them.
+        collective: a broadcast, reduce, allgather, reduce-scatter or allreduce.
+        method: what made the trees.
         bound: the limit of the rate.
-        trees: from the root, or from each rank, to all ranks of the collective, their `via` naming
-            switches and relays; for reduce and reduce-scatter they are trees of `topology.reversed()`.
-            Each root's trees carry its block in proportion to their weights.
+        carriers: from the root, or from each rank, to all ranks of the collective, passing switches and
+            relays; for reduce and reduce-scatter trees of `topology.reversed()`. Each root's carriers carry
+            its block in proportion to their weights, those of an allreduce the whole buffer.
 
     Raises:
-        CollectiveError: a kind that single trees cannot do.
+        CollectiveError: a kind that trees cannot do.
     """
-    if collective.kind not in TREE_KINDS or collective.kind is Kind.ALLREDUCE:
-        raise CollectiveError(f"{collective.kind}: trees are lifted into {_names(TREE_KINDS[:-1])}")
-    merged = merge(trees)
+    kind = collective.kind
+    if kind not in TREE_KINDS:
+        raise CollectiveError(f"{kind}: trees are lifted into {', '.join(TREE_KINDS)}")
+    found = lifted(topology, kind, carriers)
+    if not found:
+        return Schedule.build(topology, collective, method, bound, (), ())
     carried: dict[int, Fraction] = defaultdict(Fraction)
-    for tree in merged:
-        carried[tree.root] += tree.weight
-    block = Fraction(1, len(carried))
-    chunks, transfers = [], []
-    for index, tree in enumerate(merged):
-        chunks.append(Chunk(block * tree.weight / carried[tree.root], tree.root))
-        hops = relayed(tree, topology)
-        transfers += gathering(hops, index) if collective.kind.reduces else spreading(hops, index)
-    return Schedule.build(topology, collective, method, bound, chunks, transfers)
+    for one in found:
+        carried[0 if kind is Kind.ALLREDUCE else one.root] += one.weight
+    shares = [one.weight / carried[0 if kind is Kind.ALLREDUCE else one.root] / len(carried) for one in found]
+    chunks = tuple(Chunk(share, one.root) for share, one in zip(shares, found, strict=True))
+    rate = _rate(topology, shares, found)
+    return Schedule(topology, collective, method, bound, chunks, tuple(transfers_of(found)), rate)
 
 
-def lift_pairs(
-    topology: Topology, collective: Collective, method: Method, bound: Bound, pairs: Iterable[Pair]
-) -> Schedule:
-    """A schedule of an allreduce: each pair sums its part of the buffer at its root and spreads it.
+def lifted(topology: Topology, kind: Kind, carriers: Iterable[AnyTree]) -> list[Lifted]:
+    """The carriers on the links of a topology: equal ones merged, mirrored ones from their centre."""
+    graph, turned = LogicalGraph(topology), LinkGraph(topology, turned=True)
+    back = LogicalGraph(topology.reversed()) if kind.reduces else graph
+    weight: dict[tuple[bytes, ...], Fraction] = defaultdict(Fraction)
+    first: dict[tuple[bytes, ...], tuple[RoutedTree, RoutedTree | None]] = {}
+    for carrier in carriers:
+        into = None
+        if isinstance(carrier, Pair) and not carrier.is_mirrored:
+            out, into = _routed(graph, carrier.out), _routed(back, carrier.into)
+        elif kind is Kind.ALLREDUCE:
+            tree = carrier.out if isinstance(carrier, Pair) else carrier
+            out = centred_routes(_routed(graph, tree), graph.reverse)
+        else:
+            assert not isinstance(carrier, Pair), "only an allreduce is made of pairs"
+            out = _routed(back, carrier)
+        key: tuple[bytes, ...] = out.key if into is None else (*out.key, *into.key)
+        first.setdefault(key, (out, into))
+        weight[key] += carrier.weight
+    links = graph.numbers(back.heads, back.tails) if kind.reduces else None
+    found = []
+    for key, (out, into) in first.items():
+        spread, gather = _relayed(out), None if into is None else _relayed(into)
+        if kind is Kind.ALLREDUCE and gather is None:
+            gather = Routes(turned, spread.parents, spread.starts, graph.reverse[spread.links])
+        elif links is not None:
+            gather = gather or spread
+            gather = Routes(turned, gather.parents, gather.starts, links[gather.links])
+        out_of_root = None if kind.reduces and kind is not Kind.ALLREDUCE else spread
+        found.append(Lifted(out.root, weight[key], gather, out_of_root))
+    return found
 
-    Pairs that gather along the edges on which they spread get their root moved to the centre.
+
+def transfers_of(found: Sequence[Lifted]) -> list[Transfer]:
+    """The transfers of all chunks in the order of schedules.
+
+    Each rank sends to its children one step after it has received, and to its parent one step after it has
+    added up what its children sent; what is spread is first gathered.
+    """
+    gathered = [(chunk, one.into, 0) for chunk, one in enumerate(found) if one.into is not None]
+    steps = [0] * len(found)
+    for chunk, routes, _ in gathered:
+        steps[chunk] = routes.height
+    spread = [(chunk, one.out, steps[chunk]) for chunk, one in enumerate(found) if one.out is not None]
+    moves = [_moves(trees, reduce) for trees, reduce in ((spread, False), (gathered, True)) if trees]
+    columns = [np.concatenate([rows[place] for rows, _ in moves]) for place in range(5)]
+    chunks, src, dst, step, reduces = columns
+    via = [way for _, ways in moves for way in ways]
+    order = np.lexsort((dst, src, chunks, step))
+    return Transfer.many(
+        chunks[order].tolist(),
+        src[order].tolist(),
+        dst[order].tolist(),
+        step[order].tolist(),
+        reduces[order].tolist(),
+        [via[place] for place in order.tolist()],
+    )
+
+
+def _moves(
+    trees: Sequence[tuple[int, Routes, int]], reduce: bool
+) -> tuple[tuple[Ints, Ints, Ints, Ints, Flags], list[tuple[Vertex, ...]]]:
+    """Chunk, src, dst, step and reduce of every edge of trees in one direction, and the switches it passes.
 
     Args:
-        topology: the fabric, relays included.
-        collective: an allreduce.
-        method: what made the pairs.
-        bound: the limit of the rate.
-        pairs: see `Pair`; the parts of the buffer are in proportion to the weights.
-
-    Raises:
-        CollectiveError: the collective is no allreduce.
+        trees: the number of the chunk, its tree and the step in which the tree starts.
+        reduce: whether children send to their parents.
     """
-    if collective.kind is not Kind.ALLREDUCE:
-        raise CollectiveError(f"{collective.kind}: pairs of trees are lifted into an allreduce only")
-    merged = merge(centred(pair) for pair in pairs)
-    total = sum((pair.weight for pair in merged), Fraction(0))
-    chunks, transfers = [], []
-    for index, pair in enumerate(merged):
-        chunks.append(Chunk(pair.weight / total, pair.root))
-        into = relayed(pair.into, topology)
-        transfers += gathering(into, index)
-        transfers += spreading(relayed(pair.out, topology), index, first_step=into.height)
-    return Schedule.build(topology, collective, method, bound, chunks, transfers)
+    every = [routes for _, routes, _ in trees]
+    ranks, heads = len(every[0].parents), every[0].graph.heads
+    parents = np.concatenate([routes.parents for routes in every])
+    edges = parents >= 0
+    numbers, firsts = (np.array([tree[place] for tree in trees], dtype=np.int64) for place in (0, 2))
+    chunk, first = np.repeat(numbers, ranks)[edges], np.repeat(firsts, ranks)[edges]
+    parent, child = parents[edges], np.tile(np.arange(ranks, dtype=np.int64), len(trees))[edges]
+    counts = np.concatenate([np.diff(routes.starts) for routes in every])[edges]
+    via = _ways(counts, heads[np.concatenate([routes.links for routes in every])])
+    depths, heights = (np.concatenate(part) for part in zip(*(levels(r.parents) for r in every), strict=True))
+    flags = np.full(len(parent), reduce)
+    if not reduce:
+        return (chunk, parent, child, first + depths[edges] - 1, flags), via
+    turned: dict[tuple[Vertex, ...], tuple[Vertex, ...]] = {}
+    via = [turned.setdefault(way, way[::-1]) for way in via]
+    return (chunk, child, parent, first + heights[edges], flags), via
 
 
-def spreading(tree: Tree, chunk: int, first_step: int = 0) -> list[Transfer]:
-    """Each rank sends to its children one step after it has received."""
-    depth = tree.depth
-    return [
-        Transfer(chunk, edge.parent, edge.child, first_step + depth[edge.parent], False, edge.via)
-        for edge in tree.edges
-    ]
+def _ways(counts: Ints, heads: Ints) -> list[tuple[Vertex, ...]]:
+    """The switches of each edge; equal ways are one tuple."""
+    ends = np.cumsum(counts)
+    ways: list[tuple[Vertex, ...]] = [()] * len(counts)
+    for count in np.unique(counts).tolist():
+        if count < 2:
+            continue
+        rows = np.flatnonzero(counts == count)
+        passed = heads[(ends[rows] - count)[:, None] + np.arange(count - 1)]
+        if count == 2:
+            distinct, which = np.unique(passed[:, 0], return_inverse=True)
+            tuples = [(switch,) for switch in distinct.tolist()]
+        else:
+            distinct, which = np.unique(passed, axis=0, return_inverse=True)
+            tuples = [tuple(way) for way in distinct.tolist()]
+        for row, place in zip(rows.tolist(), which.reshape(-1).tolist(), strict=True):
+            ways[row] = tuples[place]
+    return ways
 
 
-def gathering(tree: Tree, chunk: int) -> list[Transfer]:
-    """Each rank adds up what its children send, then sends the sum to its parent; edges turned round."""
-    height = dict.fromkeys(tree.depth, 0)
-    for edge in reversed(tree.edges):
-        height[edge.parent] = max(height[edge.parent], height[edge.child] + 1)
-    return [
-        Transfer(chunk, edge.child, edge.parent, height[edge.child], True, edge.via[::-1])
-        for edge in tree.edges
-    ]
+def _rate(topology: Topology, shares: Sequence[Fraction], found: Sequence[Lifted]) -> Fraction:
+    """What `Schedule.build` works out from the transfers, from the links of the trees."""
+    parts = math.lcm(*(share.denominator for share in shares))
+    # Python's integers where int64 might not do: a link carries a share at most once for each rank.
+    fits = parts * 2 * topology.ranks < LARGEST_TOTAL
+    load = np.zeros(len(topology.links), dtype=np.int64 if fits else object)
+    for share, one in zip(shares, found, strict=True):
+        load += one.uses * int(share * parts)
+    busy = max(
+        (Fraction(int(amount), parts) / link.bandwidth)
+        for amount, link in zip(load.tolist(), topology.links, strict=True)
+    )
+    return 1 / busy if busy else Fraction(0)
 
 
-def relayed(tree: Tree, topology: Topology) -> Tree:
+def _routed(graph: LogicalGraph, tree: Tree | RoutedTree) -> RoutedTree:
+    return over(graph, tree) if isinstance(tree, RoutedTree) else RoutedTree.of(graph, tree)
+
+
+def _relayed(tree: RoutedTree) -> Routes:
     """The tree with the relays on its edges made into ranks of their own.
 
     Two edges may pass the same relay. It then receives once and sends on twice (turned round: it adds up
     and sends once), so that loads only fall and no contribution counts twice. Relays that serve nobody
     after that are left out.
     """
-    if not any(vertex < topology.ranks for edge in tree.edges for vertex in edge.via):
-        return tree
+    routes = tree.routes
+    graph, heads = routes.graph, routes.graph.heads[routes.links]
+    inner = np.ones(len(heads), dtype=np.bool_)
+    inner[routes.starts[1:][np.diff(routes.starts) > 0] - 1] = False
+    if not (inner & (heads < graph.ranks)).any():
+        return routes
+    value = tree.tree
     leaving: dict[int, list[TreeEdge]] = defaultdict(list)
-    for edge in tree.edges:
-        for hop in _split_at_relays(edge, topology.ranks):
-            leaving[hop.parent].append(hop)
-    members = set(tree.depth)
-    return Tree(tree.root, tree.weight, _without_idle_leaves(breadth_first(tree.root, leaving), members))
-
-
-def _split_at_relays(edge: TreeEdge, ranks: int) -> list[TreeEdge]:
-    """The pieces of an edge between one rank and the next, whether it takes part or relays."""
-    path = (edge.parent, *edge.via, edge.child)
-    stops = [position for position, vertex in enumerate(path) if vertex < ranks]
-    return [TreeEdge(path[start], path[end], path[start + 1 : end]) for start, end in pairwise(stops)]
-
-
-def _without_idle_leaves(edges: Sequence[TreeEdge], members: set[int]) -> tuple[TreeEdge, ...]:
-    """The edges that lead to a member; children come after their parents."""
-    needed = set(members)
+    for edge in value.edges:
+        path = (edge.parent, *edge.via, edge.child)
+        stops = [position for position, vertex in enumerate(path) if vertex < graph.ranks]
+        for start, end in pairwise(stops):
+            leaving[path[start]].append(TreeEdge(path[start], path[end], path[start + 1 : end]))
+    needed = set(value.depth)
     kept = []
-    for edge in reversed(edges):
+    for edge in reversed(breadth_first(tree.root, leaving)):  # children before their parents
         if edge.child in needed:
             needed.add(edge.parent)
             kept.append(edge)
-    return tuple(kept[::-1])
-
-
-def _names(kinds: Iterable[Kind]) -> str:
-    *most, last = (kind.value for kind in kinds)
-    return f"{', '.join(most)} and {last}"
-
-
-def lift(
-    topology: Topology, collective: Collective, method: Method, bound: Bound, carriers: Iterable[Carrier]
-) -> Schedule:
-    """`lift_pairs` for an allreduce, `lift_trees` for the other kinds."""
-    carriers = list(carriers)
-    if collective.kind is Kind.ALLREDUCE:
-        pairs = [carrier for carrier in carriers if isinstance(carrier, Pair)]
-        assert len(pairs) == len(carriers), "an allreduce is made of pairs"
-        return lift_pairs(topology, collective, method, bound, pairs)
-    trees = [carrier for carrier in carriers if isinstance(carrier, Tree)]
-    assert len(trees) == len(carriers), "only an allreduce is made of pairs"
-    return lift_trees(topology, collective, method, bound, trees)
+    return RoutedTree.of(graph, Tree(tree.root, tree.weight, tuple(kept[::-1]))).routes

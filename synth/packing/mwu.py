@@ -18,7 +18,7 @@ from typing import Generic
 
 import numpy as np
 
-from arborcast.synth.deadline import Deadline
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence
 from arborcast.synth.kernels.compiled import Ints
@@ -65,7 +65,7 @@ def weigh_trees(
     iterations: int = DEFAULT_ITERATIONS,
     seed: int = 0,
     stop_at: Fraction | None = None,
-    deadline_s: float | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Packing:
     """Out-trees from each root, all roots at one rate, that is at least (1 - epsilon) of the largest.
 
@@ -76,7 +76,7 @@ def weigh_trees(
         iterations: arborescences after which the run ends, guarantee or not; whole phases are finished.
         seed: breaks ties between links.
         stop_at: a rate per root in GB/s that is enough.
-        deadline_s: seconds after which the run ends, guarantee or not; with several roots once each has
+        deadline: when the run ends, guarantee or not; with several roots once each has
             got as much as the others.
 
     Returns:
@@ -90,7 +90,7 @@ def weigh_trees(
     """
     graph = LogicalGraph(topology)
     run = _Run(topology, [_tree_finder(graph, root) for root in roots], epsilon, iterations, seed)
-    carriers = run.until(_enough(topology, roots), stop_at, Deadline.after(deadline_s))
+    carriers = run.until(_enough(topology, roots), stop_at, deadline)
     return Packing(carriers, run.settings)
 
 
@@ -101,7 +101,7 @@ def weigh_pairs(
     iterations: int = DEFAULT_ITERATIONS,
     seed: int = 0,
     stop_at: Fraction | None = None,
-    deadline_s: float | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Pairing:
     """Pairs for an allreduce with free roots, at least (1 - epsilon) of the largest rate.
 
@@ -111,7 +111,7 @@ def weigh_pairs(
     """
     finder = _mirrored_finder(topology) if topology.is_symmetric else _pair_finder(topology)
     run = _Run(topology, [finder], epsilon, iterations, seed)
-    carriers = run.until(_enough(topology, ()), stop_at, Deadline.after(deadline_s))
+    carriers = run.until(_enough(topology, ()), stop_at, deadline)
     return Pairing(carriers, run.settings)
 
 
@@ -132,8 +132,8 @@ def _tree_finder(graph: LogicalGraph, root: int) -> Finder[Tree]:
 
 def _mirrored_finder(topology: Topology) -> Finder[Pair]:
     """One tree serves both ways: an edge costs what its links cost there and back."""
-    back = _positions(topology, [(link.dst, link.src) for link in topology.links])
-    find_tree = _tree_finder(LogicalGraph(topology), 0)
+    graph = LogicalGraph(topology)
+    back, find_tree = graph.reverse, _tree_finder(graph, 0)
 
     def find(lengths: Ints) -> Found[Pair]:
         tree = find_tree(lengths + lengths[back])
@@ -147,10 +147,9 @@ def _mirrored_finder(topology: Topology) -> Finder[Pair]:
 
 
 def _pair_finder(topology: Topology) -> Finder[Pair]:
-    reverse = topology.reversed()
-    there = _positions(topology, [(link.dst, link.src) for link in reverse.links])
-    back = _positions(reverse, [(link.dst, link.src) for link in topology.links])
-    outward, inward = LogicalGraph(topology), LogicalGraph(reverse)
+    outward, inward = LogicalGraph(topology), LogicalGraph(topology.reversed())
+    there = outward.numbers(inward.heads, inward.tails)
+    back = inward.numbers(outward.heads, outward.tails)
     finders = [(_tree_finder(outward, root), _tree_finder(inward, root)) for root in range(topology.ranks)]
 
     def find(lengths: Ints) -> Found[Pair]:
@@ -164,12 +163,6 @@ def _pair_finder(topology: Topology) -> Finder[Pair]:
         return Found(out.key + into.key, uses, out.cost + into.cost, 2 * topology.ranks, make)
 
     return find
-
-
-def _positions(topology: Topology, pairs: Sequence[tuple[int, int]]) -> Ints:
-    """Where each (src, dst) stands among the links of a topology."""
-    position = {(link.src, link.dst): index for index, link in enumerate(topology.links)}
-    return np.array([position[pair] for pair in pairs], dtype=np.int64)
 
 
 def _enough(topology: Topology, roots: Sequence[int]) -> Fraction:

@@ -1,7 +1,7 @@
 """The state of one exact packing and the search for its next trees: whole units on links and ranks.
 
-`synth.packing.exact` is the entry and says how it works; `synth.packing.first_trees` takes out what is known
-before the search begins.
+`synth.packing.exact` is the entry and says how it works; `synth.packing.starting_trees` takes out what is
+known before the search begins.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Packer:
                 )
             root = waiting.pop(0)
             distances = self.graph.distances(self.lengths(remaining))
-            parent_cost = self.hop_price * self.graph.hops(remaining > 0, root)
+            parent_cost = self.hop_price * self.graph.hops(root, remaining > 0)
             routes, overused = fitting_tree(distances, parent_cost, root, remaining, self.random)
             if routes is None:
                 if not proposed:
@@ -203,7 +203,7 @@ class Packer:
         """The trees in the order of their roots; those that came up twice are one."""
         merged: dict[tuple[bytes, bytes], Taken] = {}
         for tree in self.taken:
-            key = (tree.routes.parents.tobytes(), tree.routes.links.tobytes())
+            key = tree.routes.parents.tobytes(), tree.routes.links.tobytes()
             twin = merged.get(key)
             merged[key] = tree if twin is None else replace(twin, times=twin.times + tree.times)
         trees = tuple(

@@ -6,15 +6,15 @@ large schedules need (another root, the root in the middle, merging) are kernels
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
 
-from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
+from arborcast.synth.kernels.arborescence import Routes, levels
 from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.tree import Tree
 
 
@@ -33,7 +33,7 @@ class RoutedTree:
     routes: Routes
 
     @classmethod
-    def of(cls, graph: LogicalGraph, tree: Tree) -> RoutedTree:
+    def of(cls, graph: LinkGraph, tree: Tree) -> RoutedTree:
         """A tree of the graph's topology as arrays.
 
         Raises:
@@ -52,12 +52,17 @@ class RoutedTree:
         return cls(tree.root, tree.weight, Routes(graph, parents, starts, np.array(links, dtype=np.int64)))
 
     @property
+    def key(self) -> tuple[bytes, bytes]:
+        """Tells apart trees of any weight over one graph."""
+        return self.routes.parents.tobytes(), self.routes.links.tobytes()
+
+    @property
     def tree(self) -> Tree:
         """The same as a value."""
         return self.routes.tree(self.weight)
 
 
-def over(graph: LogicalGraph, tree: RoutedTree) -> RoutedTree:
+def over(graph: LinkGraph, tree: RoutedTree) -> RoutedTree:
     """The tree over a graph that has at least its links."""
     number = same_links(tree.routes.graph, graph)
     routes = tree.routes
@@ -65,28 +70,13 @@ def over(graph: LogicalGraph, tree: RoutedTree) -> RoutedTree:
     return replace(tree, routes=Routes(graph, routes.parents, routes.starts, links))
 
 
-def same_links(old: LogicalGraph, new: LogicalGraph) -> Ints | None:
+def same_links(old: LinkGraph, new: LinkGraph) -> Ints | None:
     """For each link of a graph its number in another one of the same vertices, -1 where it lacks it.
 
     None where both have the same links.
     """
-    if old is new:
-        return None
-    size = new.topology.size
-    keys, wanted = new.tails * size + new.heads, old.tails * size + old.heads  # links are sorted
-    if np.array_equal(keys, wanted):
-        return None
-    place = np.minimum(np.searchsorted(keys, wanted), max(0, len(keys) - 1))
-    return np.where(keys[place] == wanted, place, -1).astype(np.int64)
-
-
-def reverse_links(graph: LogicalGraph) -> Ints:
-    """For each link the index of the one that leads back, -1 for none."""
-    size = graph.topology.size
-    keys = graph.tails * size + graph.heads  # ascending: links are sorted by (src, dst)
-    wanted = graph.heads * size + graph.tails
-    place = np.minimum(np.searchsorted(keys, wanted), max(0, len(keys) - 1))
-    return np.where(keys[place] == wanted, place, -1).astype(np.int64)
+    number = new.numbers(old.tails, old.heads)
+    return None if len(number) == len(new.tails) and (number == np.arange(len(number))).all() else number
 
 
 def rerooted_routes(routes: Routes, root: int, reverse: Ints) -> Routes:
@@ -100,43 +90,6 @@ def centred_routes(tree: RoutedTree, reverse: Ints) -> RoutedTree:
     if root == tree.root:
         return tree
     return RoutedTree(root, tree.weight, rerooted_routes(tree.routes, root, reverse))
-
-
-def merged(trees: Iterable[RoutedTree]) -> list[RoutedTree]:
-    """Trees of one shape put together by adding their weights, in order of appearance."""
-    found: dict[tuple[int, bytes, bytes], RoutedTree] = {}
-    for tree in trees:
-        key = (tree.root, tree.routes.parents.tobytes(), tree.routes.links.tobytes())
-        twin = found.get(key)
-        found[key] = tree if twin is None else replace(twin, weight=twin.weight + tree.weight)
-    return list(found.values())
-
-
-@kernel
-def levels(parents: Ints) -> tuple[Ints, Ints]:
-    """For each rank the edges from its tree's top, and the most edges from it down to a leaf."""
-    size = parents.shape[0]
-    depth, height = np.full(size, -1), np.zeros(size, dtype=np.int64)
-    way = np.empty(size, np.int64)
-    for start in range(size):
-        length, here = 0, start
-        while here >= 0 and depth[here] < 0:
-            way[length] = here
-            length += 1
-            here = parents[here]
-        above = depth[here] if here >= 0 else -1
-        for place in range(length - 1, -1, -1):
-            above += 1
-            depth[way[place]] = above
-    for start in range(size):
-        here, steps = start, 0
-        while parents[here] >= 0:
-            here = parents[here]
-            steps += 1
-            if height[here] >= steps:
-                break
-            height[here] = steps
-    return depth, height
 
 
 @kernel

@@ -12,8 +12,8 @@ from fractions import Fraction
 from arborcast.synth.bounds.capacity_lp import Split, split_bandwidth
 from arborcast.synth.bounds.root_demands import (
     LARGEST_TWO_WAY,
-    free_roots,
     is_connected,
+    root_demands_of,
     spread_roots,
     symmetric_part,
 )
@@ -59,7 +59,7 @@ def _splits(topology: Topology, collective: Collective, limit: Fraction) -> list
 
 def _halves_of_free_roots(topology: Topology) -> Split:
     """Half of each link for each direction, and the roots that make the most of it."""
-    found = free_roots(topology)
+    found = root_demands_of(topology)
     demands = {root: demand for root, demand in enumerate(found.demands) if demand}
     return Split(found.rate, demands, _halved(topology))
 

@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.synth.bounds.routing_trees import Alike, BestRouting, WeightedTree
-from arborcast.synth.bounds.shortest_paths import FAR, Ways
+from arborcast.synth.bounds.routing_trees import BestRouting, OrbitPartition, WeightedTree
+from arborcast.synth.bounds.shortest_paths import FAR, ShortestPaths
 from arborcast.synth.collective import Collective
+from arborcast.synth.routes.paths import Path, Route
 from arborcast.synth.topology import Topology, Vertex
 
-Path: TypeAlias = tuple[Vertex, ...]
 Load: TypeAlias = tuple[int, ...]
 """The orbit of every link of a way, sorted; one that is used twice stands there twice."""
 
@@ -43,7 +43,7 @@ class Options:
 
 
 def options_of(
-    topology: Topology, collective: Collective, alike: Alike, best: BestRouting
+    topology: Topology, collective: Collective, alike: OrbitPartition, best: BestRouting
 ) -> Iterator[Options]:
     """The ways of all blocks of the first rank of each orbit, by source and target.
 
@@ -54,7 +54,7 @@ def options_of(
         best: the lengths that prove the limit and the flow that reaches it, whose ways are all among the
             answer, so that the limit can be reached by choosing from it.
     """
-    ways = Ways(topology)
+    ways = ShortestPaths(topology)
     lengths = best.lengths[alike.link_orbits] * (topology.size + 1) + 1
     assert int(best.lengths.max()) * (topology.size + 1) ** 2 < FAR, "exact, or rounded to few digits"
     for source in alike.sources:
@@ -70,10 +70,10 @@ def options_of(
 
 
 def shares_of_trees(
-    topology: Topology, collective: Collective, alike: Alike, best: BestRouting
-) -> Iterator[tuple[int, int, Path, Fraction]]:
-    """Source, target, way and share of the block, as the optimal flow has them."""
-    ways = Ways(topology)
+    topology: Topology, collective: Collective, alike: OrbitPartition, best: BestRouting
+) -> Iterator[Route]:
+    """The routes of the optimal flow."""
+    ways = ShortestPaths(topology)
     for source in alike.sources:
         of_source = [tree for tree in best.trees if tree.source == source]
         for target in sorted(collective.members - {source}):
@@ -81,11 +81,14 @@ def shares_of_trees(
             for tree in of_source:
                 shares[_path_in(ways, alike, tree, target)[0]] += tree.share
             for path in sorted(shares, key=lambda path: (len(path), path)):
-                yield source, target, path, shares[path]
+                yield Route(path, shares[path])
 
 
 def _shortest(
-    ways: Ways, alike: Alike, lengths: np.ndarray[tuple[int], np.dtype[np.int64]], source: int
+    ways: ShortestPaths,
+    alike: OrbitPartition,
+    lengths: np.ndarray[tuple[int], np.dtype[np.int64]],
+    source: int,
 ) -> list[dict[Load, tuple[int, Load]]]:
     """For each vertex the loads of shortest ways to it, with the last link and the load before it."""
     tree = ways.tree(lengths, source)
@@ -107,7 +110,9 @@ def _shortest(
     return found
 
 
-def _path_to(ways: Ways, found: list[dict[Load, tuple[int, Load]]], target: Vertex, load: Load) -> Path:
+def _path_to(
+    ways: ShortestPaths, found: list[dict[Load, tuple[int, Load]]], target: Vertex, load: Load
+) -> Path:
     path = [target]
     while load:
         link, load = found[path[-1]][load]
@@ -115,7 +120,9 @@ def _path_to(ways: Ways, found: list[dict[Load, tuple[int, Load]]], target: Vert
     return tuple(reversed(path))
 
 
-def _path_in(ways: Ways, alike: Alike, tree: WeightedTree, target: Vertex) -> tuple[Path, Load]:
+def _path_in(
+    ways: ShortestPaths, alike: OrbitPartition, tree: WeightedTree, target: Vertex
+) -> tuple[Path, Load]:
     path, load = [target], []
     while path[-1] != tree.source:
         link = tree.entering[path[-1]]

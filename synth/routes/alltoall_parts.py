@@ -16,7 +16,8 @@ import numpy as np
 
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import limit_time, new_model
-from arborcast.synth.routes.alltoall_options import Load, Options, Path
+from arborcast.synth.routes.alltoall_options import Load, Options
+from arborcast.synth.routes.paths import Path, Route
 
 MOST_PARTS = 24
 """Into how many equal parts a block is divided at most before the shares of the optimal flow are taken."""
@@ -25,19 +26,9 @@ _MOST_NODES = 200  # of the branch and bound for one number of parts
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A share of a block on its way."""
-
-    target: int
-    path: Path
-    share: Fraction
-
-
-@dataclass(frozen=True, slots=True)
 class _Choice:
     """A block and its ways, by what each loads beyond what all of them load."""
 
-    target: int
     paths: dict[Load, Path]
 
 
@@ -51,7 +42,7 @@ class _Class:
 
 def divide(
     options: Sequence[Options], room: Sequence[Fraction], deadline: Deadline, *, seed: int = 0
-) -> list[Part] | None:
+) -> list[Route] | None:
     """Parts of all blocks that fit the room, in equal parts as large as possible; the fewest links then.
 
     Args:
@@ -73,7 +64,7 @@ def divide(
             dealt = [
                 part for group, of in zip(classes, amounts, strict=True) for part in _deal(group, of, parts)
             ]
-            return sorted(dealt, key=lambda part: (part.path[0], part.target, len(part.path), part.path))
+            return sorted(dealt, key=lambda part: (part.path[0], part.path[-1], len(part.path), part.path))
     return None
 
 
@@ -88,7 +79,7 @@ def _classes(options: Sequence[Options]) -> tuple[Counter[int], list[_Class]]:
             shared = shared & count
         common.update(shared)
         rests = [tuple(sorted((count - shared).elements())) for count in counts]
-        choice = _Choice(block.target, dict(zip(rests, block.paths.values(), strict=True)))
+        choice = _Choice(dict(zip(rests, block.paths.values(), strict=True)))
         loads = tuple(sorted(rests, key=lambda load: (len(load), load)))
         classes.setdefault(loads, _Class(loads, [])).blocks.append(choice)
     return common, list(classes.values())
@@ -157,7 +148,7 @@ def _row(model: object, entries: dict[int, int], lower: float, upper: float) -> 
     )
 
 
-def _deal(group: _Class, amounts: Sequence[int], parts: int) -> Iterator[Part]:
+def _deal(group: _Class, amounts: Sequence[int], parts: int) -> Iterator[Route]:
     """Blocks one after another take what is left of the first way, then of the next."""
     rest = list(amounts)
     way = 0
@@ -169,4 +160,4 @@ def _deal(group: _Class, amounts: Sequence[int], parts: int) -> Iterator[Part]:
             taken = min(missing, rest[way])
             rest[way] -= taken
             missing -= taken
-            yield Part(block.target, block.paths[group.loads[way]], Fraction(taken, parts))
+            yield Route(block.paths[group.loads[way]], Fraction(taken, parts))

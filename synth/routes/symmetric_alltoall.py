@@ -7,25 +7,26 @@ exactly. Ranks forward on the way: a way through ranks is several transfers in c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.routing_lp import lengths_of_links
-from arborcast.synth.bounds.routing_trees import Alike, BestRouting, RoutingProgram
+from arborcast.synth.bounds.routing_trees import BestRouting, OrbitPartition, RoutingProgram
 from arborcast.synth.certificate import Bound
 from arborcast.synth.certification import dual_of
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
+from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.routes.alltoall_options import options_of, shares_of_trees
-from arborcast.synth.routes.alltoall_parts import Part, divide
+from arborcast.synth.routes.alltoall_parts import divide
+from arborcast.synth.routes.paths import Route, lift_routes
 from arborcast.synth.routes.reachability import who_is_cut_off
-from arborcast.synth.schedule import Chunk, Method, Transfer
+from arborcast.synth.schedule import Method
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
@@ -33,19 +34,17 @@ from arborcast.synth.topology import Topology
 def solve_symmetric_alltoall(
     topology: Topology,
     collective: Collective,
+    request: Request = DEFAULTS,
     *,
     translations: Translations | None = None,
-    seed: int = 0,
-    deadline_s: float | None = None,
 ) -> ImplicitSchedule:
     """An alltoall at the limit of the fabric, as the ways of one rank of each orbit.
 
     Args:
         topology: the fabric; every vertex may forward, ranks that take no part too.
         collective: an alltoall; the translations must map its ranks to each other.
+        request: seed (of HiGHS's own ties) and deadline.
         translations: automorphisms to make use of; found where None. The rate does not depend on them.
-        seed: of HiGHS's own ties.
-        deadline_s: seconds from now.
 
     Raises:
         CollectiveError: another kind of collective.
@@ -55,42 +54,44 @@ def solve_symmetric_alltoall(
     if collective.kind is not Kind.ALLTOALL:
         raise CollectiveError(f"{collective.kind}: routes by orbits serve alltoall; use trees")
     collective.check(topology)
-    deadline = Deadline.after(deadline_s)
+    deadline = Deadline.after(request.deadline_s)
     if translations is None:
         from arborcast.synth.symmetry.translation_search import translations_of
 
-        translations = translations_of(topology, ranks=collective.ranks, seed=seed)
-    alike = Alike.under(topology, collective, translations.generators)
+        translations = translations_of(topology, ranks=collective.ranks, seed=request.seed)
+    alike = OrbitPartition.under(topology, collective, translations.generators)
     program = RoutingProgram(topology, collective, alike)
     if not program.connected:
-        limit = bound(topology, collective, deadline_s=0)
+        limit = bound(topology, collective, Deadline.after(0))
         raise InfeasibleError(who_is_cut_off(topology, collective), limit)
-    method = Method("routes", seed)
+    method = Method("routes", request.seed)
     try:
         best = program.solve(deadline)
     except TimedOutError as late:
         shortest = program.shortest()
         limit = _limit(topology, collective, alike, shortest)
-        parts = _parts_of_trees(topology, collective, alike, shortest)
-        message = f"{collective.kind}: the deadline of {deadline_s} s passed"
+        parts = shares_of_trees(topology, collective, alike, shortest)
+        message = f"{collective.kind}: the deadline of {request.deadline_s} s passed"
         raise TimedOutError(
             message, _lift(topology, collective, method, limit, translations, parts)
         ) from late
     limit = _limit(topology, collective, alike, best)
     room = _room(topology, alike, translations, limit.rate / len(collective.ranks))
     options = list(options_of(topology, collective, alike, best))
-    divided = divide(options, room, deadline, seed=seed)
-    parts = _parts_of_trees(topology, collective, alike, best) if divided is None else divided
-    return _lift(topology, collective, method, limit, translations, parts)
+    divided = divide(options, room, deadline, seed=request.seed)
+    routes = shares_of_trees(topology, collective, alike, best) if divided is None else iter(divided)
+    return _lift(topology, collective, method, limit, translations, routes)
 
 
-def _limit(topology: Topology, collective: Collective, alike: Alike, best: BestRouting) -> Bound:
+def _limit(topology: Topology, collective: Collective, alike: OrbitPartition, best: BestRouting) -> Bound:
     """What the lengths prove; `dual_of` works it out from them alone."""
     dual = dual_of(topology, collective, lengths_of_links(alike, best.lengths))
     return Bound(dual.capacity / dual.distance, dual)
 
 
-def _room(topology: Topology, alike: Alike, translations: Translations, rate: Fraction) -> list[Fraction]:
+def _room(
+    topology: Topology, alike: OrbitPartition, translations: Translations, rate: Fraction
+) -> list[Fraction]:
     """How many blocks of the representatives each orbit of links can take, at so many GB/s of each block."""
     sizes = np.bincount(alike.link_orbits).tolist()
     room = [Fraction(0)] * len(sizes)
@@ -99,22 +100,13 @@ def _room(topology: Topology, alike: Alike, translations: Translations, rate: Fr
     return room
 
 
-def _parts_of_trees(
-    topology: Topology, collective: Collective, alike: Alike, best: BestRouting
-) -> list[Part]:
-    return [
-        Part(target, path, share)
-        for _, target, path, share in shares_of_trees(topology, collective, alike, best)
-    ]
-
-
 def _lift(
     topology: Topology,
     collective: Collective,
     method: Method,
     limit: Bound,
     translations: Translations,
-    parts: Sequence[Part],
+    routes: Iterable[Route],
 ) -> ImplicitSchedule:
     """One chunk per part; each hop from rank to rank is a transfer of its own step.
 
@@ -123,15 +115,6 @@ def _lift(
     with 1 us of latency, in one piece, 16 MiB then take 1.0001 of the least time; 1.06 in this order with
     all starting in step 0, 1.13 in the order of targets besides.
     """
-    block = Fraction(1, len(collective.ranks))
-    stops = [[i for i, vertex in enumerate(part.path) if not topology.is_switch(vertex)] for part in parts]
-    most = max(map(len, stops))
-    chunks: list[Chunk] = []
-    transfers: list[Transfer] = []
-    for index in sorted(range(len(parts)), key=lambda index: -len(stops[index])):
-        path, at = parts[index].path, stops[index]
-        for step, (start, end) in enumerate(pairwise(at), start=most - len(at)):
-            via = path[start + 1 : end]
-            transfers.append(Transfer(len(chunks), path[start], path[end], step, via=via))
-        chunks.append(Chunk(block * parts[index].share, path[0], path[-1]))
-    return ImplicitSchedule.build(topology, collective, method, limit, translations, chunks, transfers)
+    longest_first = sorted(routes, key=lambda route: -sum(vertex < topology.ranks for vertex in route.path))
+    lifted = lift_routes(topology, collective, longest_first, together=True)
+    return ImplicitSchedule.build(topology, collective, method, limit, translations, *lifted)

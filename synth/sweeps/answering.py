@@ -16,7 +16,7 @@ from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.methods import Request
+from arborcast.synth.request import Request
 from arborcast.synth.selection import Selection
 from arborcast.synth.sweeps.questions import Question
 from arborcast.synth.topology import Topology

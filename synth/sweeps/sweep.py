@@ -15,7 +15,7 @@ from typing import Any
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import topology_to_document
 from arborcast.synth.formats.atomic import write_atomically
-from arborcast.synth.methods import Request
+from arborcast.synth.request import Request
 from arborcast.synth.sweeps.answering import LATE, Answered, answered, as_text
 from arborcast.synth.sweeps.questions import Question
 from arborcast.synth.topology import Topology

@@ -6,7 +6,7 @@ What was answered for one fragment serves all that are like it: the schedule is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats import topology_from_document
 from arborcast.synth.formats.any_schedule import read_schedule
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.sweeps.answering import SOLVED
 from arborcast.synth.sweeps.questions import Question
-from arborcast.synth.sweeps.renumbering import renumbered
 from arborcast.synth.sweeps.sweep import ANSWERS, HEAD, SCHEDULES, SWEEP_FORMAT, read_json
 from arborcast.synth.symmetry.isomorphism import Shape
 from arborcast.synth.symmetry.permutations import identity
-from arborcast.synth.topology import Hop, Topology
+from arborcast.synth.topology import Hop, Permutation, Topology
 
 
 @dataclass(frozen=True)
@@ -165,3 +165,45 @@ def _check_choices(document: dict[str, Any], path: Path) -> None:
         file = choice.get("file")
         if not isinstance(file, str) or Path(file).name != file:
             raise InputError(f"{place}.file: must be a file of {SCHEDULES}, got {file!r}")
+
+
+def renumbered(schedule: Schedule, topology: Topology, images: Permutation) -> Schedule:
+    """The schedule with every vertex called by its image; ranks take part in ascending order.
+
+    Args:
+        schedule: on another topology, among all its ranks.
+        topology: what the other one is by renumbering.
+        images: the vertex of `topology` that each vertex of the other one becomes.
+
+    Raises:
+        ScheduleError: `images` takes a link that is used to where there is none.
+    """
+    root = schedule.collective.root
+    collective = replace(
+        schedule.collective,
+        ranks=tuple(sorted(images[rank] for rank in schedule.collective.ranks)),
+        root=None if root is None else images[root],
+    )
+    return Schedule(
+        topology,
+        collective,
+        schedule.method,
+        schedule.bound.relabelled(schedule.topology, topology, images),
+        tuple(
+            Chunk(chunk.share, images[chunk.owner], None if chunk.target is None else images[chunk.target])
+            for chunk in schedule.chunks
+        ),
+        tuple(
+            Transfer(
+                transfer.chunk,
+                images[transfer.src],
+                images[transfer.dst],
+                transfer.step,
+                transfer.reduce,
+                tuple(images[vertex] for vertex in transfer.via),
+            )
+            for transfer in schedule.transfers
+        ),
+        schedule.rate,
+        schedule.rounds,
+    )

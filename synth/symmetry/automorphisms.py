@@ -95,13 +95,6 @@ class Automorphisms:
         return tuple(levels)
 
 
-def automorphism_generators(
-    topology: Topology, *, latencies: bool = True, effort: int = EFFORT
-) -> tuple[Permutation, ...]:
-    """Permutations that generate the automorphisms of a topology; see `automorphisms_of`."""
-    return automorphisms_of(topology, latencies=latencies, effort=effort).generators
-
-
 def automorphisms_of(
     topology: Topology,
     *,

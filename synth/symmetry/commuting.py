@@ -27,7 +27,7 @@ MOST_SEEN = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Taste:
+class ChoiceOrder:
     """Which of several choices come first.
 
     Attributes:
@@ -54,7 +54,7 @@ class Commuting:
         topology: Topology,
         group: Translations,
         members: Iterable[int] | None,
-        taste: Taste,
+        taste: ChoiceOrder,
         effort: int,
     ) -> None:
         """Refine the colours of the graph with its arcs.

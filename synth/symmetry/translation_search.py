@@ -15,7 +15,7 @@ import numpy as np
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.symmetry.abelian import joined, power
-from arborcast.synth.symmetry.commuting import Commuting, Taste
+from arborcast.synth.symmetry.commuting import ChoiceOrder, Commuting
 from arborcast.synth.symmetry.refinement import SpentError
 from arborcast.synth.symmetry.translations import Translations, order_of
 from arborcast.synth.topology import Permutation, Topology
@@ -181,7 +181,7 @@ class _Search:
 
     def _around(self, group: Translations, effort: int) -> Commuting:
         return Commuting(
-            self._topology, group, self._members, Taste(tuple(self._turns), self._many_first), effort
+            self._topology, group, self._members, ChoiceOrder(tuple(self._turns), self._many_first), effort
         )
 
     def _consider(self, group: Translations) -> None:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.synth.bounds.cuts import cut_out_of, tightest_cut
-from arborcast.synth.bounds.orbits import orbit_lengths
+from arborcast.synth.bounds.cuts import cut_out_of, orbit_lengths, tightest_cut
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Topology
 from tests.support.strategies import topologies as drawn_topologies

@@ -10,7 +10,7 @@ from arborcast import topologies as catalog
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.capacity_lp import split_bandwidth
 from arborcast.synth.bounds.cuts import tightest_cut
-from arborcast.synth.bounds.root_demands import free_roots, side_lengths, spread_roots
+from arborcast.synth.bounds.root_demands import root_demands_of, side_lengths, spread_roots
 from arborcast.synth.bounds.strength import strength
 from arborcast.synth.certification import dual_of
 from arborcast.synth.collective import Collective
@@ -35,7 +35,7 @@ def cabled(ranks, cables, switches=()):
 @settings(max_examples=80)
 def test_halves_reach_the_optimum_where_the_sets_hold_all_ranks(topology):
     allreduce = Collective.on(topology, "allreduce")
-    found = free_roots(topology)
+    found = root_demands_of(topology)
     optimum = split_bandwidth(topology, allreduce).rate
     assert sum(found.demands) == found.rate <= optimum
     assert min(found.demands) >= 0
@@ -50,7 +50,7 @@ def test_halves_reach_the_optimum_where_the_sets_hold_all_ranks(topology):
 @given(graphs(max_ranks=6, switches=2))
 @settings(max_examples=40)
 def test_trees_of_these_roots_fit_halves(topology):
-    found = free_roots(topology)
+    found = root_demands_of(topology)
     # Raises where some cut carries less than the demands.
     packing = pack_exactly(halves(topology), dict(enumerate(found.demands)), attempts=1)
     assert sum(tree.weight for tree in packing.trees) == found.rate
@@ -73,13 +73,13 @@ def test_spread_roots_keep_the_rate_and_every_cable(topology):
 
 def test_a_star_without_a_switch_needs_uneven_halves():
     star = cabled(4, [(0, 1, 1), (0, 2, 1), (0, 3, 1)])
-    assert free_roots(star).rate == F(3, 4)  # each leaf is left by half a link, three have to be joined
+    assert root_demands_of(star).rate == F(3, 4)  # each leaf is left by half a link, three have to be joined
     assert bound(star, Collective.on(star, "allreduce")).rate == 1
 
 
 def test_equal_roots_where_the_graph_is_regular():
     torus = catalog.load("torus:4x4")
-    assert set(free_roots(torus).demands) == {F(32, 15) / 16}  # 32 cables join 16 ranks, 15 times
+    assert set(root_demands_of(torus).demands) == {F(32, 15) / 16}  # 32 cables join 16 ranks, 15 times
 
 
 def test_boxes_with_a_failed_link_keep_the_rate_of_what_is_left():
@@ -87,6 +87,6 @@ def test_boxes_with_a_failed_link_keep_the_rate_of_what_is_left():
     switches = ["box0", "box1", "fabric"]
     inside = [(0, 4, 8), (1, 4, 8), (2, 5, 8), (3, 5, 8)]
     fabric = cabled(4, [*inside, (0, 6, 2), (2, 6, 2), (3, 6, 2)], switches)
-    found = free_roots(fabric)
+    found = root_demands_of(fabric)
     limit = bound(fabric, Collective.on(fabric, "allreduce"))
     assert found.rate == limit.rate == 2

@@ -9,8 +9,7 @@ from arborcast import topologies as catalog
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError
 from arborcast.synth.faults.faulty import without
 from arborcast.synth.faults.old_trees import OldTrees
-from arborcast.synth.faults.partly_symmetric import healthy_schedule, solve_partly_symmetric
-from arborcast.synth.faults.repair import repair
+from arborcast.synth.faults.repair import healthy_schedule, repair, solve_partly_symmetric
 
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce-scatter", "allreduce"])

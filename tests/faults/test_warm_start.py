@@ -10,11 +10,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.errors import InfeasibleError, InputError
-from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence
+from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence, levels
 from arborcast.synth.packing.carrier import Pair, centred, rerooted
 from arborcast.synth.packing.exact import pack_exactly, pack_routed
-from arborcast.synth.packing.routed import RoutedTree, centred_routes, levels, rerooted_routes, reverse_links
-from arborcast.synth.packing.warm_start import Stump, cheapest_root, grown, rebound, shares_of, tops_of
+from arborcast.synth.packing.routed import RoutedTree, centred_routes, rerooted_routes
+from arborcast.synth.packing.starting_trees import (
+    PartialTree,
+    cheapest_root,
+    grown,
+    rebound,
+    shares_of,
+    tops_of,
+)
 from arborcast.synth.topology import Topology
 from arborcast.synth.tree import Tree, TreeEdge
 from tests.packing.test_exact import (
@@ -75,7 +82,7 @@ def test_a_packing_that_is_proposed_comes_back(topology):
 def test_stumps_of_any_root_are_grown_or_left(topology, data):
     demands = equal(topology, most(topology, equal(topology, 1)))
     graph = LogicalGraph(topology)
-    stumps = []
+    partials = []
     for root in range(topology.ranks):
         tree = some_tree(topology, root, data.draw)
         lost = data.draw(st.sets(st.integers(0, len(topology.links) - 1), max_size=3))
@@ -85,21 +92,21 @@ def test_stumps_of_any_root_are_grown_or_left(topology, data):
             [link for place, link in enumerate(topology.links) if place not in lost],
             topology.switches,
         )
-        stump = rebound(rebound(Stump(root, F(1), tree.routes), LogicalGraph(fewer)), graph)
-        stumps.append(Stump(root, F(1), stump.routes, free=data.draw(st.booleans())))
-    packing = pack_routed(graph, demands, stumps=stumps).packing
+        partial = rebound(rebound(PartialTree(root, F(1), tree.routes), LogicalGraph(fewer)), graph)
+        partials.append(PartialTree(root, F(1), partial.routes, free=data.draw(st.booleans())))
+    packing = pack_routed(topology, demands, known=partials).packing
     assert_packs(packing, topology, demands)
 
 
 def test_shares_are_whole_and_use_up_each_demand():
     graph = LogicalGraph(cabled("pair", 2, [(0, 1, 1)]))
     routes = RoutedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1),))).routes
-    stumps = [Stump(0, F(weight), routes) for weight in (1, 2, 4)]
+    partials = [PartialTree(0, F(weight), routes) for weight in (1, 2, 4)]
     # 1/7, 2/7 and 4/7 of 10 units are 1.43, 2.86 and 5.71: 1, 2 and 5, and one more where most is cut off.
-    assert shares_of(stumps, np.array([10, 0])) == [1, 3, 6]
-    free = [Stump(0, F(1), routes, free=True)] * 2
+    assert shares_of(partials, np.array([10, 0])) == [1, 3, 6]
+    free = [PartialTree(0, F(1), routes, free=True)] * 2
     assert shares_of(free, np.array([3, 4])) == [4, 3]
-    assert shares_of(stumps[:1], np.array([0, 5])) == [0]
+    assert shares_of(partials[:1], np.array([0, 5])) == [0]
 
 
 @given(symmetric_topologies(8), st.data())
@@ -108,7 +115,7 @@ def test_another_root_as_with_values(topology, data):
     graph = LogicalGraph(topology)
     tree = some_tree(topology, data.draw(st.integers(0, topology.ranks - 1)), data.draw)
     root = data.draw(st.integers(0, topology.ranks - 1))
-    reverse = reverse_links(graph)
+    reverse = graph.reverse
     moved = RoutedTree(root, F(1), rerooted_routes(tree.routes, root, reverse)).tree
     assert set(moved.edges) == set(rerooted(tree.tree, root).edges)
     middle = centred_routes(tree, reverse).tree
@@ -123,7 +130,7 @@ def test_another_root_as_with_values(topology, data):
     costs = [
         int(lengths[rerooted_routes(tree.routes, r, reverse).links].sum()) for r in range(topology.ranks)
     ]
-    found = cheapest_root(Stump(tree.root, F(1), tree.routes, free=True), lengths, reverse, wanted)
+    found = cheapest_root(PartialTree(tree.root, F(1), tree.routes, free=True), lengths, reverse, wanted)
     assert costs[found] == min(costs)
 
 
@@ -133,9 +140,9 @@ def test_what_hangs_on_a_lost_edge_is_joined_at_the_least_cost():
     graph = LogicalGraph(topology)
     whole = RoutedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1), TreeEdge(1, 2), TreeEdge(2, 3))))
     fewer = Topology.build("fewer", 4, [link for link in topology.links if {link.src, link.dst} != {1, 2}])
-    stump = rebound(Stump(0, F(1), whole.routes), LogicalGraph(fewer))
-    assert tops_of(stump.routes.parents).tolist() == [0, 0, 2, 2]
-    routes = grown(stump, np.ones(6, dtype=np.int64), np.zeros(4, dtype=np.int64))
+    partial = rebound(PartialTree(0, F(1), whole.routes), LogicalGraph(fewer))
+    assert tops_of(partial.routes.parents).tolist() == [0, 0, 2, 2]
+    routes = grown(partial, np.ones(6, dtype=np.int64), np.zeros(4, dtype=np.int64))
     assert routes is not None
     assert routes.tree(F(1)).edges == (TreeEdge(0, 1), TreeEdge(0, 3), TreeEdge(3, 2))
 

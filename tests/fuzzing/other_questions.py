@@ -19,10 +19,10 @@ from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.formats import topology_to_document
 from arborcast.synth.groups.solver import solve_groups
 from arborcast.synth.groups.verifier import verify_groups
-from arborcast.synth.methods import Request
+from arborcast.synth.request import Request
 from arborcast.synth.selection import SIZES
 from arborcast.synth.simulation.simulator import simulate
-from arborcast.synth.sweeps.renumbering import renumbered
+from arborcast.synth.sweeps.table import renumbered
 from arborcast.synth.symmetry.isomorphism import Shape
 from arborcast.synth.topology import Topology
 from tests.fuzzing import all_rings, limits, sharing

@@ -25,7 +25,7 @@ from arborcast.synth.chunks.solvers.worker import Worker
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
-from arborcast.synth.methods import Request
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import Choice
 from arborcast.synth.topology import Link, Topology

@@ -18,7 +18,7 @@ from arborcast.backends.schedules.table import Entry, Table  # noqa: E402
 from arborcast.synth.collective import Collective, Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from arborcast.synth.implicit_schedule import ImplicitSchedule  # noqa: E402
-from arborcast.synth.methods import Request  # noqa: E402
+from arborcast.synth.request import Request  # noqa: E402
 from arborcast.synth.selection import Choice  # noqa: E402
 from arborcast.synth.symmetry.translations import Translations  # noqa: E402
 from arborcast.synth.topology import Topology  # noqa: E402

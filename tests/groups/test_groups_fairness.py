@@ -191,5 +191,5 @@ def test_wrong_input_is_refused():
     custom = Collective.custom(ring, [Demand(frozenset({0}), frozenset({1}))])
     with pytest.raises(CollectiveError, match="group 0: custom: groups share links in the named kinds only"):
         solve_groups(ring, [custom])
-    with pytest.raises(TimedOutError, match="sharing the links among groups did not end within"):
+    with pytest.raises(TimedOutError, match="sharing the bandwidth of links among trees did not end within"):
         solve_groups(ring, [group], deadline_s=1e-9)

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from arborcast import topologies
 from arborcast.synth.bounds import bound, certified_rate
-from arborcast.synth.bounds.shortest_paths import FAR, Ways
+from arborcast.synth.bounds.shortest_paths import FAR, ShortestPaths
 from arborcast.synth.certificate import Dual
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.lp.rationalize import near_fractions
+from arborcast.synth.lp.linear_program import rationalize
+from arborcast.synth.request import Request
 from arborcast.synth.routes.solver import solve_by_routes
 from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
 from arborcast.synth.symmetry.translation_search import translations_of
@@ -168,7 +169,7 @@ def test_shortest_ways_agree_with_networkx(topology: Topology, data: st.DataObje
     graph.add_nodes_from(range(topology.size))
     for link, length in zip(topology.links, lengths.tolist(), strict=True):
         graph.add_edge(link.src, link.dst, weight=length)
-    ways = Ways(topology)
+    ways = ShortestPaths(topology)
     found = ways.distances(lengths, np.arange(topology.size))
     for source in range(topology.size):
         expected = nx.single_source_dijkstra_path_length(graph, source)
@@ -230,8 +231,8 @@ def test_no_time_gives_the_shortest_ways() -> None:
         solve_symmetric_alltoall(
             topology,
             Collective.on(topology, "alltoall"),
+            Request(deadline_s=1e-9),
             translations=Translations.generated(topology, topology.symmetries),
-            deadline_s=1e-9,
         )
     best = caught.value.best
     assert isinstance(best, ImplicitSchedule)
@@ -254,8 +255,8 @@ def test_other_kinds_are_sent_to_trees() -> None:
         solve_symmetric_alltoall(topology, Collective.on(topology, "allgather"))
 
 
-def test_near_fractions() -> None:
-    assert near_fractions(np.array([1 / 3, 1.0, 0.25])) == (Fraction(1, 3), Fraction(1), Fraction(1, 4))
-    odd = near_fractions(np.array([1.0, 2**-0.5]))
+def test_rationalize() -> None:
+    assert rationalize(np.array([1 / 3, 1.0, 0.25])) == (Fraction(1, 3), Fraction(1), Fraction(1, 4))
+    odd = rationalize(np.array([1.0, 2**-0.5]))
     assert odd[1].denominator > 240
     assert abs(float(odd[1]) - 2**-0.5) < 2**-30

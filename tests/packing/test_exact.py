@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from arborcast.synth.kernels.arborescence import LogicalGraph
 from arborcast.synth.packing import packer
@@ -323,6 +324,6 @@ def test_settings_tried_before_the_deadline_count(monkeypatch, caplog):
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(packer.Packer, "run", slow_run)
-    packing = pack_exactly(dgx1(), equal(dgx1(), F(6, 7)), deadline_s=10.0)
+    packing = pack_exactly(dgx1(), equal(dgx1(), F(6, 7)), deadline=Deadline.after(10.0))
     assert_packs(packing, dgx1(), equal(dgx1(), F(6, 7)))
     assert "deadline after 1 of 4 settings" in caplog.text

@@ -12,7 +12,7 @@ from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.packing.carrier import Pair, congestion
-from arborcast.synth.packing.lift import lift_pairs, lift_trees, relayed
+from arborcast.synth.packing.lift import lift
 from arborcast.synth.schedule import Method, Transfer
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
@@ -83,7 +83,7 @@ def test_a_broadcast_goes_down_the_tree():
     #   `--> 3
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(0, 3), TreeEdge(1, 2)))
     topology = full(4)
-    schedule = lift_trees(topology, Collective.on(topology, "broadcast"), METHOD, NO_LIMIT, [tree])
+    schedule = lift(topology, Collective.on(topology, "broadcast"), METHOD, NO_LIMIT, [tree])
     assert table(schedule) == [
         (0, 0, 1, 0, False),
         (0, 0, 3, 0, False),
@@ -95,7 +95,7 @@ def test_a_broadcast_goes_down_the_tree():
 def test_a_reduce_comes_up_the_tree_as_late_as_its_subtrees_ask():
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (4,)), TreeEdge(0, 3), TreeEdge(1, 2)))
     topology = full(4, switches=1)
-    schedule = lift_trees(topology, Collective.on(topology, "reduce"), METHOD, NO_LIMIT, [tree])
+    schedule = lift(topology, Collective.on(topology, "reduce"), METHOD, NO_LIMIT, [tree])
     assert schedule.transfers == (
         Transfer(0, 2, 1, 0, reduce=True),
         Transfer(0, 3, 0, 0, reduce=True),
@@ -107,9 +107,7 @@ def test_a_reduce_comes_up_the_tree_as_late_as_its_subtrees_ask():
 def test_an_allreduce_reduces_first_and_starts_at_the_centre():
     chain = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(1, 2)))
     topology = full(3)
-    schedule = lift_pairs(
-        topology, Collective.on(topology, "allreduce"), METHOD, NO_LIMIT, [Pair(chain, chain)]
-    )
+    schedule = lift(topology, Collective.on(topology, "allreduce"), METHOD, NO_LIMIT, [Pair(chain, chain)])
     assert schedule.chunks[0].owner == 1
     assert table(schedule) == [
         (0, 0, 1, 0, True),
@@ -124,7 +122,7 @@ def test_vias_of_the_gathering_tree_are_turned_round():
     out = Tree(0, Fraction(1), (TreeEdge(0, 1, (2, 3)),))
     into = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)),))
     topology = full(2, switches=2)
-    schedule = lift_pairs(topology, Collective.on(topology, "allreduce"), METHOD, NO_LIMIT, [Pair(out, into)])
+    schedule = lift(topology, Collective.on(topology, "allreduce"), METHOD, NO_LIMIT, [Pair(out, into)])
     assert schedule.transfers == (
         Transfer(0, 1, 0, 0, reduce=True, via=(3,)),
         Transfer(0, 0, 1, 1, via=(2, 3)),
@@ -135,7 +133,7 @@ def test_equal_trees_become_one_chunk():
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1),))
     topology = full(2)
     collective = Collective.on(topology, "broadcast")
-    schedule = lift_trees(topology, collective, METHOD, NO_LIMIT, [tree, tree])
+    schedule = lift(topology, collective, METHOD, NO_LIMIT, [tree, tree])
     assert len(schedule.chunks) == 1
     assert schedule.rate == 1
 
@@ -145,7 +143,7 @@ def test_a_relay_passed_twice_receives_once():
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(1, 2, (3,))))
     topology = full(4)
     collective = Collective.on(topology, "broadcast", ranks=[0, 1, 2])
-    schedule = lift_trees(topology, collective, METHOD, NO_LIMIT, [tree])
+    schedule = lift(topology, collective, METHOD, NO_LIMIT, [tree])
     assert table(schedule) == [
         (0, 0, 3, 0, False),
         (0, 3, 1, 1, False),
@@ -158,7 +156,7 @@ def test_a_relay_adds_up_and_sends_once():
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(0, 2, (3,))))
     topology = full(4)
     collective = Collective.on(topology, "reduce", ranks=[0, 1, 2])
-    schedule = lift_trees(topology, collective, METHOD, NO_LIMIT, [tree])
+    schedule = lift(topology, collective, METHOD, NO_LIMIT, [tree])
     assert table(schedule) == [
         (0, 1, 3, 0, True),
         (0, 2, 3, 0, True),
@@ -170,7 +168,13 @@ def test_a_relay_adds_up_and_sends_once():
 def test_a_relay_that_serves_nobody_is_left_out():
     # The second edge would enter relay 3 through relay 4, but 3 already has the chunk.
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(0, 2, (4, 3))))
-    assert relayed(tree, full(5)).edges == (TreeEdge(0, 3), TreeEdge(3, 1), TreeEdge(3, 2))
+    collective = Collective.on(full(5), "broadcast", ranks=[0, 1, 2])
+    schedule = lift(full(5), collective, METHOD, NO_LIMIT, [tree])
+    assert table(schedule) == [
+        (0, 0, 3, 0, False),
+        (0, 3, 1, 1, False),
+        (0, 3, 2, 1, False),
+    ]
 
 
 @st.composite
@@ -199,14 +203,14 @@ def lifted(draw):
         for tree in draw(st.lists(relayed_trees(members, relays, switches, root), min_size=1, max_size=3))
     ]
     if kind != "allreduce":
-        return trees, lift_trees(topology, collective, METHOD, NO_LIMIT, trees)
+        return trees, lift(topology, collective, METHOD, NO_LIMIT, trees)
     partners = [draw(relayed_trees(members, relays, switches, tree.root)) for tree in trees]
     mirror = draw(st.booleans())
     pairs = [
         Pair(out, out if mirror else Tree(out.root, out.weight, into.edges))
         for out, into in zip(trees, partners, strict=True)
     ]
-    return pairs, lift_pairs(topology, collective, METHOD, NO_LIMIT, pairs)
+    return pairs, lift(topology, collective, METHOD, NO_LIMIT, pairs)
 
 
 @given(lifted())
@@ -247,9 +251,5 @@ def test_lifting_never_adds_load(case):
 
 def test_trees_cannot_be_lifted_into_what_is_no_tree():
     topology = full(3)
-    with pytest.raises(
-        CollectiveError, match=r"alltoall: trees are lifted into broadcast, .* reduce-scatter"
-    ):
-        lift_trees(topology, Collective.on(topology, "alltoall"), METHOD, NO_LIMIT, [])
-    with pytest.raises(CollectiveError, match="reduce: pairs of trees are lifted into an allreduce only"):
-        lift_pairs(topology, Collective.on(topology, "reduce"), METHOD, NO_LIMIT, [])
+    with pytest.raises(CollectiveError, match=r"alltoall: trees are lifted into broadcast, .* allreduce"):
+        lift(topology, Collective.on(topology, "alltoall"), METHOD, NO_LIMIT, [])

@@ -12,6 +12,7 @@ from arborcast import topologies as catalog
 from arborcast.synth.bounds import bound
 from arborcast.synth.bounds.capacity_lp import split_bandwidth
 from arborcast.synth.collective import Collective
+from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.packing.carrier import congestion
 from arborcast.synth.packing.mwu import weigh_pairs, weigh_trees
@@ -104,7 +105,7 @@ def test_iterations_and_deadline_end_a_run_that_has_no_guarantee():
     topology = ring(7)
     few = weigh_trees(topology, range(7), epsilon=Fraction(1, 1000), iterations=20)
     assert dict(few.settings)["stopped"] == "iterations"
-    late = weigh_trees(topology, range(7), epsilon=Fraction(1, 1000), deadline_s=0)
+    late = weigh_trees(topology, range(7), epsilon=Fraction(1, 1000), deadline=Deadline.after(0))
     assert dict(late.settings)["stopped"] == "deadline"
     for packing in (few, late):
         assert congestion(packing.trees, topology.bandwidth) == 1
@@ -138,7 +139,7 @@ def test_a_rank_that_cannot_be_reached_is_an_answer():
 def test_a_single_commodity_stops_at_the_deadline_inside_a_phase():
     # One phase gives the root the 6 units that it can send: at least as many trees as links out of it.
     topology = catalog.load("dgx1")
-    late = weigh_trees(topology, [0], deadline_s=0)
+    late = weigh_trees(topology, [0], deadline=Deadline.after(0))
     assert dict(late.settings)["stopped"] == "deadline"
     assert dict(late.settings)["iterations"] == len(late.trees) == 1
     assert congestion(late.trees, topology.bandwidth) == 1

@@ -20,12 +20,12 @@ from arborcast.synth.cli import app
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
-from arborcast.synth.methods import Request
 from arborcast.synth.packing import bounded_height_pricing as shallow_pricing
 from arborcast.synth.packing.bounded_height import shallow_frontier
 from arborcast.synth.packing.bounded_height_pricing import least_height
 from arborcast.synth.packing.bounded_tree import UNUSABLE, cheapest_bounded, improve_bounded
 from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import candidates
 from arborcast.synth.topology import Hop, Link, Topology
@@ -118,7 +118,7 @@ def best_rate(topology: Topology, kind: Kind, root: int, height: int) -> float:
 
 def within(topology: Topology, collective: Collective, height: int, **knobs: object) -> Schedule | None:
     try:
-        return solve_by_trees(topology, collective, max_height=height, **knobs)  # type: ignore[arg-type]
+        return solve_by_trees(topology, collective, Request(max_height=height, **knobs))  # type: ignore[arg-type]
     except InfeasibleError as error:
         assert "the lowest have" in str(error)
         return None

@@ -17,6 +17,7 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError,
 from arborcast.synth.packing.solver import solve_by_trees
 from arborcast.synth.packing.symmetric import solve_symmetric
 from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
+from arborcast.synth.request import Request
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Link, Topology
 
@@ -159,11 +160,11 @@ def test_few_trees(spec: str, most: int) -> None:
     """No more trees than asked for, more with more of them, and near what the explicit choice has."""
     topology = topologies.load(spec)
     collective = Collective.on(topology, "allgather")
-    found = solve_symmetric(topology, collective, translations=declared(topology), max_trees=most)
+    found = solve_symmetric(topology, collective, Request(max_trees=most), translations=declared(topology))
     owners = [chunk.owner for chunk in found.chunks]
     assert max(owners.count(owner) for owner in owners) <= most
     assert synth.verify(found.expand()).correct
-    explicit = solve_by_trees(topology, collective, max_trees=most)
+    explicit = solve_by_trees(topology, collective, Request(max_trees=most))
     assert found.rate >= explicit.rate * Fraction(4, 5)
 
 
@@ -173,7 +174,9 @@ def test_tolerance(kind: str) -> None:
     topology = topologies.load("dgx1")
     collective = Collective.on(topology, kind)
     full = solve_symmetric(topology, collective, translations=declared(topology))
-    some = solve_symmetric(topology, collective, translations=declared(topology), tolerance=Fraction(1, 4))
+    some = solve_symmetric(
+        topology, collective, Request(tolerance=Fraction(1, 4)), translations=declared(topology)
+    )
     assert some.rate >= full.rate * Fraction(3, 4)
     assert len(some.chunks) < len(full.chunks)
     assert synth.verify(some.expand()).correct
@@ -184,8 +187,8 @@ def test_max_height(height: int) -> None:
     """Against the explicit search, which weighs all trees of a height on 8 ranks."""
     topology = topologies.load("dgx1")
     collective = Collective.on(topology, "allgather")
-    found = solve_symmetric(topology, collective, translations=declared(topology), max_height=height)
-    best = solve_by_trees(topology, collective, max_height=height)
+    found = solve_symmetric(topology, collective, Request(max_height=height), translations=declared(topology))
+    best = solve_by_trees(topology, collective, Request(max_height=height))
     assert found.height <= height
     assert synth.verify(found.expand()).correct
     assert found.rate == best.rate
@@ -228,11 +231,11 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(CollectiveError, match="broadcast: symmetric trees serve allgather"):
         solve_symmetric(topology, Collective.on(topology, "broadcast"))
     with pytest.raises(InputError, match="max-trees: must be at least 1, got 0"):
-        solve_symmetric(topology, allgather, max_trees=0)
+        solve_symmetric(topology, allgather, Request(max_trees=0))
     with pytest.raises(InputError, match="tolerance: must be at least 0 and below 1, got 1"):
-        solve_symmetric(topology, allgather, tolerance=Fraction(1))
+        solve_symmetric(topology, allgather, Request(tolerance=Fraction(1)))
     with pytest.raises(InfeasibleError, match="max-height 1: some rank is 2 edges away"):
-        solve_symmetric(topology, allgather, translations=declared(topology), max_height=1)
+        solve_symmetric(topology, allgather, Request(max_height=1), translations=declared(topology))
     with pytest.raises(InfeasibleError):
         apart = Topology.build("apart", 2, [], symmetries=[[1, 0]])
         solve_symmetric(apart, Collective.on(apart, "allgather"), translations=declared(apart))
@@ -244,8 +247,8 @@ def test_deadline() -> None:
         solve_symmetric(
             topology,
             Collective.on(topology, "allgather"),
+            Request(deadline_s=1e-6),
             translations=declared(topology),
-            deadline_s=1e-6,
         )
     best = caught.value.best
     assert best is None or synth.verify(best.expand()).correct

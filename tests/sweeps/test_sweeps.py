@@ -18,12 +18,11 @@ from arborcast import topologies
 from arborcast.synth.api import bound, solve
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError, TopologyError
-from arborcast.synth.methods import Request
+from arborcast.synth.request import Request
 from arborcast.synth.sweeps.answering import INFEASIBLE, SOLVED
 from arborcast.synth.sweeps.questions import Question, questions
-from arborcast.synth.sweeps.renumbering import renumbered
 from arborcast.synth.sweeps.sweep import Progress, sweep
-from arborcast.synth.sweeps.table import Table
+from arborcast.synth.sweeps.table import Table, renumbered
 from arborcast.synth.symmetry.isomorphism import Shape
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify

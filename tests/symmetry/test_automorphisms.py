@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.synth.symmetry.automorphisms import automorphism_generators, automorphisms_of
+from arborcast.synth.symmetry.automorphisms import automorphisms_of
 from arborcast.synth.symmetry.permutations import closure
 from arborcast.synth.topology import Link, Permutation, Switch, Topology
 from arborcast.topologies import load
@@ -87,7 +87,7 @@ def test_rings_with_chords_have_what_brute_force_finds(data: st.DataObject, rank
     links = [Link(rank, (rank + offset) % ranks, 1) for rank in range(ranks) for offset in offsets]
     topology = Topology.build("circulant", ranks, links)
     expected = all_automorphisms(topology)
-    assert set(closure(ranks, automorphism_generators(topology), 720) or ()) == expected
+    assert set(closure(ranks, automorphisms_of(topology).generators, 720) or ()) == expected
     assert len(expected) >= ranks
 
 
@@ -169,7 +169,7 @@ def test_elements_are_drawn_evenly() -> None:
 def test_declared_symmetries_come_first() -> None:
     topology = load("hypercube:4")
     assert topology.symmetries
-    assert automorphism_generators(topology)[: len(topology.symmetries)] == topology.symmetries
+    assert automorphisms_of(topology).generators[: len(topology.symmetries)] == topology.symmetries
 
 
 def test_latencies_count_only_where_asked() -> None:
@@ -224,7 +224,7 @@ def test_a_half_done_search_gives_some_automorphisms() -> None:
 
 def test_the_same_search_gives_the_same_generators() -> None:
     topology = load("dgx-a100:boxes=2")
-    assert automorphism_generators(topology) == automorphism_generators(topology)
+    assert automorphisms_of(topology).generators == automorphisms_of(topology).generators
 
 
 def test_a_single_rank_has_only_the_identity() -> None:

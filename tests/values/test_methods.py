@@ -11,7 +11,8 @@ import pytest
 from arborcast import synth, topologies
 from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
-from arborcast.synth.methods import METHODS, NEED_SIZE, Request
+from arborcast.synth.methods import METHODS, NEED_SIZE
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.selection import candidates
 from arborcast.synth.simulation.simulator import simulate

@@ -16,7 +16,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, left_of, without
 from arborcast.synth.formats.any_schedule import any_schedule_to_document
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.methods import Request, Wishes
+from arborcast.synth.request import Request, Wishes
 from arborcast.synth.sweeps.answering import answered
 from arborcast.synth.sweeps.questions import Question
 from arborcast.topologies import load

@@ -19,7 +19,7 @@ from arborcast.synth.chunks.problem.instance import TooManyRoutesError
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.methods import Request
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Selection, candidates
 from arborcast.synth.simulation.simulator import simulate

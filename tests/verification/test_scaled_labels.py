@@ -22,6 +22,7 @@ from arborcast.synth.packing.ruling_out import is_ruled_out
 from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
 from arborcast.synth.packing.symmetric.solver import solve_symmetric
 from arborcast.synth.packing.weights import Choice
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
@@ -83,7 +84,7 @@ def test_best_within_a_height_is_the_best(topology: Topology, data: st.DataObjec
     height = data.draw(st.integers(1, topology.ranks - 1))
     best = best_rate(topology, collective, height)
     try:
-        found = solve_by_trees(topology, collective, max_height=height)
+        found = solve_by_trees(topology, collective, Request(max_height=height))
     except InfeasibleError:
         assert best == 0
         return
@@ -97,14 +98,14 @@ def test_meshes_with_many_decimals(decimals: int) -> None:
     """Prices times capacities outgrow 64 bits here, and raw capacities the tolerances of HiGHS."""
     for seed in range(5):
         topology = meshed(seed, decimals)
-        found = solve_by_trees(topology, Collective.on(topology, "allreduce"), max_height=2)
+        found = solve_by_trees(topology, Collective.on(topology, "allreduce"), Request(max_height=2))
         assert dict(found.method.settings)["within_height"] in PROVED
         # Five ranks are few enough for a program over all of their trees.
         few = topology.subset(range(5))
         if few.is_symmetric and seed < 3:
             broadcast = Collective.on(few, "broadcast")
             try:
-                low = solve_by_trees(few, broadcast, max_height=2)
+                low = solve_by_trees(few, broadcast, Request(max_height=2))
             except InfeasibleError:
                 continue
             assert low.rate == best_rate(few, broadcast, 2)
@@ -115,7 +116,8 @@ def test_no_link_rounded_down_is_faster_than_the_best() -> None:
         fine = meshed(seed, 6)
         coarse = with_rates(fine, lambda link: Fraction(int(link.bandwidth * 100) or 1, 100))
         rates = [
-            solve_by_trees(one, Collective.on(one, "allreduce"), max_height=2).rate for one in (fine, coarse)
+            solve_by_trees(one, Collective.on(one, "allreduce"), Request(max_height=2)).rate
+            for one in (fine, coarse)
         ]
         assert rates[0] >= rates[1] or min(fine.bandwidth.values()) < Fraction(1, 100)
 
@@ -128,7 +130,8 @@ def test_another_unit_changes_nothing(topology: Topology, power: int, data: st.D
         st.sampled_from([{"max_height": topology.ranks - 1}, {"max_trees": 2}, {"tolerance": Fraction(0)}])
     )
     here, there = (
-        solve_by_trees(one, collective, **wish) for one in (topology, times(topology, Fraction(10**power)))
+        solve_by_trees(one, collective, Request(**wish))
+        for one in (topology, times(topology, Fraction(10**power)))
     )
     assert said(here) == said(there)
 
@@ -146,7 +149,8 @@ def test_a_link_of_many_decimals_that_no_tree_needs_changes_nothing(kind: str) -
         )
         for height in (2, 4):
             here, there = (
-                solve_by_trees(one, Collective.on(one, kind), max_height=height) for one in (rough, fine)
+                solve_by_trees(one, Collective.on(one, kind), Request(max_height=height))
+                for one in (rough, fine)
             )
             assert said(here) == said(there)
 
@@ -236,7 +240,7 @@ def test_no_known_tree_reaches_the_rate_and_few_are_found_all_the_same() -> None
     found = fewest_trees(topology, [0], 1 + rate, [star, *paths], tolerance=Fraction(0))
     assert sum(tree.weight for tree in found.trees) == 1 + rate
     assert dict(found.settings)["proved"] == "fewest among the candidates"
-    late = fewest_trees(topology, [0], 1 + rate, [star], tolerance=Fraction(0), deadline_s=1e-9)
+    late = fewest_trees(topology, [0], 1 + rate, [star], tolerance=Fraction(0), deadline=Deadline.after(1e-9))
     assert late.trees
 
 
@@ -246,7 +250,7 @@ def test_orbits_in_another_unit(topology: Topology, power: int, kind: str) -> No
     collective = Collective.on(topology, kind)
     for wish in ({}, {"max_trees": 1}, {"max_height": topology.ranks}):
         here, there = (
-            solve_symmetric(one, collective, translations=declared(one), **wish)
+            solve_symmetric(one, collective, Request(**wish), translations=declared(one))
             for one in (topology, times(topology, Fraction(10**power)))
         )
         assert said(here.expand()) == said(there.expand())
@@ -260,7 +264,9 @@ def test_best_trees_of_orbits_are_the_best_of_all_trees(topology: Topology, data
     height = data.draw(st.none() | st.integers(1, topology.ranks))
     collective = Collective.on(topology, "allgather")
     try:
-        found = solve_symmetric(topology, collective, translations=declared(topology), max_height=height)
+        found = solve_symmetric(
+            topology, collective, Request(max_height=height), translations=declared(topology)
+        )
     except InfeasibleError:
         return
     best = best_rate(topology, collective, height or topology.ranks)

@@ -127,7 +127,7 @@ def compositions(
         deadline: what is found by then is returned.
     """
     halves = [
-        Half.of(topology, part, bounds.bound(topology, part, deadline_s=deadline.left_s))
+        Half.of(topology, part, bounds.bound(topology, part, deadline=deadline))
         for part in parts_of(collective)
     ]
     spare = last - sum(half.latency for half in halves)
@@ -170,7 +170,7 @@ def meetings(
     ends = [pair for pair in capacity if pair[0] < pair[1] and members.issuperset(pair)]
     places = [pair for pair in ends for _ in range(capacity[pair])]
     spread = Collective.custom(topology, (Demand(frozenset(p), members - frozenset(p)) for p in places))
-    half = Half.of(topology, spread, bounds.bound(topology, spread, deadline_s=deadline.left_s))
+    half = Half.of(topology, spread, bounds.bound(topology, spread, deadline=deadline))
     most = (last - 1) // 2
     if half.latency > most:
         return ()

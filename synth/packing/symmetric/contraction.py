@@ -12,56 +12,17 @@ Source: Edmonds (1967), Fulkerson (1974) for the gains as a dual, Boruvka's roun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
-from arborcast.synth.kernels.max_flow import by_vertex, link_arrays
-from arborcast.synth.topology import Topology
+from arborcast.synth.kernels.link_graph import LinkGraph
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
-    """The links of a topology as arrays, as they are or turned round.
-
-    Attributes:
-        ranks: number of ranks; vertices from there on are switches.
-        size: number of vertices.
-        tails: where each link starts, in the order of `topology.links`.
-        heads: where it ends.
-    """
-
-    ranks: int
-    size: int
-    tails: Ints
-    heads: Ints
-
-    @classmethod
-    def of(cls, topology: Topology, *, turned: bool = False) -> Graph:
-        """The graph of a topology; turned round for trees that gather."""
-        tails, heads = link_arrays(topology)
-        return (
-            cls(topology.ranks, topology.size, heads, tails)
-            if turned
-            else cls(topology.ranks, topology.size, tails, heads)
-        )
-
-    @cached_property
-    def leaving(self) -> tuple[Ints, Ints]:
-        """Links by source: those of vertex v are `order[start[v]:start[v + 1]]`."""
-        return by_vertex(self.tails, self.size)
-
-    @cached_property
-    def arriving(self) -> tuple[Ints, Ints]:
-        """Links by destination, likewise."""
-        return by_vertex(self.heads, self.size)
-
-
-@dataclass(frozen=True, eq=False)
-class Nest:
+class LaminarFamily:
     """The sets of a contraction whose gain is positive, one inside or beside the other.
 
     Attributes:
@@ -89,7 +50,7 @@ class Nest:
         return int(self.gains.sum() - self.needs[root])
 
 
-def contract(graph: Graph, lengths: Ints, offsets: Ints | None = None) -> Nest:
+def contract(graph: LinkGraph, lengths: Ints, offsets: Ints | None = None) -> LaminarFamily:
     """The nest of a graph.
 
     Args:
@@ -108,7 +69,7 @@ def contract(graph: Graph, lengths: Ints, offsets: Ints | None = None) -> Nest:
     )
     if count < 0:
         raise InfeasibleError("some ranks cannot be reached from some others")
-    return Nest(lengths, starting, *_nested(graph.ranks, parents[:count], gains[:count]))
+    return LaminarFamily(lengths, starting, *_nested(graph.ranks, parents[:count], gains[:count]))
 
 
 @kernel

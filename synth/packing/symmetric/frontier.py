@@ -10,12 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from arborcast.synth.collective import Collective
-from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
-from arborcast.synth.packing.symmetric.columns import Column
-from arborcast.synth.packing.symmetric.few import few_trees
 from arborcast.synth.packing.symmetric.generation import Generation
+from arborcast.synth.packing.symmetric.problem import Column
 from arborcast.synth.packing.symmetric.solver import (
     Question,
     generated,
@@ -24,7 +22,8 @@ from arborcast.synth.packing.symmetric.solver import (
     question_of,
     simplest,
 )
-from arborcast.synth.packing.symmetric.weights import Chosen, weigh_exactly
+from arborcast.synth.packing.symmetric.weights import Chosen, few_trees, weigh_exactly
+from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.schedule import Settings
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
@@ -36,19 +35,17 @@ _FEW = (1, 2)  # trees per root that are tried at each height
 def symmetric_frontier(
     topology: Topology,
     collective: Collective,
+    request: Request = DEFAULTS,
     *,
     translations: Translations | None = None,
-    seed: int = 0,
-    deadline_s: float | None = None,
 ) -> tuple[ImplicitSchedule, ...]:
     """Schedules of which none is as low, of as few trees and as fast as another, lowest first.
 
     Args:
         topology: as in `solve_symmetric`, like all others.
         collective: see there.
+        request: seed and deadline; after it what there is is returned.
         translations: see there.
-        seed: see there.
-        deadline_s: seconds from now; after it what there is is returned.
 
     Returns:
         Schedules in order of height, then trees per root; the last has the best rate.
@@ -58,8 +55,8 @@ def symmetric_frontier(
         InfeasibleError: some ranks are cut off.
         TimedOutError: the deadline passed before the first schedule was found.
     """
-    deadline = Deadline.after(deadline_s)
-    question = question_of(topology, collective, translations=translations, seed=seed, deadline=deadline)
+    question = question_of(topology, collective, request, translations)
+    deadline = question.deadline
     generation, settings = generated(question, None)
     best = simplest(generation)
     found: list[tuple[Chosen, Settings]] = [(best, settings)]

@@ -12,18 +12,18 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
 from arborcast.synth.deadline import Deadline
+from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.tree_program import CLOSE, Floats, TreeProgram, Weighed, whole_prices
-from arborcast.synth.packing.symmetric.bounded import bounded_trees, is_small
-from arborcast.synth.packing.symmetric.columns import Column, Pool
-from arborcast.synth.packing.symmetric.contraction import Nest, contract
+from arborcast.synth.packing.bounded_tree import LARGEST_EXACT, UNUSABLE, cheapest_bounded, effort_of
+from arborcast.synth.packing.symmetric.contraction import LaminarFamily, contract
 from arborcast.synth.packing.symmetric.growth import grow
-from arborcast.synth.packing.symmetric.hops import hops_from
-from arborcast.synth.packing.symmetric.problem import Problem
+from arborcast.synth.packing.symmetric.problem import Column, Pool, Problem, hops_from
 
 log = logging.getLogger(__name__)
 
@@ -203,17 +203,17 @@ class Generation:
         for nest, group in self._nests(lengths):
             yield self._grown(nest, group, 1 + base, flat)
 
-    def _grown(self, nest: Nest, group: int, base: Ints, steepness: Ints) -> Column:
+    def _grown(self, nest: LaminarFamily, group: int, base: Ints, steepness: Ints) -> Column:
         asked = self.problem.groups[group]
         graph = self.problem.graph(turned=asked.turned)
         self.grown += 1
-        return Column(group, grow(graph, nest, self.problem.orbits, asked.root, base, steepness))
+        return Column(group, *grow(graph, nest, self.problem.orbits, asked.root, base, steepness))
 
-    def _nests(self, lengths: Ints) -> Iterator[tuple[Nest, int]]:
+    def _nests(self, lengths: Ints) -> Iterator[tuple[LaminarFamily, int]]:
         """For each group the contraction in which its tree is grown: one serves all roots of a side."""
         orbits = self.problem.orbits
         of_links = lengths[orbits.of_link] + np.where(orbits.twin >= 0, lengths[orbits.twin], 0)
-        by_side: dict[bool, Nest] = {}
+        by_side: dict[bool, LaminarFamily] = {}
         for group, asked in enumerate(self.problem.groups):
             if self.max_height is not None:
                 yield self._low_nest(of_links, group), group
@@ -222,7 +222,7 @@ class Generation:
                 by_side[asked.turned] = contract(self.problem.graph(turned=asked.turned), of_links)
             yield by_side[asked.turned], group
 
-    def _low_nest(self, of_links: Ints, group: int) -> Nest:
+    def _low_nest(self, of_links: Ints, group: int) -> LaminarFamily:
         """The contraction with the least price of a hop that makes the tree low enough, if any does."""
         assert self.max_height is not None
         asked = self.problem.groups[group]
@@ -236,8 +236,8 @@ class Generation:
         for place in range(first, len(_HOP_PRICES)):
             self._hop_price[group] = place
             nest = contract(graph, scaled, hops * _HOP_PRICES[place] * unit)
-            grown = grow(graph, nest, self.problem.orbits, asked.root, ones, self.problem.steepness)
-            if grown.height <= self.max_height:
+            routes, _ = grow(graph, nest, self.problem.orbits, asked.root, ones, self.problem.steepness)
+            if routes.height <= self.max_height:
                 break
         return nest
 
@@ -245,3 +245,50 @@ class Generation:
 def price_of(column: Column, weighed: Weighed) -> float:
     """What a tree costs at the prices of a program; rounded once, which every machine does alike."""
     return math.fsum(count * float(weighed.prices[orbit]) for orbit, count in column.used.items())
+
+
+_EFFORT = 20_000_000  # additions that one pricing is worth, a tenth of a second
+
+
+def is_small(problem: Problem, height: int) -> bool:
+    """Whether the best trees of a height can be found by a recursion over sets of ranks."""
+    ranks = problem.topology.ranks
+    return ranks <= LARGEST_EXACT and effort_of(ranks, len(problem.groups), height) <= _EFFORT
+
+
+def bounded_trees(problem: Problem, lengths: Ints, height: int) -> Iterator[Column]:
+    """For each group a cheapest tree of at most a height.
+
+    Args:
+        problem: a small one.
+        lengths: of the orbits.
+        height: the most edges between a root and a rank.
+    """
+    orbits = problem.orbits
+    of_links = lengths[orbits.of_link] + np.where(orbits.twin >= 0, lengths[orbits.twin], 0)
+    for turned in (False, True):
+        members = [index for index, group in enumerate(problem.groups) if group.turned == turned]
+        if not members:
+            continue
+        graph, order = _logical(problem, turned)
+        distances = graph.distances(of_links[order])
+        roots = np.array([problem.groups[index].root for index in members])
+        found = cheapest_bounded(distances.entering, roots, height)
+        for place, index in enumerate(members):
+            if found.cost[place] >= UNUSABLE:
+                continue
+            routes = distances.routes(found.parents[place])
+            links = order[routes.links]
+            twins = orbits.twin[links]
+            uses = np.bincount(orbits.of_link[links], minlength=orbits.count)
+            uses += np.bincount(twins[twins >= 0], minlength=orbits.count)
+            tree = Routes(problem.graph(turned=turned), routes.parents, routes.starts, links)
+            yield Column(index, tree, tuple(uses.tolist()))
+
+
+@lru_cache(maxsize=8)
+def _logical(problem: Problem, turned: bool) -> tuple[LogicalGraph, Ints]:
+    """The graph to close over its switches, and the link of the problem behind each of its links."""
+    graph = LogicalGraph(problem.topology.reversed() if turned else problem.topology)
+    ends = (graph.heads, graph.tails) if turned else (graph.tails, graph.heads)
+    return graph, problem.graph(turned=False).numbers(*ends)

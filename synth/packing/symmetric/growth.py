@@ -8,15 +8,14 @@ tree spreads over links that are alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.synth.kernels.arborescence import FORBIDDEN
+from arborcast.synth.kernels.arborescence import FORBIDDEN, Routes
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
-from arborcast.synth.packing.symmetric.contraction import Graph, Nest
-from arborcast.synth.tree import Tree, TreeEdge
+from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.packing.symmetric.contraction import LaminarFamily
 
 Network: TypeAlias = tuple[Ints, Ints, Ints, Ints, Ints, Ints]
 """For the kernels: tails, heads and lengths of links, offsets of vertices, both orbits of links."""
@@ -40,46 +39,10 @@ class Orbits:
     count: int
 
 
-@dataclass(frozen=True, eq=False)
-class Grown:
-    """A tree down to its links.
-
-    Attributes:
-        root: where it starts.
-        parents: of each rank, -1 for the root.
-        levels: of each rank.
-        links: the edge into rank v passes `links[starts[v]:starts[v + 1]]`.
-        starts: see `links`.
-        uses: how often it uses each orbit.
-    """
-
-    root: int
-    parents: Ints
-    levels: Ints
-    links: Ints
-    starts: Ints
-    uses: tuple[int, ...]
-
-    @property
-    def height(self) -> int:
-        """The largest level."""
-        return int(self.levels.max())
-
-    def tree(self, graph: Graph, weight: Fraction) -> Tree:
-        """As a value: an out-tree of the graph, parents before children."""
-        heads, starts = graph.heads[self.links].tolist(), self.starts.tolist()
-        parents = self.parents.tolist()
-        order = np.lexsort((np.arange(len(parents)), self.parents, self.levels)).tolist()
-        edges = tuple(
-            TreeEdge(parents[child], child, tuple(heads[starts[child] : starts[child + 1] - 1]))
-            for child in order
-            if child != self.root
-        )
-        return Tree(self.root, weight, edges)
-
-
-def grow(graph: Graph, nest: Nest, orbits: Orbits, root: int, base: Ints, steepness: Ints) -> Grown:
-    """A low one of the cheapest out-trees from a root.
+def grow(
+    graph: LinkGraph, nest: LaminarFamily, orbits: Orbits, root: int, base: Ints, steepness: Ints
+) -> tuple[Routes, tuple[int, ...]]:
+    """A low one of the cheapest out-trees from a root, and how often it uses each orbit.
 
     Args:
         graph: what the nest was made of.
@@ -96,7 +59,7 @@ def grow(graph: Graph, nest: Nest, orbits: Orbits, root: int, base: Ints, steepn
         base.astype(np.int64), steepness.astype(np.int64), root,
     )  # fmt: skip
     assert (levels >= 0).all(), "every rank of a connected nest is reached"
-    return Grown(root, parents, levels, links, starts, tuple(uses.tolist()))
+    return Routes(graph, parents, starts, links), tuple(uses.tolist())
 
 
 @kernel

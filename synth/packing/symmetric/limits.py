@@ -18,7 +18,8 @@ from arborcast.synth.certificate import Bound, Cut, Dual, Scope
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.packing.symmetric.contraction import Graph, contract
+from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.packing.symmetric.contraction import contract
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
@@ -90,11 +91,10 @@ def _of_halves(topology: Topology, collective: Collective, translations: Transla
     if gathered.rate == 0 or not isinstance(gathered.certificate, Cut):
         return None
     lengths = tight_lengths(topology, translations, gathered.rate / topology.ranks)
-    one_way = lengths[translations.link_orbits(topology)]
-    back = {(link.src, link.dst): int(length) for link, length in zip(topology.links, one_way, strict=True)}
+    one_way, graph = lengths[translations.link_orbits(topology)], LinkGraph(topology)
     # An allreduce leaves and enters every image of the cut: lengths are the same both ways.
-    both = np.array([back[link.src, link.dst] + back[link.dst, link.src] for link in topology.links])
-    nest = contract(Graph.of(topology), both)
+    both = one_way + one_way[graph.reverse]
+    nest = contract(graph, both)
     distance = 2 * nest.cost(0)
     capacity = sum((link.bandwidth * int(length) for link, length in zip(topology.links, both, strict=True)))
     if distance == 0 or Fraction(capacity) / distance != gathered.rate / 2:

@@ -7,18 +7,19 @@ k times, with the weight w, puts `k * w * order / size` on each link of the orbi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.kernels.arborescence import Routes
 from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.lp.tree_program import TreeRows
-from arborcast.synth.packing.symmetric.contraction import Graph
 from arborcast.synth.packing.symmetric.growth import Orbits
-from arborcast.synth.packing.symmetric.hops import hops_from
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
@@ -70,18 +71,18 @@ class Problem:
     def orbits(self) -> Orbits:
         """What a use of each link counts for."""
         of_link = self.link_orbits
-        twin = np.full(len(of_link), -1, dtype=np.int64)
-        if self.mirrored:
-            tails, heads = self.graph(turned=False).tails, self.graph(turned=False).heads
-            # Links are sorted by (src, dst): sorted by (dst, src) they are the reversed ones in order.
-            twin[np.argsort(heads * self.topology.size + tails)] = of_link
+        twin = (
+            of_link[self.graph(turned=False).reverse]
+            if self.mirrored
+            else np.full(len(of_link), -1, np.int64)
+        )
         return Orbits(of_link, twin, int(of_link.max()) + 1)
 
     @cached_property
-    def _graphs(self) -> tuple[Graph, Graph]:
-        return Graph.of(self.topology), Graph.of(self.topology, turned=True)
+    def _graphs(self) -> tuple[LinkGraph, LinkGraph]:
+        return LinkGraph(self.topology), LinkGraph(self.topology, turned=True)
 
-    def graph(self, *, turned: bool) -> Graph:
+    def graph(self, *, turned: bool) -> LinkGraph:
         """The links as they are, or turned round."""
         return self._graphs[turned]
 
@@ -108,6 +109,12 @@ class Problem:
         return np.array([max(1, math.floor((1 << 16) * scarcest / b)) for b in self.budgets], dtype=np.int64)
 
 
+@lru_cache(maxsize=64)
+def hops_from(graph: LinkGraph, root: int) -> Ints:
+    """`LinkGraph.hops`, of which the last ones are kept."""
+    return graph.hops(root)
+
+
 def problem_of(
     topology: Topology, collective: Collective, translations: Translations, limit: Fraction
 ) -> Problem:
@@ -123,7 +130,7 @@ def problem_of(
         groups = tuple(Group(root, turned, 0) for root in roots)
         return Problem(topology, translations, groups, False, limit / len(collective.ranks))
     if topology.is_symmetric:
-        graph = Graph.of(topology)
+        graph = LinkGraph(topology)
         central = min(roots, key=lambda root: (int(hops_from(graph, root).max()), root))
         groups = (Group(central, False, 0),)
     else:
@@ -131,3 +138,52 @@ def problem_of(
             Group(root, turned, share) for share, root in enumerate(roots) for turned in (False, True)
         )
     return Problem(topology, translations, groups, topology.is_symmetric, limit / translations.order)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A tree of a group.
+
+    Attributes:
+        group: its index in the problem.
+        routes: the tree.
+        uses: how often it uses each orbit; of a mirrored tree, both ways together.
+    """
+
+    group: int
+    routes: Routes
+    uses: tuple[int, ...]
+
+    @cached_property
+    def height(self) -> int:
+        """Of the tree."""
+        return self.routes.height
+
+    @cached_property
+    def used(self) -> Mapping[int, int]:
+        """`uses` of the orbits that it uses at all."""
+        return {orbit: count for orbit, count in enumerate(self.uses) if count}
+
+
+@dataclass
+class Pool:
+    """All trees met so far; of those that a group cannot tell apart by their uses, the lowest."""
+
+    columns: list[Column] = field(default_factory=list)
+    _place: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
+
+    def add(self, column: Column) -> bool:
+        """Put a tree in; whether its uses are new. A lower tree takes the place of a higher one."""
+        key = (column.group, column.uses)
+        if key in self._place:
+            place = self._place[key]
+            if column.height < self.columns[place].height:
+                self.columns[place] = column
+            return False
+        self._place[key] = len(self.columns)
+        self.columns.append(column)
+        return True
+
+    def up_to(self, height: int) -> list[Column]:
+        """The trees of at most a height."""
+        return [column for column in self.columns if column.height <= height]

@@ -20,19 +20,26 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError,
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, whole_prices
+from arborcast.synth.packing.carrier import Carrier, Pair, centred, mirrored, pair_up, relabelled
+from arborcast.synth.packing.lift import lifted, transfers_of
 from arborcast.synth.packing.relays import relays_as_switches
-from arborcast.synth.packing.symmetric.columns import Column
-from arborcast.synth.packing.symmetric.few import few_trees, within_tolerance
 from arborcast.synth.packing.symmetric.generation import COARSE, FINE, Generation
-from arborcast.synth.packing.symmetric.hops import hops_from
-from arborcast.synth.packing.symmetric.lifting import lift_symmetric
 from arborcast.synth.packing.symmetric.limits import symmetric_bound, tight_lengths
-from arborcast.synth.packing.symmetric.problem import Problem, problem_of
-from arborcast.synth.packing.symmetric.series import in_few_parts
-from arborcast.synth.packing.symmetric.weights import Chosen, denominators, exact_rate, weigh_exactly
-from arborcast.synth.schedule import Settings
+from arborcast.synth.packing.symmetric.problem import Column, Problem, hops_from, problem_of
+from arborcast.synth.packing.symmetric.weights import (
+    Chosen,
+    denominators,
+    exact_rate,
+    few_trees,
+    small_denominators,
+    weigh_exactly,
+    within_tolerance,
+)
+from arborcast.synth.request import DEFAULTS, Request
+from arborcast.synth.schedule import Chunk, Method, Settings
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree
 
 SYMMETRIC_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 """The kinds of collective that trees without a distinguished root serve."""
@@ -88,13 +95,9 @@ class Question:
 def solve_symmetric(
     topology: Topology,
     collective: Collective,
+    request: Request = DEFAULTS,
     *,
     translations: Translations | None = None,
-    max_trees: int | None = None,
-    max_height: int | None = None,
-    tolerance: Fraction | None = None,
-    seed: int = 0,
-    deadline_s: float | None = None,
 ) -> ImplicitSchedule:
     """An allgather, reduce-scatter or allreduce along trees that translations map to each other.
 
@@ -105,14 +108,10 @@ def solve_symmetric(
     Args:
         topology: the fabric; ranks that take no part come after those that do and forward.
         collective: what is to be done.
+        request: `max_trees` counts per root and direction: where an allreduce gathers along other trees than
+            it spreads along, twice as many pairs less one may come of them. With `max_height` the rate is the
+            best that was found. The seed is for the search for translations; trees are found without chance.
         translations: automorphisms of the topology; None for those that can be found.
-        max_trees: at most so many trees per root and direction, at the best rate. Where an allreduce
-            gathers along other trees than it spreads along, twice as many pairs less one may come of them.
-        max_height: the most edges between a root and a rank; edges pass switches. The rate is then the best
-            that was found.
-        tolerance: the part of the best rate that may be given up for fewer trees.
-        seed: for the search for translations; trees are found without chance.
-        deadline_s: seconds from now.
 
     Returns:
         The schedule; its settings say the common denominator of the trees' `parts`, and the `loss` against
@@ -125,52 +124,49 @@ def solve_symmetric(
         InfeasibleError: some ranks are cut off, or no trees are as low.
         TimedOutError: the deadline passed; carries a schedule if there was one.
     """
-    _check_numbers(max_trees, max_height, tolerance)
-    question = question_of(
-        topology, collective, translations=translations, seed=seed, deadline=Deadline.after(deadline_s)
-    )
-    generation, settings = generated(question, max_height)
+    _check_numbers(request)
+    question = question_of(topology, collective, request, translations)
+    generation, settings = generated(question, request.max_height)
     columns = lowest(question.problem, generation.pool.columns)
-    if tolerance is not None:
-        columns, few = within_tolerance(question.problem, columns, tolerance, question.deadline)
+    if request.tolerance is not None:
+        columns, few = within_tolerance(question.problem, columns, request.tolerance, question.deadline)
         settings = (*settings, *few)
-    if max_trees is not None:
-        columns, few = few_trees(question.problem, columns, max_trees, question.deadline)
+    if request.max_trees is not None:
+        columns, few = few_trees(question.problem, columns, request.max_trees, question.deadline)
         settings = (*settings, *few)
-    if tolerance is None and max_trees is None:
+    if request.tolerance is None and request.max_trees is None:
         chosen = simplest(generation)
     else:
         chosen = weigh_exactly(question.problem, columns, question.deadline)
     schedule = question.answer(chosen, settings)
     if question.deadline.has_passed:
-        raise TimedOutError(f"{collective.kind}: the deadline of {deadline_s} s passed", schedule)
+        raise TimedOutError(f"{collective.kind}: the deadline of {request.deadline_s} s passed", schedule)
     return schedule
 
 
 def question_of(
     topology: Topology,
     collective: Collective,
-    *,
+    request: Request,
     translations: Translations | None,
-    seed: int,
-    deadline: Deadline,
 ) -> Question:
     """Check the question and find its limit; see `solve_symmetric` for what is raised."""
     if collective.kind not in SYMMETRIC_KINDS:
         kinds = ", ".join(kind.value for kind in SYMMETRIC_KINDS)
         raise CollectiveError(f"{collective.kind}: symmetric trees serve {kinds} only")
+    deadline = Deadline.after(request.deadline_s)
     collective.check(topology)
     flat, among = relays_as_switches(topology, collective)
     if translations is None:
         from arborcast.synth.symmetry.translation_search import translations_of
 
-        translations = translations_of(topology, seed=seed)
+        translations = translations_of(topology, seed=request.seed)
     translations.check_automorphisms(topology)
     moved = Translations(flat.ranks, translations.generators, translations.orders, flat.size)
     limit = symmetric_bound(flat, among, moved)
     problem = problem_of(flat, among, moved, limit.rate)
     tight = _tight_lengths(problem, limit)
-    return Question(topology, collective, translations, limit, problem, tight, seed, deadline)
+    return Question(topology, collective, translations, limit, problem, tight, request.seed, deadline)
 
 
 def lowest(problem: Problem, columns: Sequence[Column]) -> list[Column]:
@@ -186,13 +182,13 @@ def lowest(problem: Problem, columns: Sequence[Column]) -> list[Column]:
     return [column for column in columns if column.height <= heights[low]]
 
 
-def _check_numbers(max_trees: int | None, max_height: int | None, tolerance: Fraction | None) -> None:
-    if max_trees is not None and max_trees < 1:
-        raise InputError(f"max-trees: must be at least 1, got {max_trees}")
-    if max_height is not None and max_height < 1:
-        raise InputError(f"max-height: must be at least 1, got {max_height}")
-    if tolerance is not None and not 0 <= tolerance < 1:
-        raise InputError(f"tolerance: must be at least 0 and below 1, got {tolerance}")
+def _check_numbers(request: Request) -> None:
+    if request.max_trees is not None and request.max_trees < 1:
+        raise InputError(f"max-trees: must be at least 1, got {request.max_trees}")
+    if request.max_height is not None and request.max_height < 1:
+        raise InputError(f"max-height: must be at least 1, got {request.max_height}")
+    if request.tolerance is not None and not 0 <= request.tolerance < 1:
+        raise InputError(f"tolerance: must be at least 0 and below 1, got {request.tolerance}")
 
 
 def generated(question: Question, max_height: int | None) -> tuple[Generation, Settings]:
@@ -255,7 +251,9 @@ def simplest(generation: Generation) -> Chosen:
         if generation.tight is not None:
             lengths.insert(0, generation.tight)
         height = max(column.height for column in columns)
-        chosen = in_few_parts(generation, lengths, columns, weighed, denominators(problem, weighed), height)
+        chosen = small_denominators(
+            generation, lengths, columns, weighed, denominators(problem, weighed), height
+        )
         if chosen is not None:
             return chosen
         columns = generation.pool.up_to(height)
@@ -302,3 +300,55 @@ def _turned_back(problem: Problem, lengths: Ints) -> Ints:
     for link, orbit in zip(links, problem.link_orbits, strict=True):
         found[orbit] = length[link.src, link.dst]
     return found
+
+
+def lift_symmetric(
+    topology: Topology,
+    collective: Collective,
+    translations: Translations,
+    limit: Bound,
+    problem: Problem,
+    chosen: Chosen,
+    *,
+    seed: int,
+    settings: Settings,
+) -> ImplicitSchedule:
+    """The schedule in which every rank has the images of the trees of its orbit's first rank.
+
+    Args:
+        topology: the fabric.
+        collective: what the trees are for.
+        translations: of the topology.
+        limit: the bound of the rate.
+        problem: what was packed.
+        chosen: the trees and their weights.
+        seed: what the ties were broken by.
+        settings: facts about how it was found.
+    """
+    carriers = _carriers(problem, chosen, translations)
+    found = lifted(topology, collective.kind, carriers)
+    total = sum((one.weight for one in found), Fraction(0)) * translations.order
+    chunks = [Chunk(one.weight / total, one.root) for one in found]
+    method = Method("symmetric", seed, settings)
+    return ImplicitSchedule.build(
+        topology, collective, method, limit, translations, chunks, transfers_of(found)
+    )
+
+
+def _carriers(problem: Problem, chosen: Chosen, translations: Translations) -> Sequence[Carrier]:
+    trees: dict[bool, list[Tree]] = {False: [], True: []}
+    for column, weight in zip(chosen.columns, chosen.weights, strict=True):
+        trees[problem.groups[column.group].turned].append(column.routes.tree(weight))
+    if problem.mirrored:
+        return [_at_representative(centred(pair), translations) for pair in mirrored(trees[False])]
+    if trees[False] and trees[True]:
+        return pair_up(trees[False], trees[True])
+    return trees[False] or trees[True]
+
+
+def _at_representative(pair: Pair, translations: Translations) -> Pair:
+    """The image of a pair whose root is the first rank of its orbit: no load of an orbit changes."""
+    element = int(translations.minus(0, int(translations.place[pair.root])))
+    if element == 0:
+        return pair
+    return relabelled(pair, translations.permutation(element))

@@ -1,22 +1,30 @@
-"""Exact weights of chosen trees: whole parts of a small number where they reach the rate, else the vertex.
+"""What each tree carries, exactly: of all trees that were met, of few of them, or in few equal parts.
 
 A chunk per tree is the easier to lay out the simpler its share is, so the smallest common denominator is
-looked for by small integer programs; the vertex of the linear program is exact too, whatever it looks like.
+looked for: by small integer programs over the trees that are known, and by growing whole trees, each where
+those before it have left room. A tree with a choice among alike links takes the one that is used least, so
+that a few together often use every orbit to the last part. Where nothing of this reaches the rate, the vertex
+of the linear program is exact, whatever it looks like.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, TreeRows, Weighed
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, TreeRows, Weighed, few
 from arborcast.synth.lp.tree_program import whole_parts as program_in_parts
-from arborcast.synth.packing.symmetric.columns import Column
-from arborcast.synth.packing.symmetric.generation import price_of
-from arborcast.synth.packing.symmetric.problem import Problem
+from arborcast.synth.packing.ruling_out import is_ruled_out
+from arborcast.synth.packing.symmetric.generation import Generation, price_of
+from arborcast.synth.packing.symmetric.problem import Column, Problem
+from arborcast.synth.schedule import Settings
 
 _MULTIPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _LARGEST_PARTS = 4096
@@ -133,3 +141,166 @@ def exact_rate(problem: Problem, columns: Sequence[Column]) -> Fraction:
     """The best rate of some trees that exact weights were found for."""
     program = TreeProgram(problem.rows, columns)
     return problem.rows.rate(columns, program.exact(program.solve()))
+
+
+_FEW_SEARCH_LIMIT = 200  # vertices of the branch and bound
+_FEW_MOST_COLUMNS = 120  # a larger choice takes too long
+
+
+def within_tolerance(
+    problem: Problem, columns: Sequence[Column], tolerance: Fraction, deadline: Deadline
+) -> tuple[list[Column], Settings]:
+    """The trees with the fewest per group that lose at most a part of the rate of all of them."""
+    wanted = exact_rate(problem, columns) * (1 - tolerance)
+    most = max(np.bincount([column.group for column in columns]))
+    number = 1
+    while True:
+        chosen, facts = few_trees(problem, columns, number, deadline)
+        if number >= most or exact_rate(problem, chosen) >= wanted:
+            return chosen, facts
+        number += 1
+
+
+def few_trees(
+    problem: Problem, columns: Sequence[Column], most: int, deadline: Deadline
+) -> tuple[list[Column], Settings]:
+    """At most so many trees per group, at the best rate that was found.
+
+    Returns:
+        The trees, and whether better ones among all that were met are ruled out ("few").
+    """
+    kept = _likely(problem, columns)
+    found, closed = few(
+        problem.rows,
+        kept,
+        most=most,
+        rate=None,
+        start=(),
+        search_limit=_FEW_SEARCH_LIMIT,
+        seed=0,
+        seconds=deadline.left_s,
+    )
+    if found is None:
+        return _heaviest(problem, columns, most), (("few", "found: the heaviest"),)
+    chosen = [kept[index] for index in found]
+    rate = exact_rate(problem, chosen)
+    if closed and is_ruled_out(problem.rows, columns, most, rate, strictly=False, deadline=deadline):
+        return chosen, (("few", "best of the trees met"),)
+    return chosen, (("few", "found: HiGHS calls them the best" if closed else "found: good trees"),)
+
+
+def _likely(problem: Problem, columns: Sequence[Column]) -> list[Column]:
+    """Those that carry something, then those that carry most alone."""
+    if len(columns) <= _FEW_MOST_COLUMNS:
+        return list(columns)
+    weights = TreeProgram(problem.rows, columns).solve().weights
+    alone = [
+        max(uses / float(b) for uses, b in zip(column.uses, problem.budgets, strict=True))
+        for column in columns
+    ]
+    ranked = sorted(range(len(columns)), key=lambda index: (weights[index] <= CLOSE, alone[index], index))
+    return [columns[index] for index in sorted(ranked[:_FEW_MOST_COLUMNS])]
+
+
+def _heaviest(problem: Problem, columns: Sequence[Column], most: int) -> list[Column]:
+    """The trees of each group that carry most in the optimum of all."""
+    weights = TreeProgram(problem.rows, columns).solve().weights
+    chosen: list[int] = []
+    for group in range(len(problem.groups)):
+        members = [index for index, column in enumerate(columns) if column.group == group]
+        chosen += sorted(members, key=lambda index: (-weights[index], index))[:most]
+    return [columns[index] for index in sorted(chosen)]
+
+
+_MOST_EDGES = 1 << 17  # tree edges that whole parts are worth
+_HOPELESS = 1.25  # uses over room: here prices among equals do not decide, and more trees do not help
+_LEFT_OPEN = (Fraction(1), Fraction(1, 4), Fraction(1, 16), Fraction(0))
+"""The part of the weights that is grown anew, besides what rounding leaves."""
+
+
+def small_denominators(
+    generation: Generation,
+    lengths: Sequence[Ints],
+    columns: Sequence[Column],
+    weighed: Weighed,
+    denominators: Iterable[int],
+    max_height: int,
+) -> Chosen | None:
+    """Trees each of which carries a whole number of equal parts, at the target; None where none were found.
+
+    All trees that are met are left in the pool of the generation.
+
+    Args:
+        generation: whose problem it is; its groups all carry the same.
+        lengths: of the orbits: each makes a contraction in which to look.
+        columns: trees that reach the target together.
+        weighed: at these weights.
+        denominators: how many parts for each group, to be tried in turn.
+        max_height: higher trees are no answer.
+    """
+    problem = generation.problem
+    allowed = generation.grown + max(len(problem.groups), _MOST_EDGES // problem.topology.ranks)
+    for parts in denominators if problem.shares == 1 else ():
+        for kept, missing in _starts(generation, columns, weighed, parts):
+            room = _room(generation, columns, kept, parts)
+            worst = math.inf
+            for one in lengths if min(room) >= 0 else ():
+                generation.deadline.check("the search for few parts")
+                if generation.grown + sum(missing) > allowed:
+                    continue
+                grown = list(generation.series(one, missing, _steepness(room)))
+                for column in grown:
+                    generation.pool.add(column)
+                used = np.sum([column.uses for column in grown] or [(0,) * len(room)], axis=0).tolist()
+                worst = min(worst, max(load / max(1, left) for load, left in zip(used, room, strict=True)))
+                fits = all(load <= left for load, left in zip(used, room, strict=True))
+                if fits and all(column.height <= max_height for column in grown):
+                    return _merged(generation, [*columns, *grown], [*kept, *[1] * len(grown)], parts)
+            if not any(kept) and worst > _HOPELESS:
+                return None
+    return None
+
+
+def _starts(
+    generation: Generation, columns: Sequence[Column], weighed: Weighed, parts: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """How many parts of each known tree are kept, and how many trees each group lacks then."""
+    seen: set[tuple[int, ...]] = set()
+    for left_open in _LEFT_OPEN:
+        scale = parts * float(1 - left_open) / weighed.rate
+        kept = [math.floor(float(weight) * scale + 1e-6) for weight in weighed.weights]
+        carried: Counter[int] = Counter()
+        for column, count in zip(columns, kept, strict=True):
+            carried[column.group] += count
+        missing = [parts - carried[group] for group in range(len(generation.problem.groups))]
+        if tuple(kept) not in seen and min(missing) >= 0:
+            seen.add(tuple(kept))
+            yield kept, missing
+
+
+def _room(generation: Generation, columns: Sequence[Column], kept: Sequence[int], parts: int) -> list[int]:
+    """What is left of each orbit."""
+    room = [math.floor(budget * parts) for budget in generation.problem.budgets]
+    for column, count in zip(columns, kept, strict=True):
+        if count:
+            room = [left - count * uses for left, uses in zip(room, column.uses, strict=True)]
+    return room
+
+
+def _steepness(room: Sequence[int]) -> Ints:
+    """An orbit with little left becomes dear soon."""
+    least = max(1, min(room))
+    return np.array([max(1, (least << 16) // max(1, left)) for left in room], dtype=np.int64)
+
+
+def _merged(generation: Generation, columns: Sequence[Column], counts: Sequence[int], parts: int) -> Chosen:
+    """Trees that came up several times, once with their weights together."""
+    first: dict[tuple[int, tuple[int, ...]], Column] = {}
+    weight: Counter[tuple[int, tuple[int, ...]]] = Counter()
+    for column, count in zip(columns, counts, strict=True):
+        if count:
+            key = (column.group, column.uses)
+            first.setdefault(key, column)
+            weight[key] += count
+    weights = [Fraction(weight[key], parts) for key in first]
+    return filled(generation.problem, list(first.values()), weights)

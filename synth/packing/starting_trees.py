@@ -1,8 +1,8 @@
-"""Trees that are known before: what an exact packing takes out first, as far as every cut allows.
+"""Trees that are known before a packing: taken out first, as far as cuts allow, and grown where edges lack.
 
-After a fault most trees of the old packing still stand, and the others lack a few edges. A `Stump` is such a
-tree; here are the pieces of `synth.packing.exact` that share a demand among them, choose another root where
-any will do, and grow what is missing.
+After a fault most trees of the old packing still stand, and the others lack a few edges. A `PartialTree` is
+such a tree; a demand is shared out among them, one that may start anywhere gets the cheapest root, and what
+is missing is joined at the least cost.
 """
 
 from __future__ import annotations
@@ -16,15 +16,107 @@ import numpy as np
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, arborescence_destroying
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.packing.packer import Packer, Taken
 from arborcast.synth.packing.routed import RoutedTree, rerooted_routes, same_links
 from arborcast.synth.tree import Tree
+
+GROWING_BATCH = 32
+"""Partial trees that are grown before the cuts are asked."""
+ROUNDS = 3
+"""Times that a proposal of any root is tried, each time with what the cuts have said before."""
+
+
+def take_first(packer: Packer, partials: Sequence[PartialTree]) -> None:
+    """Take out as much of the trees as every cut allows; notes the parts in `packer.first_parts`."""
+    if not partials:
+        return
+    reverse = packer.graph.reverse
+    waiting = [
+        (largest_part(partial) if partial.free and not partial.is_whole else partial, units)
+        for partial, units in zip(partials, shares_of(partials, packer.demand), strict=True)
+        if units
+    ]
+    whole = [entry for entry in waiting if entry[0].is_whole]
+    broken = [entry for entry in waiting if not entry[0].is_whole]
+    for entries, size in ((whole, max(1, len(whole))), (broken, GROWING_BATCH)):
+        group = entries
+        # What a cut has limited is free to start elsewhere, once the cut is known.
+        for _ in range(ROUNDS if any(partial.free for partial, _ in group) else 1):
+            left = []
+            for first in range(0, len(group), size):
+                left += _take_batch(packer, group[first : first + size], reverse)
+            if len(left) == len(group):
+                break
+            group = left
+        packer.first_parts.append(Fraction(packer.total - int(packer.demand.sum()), packer.total))
+
+
+def _take_batch(
+    packer: Packer, entries: Sequence[tuple[PartialTree, int]], reverse: Ints
+) -> list[tuple[PartialTree, int]]:
+    """Take out as much of the partials as fits; returns what of them is left to do."""
+    remaining, demand = packer.remaining.copy(), packer.demand.copy()
+    proposed: list[Taken] = []
+    source: list[int] = []
+    left = [units for _, units in entries]
+    for place, (partial, _) in enumerate(entries):
+        if packer.deadline.has_passed:
+            break
+        while left[place]:
+            found = _placed(packer, partial, left[place], remaining, demand, reverse)
+            if found is None:
+                break
+            remaining -= found.times * found.uses
+            demand[found.root] -= found.times
+            left[place] -= found.times
+            proposed.append(found)
+            source.append(place)
+    if proposed:
+        allowed = packer.cuts.allow(
+            packer.remaining,
+            packer.demand,
+            [tree.uses for tree in proposed],
+            [tree.root for tree in proposed],
+            [tree.times for tree in proposed],
+        )
+        for tree, times, place in zip(proposed, allowed, source, strict=True):
+            left[place] += tree.times - times
+            if times:
+                packer.take(tree, times)
+    return [(partial, units) for (partial, _), units in zip(entries, left, strict=True) if units]
+
+
+def _placed(
+    packer: Packer, partial: PartialTree, units: int, remaining: Ints, demand: Ints, reverse: Ints
+) -> Taken | None:
+    """The partial as a tree that fits what is left, as often as it does; None where it does not."""
+    lengths = packer.lengths(remaining) if partial.free or not partial.is_whole else remaining
+    if partial.free:
+        root = cheapest_root(partial, lengths, reverse, demand > 0)
+        if root < 0:
+            return None
+        partial = started_at(partial, root, reverse)
+        if (partial.routes.links < 0).any():
+            return None  # a way that only leads in one direction
+    routes = partial.routes
+    if not partial.is_whole:
+        parent_cost = packer.hop_price * packer.graph.hops(partial.root, remaining > 0)
+        whole = grown(partial, lengths, parent_cost)
+        if whole is None:
+            return None
+        routes = whole
+    uses = routes.uses()
+    used = uses > 0
+    times = min(units, int(demand[partial.root]), int((remaining[used] // uses[used]).min()))
+    return Taken(partial.root, times, routes, uses) if times > 0 else None
+
 
 _DEAR = 1 << 44
 """More than any usable link costs; a way of such links still fits int64."""
 
 
 @dataclass(frozen=True, eq=False)
-class Stump:
+class PartialTree:
     """A tree, or what faults left of one.
 
     Attributes:
@@ -40,7 +132,7 @@ class Stump:
     free: bool = False
 
     @classmethod
-    def of(cls, graph: LogicalGraph, tree: Tree) -> Stump:
+    def of(cls, graph: LogicalGraph, tree: Tree) -> PartialTree:
         """A whole tree of the graph's topology."""
         found = RoutedTree.of(graph, tree)
         return cls(found.root, found.weight, found.routes)
@@ -51,30 +143,30 @@ class Stump:
         return int((self.routes.parents < 0).sum()) == 1
 
 
-def rebound(stump: Stump, graph: LogicalGraph) -> Stump:
-    """The stump over another graph of the same vertices; edges over links that it lacks are lost."""
-    routes = stump.routes
+def rebound(partial: PartialTree, graph: LogicalGraph) -> PartialTree:
+    """The partial over another graph of the same vertices; edges over links that it lacks are lost."""
+    routes = partial.routes
     number = same_links(routes.graph, graph)
     if number is None:
-        return replace(stump, routes=Routes(graph, routes.parents, routes.starts, routes.links))
+        return replace(partial, routes=Routes(graph, routes.parents, routes.starts, routes.links))
     kept = without_lost_edges(routes.parents, routes.starts, number[routes.links])
-    return replace(stump, routes=Routes(graph, *kept))
+    return replace(partial, routes=Routes(graph, *kept))
 
 
-def shares_of(stumps: Sequence[Stump], demand: Ints) -> list[int]:
-    """How many units each stump should carry: each root's demand in proportion to the weights.
+def shares_of(partials: Sequence[PartialTree], demand: Ints) -> list[int]:
+    """How many units each partial should carry: each root's demand in proportion to the weights.
 
     Stumps that are free share the demand of all roots. Largest remainders come first, so that a demand with
-    any stump is shared out completely.
+    any partial is shared out completely.
     """
     groups: dict[int, list[int]] = {}
-    for place, stump in enumerate(stumps):
-        groups.setdefault(-1 if stump.free else stump.root, []).append(place)
-    units = [0] * len(stumps)
+    for place, partial in enumerate(partials):
+        groups.setdefault(-1 if partial.free else partial.root, []).append(place)
+    units = [0] * len(partials)
     for root, members in groups.items():
         total = int(demand.sum()) if root < 0 else int(demand[root])
-        weight = sum((stumps[place].weight for place in members), Fraction(0))
-        exact = {place: total * stumps[place].weight / weight for place in members}
+        weight = sum((partials[place].weight for place in members), Fraction(0))
+        exact = {place: total * partials[place].weight / weight for place in members}
         for place in members:
             units[place] = int(exact[place])
         left = total - sum(units[place] for place in members)
@@ -83,44 +175,45 @@ def shares_of(stumps: Sequence[Stump], demand: Ints) -> list[int]:
     return units
 
 
-def largest_part(stump: Stump) -> Stump:
-    """A free stump started in its largest connected part, whose top becomes the root."""
-    tops = tops_of(stump.routes.parents)
+def largest_part(partial: PartialTree) -> PartialTree:
+    """A free partial started in its largest connected part, whose top becomes the root."""
+    tops = tops_of(partial.routes.parents)
     top = int(np.argmax(np.bincount(tops, minlength=len(tops))))
-    return replace(stump, root=top)
+    return replace(partial, root=top)
 
 
-def started_at(stump: Stump, root: int, reverse: Ints) -> Stump:
-    """A free stump with another rank of its root's part as the root."""
-    if root == stump.root:
-        return stump
-    return replace(stump, root=root, routes=rerooted_routes(stump.routes, root, reverse))
+def started_at(partial: PartialTree, root: int, reverse: Ints) -> PartialTree:
+    """A free partial with another rank of its root's part as the root."""
+    if root == partial.root:
+        return partial
+    return replace(partial, root=root, routes=rerooted_routes(partial.routes, root, reverse))
 
 
-def cheapest_root(stump: Stump, lengths: Ints, reverse: Ints, wanted: Flags) -> int:
-    """The rank among those wanted from which the stump's part of the root is cheapest; -1 for none."""
-    routes = stump.routes
+def cheapest_root(partial: PartialTree, lengths: Ints, reverse: Ints, wanted: Flags) -> int:
+    """The rank among those wanted from which the partial's part of the root is cheapest; -1 for none."""
+    routes = partial.routes
     # A link that must not be used is dear, not infinite: it may be the one that another root turns round.
     priced = np.minimum(lengths, _DEAR)
-    costs, known = _root_costs(routes.parents, routes.starts, routes.links, stump.root, priced, reverse)
+    costs, known = _root_costs(routes.parents, routes.starts, routes.links, partial.root, priced, reverse)
     usable = np.flatnonzero(known & wanted)
     return int(usable[np.argmin(costs[usable])]) if usable.size else -1
 
 
-def grown(stump: Stump, lengths: Ints, parent_cost: Ints) -> Routes | None:
-    """The stump with the ranks that its root does not reach joined to it at the least cost.
+def grown(partial: PartialTree, lengths: Ints, parent_cost: Ints) -> Routes | None:
+    """The partial with the ranks that its root does not reach joined to it at the least cost.
 
     Args:
-        stump: what is left of a tree; all that hangs on a lost edge is joined anew.
+        partial: what is left of a tree; all that hangs on a lost edge is joined anew.
         lengths: int64 lengths of the links, `FORBIDDEN` for those that must not be used.
         parent_cost: what each rank charges for every child that it takes.
 
     Returns:
         None where the links do not reach them.
     """
-    routes = stump.routes
+    routes = partial.routes
     graph = routes.graph
-    inside = tops_of(routes.parents) == stump.root
+    assert isinstance(graph, LogicalGraph), "proposals are over the graph that is packed"
+    inside = tops_of(routes.parents) == partial.root
     missing = np.flatnonzero(~inside)
     if not missing.size:
         return routes

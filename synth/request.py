@@ -1,0 +1,65 @@
+"""What a question is told beyond the topology and the collective; every method reads its own part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TypedDict
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a method may be told beyond the topology and the collective.
+
+    Attributes:
+        max_trees: at most so many trees (per root for allgather and reduce-scatter); None for any number.
+        tolerance: with few trees, the part of the optimum that may be given up for fewer of them; None
+            for the default of `synth.packing.fewest`.
+        epsilon: the part of the optimum that the multiplicative weights may miss; None for the default of
+            `synth.packing.mwu`.
+        seed: breaks ties; the same seed gives the same schedule on any machine.
+        deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
+        size_bytes: with the method "auto", the message size for which the schedule should be fastest;
+            None for the best rate, which is what counts for large messages.
+        chunks: C of a chunk schedule (see `synth.chunks.fixed_size.Size`, like the next two).
+        steps: S of a chunk schedule.
+        rounds: R of a chunk schedule.
+        cache: whether answers of solvers are kept and used on disk.
+        max_height: with trees, the most edges between a root and a rank; None for any number.
+        proof: where there is no chunk schedule, the file for CaDiCaL's proof of it; None for none.
+    """
+
+    max_trees: int | None = None
+    tolerance: Fraction | None = None
+    epsilon: Fraction | None = None
+    seed: int = 0
+    deadline_s: float | None = None
+    size_bytes: int | None = None
+    chunks: int | None = None
+    steps: int | None = None
+    rounds: int | None = None
+    cache: bool = True
+    max_height: int | None = None
+    proof: Path | None = None
+
+
+DEFAULTS = Request()
+"""Of every method."""
+
+
+class Wishes(TypedDict, total=False):
+    """A `Request` as keyword arguments, as `synth.solve` takes them."""
+
+    max_trees: int | None
+    tolerance: Fraction | None
+    epsilon: Fraction | None
+    seed: int
+    deadline_s: float | None
+    size_bytes: int | None
+    chunks: int | None
+    steps: int | None
+    rounds: int | None
+    cache: bool
+    max_height: int | None
+    proof: Path | None
