@@ -17,12 +17,12 @@ import numpy as np
 
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
-from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes
+from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.max_flow import checked_int64
 from arborcast.synth.packing.capacity_repair import fitting_tree
 from arborcast.synth.packing.routed import RoutedTree
-from arborcast.synth.packing.tight_cuts import TightCuts
+from arborcast.synth.packing.tight_cuts import Taken, TightCuts
 from arborcast.synth.progress import report
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import gcd_of_fractions
@@ -58,16 +58,6 @@ class RoutedPacking:
     def packing(self) -> Packing:
         """The same as values."""
         return Packing(tuple(tree.tree for tree in self.trees), self.settings)
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A tree and how many units of weight it carries."""
-
-    root: int
-    times: int
-    routes: Routes
-    uses: Ints
 
 
 class Packer:
@@ -155,13 +145,11 @@ class Packer:
         """Take out as many of the trees as every cut allows; how many that are."""
         if not proposed:
             return 0
-        uses, roots = [tree.uses for tree in proposed], [tree.root for tree in proposed]
-        times = [tree.times for tree in proposed]
         if self.graph.topology.ranks > SMALL:
             # A pass over all sinks costs more than trees that do not know the cuts their batch breaks.
-            allowed = self.cuts.allow(self.remaining, self.demand, uses, roots, times)
+            allowed = self.cuts.allow(self.remaining, self.demand, proposed)
         else:
-            allowed = self.cuts.trim(self.remaining, self.demand, uses, roots, times)
+            allowed = self.cuts.trim(self.remaining, self.demand, proposed)
         for tree, count in zip(proposed, allowed, strict=False):
             if count:
                 self.take(tree, count)

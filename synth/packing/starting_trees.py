@@ -16,8 +16,9 @@ import numpy as np
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, arborescence_destroying
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
-from arborcast.synth.packing.packer import Packer, Taken
+from arborcast.synth.packing.packer import Packer
 from arborcast.synth.packing.routed import RoutedTree, rerooted_routes, same_links
+from arborcast.synth.packing.tight_cuts import Taken
 from arborcast.synth.tree import Tree
 
 GROWING_BATCH = 32
@@ -72,13 +73,7 @@ def _take_batch(
             proposed.append(found)
             source.append(place)
     if proposed:
-        allowed = packer.cuts.allow(
-            packer.remaining,
-            packer.demand,
-            [tree.uses for tree in proposed],
-            [tree.root for tree in proposed],
-            [tree.times for tree in proposed],
-        )
+        allowed = packer.cuts.allow(packer.remaining, packer.demand, proposed)
         for tree, times, place in zip(proposed, allowed, source, strict=True):
             left[place] += tree.times - times
             if times:

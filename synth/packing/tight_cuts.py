@@ -8,12 +8,13 @@ much must be given back, and goes into the pool of tight cuts, which the next tr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from arborcast.synth.errors import InfeasibleError
-from arborcast.synth.kernels.arborescence import LogicalGraph
+from arborcast.synth.kernels.arborescence import LogicalGraph, Routes
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
 from arborcast.synth.kernels.max_flow import dinic, members, reachable, residual_graph
 from arborcast.synth.topology import Vertex
@@ -36,6 +37,16 @@ class OverloadedCutError(InfeasibleError):
         self.side = side
         self.capacity = capacity
         self.demand = demand
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A tree and how many units of weight it carries."""
+
+    root: int
+    times: int
+    routes: Routes
+    uses: Ints
 
 
 class TightCuts:
@@ -64,8 +75,7 @@ class TightCuts:
         Raises:
             OverloadedCutError: it does not; names the cut.
         """
-        none = np.empty((0, len(remaining)), dtype=np.int64)
-        _, broken, side = self._trimmed(remaining, demand, none, np.empty(0, np.int64), np.empty(0, np.int64))
+        _, _, broken, side = self._feasible(remaining, demand, (), ends=True)
         if broken >= 0:
             out = side[self._tails] & ~side[self._heads]
             raise OverloadedCutError(
@@ -74,14 +84,7 @@ class TightCuts:
                 int(demand[side[: len(demand)]].sum()) * unit,
             )
 
-    def trim(
-        self,
-        remaining: Ints,
-        demand: Ints,
-        uses: Sequence[Ints],
-        roots: Sequence[int],
-        times: Sequence[int],
-    ) -> list[int]:
+    def trim(self, remaining: Ints, demand: Ints, trees: Sequence[Taken]) -> list[int]:
         """How often each of some trees, in this order, can be taken out without breaking the invariant.
 
         The first tree that must be taken less often than asked for ends the list (dropped when it is not
@@ -90,67 +93,39 @@ class TightCuts:
         Args:
             remaining: capacity of each link before any of these trees is taken out.
             demand: demand of each rank before.
-            uses: how often each tree passes each link.
-            roots: the root of each tree.
-            times: how often each tree is to be taken out; together they fit `remaining` and `demand`.
+            trees: to be taken out so many times; together they fit `remaining` and `demand`.
         """
-        allowed = np.array(times, dtype=np.int64)
-        kept, broken, side = self._trimmed(
-            remaining, demand, np.array(uses), np.array(roots, dtype=np.int64), allowed
-        )
+        allowed, kept, broken, side = self._feasible(remaining, demand, trees, ends=True)
         if broken >= 0:
             self.crossings += side[self._tails] & ~side[self._heads]
             self.size += 1
             last = self._sinks[broken]
             self._sinks[1 : broken + 1] = self._sinks[:broken]
             self._sinks[0] = last
-        return [int(count) for count in allowed[:kept]]
+        return allowed[:kept]
 
-    def allow(
-        self,
-        remaining: Ints,
-        demand: Ints,
-        uses: Sequence[Ints],
-        roots: Sequence[int],
-        times: Sequence[int],
-    ) -> list[int]:
+    def allow(self, remaining: Ints, demand: Ints, trees: Sequence[Taken]) -> list[int]:
         """How often each of many trees can be taken out; unlike in `trim`, one that is limited ends nothing.
 
         Each cut that breaks is met by those of the trees, from the first on, that overdraw what it has left,
-        and joins the pool.
-
-        Args:
-            remaining: as in `trim`.
-            demand: as in `trim`.
-            uses: as in `trim`.
-            roots: as in `trim`.
-            times: as in `trim`.
+        and joins the pool. Arguments as in `trim`.
         """
-        allowed = np.array(times, dtype=np.int64)
-        side = np.zeros(len(self._network[0]) - 1, dtype=np.bool_)
-        self.size += _meet_cuts(
-            *self._network,
-            self._tails,
-            self._heads,
-            remaining,
-            demand,
-            np.array(uses),
-            np.array(roots, dtype=np.int64),
-            allowed,
-            self._sinks,
-            side,
-            self.crossings,
-        )
-        return [int(count) for count in allowed]
+        allowed, _, broken, _ = self._feasible(remaining, demand, trees, ends=False)
+        self.size += broken + 1
+        return allowed
 
-    def _trimmed(
-        self, remaining: Ints, demand: Ints, uses: Ints, roots: Ints, times: Ints
-    ) -> tuple[int, int, Flags]:
+    def _feasible(
+        self, remaining: Ints, demand: Ints, trees: Sequence[Taken], *, ends: bool
+    ) -> tuple[list[int], int, int, Flags]:
         side = np.zeros(len(self._network[0]) - 1, dtype=np.bool_)
+        uses = np.array([tree.uses for tree in trees], dtype=np.int64).reshape(len(trees), len(remaining))
+        roots = np.array([tree.root for tree in trees], dtype=np.int64)
+        times = np.array([tree.times for tree in trees], dtype=np.int64)
         kept, broken = _keep_feasible(
-            *self._network, self._tails, self._heads, remaining, demand, uses, roots, times, self._sinks, side
-        )
-        return kept, broken, side
+            *self._network, self._tails, self._heads, remaining, demand, uses, roots, times,
+            self._sinks, side, self.crossings, ends,
+        )  # fmt: skip
+        return times.tolist(), kept, broken, side
 
 
 @kernel
@@ -167,11 +142,17 @@ def _keep_feasible(
     times: Ints,
     sinks: Ints,
     side: Flags,
+    crossings: Ints,
+    ends: bool,
 ) -> tuple[int, int]:
     """Cut down `times` until every sink can receive all demands that stay.
 
-    Returns the number of trees kept and the position in `sinks` where a cut broke last (-1: nowhere);
-    `side` is then that cut. One sink's flow is rerouted to the next: much less work than a new one.
+    A tree leaves every cut with its root inside, so that sinks that were met stay met when fewer are taken.
+    One sink's flow is rerouted to the next: much less work than a new one. With `ends` the first tree that is
+    limited ends the list; else `crossings` counts the links out of each cut that breaks.
+
+    Returns the number of trees kept, and with `ends` the position in `sinks` where a cut broke last (`side`
+    is then that cut), else one less than the number of cuts that broke; -1 for none.
     """
     source = start.shape[0] - 2
     kept, position, broken, carrier = roots.shape[0], 0, -1, source
@@ -186,9 +167,13 @@ def _keep_feasible(
         # The part of the flow that could not be moved shows the way back to the source, so that what the
         # carrier reaches is the source's side of a minimum cut.
         side[:] = reachable(start, arcs, head, capacity, carrier)
-        broken = position
-        kept = _give_back(side, tails, heads, remaining, demand, uses, roots, times, kept)
-        if kept == 0:
+        broken = position if ends else broken + 1
+        if not ends:
+            for link in range(tails.shape[0]):
+                if side[tails[link]] and not side[heads[link]]:
+                    crossings[link] += 1
+        kept = _cut_down(side, tails, heads, remaining, demand, uses, roots, times, kept, ends)
+        if times[:kept].sum() == 0:
             break
         carrier = source
         total = _fill(capacity, remaining, demand, uses, roots, times, kept)
@@ -196,10 +181,8 @@ def _keep_feasible(
 
 
 @kernel
-def _meet_cuts(
-    start: Ints,
-    arcs: Ints,
-    head: Ints,
+def _cut_down(
+    side: Flags,
     tails: Ints,
     heads: Ints,
     remaining: Ints,
@@ -207,64 +190,34 @@ def _meet_cuts(
     uses: Ints,
     roots: Ints,
     times: Ints,
-    sinks: Ints,
-    side: Flags,
-    crossings: Ints,
+    kept: int,
+    ends: bool,
 ) -> int:
-    """Cut down `times`, tree by tree, until every sink can receive all demands; returns how many cuts broke.
+    """Cut down the trees that overdraw what those before them leave of a cut; returns how many stay.
 
-    A tree leaves every cut with its root inside, so that sinks that were met stay met when fewer are taken.
+    With `ends` only the first of them, and those after it are forgotten.
     """
-    source = start.shape[0] - 2
-    position, broken, carrier = 0, 0, source
-    capacity = np.empty(arcs.shape[0], dtype=np.int64)
-    total = _fill(capacity, remaining, demand, uses, roots, times, roots.shape[0])
-    while position < sinks.shape[0] and total > 0:
-        sink = sinks[position]
-        if dinic(start, arcs, head, capacity, carrier, sink, total) == total:
-            carrier = sink
-            position += 1
-            continue
-        side[:] = reachable(start, arcs, head, capacity, carrier)
-        broken += 1
-        for link in range(tails.shape[0]):
-            if side[tails[link]] and not side[heads[link]]:
-                crossings[link] += 1
-        _meet_cut(side, tails, heads, remaining, demand, uses, roots, times)
-        if times.sum() == 0:
-            break
-        carrier = source
-        total = _fill(capacity, remaining, demand, uses, roots, times, roots.shape[0])
-    return broken
-
-
-@kernel
-def _meet_cut(
-    side: Flags,
-    tails: Ints,
-    heads: Ints,
-    remaining: Ints,
-    demand: Ints,
-    uses: Ints,
-    roots: Ints,
-    times: Ints,
-) -> None:
-    """Cut down every tree that overdraws what the trees before it leave of the cut."""
     slack = 0
+    out = np.empty(tails.shape[0], dtype=np.int64)
+    leaving = 0
     for link in range(tails.shape[0]):
         if side[tails[link]] and not side[heads[link]]:
+            out[leaving] = link
+            leaving += 1
             slack += remaining[link]
     for rank in range(demand.shape[0]):
         if side[rank]:
             slack -= demand[rank]
-    for tree in range(times.shape[0]):
+    for tree in range(kept):
         excess = -1 if side[roots[tree]] else 0
-        for link in range(tails.shape[0]):
-            if uses[tree, link] and side[tails[link]] and not side[heads[link]]:
-                excess += uses[tree, link]
+        for position in range(leaving):
+            excess += uses[tree, out[position]]
         if excess * times[tree] > slack:
             times[tree] = slack // excess
+            if ends:
+                return tree + 1 if times[tree] > 0 else tree
         slack -= excess * times[tree]
+    return 0 if ends else kept  # with `ends` only when the cut is broken before any tree is taken out
 
 
 @kernel
@@ -291,38 +244,3 @@ def _fill(
         capacity[2 * (links + roots[tree])] -= times[tree]
         total -= times[tree]
     return total
-
-
-@kernel
-def _give_back(
-    side: Flags,
-    tails: Ints,
-    heads: Ints,
-    remaining: Ints,
-    demand: Ints,
-    uses: Ints,
-    roots: Ints,
-    times: Ints,
-    kept: int,
-) -> int:
-    """Cut down the first tree that overdraws the cut, forget those after it; returns how many stay."""
-    slack = 0
-    out = np.empty(tails.shape[0], dtype=np.int64)
-    leaving = 0
-    for link in range(tails.shape[0]):
-        if side[tails[link]] and not side[heads[link]]:
-            out[leaving] = link
-            leaving += 1
-            slack += remaining[link]
-    for rank in range(demand.shape[0]):
-        if side[rank]:
-            slack -= demand[rank]
-    for tree in range(kept):
-        excess = -1 if side[roots[tree]] else 0
-        for position in range(leaving):
-            excess += uses[tree, out[position]]
-        if excess * times[tree] > slack:
-            times[tree] = slack // excess
-            return tree + 1 if times[tree] > 0 else tree
-        slack -= excess * times[tree]
-    return 0  # only when the cut is broken before any tree is taken out
