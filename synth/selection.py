@@ -154,7 +154,7 @@ def candidates(
         height = fastest_rate.height
         yield fastest_rate
     if request.max_height is not None:
-        return  # of the others nobody knows how high they become
+        return  # the height of the others is not known before they are built
     wanted = [(name, request) for name in METHODS if name not in {"trees", "mwu", "routes", *NEED_SIZE}]
     if first == "trees" and request.max_trees is None:
         wanted += [("trees", replace(request, max_trees=few)) for few in FEW_TREES]

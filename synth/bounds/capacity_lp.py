@@ -169,7 +169,7 @@ def most_central(topology: Topology, ranks: Sequence[int]) -> int:
 
 @lru_cache(maxsize=2)
 def solved_program(topology: Topology, collective: Collective) -> CapacitySolution:
-    """The optimum of `program_of`; the last ones are kept, as who asks for a bound then splits bandwidth.
+    """The optimum of `program_of`; cached, as splits follow bounds and methods are compared on one question.
 
     Raises:
         CollectiveError: a kind without a program of its own.

@@ -39,7 +39,7 @@ _FINEST_PART = 5040  # of a block, where the numbers of targets have no smaller 
 
 
 def routing_duals(topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE) -> list[Dual]:
-    """Link lengths that limit an alltoall or a custom collective, good ones first where they are affordable.
+    """Link lengths that limit an alltoall or a custom collective: the best first, or simple ones only.
 
     Args:
         topology: connected for the ranks that take part; all vertices forward.

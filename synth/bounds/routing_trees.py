@@ -148,7 +148,7 @@ class RoutingProgram:
         return all(bool((tree.distance[targets] < FAR).all()) for tree in trees)
 
     def shortest(self) -> BestRouting:
-        """ShortestPaths of the fewest links, for who has no time to choose well."""
+        """Fallback: each block whole on a way of the fewest links."""
         ones = np.ones(self._orbits, dtype=np.int64)
         trees = [
             WeightedTree(source, self._tree(ones, source).entering, Fraction(1))

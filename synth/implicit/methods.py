@@ -1,7 +1,7 @@
 """Which questions have an answer in implicit form, and the answers: the way to everything that scales.
 
 A collective without a root, among all ranks of a fabric with translations, has a schedule that they map to
-itself and that is as fast as any. From some size on nobody wants such a schedule written out.
+itself and that is as fast as any. From some size on such a schedule is too long to be written out.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def kernel(function: Callable[Parameters, Result]) -> Callable[Parameters, Resul
 
 
 def _forgive_damage(cache: Any, name: str) -> None:
-    """Let a file of the cache that cannot be read be a reason to compile, not an error of whoever asked."""
+    """Let a file of the cache that cannot be read be a reason to compile, not an error."""
     load = cache.load_overload
 
     def load_overload(signature: Any, context: Any) -> Any:

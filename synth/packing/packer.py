@@ -34,7 +34,7 @@ SCARCEST = 1 << 10
 """Price of the link with the least left, where the others cost in proportion; a pooled cut costs more than
 any tree pays in such prices."""
 SMALL = 64
-"""Ranks up to which every tree knows all cuts before it: that is cheap, and gives fewer trees."""
+"""Up to this many ranks all cuts are checked again after each tree: that is cheap, and gives fewer trees."""
 LARGEST_BATCH = 32
 """Trees that are tested against the cuts together: that is most of the work on large graphs."""
 PATIENCE = 12

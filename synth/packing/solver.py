@@ -95,7 +95,7 @@ class _Task:
 
     @property
     def stays_routed(self) -> bool:
-        """Whether exact trees are lifted as they are: nobody chooses among them, no relay has to be seen."""
+        """Whether exact trees are lifted as arrays: there is no choice among them and no relay."""
         return not self.wants_few and not self.has_relays
 
     @property
@@ -268,7 +268,7 @@ def _shallow(task: _Task, max_height: int) -> tuple[_Carriers, Settings]:
 
 
 def _one_round(task: _Task) -> tuple[Sequence[Carrier], Settings]:
-    """What multiplicative weights find in one round: for whoever ran out of time with nothing in hand.
+    """Fallback where the deadline passed before any packing: one round of multiplicative weights.
 
     It costs about one arborescence per root, and for many roots on links that go both ways only one, which
     all of them share. One root's round, or an allreduce's, takes at most a tenth of the time that was given.

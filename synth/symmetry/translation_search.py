@@ -24,7 +24,7 @@ REPEATS, LEAST_EFFORT, MOST_EFFORT = 500, 200_000, 16_000_000
 """How often a search looks at each end of each link, on average, unless told otherwise; within limits."""
 
 WIDTHS = (2, 6, 6, 24, 24, 1 << 20, 1 << 20)
-"""To how many places the first rank may go in each pass, one pass after the other, for each group grown.
+"""Images of the first rank tried per pass, one pass after the other, for each group grown.
 
 In every other pass what is alike is taken in turn; in the others, many of a kind come first.
 """

@@ -271,7 +271,12 @@ def test_a_switch_out_of_balance_is_named():
         ({0: F(-1)}, {}, CollectiveError, r"demand of rank 0: must not be negative, got -1 GB/s"),
         ({0: F(1)}, {"hop_weight": -1.0}, InputError, r"hop weight: must be in 0..16, got -1.0"),
         ({0: F(1)}, {"attempts": 0}, InputError, r"attempts: must be at least 1, got 0"),
-        ({0: F(1)}, {"deadline_s": 0.0}, TimedOutError, r"exact trees on dgx1: out of time after 0 trees"),
+        (
+            {0: F(1)},
+            {"deadline": Deadline.after(0.0)},
+            TimedOutError,
+            r"trees on dgx1: out of time after 0 trees",
+        ),
         ({0: F(1, 3**30), 1: F(1, 7**15)}, {}, TopologyError, r"at most 2\*\*62"),
     ],
 )

@@ -23,8 +23,8 @@ from tests.support.strategies import collectives
 from tests.support.strategies import topologies as graphs
 
 
-def solved(topology, kind, **knobs):
-    return solve_by_trees(topology, Collective.on(topology, kind), Request(**knobs))
+def solved(topology, kind, method="trees", **wishes):
+    return solve_by_trees(topology, Collective.on(topology, kind), Request(**wishes), method=method)
 
 
 @pytest.mark.parametrize(

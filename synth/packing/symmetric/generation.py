@@ -1,8 +1,8 @@
 """Column generation over orbits: prices of the link orbits say which trees are missing, until none is.
 
-Three sources of trees are asked in turn: the trees that cross the tight cut as rarely as all must, spread
-evenly by prices (low, and often enough); cheapest trees under coarse prices, among which many are equally
-cheap and some are low; cheapest trees under fine prices, whose absence proves the optimum.
+Three sources of trees are asked in turn: the trees that cross the tight cut the minimum number of times,
+spread evenly by prices (low, and often enough); cheapest trees under coarse prices, among which many are
+equally cheap and some are low; cheapest trees under fine prices, whose absence proves the optimum.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Generation:
         return weighed
 
     def _follow_cut(self, program: TreeProgram, weighed: Weighed) -> Weighed:
-        """Trees that cross the tight cut as rarely as all must, as long as they bring the target nearer."""
+        """Trees that cross the tight cut the minimum number of times, while they bring the target nearer."""
         mark = weighed.rate
         for turn in range(1, self.rounds):
             if self.tight is None or weighed.rate >= 1 - CLOSE:
