@@ -15,7 +15,7 @@ from functools import reduce
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from arborcast.synth.kernels.arborescence import LogicalGraph
-from arborcast.synth.packing.packer import Packer, RoutedPacking
+from arborcast.synth.packing.packer import ArrayPacking, Packer
 from arborcast.synth.packing.starting_trees import PartialTree, rebound, take_first
 from arborcast.synth.topology import Topology, gcd_of_fractions
 from arborcast.synth.tree import Packing, Tree
@@ -67,7 +67,7 @@ def pack_exactly(
         _check(topology, demands)
         return _single_rank(demands)
     graph = LogicalGraph(topology)
-    return pack_routed(
+    return pack_arrays(
         topology,
         demands,
         seed=seed,
@@ -78,7 +78,7 @@ def pack_exactly(
     ).packing
 
 
-def pack_routed(
+def pack_arrays(
     topology: Topology,
     demands: Mapping[int, Fraction],
     *,
@@ -87,7 +87,7 @@ def pack_routed(
     attempts: int | None = None,
     deadline: Deadline = NO_DEADLINE,
     known: Sequence[PartialTree] = (),
-) -> RoutedPacking:
+) -> ArrayPacking:
     """`pack_exactly` for a thousand trees: they stay arrays, and proposals may lack edges.
 
     Args:
@@ -111,7 +111,7 @@ def pack_routed(
     first = [rebound(partial, graph) for partial in known]
     if attempts is None:
         attempts = 4 if topology.ranks <= SMALL and not known else 1
-    found: list[RoutedPacking] = []
+    found: list[ArrayPacking] = []
     for number, weight in _settings(seed, hop_weight, attempts):
         try:
             packer = Packer(graph, demands, seed=number, hop_weight=weight, deadline=deadline)
@@ -134,7 +134,7 @@ def _settings(seed: int, hop_weight: float, attempts: int) -> Iterator[tuple[int
         yield seed + attempt // len(weights), list(weights)[attempt % len(weights)]
 
 
-def _cost(packing: RoutedPacking) -> tuple[Fraction, int]:
+def _cost(packing: ArrayPacking) -> tuple[Fraction, int]:
     """What makes a packing worse: a finer common unit of the weights first, then trees and levels."""
     unit = reduce(gcd_of_fractions, (tree.weight for tree in packing.trees), Fraction(0))
     heights = (tree.routes.height for tree in packing.trees)

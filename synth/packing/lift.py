@@ -24,13 +24,13 @@ from arborcast.synth.kernels.arborescence import LogicalGraph, Routes, levels
 from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.kernels.max_flow import LARGEST_TOTAL
+from arborcast.synth.packing.array_tree import ArrayTree, centred_routes, over
 from arborcast.synth.packing.carrier import Carrier, Pair, breadth_first
-from arborcast.synth.packing.routed import RoutedTree, centred_routes, over
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology, Vertex
 from arborcast.synth.tree import Tree, TreeEdge
 
-AnyTree: TypeAlias = Carrier | RoutedTree
+AnyTree: TypeAlias = Carrier | ArrayTree
 """In an allreduce a tree gathers along the edges on which it spreads; a pair has one tree for each."""
 
 
@@ -94,7 +94,7 @@ def lifted(topology: Topology, kind: Kind, carriers: Iterable[AnyTree]) -> list[
     graph, turned = LogicalGraph(topology), LinkGraph(topology, turned=True)
     back = LogicalGraph(topology.reversed()) if kind.reduces else graph
     weight: dict[tuple[bytes, ...], Fraction] = defaultdict(Fraction)
-    first: dict[tuple[bytes, ...], tuple[RoutedTree, RoutedTree | None]] = {}
+    first: dict[tuple[bytes, ...], tuple[ArrayTree, ArrayTree | None]] = {}
     for carrier in carriers:
         into = None
         if isinstance(carrier, Pair) and not carrier.is_mirrored:
@@ -210,11 +210,11 @@ def _rate(topology: Topology, shares: Sequence[Fraction], found: Sequence[Lifted
     return 1 / busy if busy else Fraction(0)
 
 
-def _routed(graph: LogicalGraph, tree: Tree | RoutedTree) -> RoutedTree:
-    return over(graph, tree) if isinstance(tree, RoutedTree) else RoutedTree.of(graph, tree)
+def _routed(graph: LogicalGraph, tree: Tree | ArrayTree) -> ArrayTree:
+    return over(graph, tree) if isinstance(tree, ArrayTree) else ArrayTree.of(graph, tree)
 
 
-def _relayed(tree: RoutedTree) -> Routes:
+def _relayed(tree: ArrayTree) -> Routes:
     """The tree with the relays on its edges made into ranks of their own.
 
     Two edges may pass the same relay. It then receives once and sends on twice (turned round: it adds up
@@ -240,4 +240,4 @@ def _relayed(tree: RoutedTree) -> Routes:
         if edge.child in needed:
             needed.add(edge.parent)
             kept.append(edge)
-    return RoutedTree.of(graph, Tree(tree.root, tree.weight, tuple(kept[::-1]))).routes
+    return ArrayTree.of(graph, Tree(tree.root, tree.weight, tuple(kept[::-1]))).routes

@@ -20,8 +20,8 @@ from arborcast.synth.errors import TimedOutError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.max_flow import checked_int64
+from arborcast.synth.packing.array_tree import ArrayTree
 from arborcast.synth.packing.capacity_repair import fitting_tree
-from arborcast.synth.packing.routed import RoutedTree
 from arborcast.synth.packing.tight_cuts import Taken, TightCuts
 from arborcast.synth.progress import report
 from arborcast.synth.schedule import Settings
@@ -48,10 +48,10 @@ LARGEST_IDLENESS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedPacking:
+class ArrayPacking:
     """A packing whose trees are arrays; see `synth.tree.Packing`."""
 
-    trees: tuple[RoutedTree, ...]
+    trees: tuple[ArrayTree, ...]
     settings: Settings = ()
 
     @property
@@ -101,7 +101,7 @@ class Packer:
             self.waiting.append(tree.root)
         self.taken.append(replace(tree, times=times))
 
-    def run(self) -> RoutedPacking:
+    def run(self) -> ArrayPacking:
         """Take trees out until every demand is met."""
         batch = 1
         while self.waiting:
@@ -187,7 +187,7 @@ class Packer:
             self.pressure[:] = 0
             self.overuses = 0
 
-    def _packing(self) -> RoutedPacking:
+    def _packing(self) -> ArrayPacking:
         """The trees in the order of their roots; those that came up twice are one."""
         merged: dict[tuple[bytes, bytes], Taken] = {}
         for tree in self.taken:
@@ -195,14 +195,14 @@ class Packer:
             twin = merged.get(key)
             merged[key] = tree if twin is None else replace(twin, times=twin.times + tree.times)
         trees = tuple(
-            RoutedTree(tree.root, tree.times * self.unit, tree.routes)
+            ArrayTree(tree.root, tree.times * self.unit, tree.routes)
             for tree in sorted(merged.values(), key=lambda tree: tree.root)
         )
         warm: Settings = ()
         if self.first_parts:
             kept, both = map(float, self.first_parts)
             warm = (("repaired", f"{kept:.1%} on old trees, {both - kept:.1%} on patched ones"),)
-        return RoutedPacking(
+        return ArrayPacking(
             trees,
             (
                 ("tie_seed", self.seed),

@@ -18,6 +18,7 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
+from arborcast.synth.packing.array_tree import ArrayTree
 from arborcast.synth.packing.bounded_height import pack_shallow, shallow_frontier
 from arborcast.synth.packing.carrier import (
     AnyCarrier,
@@ -30,13 +31,12 @@ from arborcast.synth.packing.carrier import (
     rerooted,
     with_weight,
 )
-from arborcast.synth.packing.exact import pack_routed
+from arborcast.synth.packing.exact import pack_arrays
 from arborcast.synth.packing.fewest import DEFAULT_TOLERANCE, fewest_pairs, fewest_trees
 from arborcast.synth.packing.lift import lift
 from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh_pairs, weigh_trees
-from arborcast.synth.packing.packer import RoutedPacking
+from arborcast.synth.packing.packer import ArrayPacking
 from arborcast.synth.packing.relays import relays_as_switches
-from arborcast.synth.packing.routed import RoutedTree
 from arborcast.synth.packing.splits import best_splits
 from arborcast.synth.packing.starting_trees import PartialTree
 from arborcast.synth.request import DEFAULTS, Request
@@ -46,7 +46,7 @@ from arborcast.synth.topology import Topology
 from arborcast.synth.tree import Tree
 
 TreeMethod: TypeAlias = Literal["trees", "mwu"]
-_Carriers: TypeAlias = Sequence[Carrier] | Sequence[RoutedTree]
+_Carriers: TypeAlias = Sequence[Carrier] | Sequence[ArrayTree]
 
 _ROUNDS_UP_TO = 128  # roots; above, an arborescence for each would overrun a deadline by too much
 _SPREADING = {
@@ -94,7 +94,7 @@ class _Task:
         return self.request.max_trees is not None or self.request.tolerance is not None
 
     @property
-    def stays_routed(self) -> bool:
+    def stays_arrays(self) -> bool:
         """Whether exact trees are lifted as arrays: there is no choice among them and no relay."""
         return not self.wants_few and not self.has_relays
 
@@ -318,7 +318,7 @@ def _trees(task: _Task) -> tuple[_Carriers, Settings]:
     else:
         split = split_bandwidth(task.topology, task.collective)
         routed = _pack(task, split.out, split, task.known.out)
-        if task.stays_routed:
+        if task.stays_arrays:
             return routed.trees, routed.settings
         packing, each = routed.packing, split.rate / len(roots)
     if not task.wants_few or task.deadline.has_passed:
@@ -352,7 +352,7 @@ def _pairs(task: _Task) -> tuple[_Carriers, Settings]:
         )
     else:
         splits = best_splits(task.topology, task.collective, optimum)
-        if task.stays_routed and len(splits) == 1 and splits[0].into is None:
+        if task.stays_arrays and len(splits) == 1 and splits[0].into is None:
             outs = _pack(task, splits[0].out, splits[0], task.known.out)
             return outs.trees, (*outs.settings, _roots_of(task, splits[0]))
         pairing, optimum = _exact_pairs(task, splits), splits[0].rate
@@ -393,9 +393,9 @@ def _exact_pairs(task: _Task, splits: Sequence[Split]) -> Pairing:
     return min(packed, key=lambda found: len(found.pairs) + 2 * max(pair.height for pair in found.pairs))
 
 
-def _pack(task: _Task, fabric: Topology, split: Split, known: Sequence[PartialTree]) -> RoutedPacking:
+def _pack(task: _Task, fabric: Topology, split: Split, known: Sequence[PartialTree]) -> ArrayPacking:
     """The trees of one direction of a split, from what is known of them."""
-    return pack_routed(fabric, split.roots, seed=task.request.seed, deadline=task.patience, known=known)
+    return pack_arrays(fabric, split.roots, seed=task.request.seed, deadline=task.patience, known=known)
 
 
 def _roots_of(task: _Task, split: Split) -> tuple[str, str]:

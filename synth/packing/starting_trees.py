@@ -16,10 +16,9 @@ import numpy as np
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, arborescence_destroying
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
+from arborcast.synth.packing.array_tree import ArrayTree, rerooted_routes, same_links
 from arborcast.synth.packing.packer import Packer
-from arborcast.synth.packing.routed import RoutedTree, rerooted_routes, same_links
 from arborcast.synth.packing.tight_cuts import Taken
-from arborcast.synth.tree import Tree
 
 GROWING_BATCH = 32
 """Partial trees that are grown before the cuts are asked."""
@@ -111,26 +110,16 @@ _DEAR = 1 << 44
 
 
 @dataclass(frozen=True, eq=False)
-class PartialTree:
-    """A tree, or what faults left of one.
+class PartialTree(ArrayTree):
+    """A tree, or what faults left of one: besides the root, ranks whose edge is gone have parent -1.
+
+    Of the weights only ratios count.
 
     Attributes:
-        root: where it starts.
-        weight: what it carried; only ratios count.
-        routes: parents and links; besides the root, ranks whose edge is gone have parent -1.
         free: whether it may start at any rank as well: its edges exist in both directions.
     """
 
-    root: int
-    weight: Fraction
-    routes: Routes
     free: bool = False
-
-    @classmethod
-    def of(cls, graph: LogicalGraph, tree: Tree) -> PartialTree:
-        """A whole tree of the graph's topology."""
-        found = RoutedTree.of(graph, tree)
-        return cls(found.root, found.weight, found.routes)
 
     @property
     def is_whole(self) -> bool:

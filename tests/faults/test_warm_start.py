@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence, levels
+from arborcast.synth.packing.array_tree import ArrayTree, centred_routes, rerooted_routes
 from arborcast.synth.packing.carrier import Pair, centred, rerooted
-from arborcast.synth.packing.exact import pack_exactly, pack_routed
-from arborcast.synth.packing.routed import RoutedTree, centred_routes, rerooted_routes
+from arborcast.synth.packing.exact import pack_arrays, pack_exactly
 from arborcast.synth.packing.starting_trees import (
     PartialTree,
     cheapest_root,
@@ -43,7 +43,7 @@ def some_tree(topology, root, draw):
     lengths = np.array([draw(st.integers(0, 9)) for _ in topology.links], dtype=np.int64)
     distances = graph.distances(lengths)
 
-    return RoutedTree(root, F(1), distances.routes(cheapest_arborescence(distances.matrix, root)))
+    return ArrayTree(root, F(1), distances.routes(cheapest_arborescence(distances.matrix, root)))
 
 
 @given(st.one_of(symmetric_topologies(7), circulations(), digraphs()), st.data())
@@ -94,13 +94,13 @@ def test_stumps_of_any_root_are_grown_or_left(topology, data):
         )
         partial = rebound(rebound(PartialTree(root, F(1), tree.routes), LogicalGraph(fewer)), graph)
         partials.append(PartialTree(root, F(1), partial.routes, free=data.draw(st.booleans())))
-    packing = pack_routed(topology, demands, known=partials).packing
+    packing = pack_arrays(topology, demands, known=partials).packing
     assert_packs(packing, topology, demands)
 
 
 def test_shares_are_whole_and_use_up_each_demand():
     graph = LogicalGraph(cabled("pair", 2, [(0, 1, 1)]))
-    routes = RoutedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1),))).routes
+    routes = ArrayTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1),))).routes
     partials = [PartialTree(0, F(weight), routes) for weight in (1, 2, 4)]
     # 1/7, 2/7 and 4/7 of 10 units are 1.43, 2.86 and 5.71: 1, 2 and 5, and one more where most is cut off.
     assert shares_of(partials, np.array([10, 0])) == [1, 3, 6]
@@ -116,7 +116,7 @@ def test_another_root_as_with_values(topology, data):
     tree = some_tree(topology, data.draw(st.integers(0, topology.ranks - 1)), data.draw)
     root = data.draw(st.integers(0, topology.ranks - 1))
     reverse = graph.reverse
-    moved = RoutedTree(root, F(1), rerooted_routes(tree.routes, root, reverse)).tree
+    moved = ArrayTree(root, F(1), rerooted_routes(tree.routes, root, reverse)).tree
     assert set(moved.edges) == set(rerooted(tree.tree, root).edges)
     middle = centred_routes(tree, reverse).tree
     drawn = centred(Pair(tree.tree, tree.tree)).out
@@ -138,7 +138,7 @@ def test_what_hangs_on_a_lost_edge_is_joined_at_the_least_cost():
     # 0-1-2-3 in a row, lost between 1 and 2; 3 is joined to 0 by a cable of its own.
     topology = cabled("drawn", 4, [(0, 1, 1), (1, 2, 1), (2, 3, 1), (0, 3, 1)])
     graph = LogicalGraph(topology)
-    whole = RoutedTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1), TreeEdge(1, 2), TreeEdge(2, 3))))
+    whole = ArrayTree.of(graph, Tree(0, F(1), (TreeEdge(0, 1), TreeEdge(1, 2), TreeEdge(2, 3))))
     fewer = Topology.build("fewer", 4, [link for link in topology.links if {link.src, link.dst} != {1, 2}])
     partial = rebound(PartialTree(0, F(1), whole.routes), LogicalGraph(fewer))
     assert tops_of(partial.routes.parents).tolist() == [0, 0, 2, 2]

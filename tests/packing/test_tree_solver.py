@@ -13,7 +13,7 @@ from arborcast.synth.bounds import bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.packing import solver
-from arborcast.synth.packing.exact import pack_routed
+from arborcast.synth.packing.exact import pack_arrays
 from arborcast.synth.packing.solver import solve_by_trees
 from arborcast.synth.request import Request
 from arborcast.synth.topology import Link, Topology
@@ -165,7 +165,7 @@ def test_a_deadline_before_the_first_packing_still_leaves_a_schedule(topology, d
     collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
     most = data.draw(st.sampled_from([None, 1, 2]))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TimedOutError, match="deadline") as caught:
-        patch.setattr(solver, "pack_routed", out_of_time)
+        patch.setattr(solver, "pack_arrays", out_of_time)
         solve_by_trees(topology, collective, Request(max_trees=most, deadline_s=60))
     best = caught.value.best
     assert best is not None
@@ -181,9 +181,9 @@ def test_a_packing_that_was_done_in_time_is_not_lost_with_the_next(monkeypatch):
 
     def first_only(*arguments, **knobs):
         calls.append(arguments)
-        return (pack_routed if len(calls) == 1 else out_of_time)(*arguments, **knobs)
+        return (pack_arrays if len(calls) == 1 else out_of_time)(*arguments, **knobs)
 
-    monkeypatch.setattr(solver, "pack_routed", first_only)
+    monkeypatch.setattr(solver, "pack_arrays", first_only)
     schedule = solved(topology, "allreduce", deadline_s=60)
     assert len(calls) == 2
     assert schedule.is_optimal
@@ -229,7 +229,7 @@ def test_numbers_out_of_range_are_refused(knobs, message):
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce-scatter"])
 def test_many_roots_out_of_time_share_one_tree(monkeypatch, kind):
-    monkeypatch.setattr(solver, "pack_routed", out_of_time)
+    monkeypatch.setattr(solver, "pack_arrays", out_of_time)
     monkeypatch.setattr(solver, "_ROUNDS_UP_TO", 3)
     with pytest.raises(TimedOutError, match="deadline") as caught:
         solve_by_trees(

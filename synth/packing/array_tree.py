@@ -1,7 +1,7 @@
 """Trees down to their links, as arrays: what packings of a thousand trees are made of until the last step.
 
 A tree of 1,024 ranks is three arrays here and a thousand objects as a `Tree`; the transforms on trees that
-large schedules need (another root, the root in the middle, merging) are kernels.
+large schedules need (another root, the root in the middle) are kernels.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from arborcast.synth.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedTree:
+class ArrayTree:
     """A spanning out-tree with a weight.
 
     Attributes:
@@ -33,7 +34,7 @@ class RoutedTree:
     routes: Routes
 
     @classmethod
-    def of(cls, graph: LinkGraph, tree: Tree) -> RoutedTree:
+    def of(cls, graph: LinkGraph, tree: Tree) -> Self:
         """A tree of the graph's topology as arrays.
 
         Raises:
@@ -62,7 +63,7 @@ class RoutedTree:
         return self.routes.tree(self.weight)
 
 
-def over(graph: LinkGraph, tree: RoutedTree) -> RoutedTree:
+def over(graph: LinkGraph, tree: ArrayTree) -> ArrayTree:
     """The tree over a graph that has at least its links."""
     number = same_links(tree.routes.graph, graph)
     routes = tree.routes
@@ -75,8 +76,9 @@ def same_links(old: LinkGraph, new: LinkGraph) -> Ints | None:
 
     None where both have the same links.
     """
-    number = new.numbers(old.tails, old.heads)
-    return None if len(number) == len(new.tails) and (number == np.arange(len(number))).all() else number
+    if old is new or (np.array_equal(old.tails, new.tails) and np.array_equal(old.heads, new.heads)):
+        return None
+    return new.numbers(old.tails, old.heads)
 
 
 def rerooted_routes(routes: Routes, root: int, reverse: Ints) -> Routes:
@@ -84,12 +86,12 @@ def rerooted_routes(routes: Routes, root: int, reverse: Ints) -> Routes:
     return Routes(routes.graph, *_rerooted(routes.parents, routes.starts, routes.links, root, reverse))
 
 
-def centred_routes(tree: RoutedTree, reverse: Ints) -> RoutedTree:
+def centred_routes(tree: ArrayTree, reverse: Ints) -> ArrayTree:
     """The tree with its root moved to the centre, as `synth.packing.carrier.centred` does."""
     root = int(_centre(tree.routes.parents, tree.root))
     if root == tree.root:
         return tree
-    return RoutedTree(root, tree.weight, rerooted_routes(tree.routes, root, reverse))
+    return ArrayTree(root, tree.weight, rerooted_routes(tree.routes, root, reverse))
 
 
 @kernel
