@@ -166,9 +166,10 @@ class Routes:
         """How many edges of the tree pass each link."""
         return np.bincount(self.links, minlength=len(self.graph.tails)).astype(np.int64)
 
-    def tree(self, weight: Fraction) -> Tree:
-        """The tree as a value, parents before children."""
-        root = int(np.flatnonzero(self.parents < 0)[0])
+    def tree(self, weight: Fraction, root: int | None = None) -> Tree:
+        """The tree as a value, parents before children; of a tree that spans all ranks the root is known."""
+        if root is None:
+            root = int(np.flatnonzero(self.parents < 0)[0])
         children: dict[int, list[int]] = {}
         for child, parent in enumerate(self.parents.tolist()):
             children.setdefault(parent, []).append(child)

@@ -60,7 +60,7 @@ class ArrayTree:
     @property
     def tree(self) -> Tree:
         """The same as a value."""
-        return self.routes.tree(self.weight)
+        return self.routes.tree(self.weight, self.root)
 
 
 def over(graph: LinkGraph, tree: ArrayTree) -> ArrayTree:
