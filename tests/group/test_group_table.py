@@ -22,7 +22,7 @@ from arborcast.bench.contest.cases import CASES, Case
 from arborcast.bench.emulation.plan import at_rates
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.methods import Request
+from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.selection import Choice
 from arborcast.synth.simulation.simulator import simulate
