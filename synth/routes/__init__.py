@@ -1,1 +1,4 @@
-"""Gather, scatter and alltoall along paths, and what can be reached at all."""
+"""Gather, scatter and alltoall along paths, and what can be reached at all.
+
+`solver` is the entry; `symmetric_alltoall` solves by orbits; `paths` takes flows apart and makes schedules.
+"""
