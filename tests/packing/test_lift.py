@@ -177,6 +177,14 @@ def test_a_relay_that_serves_nobody_is_left_out():
     ]
 
 
+def test_the_ranks_of_a_collective_need_not_come_first():
+    topology = full(6)
+    collective = Collective.on(topology, "broadcast", root=4, ranks=[4, 5])
+    schedule = lift(topology, collective, METHOD, NO_LIMIT, [Tree(4, Fraction(1), (TreeEdge(4, 5, (1,)),))])
+    assert table(schedule) == [(0, 4, 1, 0, False), (0, 1, 5, 1, False)]
+    assert_correct(schedule)
+
+
 @st.composite
 def relayed_trees(draw, members, relays, switches, root):
     """A tree over the members whose edges pass up to three relays and switches."""
