@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from arborcast.bench.page import (
-    divisible,
-    fragments,
-    frontier,
-    loopback,
-    peers,
-    plans,
-    scale,
-    sweeps,
-    synthesis,
-    testbed,
-    training,
-)
+from arborcast.bench.page import fragments, loopback, plans, scale, sweeps, synthesis, testbed, training
 from arborcast.bench.page.headline import headline
-from arborcast.bench.page.markdown import replace_between_markers, sentence_markdown, table_markdown
-from arborcast.bench.page.page import page
-from arborcast.bench.page.parts import Cell, Section, Table
+from arborcast.bench.page.parts import Cell, Column, Question, table, text
+from arborcast.bench.page.render import (
+    page_html,
+    replace_between_markers,
+    sentence_markdown,
+    table_markdown,
+)
 from arborcast.bench.page.results import Document, read_results
 from arborcast.bench.provenance import doubts
 from arborcast.synth.errors import InputError
@@ -35,48 +28,20 @@ from arborcast.synth.formats.atomic import write_atomically
 
 HOME = Path(__file__).resolve().parent.parent
 
-SECTIONS: tuple[tuple[str, Callable[[Document | None], Section]], ...] = (
-    ("testbed", testbed.section),
-    ("fragments", fragments.section),
-    ("sweeps", sweeps.section),
-    ("peers", peers.section),
-    ("synthesis", synthesis.section),
-    ("scale_targets", scale.targets),
-    ("scale_growth", scale.growth),
-    ("scale_tacos", scale.tacos),
-    ("scale_heights", scale.heights),
-    ("scale_uses", scale.uses),
-    ("frontier", frontier.section),
-    ("solvers", frontier.solvers),
-    ("loopback", loopback.section),
-    ("pipeline_curves", training.curves),
-    ("pipeline_prediction", training.prediction),
-    ("pipeline_testbed", training.step),
-    ("pipeline_plans", plans.plans),
-    ("pipeline_divisible", divisible.section),
-    ("pipeline_planner", plans.planner),
+QUESTIONS: tuple[Question, ...] = (
+    testbed.QUESTION,
+    fragments.QUESTION,
+    sweeps.QUESTION,
+    synthesis.TREES,
+    *scale.QUESTIONS,
+    synthesis.FRONTIERS,
+    synthesis.SOLVERS,
+    synthesis.PEERS,
+    loopback.QUESTION,
+    *training.QUESTIONS,
+    *plans.QUESTIONS,
 )
-"""Results files by name, and what is said about each, in the order of the page."""
-
-SUMMARY: tuple[tuple[str, str, Callable[[Document], Table]], ...] = (
-    ("testbed", "Real processes and TCP on emulated links", testbed.table),
-    ("sweeps", "Simulated clusters beside NCCL's planning models", sweeps.table),
-    ("synthesis", "Time to find allgather trees that equal their bound", synthesis.table),
-    ("scale_targets", "Large fabrics: load, solve and verify on one core", scale.table_of_targets),
-    ("scale_growth", "Growth over the ranks", scale.table_of_growth),
-    ("scale_tacos", "Large tori beside TACOS", scale.table_of_tacos),
-    ("scale_uses", "What a large schedule costs whoever uses it", scale.table_of_uses),
-    ("frontier", "Whole frontiers of chunk schedules", frontier.table),
-    ("peers", "Public synthesizers on the same questions, in turns on the same machine", peers.table),
-    ("loopback", "The process group on one machine, as multiples of gloo's speed", loopback.table),
-    ("pipeline_curves", "Pipelined training on digits beside serial training", training.table_of_curves),
-    ("pipeline_prediction", "Predicted time of a training step, errors", training.table_of_prediction),
-    ("pipeline_testbed", "A training step on emulated links", training.table_of_step),
-    ("pipeline_plans", "SPP's plan, predicted: the others' time over its own", plans.table_of_plans),
-    ("pipeline_divisible", "The Divisible paper's speed-ups by the model", divisible.table),
-    ("pipeline_planner", "Time to plan a pipeline", plans.table_of_planner),
-)
-"""What of it the README shows."""
+"""In the order of the page and of the README."""
 
 
 def write_report(results: Path, page_path: Path, readme: Path | None = None) -> None:
@@ -91,7 +56,7 @@ def write_report(results: Path, page_path: Path, readme: Path | None = None) -> 
         InputError: a results file is none, the README lacks the markers, or a file cannot be written.
     """
     documents = read_results(results)
-    drawn = page(headline(documents), _sections(documents))
+    drawn = page_html(headline(documents), _sections(documents))
     if readme is not None:
         replace_between_markers(readme, summary(documents))
     write_atomically(page_path, drawn)
@@ -105,32 +70,35 @@ def questionable(results: Path) -> list[str]:
 
 def summary(documents: Mapping[str, Document]) -> str:
     """The headline and the compact tables, as Markdown."""
-    blocks = [" ".join(_as_sentence(sentence_markdown(sentence)) for sentence in headline(documents))]
-    for name, title, table in SUMMARY:
-        document = documents.get(name)
-        if document is not None:
-            blocks += [f"{title} (`bench/results/{name}.json`):", table_markdown(table(document))]
+    sentences = map(sentence_markdown, headline(documents))
+    blocks = [" ".join(said if said.endswith(".") else f"{said}." for said in sentences)]
+    for question in QUESTIONS:
+        document = documents.get(question.file)
+        if document is not None and question.summary is not None:
+            title, of = question.summary
+            blocks += [f"{title} (`bench/results/{question.file}.json`):", table_markdown(of(document))]
     return "\n\n".join(blocks)
 
 
-def _as_sentence(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."
+def _sections(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
+    sections = [_section(question, documents.get(question.file)) for question in QUESTIONS]
+    others = [document for name, document in documents.items() if name not in {one.file for one in QUESTIONS}]
+    columns: dict[str, Column] = {
+        "file": lambda one: Cell(f"{one.name}.json"),
+        "question": lambda one: Cell(str(one.get("question"))),
+        ">rows": lambda one: Cell(str(len(one.rows)), len(one.rows)),
+    }
+    rest = {"anchor": "others", "title": "What else is in the results?", "kind": "", "sources": others}
+    return [*sections, *([rest | {"parts": [table(columns, others)]}] if others else [])]
 
 
-def _sections(documents: Mapping[str, Document]) -> list[Section]:
-    sections = [section(documents.get(name)) for name, section in SECTIONS]
-    known = {name for name, _ in SECTIONS}
-    others = [document for name, document in documents.items() if name not in known]
-    return [*sections, *([_others(others)] if others else [])]
-
-
-def _others(documents: list[Document]) -> Section:
-    lines = [
-        (Cell(f"{one.name}.json"), Cell(str(one.get("question"))), Cell(str(len(one.rows)), len(one.rows)))
-        for one in documents
-    ]
-    table = Table(("file", "question", ">rows"), tuple(lines))
-    return Section("others", "What else is in the results?", "", (table,), tuple(documents))
+def _section(question: Question, document: Document | None) -> dict[str, Any]:
+    found = {"anchor": question.anchor, "title": question.title}
+    if document is None:
+        ask = text(f"Not measured yet: run `{question.command}`.", tone="quiet")
+        return found | {"kind": "", "parts": [ask], "sources": []}
+    parts = [text(question.about, tone="quiet"), *question.answer(document)]
+    return found | {"kind": question.kind, "parts": parts, "sources": [document]}
 
 
 def main() -> None:

@@ -1,137 +1,105 @@
-"""The section of allocations: what each set of GPUs of a DGX-1 can give, BLINK's question and figure."""
+"""Allocations: what each set of GPUs of a DGX-1 can give, BLINK's question and figure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-from arborcast.bench.page.cells import (
+import pandas as pd
+
+from arborcast.bench.page.charts import DotChart, Dots
+from arborcast.bench.page.parts import (
+    Cell,
     Column,
+    Part,
+    Picture,
+    Question,
     all_rows,
+    cell,
     counts,
+    grid,
+    lines,
     method,
     numbers,
     shares,
     speed_ups,
-    table_of,
-    words,
+    table,
 )
-from arborcast.bench.page.parts import Cell, Part, Picture, Section, Table, Tone, grid, missing, text
-from arborcast.bench.page.results import Document, Row, figure, figures, grouped, median, word
-from arborcast.bench.page.svg import Dots, dot_chart
+from arborcast.bench.page.results import Document, frame, groups, records
 from arborcast.bench.page.words import DASH, count, digits, times
 
-NAME, TITLE = "allocations", "What does each allocation of a DGX-1 give?"
-COMMAND = "python bench/fragments.py"
-MODEL, RELAYS = "nccl-ring-model", "nccl-relay-model"
+MODEL = "nccl-ring-model"
 
 
-def section(document: Document | None) -> Section:
-    """What the survey of fragments computed."""
-    if document is None:
-        return missing(NAME, TITLE, COMMAND)
-    cases = grouped(document.rows, _case)
-    parts: list[Part] = [
-        text(
-            "A scheduler hands out any of a box's GPUs, and most sets of them are irregular. Every set that "
-            "differs in its links is listed once. Rates of our trees, of rings and of the optimum are exact; "
-            "NCCL's are figures of its planning model, and nothing here ran on a GPU. A set that NVLinks do "
-            "not join has no optimum over them.",
-            tone="quiet",
+def _answer(document: Document) -> Iterator[Part]:
+    cases = groups(document.rows, "box", "collective")
+    # Sets of 3 GPUs and more that the links join.
+    rows = []
+    for (box, collective), found in cases:
+        joined = found[(found["method"] == "trees") & (found["ranks"] >= 3) & (found["optimum"] > 0)]
+        optimal = sum(joined["share_of_optimum"] >= 1)
+        ratios = (_spread(joined[name]) for name in ("over_nccl", "over_nccl_relays", "over_ring"))
+        rows.append((box, collective, cell(count, len(joined)), cell(count, optimal, "ours"), *ratios))
+    yield lines(
+        (
+            *("machine", "collective", ">sets", ">optimum reached on", ">over NCCL's ring model"),
+            *(">over that with relays", ">over the best single ring"),
         ),
-        _overview(cases),
-        grid([_picture(machine, collective, rows)] for (machine, collective), rows in cases.items()),
-        *_summary(document.get("summary")),
-        all_rows(_COLUMNS, document.rows),
-    ]
-    return Section(NAME, TITLE, "computed exactly; NCCL by its planning model", tuple(parts), (document,))
+        rows,
+        "Our trees on sets of 3 GPUs and more that NVLinks join: median speed-up (least to most)",
+    )
+    yield grid([_picture(box, collective, found)] for (box, collective), found in cases)
+    summary = [row | {"gpus": row.get("ranks")} for row in document.get("summary") or []]
+    folded = frame(summary)
+    if len(folded):
+        told = "By number of GPUs: our trees over NCCL's ring model, geometric means over the joined sets"
+        yield table(_SUMMARY, folded, folded=told)
+    yield all_rows(_COLUMNS, document.rows)
 
 
-def _case(row: Row) -> tuple[str, str]:
-    return word(row, "box", "machine"), word(row, "collective")
-
-
-def _gpus(row: Row) -> str:
-    return word(row, "gpus", "fragment", "topology")
-
-
-def _fragments(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
-    """By fragment, the row of each method, smaller fragments first."""
-    ordered = sorted(rows, key=lambda row: figure(row, "ranks") or 0)
-    return {
-        gpus: {word(row, "method"): row for row in found} for gpus, found in grouped(ordered, _gpus).items()
-    }
-
-
-def _overview(cases: Mapping[tuple[str, str], Sequence[Row]]) -> Table:
-    """A line per machine and collective, over the sets of 3 GPUs and more that the links join."""
-    lines = []
-    for (machine, collective), rows in cases.items():
-        trees = [row for row in rows if row.get("method") == "trees" and (figure(row, "ranks") or 0) >= 3]
-        joined = [row for row in trees if figure(row, "optimum")]
-        optimal = sum((figure(row, "share_of_optimum") or 0) >= 1 for row in joined)
-        ratios = [_spans(figures(joined, name)) for name in ("over_nccl", "over_nccl_relays", "over_ring")]
-        sets = Cell(count(len(joined)), len(joined))
-        lines.append((Cell(machine), Cell(collective), sets, Cell(count(optimal), optimal, "ours"), *ratios))
-    head = ("machine", "collective", ">sets", ">optimum reached on", ">over NCCL's ring model")
-    more = (">over that with relays", ">over the best single ring")
-    title = "Our trees on sets of 3 GPUs and more that NVLinks join: median speed-up (least to most)"
-    return Table((*head, *more), tuple(lines), title)
-
-
-def _spans(ratios: Sequence[float]) -> Cell:
-    middle = median(ratios)
-    if middle is None:
+def _spread(ratios: pd.Series[float]) -> Cell:
+    if not ratios.notna().any():
         return Cell(DASH)
-    return Cell(f"{times(middle)} ({times(min(ratios))} to {times(max(ratios))})", middle)
+    return Cell(f"{times(ratios.median())} ({times(ratios.min())} to {times(ratios.max())})", ratios.median())
 
 
-def _picture(machine: str, collective: str, rows: Sequence[Row]) -> Picture:
+def _picture(box: str, collective: str, rows: pd.DataFrame) -> Picture:
+    """A line for each set, smaller ones first, under the number of its GPUs."""
     dots, last = [], None
-    for gpus, found in _fragments(rows).items():
-        any_row = next(iter(found.values()))
-        optimum = figure(any_row, "optimum")
-        values: list[tuple[Tone, float]] = [("quiet", optimum)] if optimum else []
-        contenders: tuple[tuple[Tone, str], ...] = (("base", MODEL), ("ours", "trees"))
-        for tone, name in contenders:
-            rate = figure(found.get(name, {}), "algbw")
-            if rate:
-                values.append((tone, rate))
-        ranks = figure(any_row, "ranks")
-        heading = f"{count(ranks)} GPUs" if ranks != last else ""
-        last = ranks
-        dots.append(Dots(gpus, tuple(values), _hint(gpus, found), heading))
-    note = "algbw. Blue: our trees. Grey: NCCL's ring model, hidden where equal. Stroke: the proven optimum."
-    drawn = dot_chart(dots, unit="GB/s", description=f"rates of the allocations of {machine}: {collective}")
-    return Picture(drawn, f"{machine}, {collective}", note)
+    for gpus, found in groups(rows.sort_values("ranks", kind="stable"), "gpus"):
+        row, rates = records(found)[0], dict(zip(found["method"], found["algbw"], strict=True))
+        values = {"quiet": row.optimum, "base": rates.get(MODEL, 0.0), "ours": rates.get("trees", 0.0)}
+        told = ", ".join(f"{name} {digits(rate)}" for name, rate in rates.items())
+        dots.append(
+            Dots(
+                gpus,
+                tuple((tone, value) for tone, value in values.items() if value > 0),
+                f"GPUs {gpus}: {told} GB/s",
+                f"{count(row.ranks)} GPUs" if row.ranks != last else "",
+            )
+        )
+        last = row.ranks
+    return Picture(
+        DotChart(f"rates of the allocations of {box}: {collective}", tuple(dots), unit="GB/s"),
+        f"{box}, {collective}",
+        "algbw. Blue: our trees. Grey: NCCL's ring model, hidden where equal. Stroke: the proven optimum.",
+    )
 
 
-def _hint(gpus: str, found: dict[str, Row]) -> str:
-    rates = ", ".join(f"{name} {digits(figure(row, 'algbw'))}" for name, row in found.items())
-    return f"GPUs {gpus}: {rates} GB/s"
-
-
-def _summary(summary: Any) -> list[Part]:
-    rows = [row for row in summary or [] if isinstance(row, dict)]
-    columns: dict[str, Column] = {
-        "machine": words("box", "machine"),
-        "collective": words("collective"),
-        "GPUs": words("ranks"),
-        ">different sets": counts("fragments"),
-        ">joined by NVLinks": counts("joined"),
-        ">over NCCL's model": speed_ups("over_nccl_mean"),
-        ">most": speed_ups("over_nccl_most"),
-        ">over it with relays": speed_ups("over_nccl_relays_mean"),
-        ">most with relays": speed_ups("over_nccl_relays_most"),
-    }
-    folded = "By number of GPUs: our trees over NCCL's ring model, geometric means over the joined sets"
-    return [table_of(columns, rows, folded=folded)] if rows else []
-
-
+_SUMMARY: dict[str, Column] = {
+    "machine": "box",
+    "collective": "collective",
+    "GPUs": "gpus",
+    ">different sets": counts("fragments"),
+    ">joined by NVLinks": counts("joined"),
+    ">over NCCL's model": speed_ups("over_nccl_mean"),
+    ">most": speed_ups("over_nccl_most"),
+    ">over it with relays": speed_ups("over_nccl_relays_mean"),
+    ">most with relays": speed_ups("over_nccl_relays_most"),
+}
 _COLUMNS: dict[str, Column] = {
-    "machine": words("box", "machine"),
-    "GPUs": words("gpus"),
-    "collective": words("collective"),
+    "machine": "box",
+    "GPUs": "gpus",
+    "collective": "collective",
     "method": method,
     ">algbw GB/s": numbers("algbw"),
     ">optimum": numbers("optimum"),
@@ -141,3 +109,16 @@ _COLUMNS: dict[str, Column] = {
     ">trees": counts("trees"),
     ">such sets": counts("allocations"),
 }
+
+QUESTION = Question(
+    "fragments",
+    "allocations",
+    "What does each allocation of a DGX-1 give?",
+    "computed exactly; NCCL by its planning model",
+    "python bench/fragments.py",
+    "A scheduler hands out any of a box's GPUs, and most sets of them are irregular. Every set that "
+    "differs in its links is listed once. Rates of our trees, of rings and of the optimum are exact; "
+    "NCCL's are figures of its planning model, and nothing here ran on a GPU. A set that NVLinks do "
+    "not join has no optimum over them.",
+    _answer,
+)

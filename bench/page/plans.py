@@ -1,22 +1,51 @@
-"""The sections of planning: plans beside other plans, predicted, and how long planning takes.
-
-What was trained is in `bench.page.training`.
-"""
+"""Planning: plans beside other plans, predicted; time to plan; the model beside a paper's figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 
-from arborcast.bench.page.cells import Column, all_rows, counts, durations, shares, words
-from arborcast.bench.page.parts import Cell, Part, Section, Strong, Table, missing, text
-from arborcast.bench.page.results import Document, Row, figure, figures, grouped, word
+import pandas as pd
+
+from arborcast.bench.page.charts import Line, LineChart
+from arborcast.bench.page.parts import (
+    Cell,
+    Column,
+    Part,
+    Picture,
+    Question,
+    Strong,
+    Table,
+    all_rows,
+    cell,
+    column,
+    counts,
+    durations,
+    grid,
+    missed,
+    seconds_of,
+    shares,
+    table,
+    text,
+    verdict,
+)
+from arborcast.bench.page.results import Document, Row, first, frame, groups, number
 from arborcast.bench.page.targets import tally
-from arborcast.bench.page.training import COMMAND, order_of, shape_of
-from arborcast.bench.page.words import DASH, count, digits, duration, listed, percent, plural, seconds, times
+from arborcast.bench.page.training import COMMAND, named, points
+from arborcast.bench.page.words import (
+    DASH,
+    count,
+    digits,
+    duration,
+    listed,
+    percent,
+    plural,
+    scaled,
+    seconds,
+    times,
+)
 
 # ------------------------------------------------------------------------------------- plans beside others
 
-PLANS = "plans", "On the testbeds of the SPP paper, is its plan the fastest of five?"
 SPP, FREE = "spp", "any order"
 OTHERS = {
     "data-parallel": "data parallel",
@@ -28,197 +57,276 @@ TIE = 1e-3
 """Share of the time up to which two predicted times are one: mostly they are of one plan."""
 
 
-def plans(document: Document | None) -> Section:
-    """SPP's plan against four others."""
-    if document is None:
-        return missing(*PLANS, f"{COMMAND}plans")
-    parts: list[Part] = [
-        text(
-            "Predicted times of a step: nothing here ran. All five plan for one analytic profile of the "
-            "network, and all are simulated on the same links, each at the number of microbatches that suits "
-            "it best. A figure is the other method's time over the time of SPP's plan; below 1× SPP loses.",
-            tone="quiet",
-        ),
-        *_verdict(document),
-        table_of_plans(document),
-        all_rows(_PLAN_COLUMNS, document.rows),
-    ]
-    return Section(*PLANS, "predicted by our simulator", tuple(parts), (document,))
-
-
-def _verdict(document: Document) -> list[Part]:
-    models = [rows for rows in grouped(document.rows, _model).values() if _least(rows) is not None]
-    if not models:
-        return []
-    least = [_least(rows) or 0.0 for rows in models]
-    lost = sum(ratio < 1 - TIE for ratio in least)
-    ties = sum(abs(ratio - 1) <= TIE for ratio in least)
-    alone = len(models) - lost - ties
-    ratios = [ratio for rows in models for ratio in _ratios(rows).values()]
-    return [
-        text(
+def _plans(document: Document) -> Iterator[Part]:
+    rows = named(document.rows)
+    others = rows[rows["method"].isin(list(OTHERS))]
+    least = others.groupby(["testbed", "model"])["speed_up"].min().dropna()
+    if len(least):
+        lost, ties = sum(least < 1 - TIE), sum((least - 1).abs() <= TIE)
+        alone = len(least) - lost - ties
+        unfit = sum(others["fits"].eq(False))
+        cannot = f" In {plural(unfit, 'comparison')} the other has no plan that fits into memory."
+        yield text(
             "SPP's plan is alone the fastest in ",
-            Strong(f"{alone or 'none'} of {plural(len(models), 'case')}"),
+            Strong(f"{alone or 'none'} of {plural(len(least), 'case')}"),
             f", level with the best of the others in {ties or 'none'} (within {percent(TIE)}: mostly the "
-            f"same plan) and slower in {lost or 'none'}; single comparisons go from {times(min(ratios))} to "
-            f"{times(max(ratios))}.{_unfit(models)}{_free(models)}",
+            f"same plan) and slower in {lost or 'none'}; single comparisons go from "
+            f"{times(others['speed_up'].min())} to {times(others['speed_up'].max())}."
+            f"{cannot if unfit else ''}{_free(rows)}",
             tone="bad" if lost else "",
         )
-    ]
+    yield plans_table(document)
+    yield all_rows(_PLANS, rows)
 
 
-def _model(row: Row) -> tuple[str, str]:
-    return word(row, "testbed"), word(row, "model")
-
-
-def _ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """Of each of the others that has a plan."""
-    return {
-        word(row, "method"): ratio
-        for row in rows
-        if row.get("method") in OTHERS and (ratio := figure(row, "speed_up")) is not None
-    }
-
-
-def _least(rows: Sequence[Row]) -> float | None:
-    """The ratio of the fastest of the others."""
-    return min(_ratios(rows).values(), default=None)
-
-
-def _unfit(models: Sequence[Sequence[Row]]) -> str:
-    unfit = sum(row.get("fits") is False and row.get("method") in OTHERS for rows in models for row in rows)
-    return f" In {plural(unfit, 'comparison')} the other has no plan that fits into memory." if unfit else ""
-
-
-def _free(models: Sequence[Sequence[Row]]) -> str:
+def _free(rows: pd.DataFrame) -> str:
     """What our planner finds where it may choose the order as well."""
-    found = [
-        1 / ratio
-        for rows in models
-        for row in rows
-        if row.get("method") == FREE and (ratio := figure(row, "speed_up"))
-    ]
-    if not found:
+    found = 1 / rows["speed_up"][(rows["method"] == FREE) & (rows["speed_up"] > 0)]
+    if not len(found):
         return ""
-    better = sum(ratio > 1 + TIE for ratio in found)
-    worse = sum(ratio < 1 - TIE for ratio in found)
-    most = f" (up to {times(max(found))})" if better else ""
+    better, worse = sum(found > 1 + TIE), sum(found < 1 - TIE)
+    most = f" (up to {times(found.max())})" if better else ""
     return (
         f" Free to choose the order as well, our planner is faster than SPP's plan in {better or 'none'} of "
         f"{plural(len(found), 'case')}{most} and slower in {worse or 'none'}."
     )
 
 
-def table_of_plans(document: Document) -> Table:
+def plans_table(document: Document) -> Table:
     """A line per testbed and network, a column per method."""
-    lines = []
-    for (testbed, model), rows in grouped(document.rows, _model).items():
-        by_method = {word(row, "method"): row for row in rows}
-        spp = by_method.get(SPP, {})
-        lines.append(
-            (
-                Cell(testbed),
-                Cell(model),
-                Cell(_plan_words(spp)),
-                Cell(duration(figure(spp, "time_us")), figure(spp, "time_us"), "ours"),
-                *(_ratio_cell(by_method.get(method, {})) for method in OTHERS),
-            )
-        )
-    head = ("testbed", "network", "SPP's plan", ">its step", *(f">{name}" for name in OTHERS.values()))
-    return Table(head, tuple(lines))
+    columns: dict[str, Column] = {
+        "testbed": lambda rows: Cell(first(rows).testbed),
+        "network": lambda rows: Cell(first(rows).model),
+        "SPP's plan": lambda rows: Cell(_plan(first(rows, method=SPP))),
+        ">its step": lambda rows: cell(duration, first(rows, method=SPP).time_us, "ours"),
+    }
+    columns |= {f">{name}": _over_spp(method) for method, name in OTHERS.items()}
+    return table(columns, (rows for _, rows in groups(named(document.rows), "testbed", "model")))
 
 
-def _plan_words(row: Row) -> str:
-    microbatches = figure(row, "microbatches")
-    return DASH if microbatches is None else f"{shape_of(row)}, m {count(microbatches)}"
+def _over_spp(method: str) -> Column:
+    return lambda rows: _ratio(first(rows, method=method))
 
 
-def _ratio_cell(row: Row) -> Cell:
-    ratio = figure(row, "speed_up")
-    if ratio is None:
-        return Cell("does not fit" if row.get("fits") is False else DASH, tone="quiet")
-    if abs(ratio - 1) <= TIE:
-        return Cell("tie", ratio, "quiet")
-    return Cell(f"{times(ratio)} (lost)", ratio, "bad") if ratio < 1 else Cell(times(ratio), ratio)
+def _plan(row: Row) -> str:
+    return f"{row.shape}, m {count(row.microbatches)}" if row.microbatches > 0 else DASH
 
 
-def _gigabytes(size_bytes: float | None) -> Cell:
-    return Cell(DASH if size_bytes is None else f"{digits(size_bytes / 1e9)} GB", size_bytes)
+def _ratio(row: Row) -> Cell:
+    if not row.speed_up > 0:
+        return Cell("does not fit" if row.fits is False else DASH, tone="quiet")
+    if abs(row.speed_up - 1) <= TIE:
+        return Cell("tie", row.speed_up, "quiet")
+    return missed(times, row.speed_up, True, mark="lost") if row.speed_up < 1 else cell(times, row.speed_up)
 
 
-_PLAN_COLUMNS: dict[str, Column] = {
-    "testbed": words("testbed"),
-    "network": words("model"),
+_gigabytes = scaled("GB", 1e9)
+
+_PLANS: dict[str, Column] = {
+    "testbed": "testbed",
+    "network": "model",
     "method": lambda row: Cell(
-        OTHERS.get(word(row, "method"), word(row, "method")),
-        tone="ours" if row.get("method") in (SPP, FREE) else "",
+        OTHERS.get(row.method, row.method), tone="ours" if row.method in (SPP, FREE) else ""
     ),
     ">step": durations("time_us"),
-    ">over SPP's": _ratio_cell,
-    "stages": lambda row: Cell(shape_of(row)),
+    ">over SPP's": _ratio,
+    "stages": "shape",
     ">microbatches": counts("microbatches"),
-    "order": lambda row: Cell(order_of(row)),
-    "recomputes": lambda row: Cell("yes" if row.get("recompute") is True else ""),
+    "order": "order",
+    "recomputes": lambda row: Cell("yes" if row.recompute is True else ""),
     ">ranks idle": shares("bubble"),
-    ">fullest rank": lambda row: _gigabytes(figure(row, "memory_bytes")),
-    "why not": lambda row: Cell(word(row, "why_not") if row.get("fits") is False else ""),
+    ">fullest rank": column(_gigabytes, "memory_bytes"),
+    "why not": lambda row: Cell(row.why_not if row.fits is False else ""),
 }
 
 
 # ---------------------------------------------------------------------------------------- the planner's time
 
-PLANNER = "planning", "How long does planning a pipeline take?"
 
-
-def planner(document: Document | None) -> Section:
-    """Seconds from profile and topology to plan."""
-    if document is None:
-        return missing(*PLANNER, f"{COMMAND}planner")
-    parts: list[Part] = [
-        text(
-            "From profile and topology to plan, in processes of their own; the first plan of a process also "
-            "loads compiled kernels. Layers are drawn at random, all different.",
-            tone="quiet",
-        ),
-        *_targets(document),
-        table_of_planner(document),
-    ]
-    return Section(*PLANNER, "measured", tuple(parts), (document,))
-
-
-def _targets(document: Document) -> list[Part]:
+def _planner(document: Document) -> Iterator[Part]:
     counted = tally(document)
-    if not counted.all:
-        return []
-    targets = listed([seconds(target) for target in sorted(set(figures(document.rows, "target_s")))])
-    return [
-        text(
-            Strong(counted.words),
-            f" ({targets}, in the median).",
-            tone="good" if counted.met == counted.all else "bad",
-        )
-    ]
+    if counted.all:
+        targets = listed([seconds(target) for target in sorted(set(document.rows["target_s"].dropna()))])
+        all_met = counted.met == counted.all
+        told = f" ({targets}, in the median)."
+        yield text(Strong(counted.words), told, tone="good" if all_met else "bad")
+    yield planner_table(document)
 
 
-def table_of_planner(document: Document) -> Table:
+def planner_table(document: Document) -> Table:
     """A line per case."""
-    lines = []
-    for row in document.rows:
-        took, target = figure(row, "seconds"), figure(row, "target_s")
-        is_over = took is not None and target is not None and took > target
-        lines.append(
-            (
-                Cell(word(row, "topology")),
-                Cell(count(figure(row, "devices")), figure(row, "devices")),
-                Cell(count(figure(row, "layers")), figure(row, "layers")),
-                Cell(seconds(took) + (" (missed)" if is_over else ""), took, "bad" if is_over else "ours"),
-                Cell(seconds(figure(row, "spread")), figure(row, "spread")),
-                Cell(seconds(figure(row, "first_seconds")), figure(row, "first_seconds")),
-                _gigabytes(figure(row, "limit_bytes")),
-                Cell("" if target is None else seconds(target), target),
-                Cell(f"{_plan_words(row)}, {order_of(row)}"),
-            )
+    return table(
+        {
+            "topology": "topology",
+            ">devices": counts("devices"),
+            ">layers": counts("layers"),
+            ">seconds, median": lambda row: missed(seconds, row.seconds, row.seconds > row.target_s),
+            ">spread": seconds_of("spread"),
+            ">first of a process": seconds_of("first_seconds"),
+            ">memory limit": column(_gigabytes, "limit_bytes"),
+            ">target": lambda row: cell(seconds, row.target_s) if row.target_s > 0 else Cell(""),
+            "plan": lambda row: Cell(f"{_plan(row)}, {row.order}"),
+        },
+        named(document.rows),
+    )
+
+
+# ------------------------------------------------------------------------------- the Divisible paper's sweeps
+
+
+def _divisible(document: Document) -> Iterator[Part]:
+    """What the model was calibrated on before what it predicts; claims that it does not repeat as well."""
+    rows = document.rows
+    best = rows[rows["sweep"] == "best"]
+    yield from _calibration(document, best)
+    yield divisible_table(document)
+    sweep, widths = rows[rows["sweep"] == "microbatches"], rows[rows["sweep"] == "width"]
+    pictures = [[_over_microbatches(sweep, best)]] if len(sweep) else []
+    yield grid(pictures + [[_over_width(count(stages), alike)] for stages, alike in groups(widths, "stages")])
+    claims = [one for one in document.get("claims") or [] if isinstance(one, dict)]
+    if claims and len(rows):
+        held = sum(one.get("holds") is True for one in claims)
+        yield table(
+            {
+                "the paper": "claim",
+                "the model": "model",
+                "verdict": lambda row: verdict("holds" if row.holds else "does not", row.holds is True),
+            },
+            frame(claims),
+            f"What else the paper says: {held} of {plural(len(claims), 'claim')} hold in the model",
         )
-    measured = ">seconds, median", ">spread", ">first of a process"
-    head = ("topology", ">devices", ">layers", *measured, ">memory limit", ">target", "plan")
-    return Table(head, tuple(lines))
+    yield all_rows(_DIVISIBLE, rows)
+
+
+def _calibration(document: Document, best: pd.DataFrame) -> Iterator[Part]:
+    predicted = best["difference"][best["calibrated"].ne(True)].abs()
+    found = document.get("calibration")
+    if not predicted.notna().any() or not isinstance(found, Mapping):
+        return
+    same = sum(best["best_of_named"] == best["paper_microbatches"])
+    tried = listed([count(number(tile)) for tile in found.get("tiles_tried") or []])
+    yield text(
+        "At the published best numbers of microbatches the model is ",
+        Strong(f"{percent(predicted.max())} off at the most"),
+        f"; its own best of those that the paper's text names is the same in {same} of "
+        f"{plural(len(best), 'case')}. Two things are set to published figures: "
+        f"{digits(number(found.get('message_us')))} us per message and end, so that the speed-up of "
+        f"{count(number(found.get('processes')))} processes is met, and the kernels' tile of "
+        f"{count(number(found.get('tile_samples')))} samples, which of {tried} comes closest. The "
+        "differences below are therefore of a model that has seen these figures.",
+    )
+
+
+def divisible_table(document: Document) -> Table:
+    """A line per number of processes: published and predicted speed-up, and the best microbatches."""
+    return table(
+        {
+            ">processes": counts("stages"),
+            ">published best m": counts("paper_microbatches"),
+            ">published speed-up": column(times, "paper_speed_up"),
+            ">model there": column(times, "speed_up", "ours"),
+            ">difference": _difference,
+            ">model's best m of those named": _own_best("best_of_named"),
+            ">model's best m of all": _own_best("best_of_all"),
+        },
+        document.rows[document.rows["sweep"] == "best"],
+    )
+
+
+def _difference(row: Row) -> Cell:
+    if row.calibrated is True:
+        return Cell("set to it", row.difference, "quiet")
+    return (
+        cell(lambda value: f"{100 * value:+.1f} %", row.difference)
+        if row.difference == row.difference
+        else Cell(DASH)
+    )
+
+
+def _own_best(name: str) -> Column:
+    def shown(row: Row) -> Cell:
+        best, published = getattr(row, name), row.paper_microbatches
+        is_other = best != published and best > 0 and published > 0
+        told = f"{count(best)} ({times(getattr(row, f'{name}_speed_up'))})" if best > 0 else DASH
+        return Cell(told, best, "bad" if is_other else "")
+
+    return shown
+
+
+def _over_microbatches(sweep: pd.DataFrame, best: pd.DataFrame) -> Picture:
+    curves = [
+        Line(count(stages), points(alike, "microbatches", "speed_up"), "ours", drawn="curve")
+        for stages, alike in groups(sweep, "stages")
+    ]
+    published = points(best, "paper_microbatches", "paper_speed_up")
+    return Picture(
+        LineChart(
+            "speed-up over the number of microbatches, by processes",
+            (*curves, Line("", published, "quiet", drawn="points")),
+            below="slower than 1",
+            across=count,
+        ),
+        "Over microbatches, by processes",
+        "Dots are the published best; the rest of the published curves is only drawn in the paper.",
+    )
+
+
+def _over_width(stages: str, rows: pd.DataFrame) -> Picture:
+    by_count = groups(rows, "microbatches")
+    best = max(by_count, key=lambda pair: pair[1]["speed_up"].fillna(0).max())[0]
+    curves = (
+        Line(f"m {count(number)}", points(alike, "width", "speed_up"), "ours" if number == best else "base")
+        for number, alike in by_count
+    )
+    description = f"speed-up over the width of the layers, {stages} processes"
+    chart = LineChart(description, tuple(curves), below="slower", across=count)
+    return Picture(chart, f"Over the layers' width, {stages} processes")
+
+
+_DIVISIBLE: dict[str, Column] = {
+    "sweep": "sweep",
+    ">processes": counts("stages"),
+    ">microbatches": counts("microbatches"),
+    ">width": counts("width"),
+    "network": "network",
+    ">step": durations("time_us"),
+    ">speed-up": column(times, "speed_up"),
+}
+
+QUESTIONS = (
+    Question(
+        "pipeline_plans",
+        "plans",
+        "On the testbeds of the SPP paper, is its plan the fastest of five?",
+        "predicted by our simulator",
+        COMMAND + "plans",
+        "Predicted times of a step: nothing here ran. All five plan for one analytic profile of the "
+        "network, and all are simulated on the same links, each at the number of microbatches that suits "
+        "it best. A figure is the other method's time over the time of SPP's plan; below 1× SPP loses.",
+        _plans,
+        ("SPP's plan, predicted: the others' time over its own", plans_table),
+    ),
+    Question(
+        "pipeline_divisible",
+        "divisible",
+        "Does the model repeat the sweeps of the Divisible paper?",
+        "computed, beside published figures",
+        COMMAND + "divisible",
+        "32 fully connected layers, a batch of 1200 on 1 to 32 P100, by our simulator; we measured none "
+        "of it. Speed-ups are over one process that does not divide its batch, in the pictures over the "
+        "width over as many processes that do not.",
+        _divisible,
+        ("The Divisible paper's speed-ups by the model", divisible_table),
+    ),
+    Question(
+        "pipeline_planner",
+        "planning",
+        "How long does planning a pipeline take?",
+        "measured",
+        COMMAND + "planner",
+        "From profile and topology to plan, in processes of their own; the first plan of a process also "
+        "loads compiled kernels. Layers are drawn at random, all different.",
+        _planner,
+        ("Time to plan a pipeline", planner_table),
+    ),
+)

@@ -1,23 +1,60 @@
-"""The results that a report is made from: every file of a folder, and figures read out of its rows.
+"""The results that a report is made from: every file of a folder, its rows as a table of pandas.
 
-Nothing is demanded of a row but what is shown of it: what a row lacks is a dash.
+A row may lack any column: what is no figure is NaN, and what is not told is a dash, so that a table shows
+dashes there and no section asks first.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import math
+from collections import namedtuple
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
 
 from arborcast.bench.document import read_document
+from arborcast.bench.page.words import DASH
 from arborcast.synth.errors import InputError
 
-Row: TypeAlias = Mapping[str, Any]
-_K = TypeVar("_K", bound=Hashable)
-_T = TypeVar("_T")
+Row: TypeAlias = Any
+"""A row as `records` gives it: a column is an attribute."""
+
+TEXT = tuple(
+    """
+    box case claim collective collectives family faults gpus measure method model network order
+    served_by solver sweep testbed title topology verdict verified what why why_not why_stopped
+    """.split()  # noqa: SIM905 - names read better without quotes
+)
+FIGURES = tuple(
+    """
+    algbw allocations best_of_all best_of_all_speed_up best_of_named best_of_named_speed_up bubble
+    burst_share busbw bytes call_seconds call_times_ours chunks cpu_saving cpu_seconds cpu_us devices
+    difference equation_error equation_us error file_bytes first_loss first_seconds fragments
+    gradient_bytes gradient_difference group height joined last_loss layers limit_bytes limit_s
+    load_seconds loss_difference mbit measured memory_bytes microbatches optimum over_nccl
+    over_nccl_mean over_nccl_most over_nccl_relays over_nccl_relays_mean over_nccl_relays_most over_ring
+    paper_microbatches paper_speed_up peak_MB predicted_us program_MB program_seconds ranks rate
+    read_seconds rounds runs seconds share_of_bound share_of_nominal share_of_optimum simulate_seconds
+    simulated_engine_us simulated_fifo_us simulated_priority_us simulated_us solve_seconds speed_up
+    speed_up_over_gloo speed_up_over_ring spread stages steps target target_s target_seconds time_us
+    time_us_64KiB time_us_64MiB time_us_with_nccl_overhead times_faster_than_gloo times_gloo times_ours
+    transfers trees verify_seconds width worst_engine_us worst_random_us written_out_program_seconds
+    written_out_seconds
+    """.split()  # noqa: SIM905 - names read better without quotes
+)
+OTHERS = tuple(
+    """
+    calibrated cpu_limited fits fitted holds kept met optimal points proved recompute replicas symmetric
+    timed_out wins
+    """.split()  # noqa: SIM905 - names read better without quotes
+)
+"""Truth values and lists."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +69,31 @@ class Document:
     name: str
     content: Mapping[str, Any]
 
-    @property
-    def rows(self) -> list[Row]:
+    @cached_property
+    def rows(self) -> pd.DataFrame:
         """What was asked and found, in the order in which it is to be read."""
-        return list(self.content["rows"])
+        return frame(self.content["rows"])
 
     def get(self, key: str) -> Any:
         """An entry beside the rows; None where there is none."""
         return self.content.get(key)
+
+
+def frame(rows: Any) -> pd.DataFrame:
+    """Rows with every column that a report reads; anything but a list of objects has no rows."""
+    listed = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    columns: dict[str, Any] = {name: [_text(row.get(name)) for row in listed] for name in TEXT}
+    columns |= {name: np.array([number(row.get(name)) for row in listed], dtype=float) for name in FIGURES}
+    columns |= {name: pd.Series([row.get(name) for row in listed], dtype=object) for name in OTHERS}
+    named = zip(columns["title"], columns["topology"], strict=True)
+    columns["title"] = [topology if title == DASH else title for title, topology in named]
+    asked = zip(columns["title"], columns["collective"], strict=True)
+    columns["case"] = [f"{title}, {collective}" for title, collective in asked]
+    return pd.DataFrame({name: pd.Series(column) for name, column in columns.items()})
+
+
+def _text(value: Any) -> str:
+    return DASH if value is None or value == "" else str(value)
 
 
 def read_results(folder: Path) -> dict[str, Document]:
@@ -53,46 +107,43 @@ def read_results(folder: Path) -> dict[str, Document]:
     return {path.stem: Document(path.stem, read_document(path)) for path in sorted(folder.glob("*.json"))}
 
 
-def number(value: Any) -> float | None:
-    """A figure, which may be a fraction in text; None for anything else."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, str):
-        try:
-            return float(Fraction(value))
-        except (ValueError, ZeroDivisionError):
-            return None
-    return None
+def number(value: Any) -> float:
+    """A figure, which may be a fraction in text; NaN for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        return float(Fraction(value)) if isinstance(value, str) else float(value)
+    except (ValueError, ZeroDivisionError):
+        return math.nan
 
 
-def figure(row: Row, *names: str) -> float | None:
-    """The first of these columns that holds a figure."""
-    return next((found for name in names if (found := number(row.get(name))) is not None), None)
+def records(rows: pd.DataFrame) -> list[Row]:
+    """The rows one by one."""
+    return list(map(_type_of_rows(tuple(rows))._make, rows.to_numpy(dtype=object).tolist()))
 
 
-def figures(rows: Iterable[Row], *names: str) -> list[float]:
-    """That of every row that has one."""
-    return [found for row in rows if (found := figure(row, *names)) is not None]
+@cache
+def _type_of_rows(columns: tuple[str, ...]) -> Any:
+    """Made by `itertuples` for every table anew, which takes longer than the table."""
+    return namedtuple("Row", columns)
 
 
-def word(row: Row, *names: str) -> str:
-    """The first of these columns that is not empty, as text."""
-    return next((str(row[name]) for name in names if row.get(name) not in (None, "")), "–")
+def groups(rows: pd.DataFrame, *names: str) -> list[tuple[Any, pd.DataFrame]]:
+    """Rows that agree in columns, in the order in which they come; the key of one column is its value."""
+    found = rows.groupby(list(names), sort=False, dropna=False)
+    return [(key if len(names) > 1 else key[0], alike) for key, alike in found]
 
 
-def grouped(rows: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
-    """Rows by a key, both in the order in which they come."""
-    found: dict[_K, list[_T]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
+def first(rows: pd.DataFrame, **equal: str) -> Row:
+    """The first row with these values; one of dashes where there is none."""
+    for name, value in equal.items():
+        rows = rows[rows[name] == value]
+    return records(rows.iloc[:1])[0] if len(rows) else _nothing(tuple(rows))
 
 
-def median(values: Sequence[float]) -> float | None:
-    """The median; None of nothing."""
-    return statistics.median(values) if values else None
+@cache
+def _nothing(columns: tuple[str, ...]) -> Row:
+    return records(frame([{}]).reindex(columns=list(columns)))[0]
 
 
 OURS = (
@@ -114,3 +165,14 @@ OURS = (
 def is_ours(method: Any) -> bool:
     """Whether a method is one of this package's and not a baseline or a peer."""
     return str(method).lower().startswith(OURS)
+
+
+def ours_among(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows are of a method of this package's."""
+    return rows["method"].map(is_ours).astype(bool)
+
+
+def span(values: Iterable[float]) -> tuple[float, float]:
+    """The least and the most, NaN of nothing."""
+    known = pd.Series(list(values), dtype=float)
+    return known.min(), known.max()

@@ -1,83 +1,76 @@
-"""The sections of large fabrics: promises, growth, TACOS beside it, heights, what a schedule costs to use."""
+"""Large fabrics: promises, growth, TACOS beside it, heights, what a schedule costs to use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from arborcast.bench.page.cells import (
+from arborcast.bench.page.charts import Line, LineChart, unit_time
+from arborcast.bench.page.parts import (
+    Cell,
     Column,
+    Part,
+    Picture,
+    Question,
+    Strong,
+    Table,
     all_rows,
+    cell,
+    column,
     counts,
     durations,
+    grid,
+    lines,
+    missed,
     numbers,
     seconds_of,
     shares,
-    table_of,
-    words,
+    table,
+    text,
 )
-from arborcast.bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
-from arborcast.bench.page.results import Document, Row, figure, grouped, word
-from arborcast.bench.page.svg import Line, line_chart, unit_time
+from arborcast.bench.page.results import Document, Row, groups, number, records
+from arborcast.bench.page.synthesis import in_gigabytes
 from arborcast.bench.page.targets import tally
-from arborcast.bench.page.words import DASH, count, digits, percent, plural, seconds, times
+from arborcast.bench.page.words import (
+    DASH,
+    count,
+    digits,
+    percent,
+    plural,
+    scaled,
+    seconds,
+    times,
+    two_digits,
+)
 
 COMMAND = "python bench/scale.py --only "
 
-
-def _only(name: str, title: str, part: str) -> Section:
-    return missing(name, title, COMMAND + part)
-
-
 # ------------------------------------------------------------------------------------------------ promises
 
-PROMISES = "scale", "How large may a fabric be?"
 
-
-def targets(document: Document | None) -> Section:
-    """What was promised of large fabrics, and what was found."""
-    if document is None:
-        return _only(*PROMISES, "targets")
-    parts: list[Part] = [
-        text(
-            "Load, solve and verify in one process on one core, kernels compiled before. Symmetric: solved "
-            "by orbits, kept as representatives and translations; verified on the representatives, or "
-            "translate by translate. Written out: no use of symmetry. Repair: from the symmetric schedule "
-            "of the fabric before the fault, and promised without verification. Partly symmetric: the same "
-            "with the making of that schedule.",
-            tone="quiet",
-        ),
-        *_kept(document),
-        table_of_targets(document),
-        all_rows(_TARGET_COLUMNS, document.rows),
-    ]
-    return Section(*PROMISES, "measured", tuple(parts), (document,))
-
-
-def _kept(document: Document) -> list[Part]:
+def _targets(document: Document) -> Iterator[Part]:
     promised = tally(document)
-    if not promised.all:
-        return []
-    optimal = sum(row.get("optimal") is True for row in document.rows)
-    return [
-        text(
+    if promised.all:
+        optimal = sum(document.rows["optimal"].eq(True))
+        yield text(
             Strong(promised.words),
             f"; {optimal} of {plural(len(document.rows), 'schedule')} equal to the proven bound.",
             tone="bad" if promised.met < promised.all else "",
         )
-    ]
+    yield targets_table(document)
+    yield all_rows(_TARGETS, document.rows)
 
 
-def table_of_targets(document: Document) -> Table:
+def targets_table(document: Document) -> Table:
     """A line per question."""
-    return table_of(
+    return table(
         {
-            "fabric": words("title", "topology"),
-            "collective": words("collective"),
-            "method": words("method"),
+            "fabric": "title",
+            "collective": "collective",
+            "method": "method",
             ">ranks": counts("ranks"),
-            ">time": _time,
+            ">time": lambda row: missed(_over if row.timed_out else seconds, row.seconds, row.kept is False),
             ">promised": seconds_of("target_seconds"),
-            ">memory": _memory,
+            ">memory": column(in_gigabytes, "peak_MB"),
             ">of the bound": shares("share_of_bound"),
             ">height": counts("height"),
         },
@@ -85,23 +78,16 @@ def table_of_targets(document: Document) -> Table:
     )
 
 
-def _time(row: Row) -> Cell:
-    missed = row.get("kept") is False
-    said = ("over " if row.get("timed_out") is True else "") + seconds(figure(row, "seconds"))
-    return Cell(said + (" (missed)" if missed else ""), figure(row, "seconds"), "bad" if missed else "ours")
+def _over(value: float) -> str:
+    return f"over {seconds(value)}"
 
 
-def _memory(row: Row) -> Cell:
-    megabytes = figure(row, "peak_MB")
-    return Cell(DASH if megabytes is None else f"{digits(megabytes / 1e3, 2)} GB", megabytes)
-
-
-_TARGET_COLUMNS: dict[str, Column] = {
-    "fabric": words("topology"),
-    "faults": words("faults"),
-    "collective": words("collective"),
-    "method": words("method"),
-    "verified": words("verified"),
+_TARGETS: dict[str, Column] = {
+    "fabric": "topology",
+    "faults": "faults",
+    "collective": "collective",
+    "method": "method",
+    "verified": "verified",
     ">load": seconds_of("load_seconds"),
     ">solve": seconds_of("solve_seconds"),
     ">verify": seconds_of("verify_seconds"),
@@ -111,136 +97,85 @@ _TARGET_COLUMNS: dict[str, Column] = {
     ">steps": counts("steps"),
 }
 
-
 # -------------------------------------------------------------------------------------------------- growth
 
-GROWTH = "growth", "How do time and memory grow with the ranks?"
 
-
-def growth(document: Document | None) -> Section:
+def _growth(document: Document) -> Iterator[Part]:
     """Time and memory against ranks, both axes logarithmic, with the exponent of each family."""
-    if document is None:
-        return _only(*GROWTH, "growth")
-    families = grouped(document.rows, lambda row: word(row, "family"))
-    parts: list[Part] = [
-        text(
-            "Load, solve and verify; both axes logarithmic. The exponent is the slope from 64 ranks on, by "
-            "least squares: 1 would be as many times as long as there are more ranks. A tree has as many "
-            "edges as ranks, and there is one for each rank: written out, a schedule itself grows by 2.",
-            tone="quiet",
-        ),
-        grid(
-            [
-                [_over_ranks(families, "seconds", "Time", unit_time)],
-                [_over_ranks(families, "peak_MB", "Memory", _megabytes)],
-            ]
-        ),
-        table_of_growth(document),
-        all_rows(_GROWTH_COLUMNS, document.rows),
-    ]
-    return Section(*GROWTH, "measured", tuple(parts), (document,))
+    yield grid([[_over_ranks(document, "seconds", "Time")], [_over_ranks(document, "peak_MB", "Memory")]])
+    yield growth_table(document)
+    yield all_rows(_GROWTH, document.rows)
 
 
 def _megabytes(value: float) -> str:
     return f"{digits(value / 1e3, 1)} GB" if value >= 1e3 else f"{digits(value, 1)} MB"
 
 
-def _over_ranks(
-    families: Mapping[str, Sequence[Row]], column: str, title: str, value_name: Callable[[float], str]
-) -> Picture:
-    lines = []
-    for family, rows in families.items():
-        found = [
-            (ranks, value)
-            for row in rows
-            if (ranks := figure(row, "ranks")) and (value := figure(row, column)) and not row.get("timed_out")
-        ]
+def _over_ranks(document: Document, name: str, title: str) -> Picture:
+    drawn = []
+    for family, rows in groups(document.rows[document.rows["timed_out"].ne(True)], "family"):
+        found = rows[["ranks", name]].dropna()
         is_symmetric = "symmetric" in family
+        points = tuple(found.itertuples(index=False, name=None))
         label = family.removesuffix(", symmetric")
-        if found:
-            lines.append(Line(label, tuple(found), "ours" if is_symmetric else "base", not is_symmetric))
-    drawn = line_chart(
-        lines,
-        equal=None,
-        size_name=count,
-        value_name=value_name,
-        description=f"{title} over the ranks",
-    )
-    return Picture(drawn, title, "Blue: by orbits. Dashed: written out.")
+        drawn.append(Line(label, points, "ours" if is_symmetric else "base", not is_symmetric))
+    upright = unit_time if name == "seconds" else _megabytes
+    chart = LineChart(f"{title} over the ranks", tuple(drawn), None, across=count, upright=upright)
+    return Picture(chart, title, "Blue: by orbits. Dashed: written out.")
 
 
-def table_of_growth(document: Document) -> Table:
+def growth_table(document: Document) -> Table:
     """A line per family: the ends of its curves, and its exponents."""
     said = document.get("exponents")
-    exponents = said if isinstance(said, Mapping) else {}
-    lines = []
-    for family, rows in grouped(document.rows, lambda row: word(row, "family")).items():
-        first, last = rows[0], rows[-1]
-        slopes = exponents.get(family, {})
-        lines.append(
+    rows = []
+    for family, alike in groups(document.rows, "family"):
+        first, *_, last = records(alike.iloc[[0, -1]])
+        slopes = said.get(family, {}) if isinstance(said, Mapping) else {}
+        rows.append(
             (
-                Cell(family),
-                Cell(f"{count(figure(first, 'ranks'))} to {count(figure(last, 'ranks'))}"),
-                Cell(f"{seconds(figure(first, 'seconds'))} to {seconds(figure(last, 'seconds'))}"),
-                Cell(digits(slopes.get("seconds"), 2), slopes.get("seconds"), "ours"),
-                _memory(last),
-                Cell(digits(slopes.get("peak_MB"), 2), slopes.get("peak_MB")),
+                family,
+                f"{count(first.ranks)} to {count(last.ranks)}",
+                f"{seconds(first.seconds)} to {seconds(last.seconds)}",
+                cell(two_digits, number(slopes.get("seconds")), "ours"),
+                cell(in_gigabytes, last.peak_MB),
+                cell(two_digits, number(slopes.get("peak_MB"))),
             )
         )
     head = ("fabrics and method", ">ranks", ">time", ">its exponent", ">memory at the largest")
-    return Table((*head, ">its exponent"), tuple(lines))
+    return lines((*head, ">its exponent"), rows)
 
 
-_GROWTH_COLUMNS: dict[str, Column] = {
-    "fabric": words("topology"),
-    "collective": words("collective"),
-    "method": words("method"),
+_GROWTH: dict[str, Column] = {
+    "fabric": "topology",
+    "collective": "collective",
+    "method": "method",
     ">ranks": counts("ranks"),
     ">load": seconds_of("load_seconds"),
     ">solve": seconds_of("solve_seconds"),
     ">verify": seconds_of("verify_seconds"),
-    ">memory": _memory,
+    ">memory": column(in_gigabytes, "peak_MB"),
     ">of the bound": shares("share_of_bound"),
     ">height": counts("height"),
 }
 
-
-# ---------------------------------------------------------------------------------------------------- uses
-
-USES = "uses", "What does a large schedule cost whoever uses it?"
+# -------------------------------------------------------------------------------------------- uses, heights
 
 
-def uses(document: Document | None) -> Section:
-    """Files, programs and simulations from the implicit form."""
-    if document is None:
-        return _only(*USES, "uses")
-    parts: list[Part] = [
-        text(
-            "From the implicit form: a file of representatives, one rank's program made without the "
-            "whole schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program "
-            "from the schedule written out.",
-            tone="quiet",
-        ),
-        table_of_uses(document),
-    ]
-    return Section(*USES, "measured", tuple(parts), (document,))
-
-
-def table_of_uses(document: Document) -> Table:
-    """A line per schedule."""
-    return table_of(
+def uses_table(document: Document) -> Table:
+    """A line per schedule; written out first: what writing out and lowering from there take together."""
+    return table(
         {
-            "fabric": words("topology"),
-            "collective": words("collective"),
+            "fabric": "topology",
+            "collective": "collective",
             ">ranks": counts("ranks"),
             ">transfers": counts("transfers"),
-            ">file": _file,
+            ">file": column(_kilobytes, "file_bytes"),
             ">read": seconds_of("read_seconds"),
             ">a rank's program": seconds_of("program_seconds", tone="ours"),
-            ">its memory": lambda row: Cell(
-                f"{digits(figure(row, 'program_MB'), 2)} MB", figure(row, "program_MB")
+            ">its memory": column(scaled("MB", 1, 2), "program_MB"),
+            ">written out first": lambda row: cell(
+                seconds, row.written_out_seconds + row.written_out_program_seconds, "base"
             ),
-            ">written out first": _written_out,
             ">simulated in": seconds_of("simulate_seconds", tone="ours"),
             ">simulated time": durations("simulated_us"),
         },
@@ -248,77 +183,32 @@ def table_of_uses(document: Document) -> Table:
     )
 
 
-def _file(row: Row) -> Cell:
-    size_bytes = figure(row, "file_bytes")
-    return Cell(DASH if size_bytes is None else f"{count(size_bytes / 1e3)} kB", size_bytes)
+def _kilobytes(size_bytes: float) -> str:
+    return f"{count(size_bytes / 1e3)} kB" if size_bytes >= 0 else DASH
 
 
-def _written_out(row: Row) -> Cell:
-    """What writing out and lowering from there take together."""
-    made, lowered = figure(row, "written_out_seconds"), figure(row, "written_out_program_seconds")
-    if made is None or lowered is None:
-        return Cell(DASH)
-    return Cell(seconds(made + lowered), made + lowered, "base")
-
-
-# ------------------------------------------------------------------------------------------------- heights
-
-HEIGHTS = "heights", "What do few and low trees give up?"
-
-
-def heights(document: Document | None) -> Section:
-    """Height and number of trees against rate."""
-    if document is None:
-        return _only(*HEIGHTS, "heights")
-    parts: list[Part] = [
-        text(
-            "Schedules none of which is lower, of fewer trees and faster than another. Small messages want "
-            "low trees, large ones the full rate; the choice by size takes the fastest in simulation.",
-            tone="quiet",
-        ),
-        table_of_heights(document),
-        all_rows(_HEIGHT_COLUMNS, document.rows),
-    ]
-    return Section(*HEIGHTS, "simulated", tuple(parts), (document,))
-
-
-def table_of_heights(document: Document) -> Table:
-    """A line per fabric and collective: the ends of the frontier."""
-    lines = []
-    for (spec, kind), rows in grouped(
-        document.rows, lambda row: (word(row, "topology"), word(row, "collective"))
-    ).items():
-        low = min(rows, key=lambda row: (figure(row, "height") or 0, figure(row, "trees") or 0))
-        fast = max(rows, key=lambda row: (figure(row, "share_of_bound") or 0, -(figure(row, "height") or 0)))
-        small = [figure(row, "time_us_64KiB") or 0.0 for row in (fast, low)]
-        lines.append(
-            (
-                Cell(spec),
-                Cell(kind),
-                Cell(count(len(rows)), len(rows)),
-                *(_point(row) for row in (low, fast)),
-                Cell(
-                    times(small[0] / small[1]) if small[1] else DASH,
-                    small[0] / small[1] if small[1] else None,
-                ),
-            )
-        )
+def _heights(document: Document) -> Iterator[Part]:
+    rows = []
+    for (fabric, collective), alike in groups(document.rows, "topology", "collective"):
+        low = records(alike.sort_values(["height", "trees"], kind="stable"))[0]
+        by_rate = alike.sort_values(["share_of_bound", "height"], ascending=[False, True], kind="stable")
+        fast = records(by_rate)[0]
+        ratio = fast.time_us_64KiB / low.time_us_64KiB
+        points = cell(count, len(alike))
+        rows.append((fabric, collective, points, _point(low), _point(fast), cell(times, ratio)))
     head = ("fabric", "collective", ">points", "lowest, then fewest", "fastest", ">lowest at 64 KiB, as fast")
-    return Table(head, tuple(lines))
+    yield lines(head, rows)
+    yield all_rows(_HEIGHTS, document.rows)
 
 
 def _point(row: Row) -> Cell:
-    trees = figure(row, "trees")
-    return Cell(
-        f"height {count(figure(row, 'height'))}, {digits(trees, 2)} trees a root, "
-        f"{percent(figure(row, 'share_of_bound'))}",
-        figure(row, "height"),
-    )
+    told = f"height {count(row.height)}, {two_digits(row.trees)} trees a root, {percent(row.share_of_bound)}"
+    return Cell(told, row.height)
 
 
-_HEIGHT_COLUMNS: dict[str, Column] = {
-    "fabric": words("topology"),
-    "collective": words("collective"),
+_HEIGHTS: dict[str, Column] = {
+    "fabric": "topology",
+    "collective": "collective",
     ">height": counts("height"),
     ">trees a root": numbers("trees"),
     ">of the bound": shares("share_of_bound"),
@@ -327,28 +217,12 @@ _HEIGHT_COLUMNS: dict[str, Column] = {
 }
 
 
-# --------------------------------------------------------------------------------------------------- tacos
-
-TACOS = "tacos", "Is the allgather of large tori found faster than by TACOS?"
-
-
-def tacos(document: Document | None) -> Section:
-    """TACOS and ours on the same tori."""
-    if document is None:
-        return _only(*TACOS, "tacos --tacos PATH")
-    parts: list[Part] = [
-        text("In turns on one core; every schedule is verified by the same checker.", tone="quiet"),
-        table_of_tacos(document),
-    ]
-    return Section(*TACOS, "measured", tuple(parts), (document,))
-
-
-def table_of_tacos(document: Document) -> Table:
+def tacos_table(document: Document) -> Table:
     """A line per torus and contender."""
-    return table_of(
+    return table(
         {
-            "fabric": words("topology"),
-            "by": lambda row: Cell(word(row, "method"), tone="ours" if row.get("method") == "ours" else ""),
+            "fabric": "topology",
+            "by": lambda row: Cell(row.method, tone="ours" if row.method == "ours" else ""),
             ">synthesis": seconds_of("call_seconds"),
             ">of the bound": shares("share_of_bound"),
             ">whole process": seconds_of("seconds"),
@@ -356,3 +230,65 @@ def table_of_tacos(document: Document) -> Table:
         },
         document.rows,
     )
+
+
+QUESTIONS = (
+    Question(
+        "scale_targets",
+        "scale",
+        "How large may a fabric be?",
+        "measured",
+        COMMAND + "targets",
+        "Load, solve and verify in one process on one core, kernels compiled before. Symmetric: solved "
+        "by orbits, kept as representatives and translations; verified on the representatives, or "
+        "translate by translate. Written out: no use of symmetry. Repair: from the symmetric schedule "
+        "of the fabric before the fault, and promised without verification. Partly symmetric: the same "
+        "with the making of that schedule.",
+        _targets,
+        ("Large fabrics: load, solve and verify on one core", targets_table),
+    ),
+    Question(
+        "scale_growth",
+        "growth",
+        "How do time and memory grow with the ranks?",
+        "measured",
+        COMMAND + "growth",
+        "Load, solve and verify; both axes logarithmic. The exponent is the slope from 64 ranks on, by "
+        "least squares: 1 would be as many times as long as there are more ranks. A tree has as many "
+        "edges as ranks, and there is one for each rank: written out, a schedule itself grows by 2.",
+        _growth,
+        ("Growth over the ranks", growth_table),
+    ),
+    Question(
+        "scale_tacos",
+        "tacos",
+        "Is the allgather of large tori found faster than by TACOS?",
+        "measured",
+        COMMAND + "tacos --tacos PATH",
+        "In turns on one core; every schedule is verified by the same checker.",
+        lambda document: [tacos_table(document)],
+        ("Large tori beside TACOS", tacos_table),
+    ),
+    Question(
+        "scale_heights",
+        "heights",
+        "What do few and low trees give up?",
+        "simulated",
+        COMMAND + "heights",
+        "Schedules none of which is lower, of fewer trees and faster than another. Small messages want "
+        "low trees, large ones the full rate; the choice by size takes the fastest in simulation.",
+        _heights,
+    ),
+    Question(
+        "scale_uses",
+        "uses",
+        "What does a large schedule cost whoever uses it?",
+        "measured",
+        COMMAND + "uses",
+        "From the implicit form: a file of representatives, one rank's program made without the "
+        "whole schedule, and a simulated run of 64 MiB. Beside it, up to 1,024 ranks, the same program "
+        "from the schedule written out.",
+        lambda document: [uses_table(document)],
+        ("What a large schedule costs whoever uses it", uses_table),
+    ),
+)

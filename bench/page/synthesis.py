@@ -1,83 +1,298 @@
-"""The section of synthesis time: bounds and trees of whole machines."""
+"""Time of synthesis: trees, whole frontiers, solvers, and the public synthesizers on the same questions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from arborcast.bench.page.parts import Cell, Part, Picture, Section, Table, missing, text
-from arborcast.bench.page.results import Document, Row, figure, grouped, word
-from arborcast.bench.page.svg import Dots, dot_chart
-from arborcast.bench.page.words import DASH, count, digits, seconds
+import pandas as pd
 
-NAME, TITLE, COMMAND = "synthesis", "How long does synthesis take?", "python bench/synthesis.py"
+from arborcast.bench.page.charts import DotChart, Dots
+from arborcast.bench.page.parts import (
+    Cell,
+    Column,
+    Part,
+    Picture,
+    Question,
+    Table,
+    all_rows,
+    cell,
+    counts,
+    durations,
+    lines,
+    method,
+    numbers,
+    seconds_of,
+    shares,
+    table,
+    text,
+)
+from arborcast.bench.page.results import Document, Row, first, groups, is_ours, records
+from arborcast.bench.page.words import DASH, count, listed, percent, plural, scaled, seconds, times
+
+in_gigabytes = scaled("GB", 1e3, 2)
+"""Megabytes, in GB."""
+
+# --------------------------------------------------------------------------------------------------- trees
 
 
-def section(document: Document | None) -> Section:
-    """What the bench of synthesis measured."""
-    if document is None:
-        return missing(NAME, TITLE, COMMAND)
-    drawn = _chart(document)
-    parts: list[Part] = [
-        text(
-            "Allgather trees that reach their proven limit exactly, on one core, kernels compiled before; "
-            "every figure is a median. Other synthesizers are asked in the section of peers.",
-            tone="quiet",
-        ),
+def _machines(document: Document) -> list[tuple[str, Row, Row]]:
+    """By ranks: the machine, the row of its bound and that of its trees."""
+    rows = document.rows[document.rows["method"] != "whole process"]
+    found = [(title, alike) for title, alike in groups(rows, "title")]
+    found.sort(key=lambda pair: pair[1]["ranks"].fillna(0).iloc[0])
+    return [(title, first(alike, method="bound"), first(alike, method="trees")) for title, alike in found]
+
+
+def _trees(document: Document) -> Iterator[Part]:
+    dots = [
+        Dots(
+            f"{title} ({count(trees.ranks)})",
+            (("ours", trees.seconds),),
+            f"{title}, {count(trees.ranks)} ranks: {seconds(trees.seconds)}",
+        )
+        for title, _, trees in _machines(document)
+        if trees.seconds > 0
     ]
-    if drawn:
-        parts.append(Picture(drawn, "Time to find the trees", "Logarithmic."))
-    parts.append(table(document))
-    parts += [text(sentence) for sentence in _whole_processes(document)]
-    return Section(NAME, TITLE, "measured", tuple(parts), (document,))
+    if dots:
+        chart = DotChart("time of synthesis", tuple(dots), "s", logarithmic=True, label_width=0.36)
+        yield Picture(chart, "Time to find the trees", "Logarithmic.")
+    yield trees_table(document)
+    for row in records(document.rows[document.rows["method"] == "whole process"]):
+        yield text(f"`{row.title}` answers in {seconds(row.seconds)} as a whole process.")
 
 
-def _by_machine(document: Document) -> list[tuple[str, list[Row]]]:
-    rows = [row for row in document.rows if row.get("method") != "whole process"]
-    cases = grouped(rows, lambda row: word(row, "title", "topology"))
-    return sorted(cases.items(), key=lambda pair: figure(pair[1][0], "ranks") or 0)
-
-
-def _of(rows: Sequence[Row], method: str) -> Row:
-    return next((row for row in rows if row.get("method") == method), {})
-
-
-def table(document: Document) -> Table:
+def trees_table(document: Document) -> Table:
     """A line per machine."""
-    lines = []
-    for title, rows in _by_machine(document):
-        bound, trees = _of(rows, "bound"), _of(rows, "trees")
-        lines.append(
+    return lines(
+        ("machine", ">ranks", ">trees", ">bound", ">trees found in", ">memory"),
+        (
             (
-                Cell(title),
-                *(Cell(count(figure(rows[0], "ranks")), figure(rows[0], "ranks")),),
-                Cell(count(figure(trees, "trees")), figure(trees, "trees")),
-                Cell(seconds(figure(bound, "seconds")), figure(bound, "seconds")),
-                Cell(seconds(figure(trees, "seconds")), figure(trees, "seconds"), "ours"),
-                Cell(_memory(figure(trees, "peak_MB")), figure(trees, "peak_MB")),
+                title,
+                cell(count, trees.ranks),
+                cell(count, trees.trees),
+                cell(seconds, bound.seconds),
+                cell(seconds, trees.seconds, "ours"),
+                cell(in_gigabytes, trees.peak_MB),
+            )
+            for title, bound, trees in _machines(document)
+        ),
+    )
+
+
+# ----------------------------------------------------------------------------------------------- frontiers
+
+PEER = "SCCL"
+
+
+def _frontiers(document: Document) -> Iterator[Part]:
+    yield frontiers_table(document)
+    failed = document.rows[document.rows["verdict"] == "failed"]
+    if len(failed):
+        why: dict[str, Column] = {
+            "frontier": "title",
+            "its last word": lambda row: Cell(row.why if row.why_stopped == DASH else row.why_stopped),
+        }
+        yield table(why, failed, folded="Why SCCL's tool failed")
+
+
+def frontiers_table(document: Document) -> Table:
+    """A line per frontier; the peer's column where it ran."""
+    is_peer = document.rows["method"] == PEER
+    head = ("frontier", "(C, S, R)", "proved", ">call", ">CPU, whole process")
+    rows = []
+    for title, alike in groups(document.rows, "title"):
+        ours = first(alike[~is_peer[alike.index]])
+        rows.append(
+            (
+                title,
+                _points(ours),
+                _proved(ours),
+                cell(seconds, ours.call_seconds, "ours"),
+                cell(seconds, ours.cpu_seconds),
+                *((_peer(alike[is_peer[alike.index]]),) if is_peer.any() else ()),
             )
         )
-    head = ("machine", ">ranks", ">trees", ">bound", ">trees found in", ">memory")
-    return Table(head, tuple(lines))
+    return lines((*head, "SCCL's tool, CPU, same run") if is_peer.any() else head, rows)
 
 
-def _memory(megabytes: float | None) -> str:
-    return DASH if megabytes is None else f"{digits(megabytes / 1e3, 2)} GB"
+def _points(row: Row, most: int = 4) -> str:
+    if not isinstance(row.points, list) or not row.points:
+        return DASH
+    if len(row.points) > most:
+        return plural(len(row.points), "point")
+    return " ".join(f"({','.join(map(str, point))})" for point in row.points if isinstance(point, list))
 
 
-def _whole_processes(document: Document) -> list[str]:
-    return [
-        f"`{word(row, 'title')}` answers in {seconds(figure(row, 'seconds'))} as a whole process."
-        for row in document.rows
-        if row.get("method") == "whole process"
-    ]
+def _proved(row: Row) -> str:
+    if not isinstance(row.proved, list):
+        return DASH
+    return "all" if all(row.proved) else f"{sum(map(bool, row.proved))} of {len(row.proved)}"
 
 
-def _chart(document: Document) -> str:
+def _peer(rows: pd.DataFrame) -> Cell:
+    if not len(rows):
+        return Cell("not asked", tone="quiet")
+    row = first(rows)
+    told = {
+        "found": f"{seconds(row.cpu_seconds)}, {_points(row)}",
+        "out of time": f"not found in {seconds(row.seconds)} ({seconds(row.cpu_seconds)} CPU)",
+    }
+    return Cell(
+        told.get(row.verdict, row.verdict), row.cpu_seconds, "base" if row.verdict in told else "quiet"
+    )
+
+
+# ------------------------------------------------------------------------------------------------- solvers
+
+
+def _solvers(document: Document) -> Iterator[Part]:
+    rows = document.rows
+    names = list(dict.fromkeys(rows["solver"]))
+    instances = groups(rows, "title", "chunks", "steps", "rounds", "symmetric")
+    won = rows[rows["wins"].eq(True)]["solver"].value_counts()
+    fastest = sorted((name for name in names if name in won), key=lambda name: -won[name])
+    told = listed([f"{name} is fastest on {won[name]}" for name in fastest])
+    yield text(f"Of {plural(len(instances), 'line')} {told}.")
+    drawn = []
+    for (title, *point, symmetric), alike in instances:
+        decided = alike[alike["verdict"] != "out of time"]
+        row = first(decided if len(decided) else alike)
+        group = count(row.group) if symmetric else "none"
+        times_taken = (_solver(alike[alike["solver"] == name]) for name in names)
+        drawn.append((title, f"({','.join(map(count, point))})", row.verdict, group, *times_taken))
+    yield lines(("instance", "(C, S, R)", "answer", "symmetries", *(f">{name}" for name in names)), drawn)
+
+
+def _solver(rows: pd.DataFrame) -> Cell:
+    if not len(rows):
+        return Cell("")
+    row = first(rows)
+    if row.verdict == "out of time":
+        limit = row.limit_s if row.limit_s > 0 else row.seconds
+        return Cell(f"over {seconds(limit)}", limit, "quiet")
+    return cell(seconds, row.seconds, "ours" if row.wins else "")
+
+
+# --------------------------------------------------------------------------------------------------- peers
+
+
+def _peers(document: Document) -> Iterator[Part]:
     dots = []
-    for title, rows in _by_machine(document):
-        ours = figure(_of(rows, "trees"), "seconds")
-        if ours:
-            ranks = count(figure(rows[0], "ranks"))
-            hint = f"{title}, {ranks} ranks: {seconds(ours)}"
-            dots.append(Dots(f"{title} ({ranks})", (("ours", ours),), hint))
-    return dot_chart(dots, unit="s", logarithmic=True, label_width=128, description="time of synthesis")
+    for question, rows in groups(document.rows[document.rows["share_of_optimum"].notna()], "case"):
+        taken = rows.groupby(_contender(rows), sort=False)["seconds"].first().dropna()
+        values = sorted(((is_ours(name), value) for name, value in taken.items()), key=lambda pair: pair[0])
+        hint = "; ".join(f"{name} {seconds(value)}" for name, value in taken.items())
+        if values:
+            tones = tuple(("ours" if ours else "base", value) for ours, value in values)
+            dots.append(Dots(question, tones, f"{question}: {hint}"))
+    if dots:
+        chart = DotChart("time to answer", tuple(dots), "s", logarithmic=True, label_width=0.42)
+        note = "Whole processes, logarithmic. Blue: ours. Grey: each peer that answered."
+        yield Picture(chart, "Time to answer", note)
+    yield peers_table(document)
+    yield all_rows(_PEERS, document.rows)
+
+
+def _contender(rows: pd.DataFrame) -> pd.Series[str]:
+    """Who answered, without which of its answers it is."""
+    return rows["method"].map(lambda name: name.partition(" (")[0]).rename("contender")
+
+
+def peers_table(document: Document) -> Table:
+    """A line per question, a column per contender: how long its best answer took, and how good it is."""
+    rows = document.rows.assign(contender=_contender(document.rows))
+    ranked = rows.sort_values("share_of_optimum", ascending=False, kind="stable")
+    best = {(row.case, row.contender): row for row in records(ranked[::-1])}
+    names = sorted(dict.fromkeys(rows["contender"]), key=lambda name: not is_ours(name))
+    return lines(
+        ("question", *names),
+        (
+            (question, *(_answer(best.get((question, name))) for name in names))
+            for question in dict.fromkeys(rows["case"])
+        ),
+    )
+
+
+def _answer(row: Row | None) -> Cell:
+    if row is None:
+        return Cell("")
+    taken = row.seconds
+    if not row.share_of_optimum >= 0:
+        return Cell(f"{row.verdict}, {seconds(taken)}" if taken > 0 else row.verdict, taken, "quiet")
+    said = [seconds(taken), f"{percent(row.share_of_optimum)} of the limit"]
+    if row.call_seconds > 0:
+        said[0] += f" / {seconds(row.call_seconds)}"
+    if row.times_ours > 0:
+        said[0] += f" ({times(row.times_ours)} / {times(row.call_times_ours)} ours)"
+    if row.trees >= 0:
+        said.append(plural(row.trees, "tree"))
+    elif row.steps >= 0:
+        said.append(plural(row.steps, "step"))
+    if row.verdict != "found":
+        said.append(row.verdict)
+    return Cell(", ".join(said), taken, "ours" if is_ours(row.method) else "")
+
+
+_PEERS: dict[str, Column] = {
+    "question": "case",
+    "contender": method,
+    "verdict": "verdict",
+    ">time": seconds_of("seconds"),
+    ">CPU time": seconds_of("cpu_seconds"),
+    ">call": seconds_of("call_seconds"),
+    ">GB/s": numbers("rate"),
+    ">of the limit": shares("share_of_optimum"),
+    ">simulated, 64 KiB": durations("time_us_64KiB"),
+    ">simulated, 64 MiB": durations("time_us_64MiB"),
+    ">trees": counts("trees"),
+    ">steps": counts("steps"),
+    ">runs": counts("runs"),
+    "why": "why",
+}
+
+TREES = Question(
+    "synthesis",
+    "synthesis",
+    "How long does synthesis take?",
+    "measured",
+    "python bench/synthesis.py",
+    "Allgather trees that reach their proven limit exactly, on one core, kernels compiled before; "
+    "every figure is a median. Other synthesizers are asked in the section of peers.",
+    _trees,
+    ("Time to find allgather trees that equal their bound", trees_table),
+)
+FRONTIERS = Question(
+    "frontier",
+    "frontiers",
+    "How long do whole frontiers take?",
+    "measured",
+    "python bench/frontier.py",
+    "Best trades between steps and rounds per chunk, (C, S, R); proved: no schedule is better. On "
+    "one core, without the cache; SCCL's tool, where shown, ran in turns with ours in the same run.",
+    _frontiers,
+    ("Whole frontiers of chunk schedules", frontiers_table),
+)
+SOLVERS = Question(
+    "solvers",
+    "solvers",
+    "Which solver wins where?",
+    "measured",
+    "python bench/frontier.py",
+    "One (C, S, R) each, as it is and under a group of symmetries: a schedule, or a proof that there "
+    "is none. The time is that of writing the instance and solving it, without imports.",
+    _solvers,
+)
+PEERS = Question(
+    "peers",
+    "peers",
+    "How do the public synthesizers do?",
+    "measured; rates exact, times of schedules simulated",
+    "python bench/peers.py",
+    "Every contender is asked the same question in a process of its own, in turns with the others on "
+    "the same machine. What it answers is turned into a schedule of ours, so that the same verifier "
+    "computes its rate and the same simulator its time. Two times: a whole process that asks once / "
+    "a call in a process that has answered before; below 1× ours the other one is faster. TACOS is "
+    "compiled and is called once.",
+    _peers,
+    ("Public synthesizers on the same questions, in turns on the same machine", peers_table),
+)

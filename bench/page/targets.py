@@ -5,10 +5,11 @@ A bench says its targets in its own rows; what is one, and when it is met, is wr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from arborcast.bench.page.results import Document, figure, number
+from arborcast.bench.page.results import Document, frame, number
 
 Verdict = bool | None
 """Met, missed, or None where the figure was not measured."""
@@ -62,43 +63,37 @@ def tallies(documents: Mapping[str, Document]) -> dict[str, Tally]:
     return found
 
 
-def _testbed(document: Document) -> list[Verdict]:
-    listed = document.get("targets") or []
-    verdicts = [target.get("met") for target in listed if isinstance(target, dict)]
-    return [met if isinstance(met, bool) else None for met in verdicts]
-
-
-def _column(name: str) -> Callable[[Document], list[Verdict]]:
-    """Rows with a truth value in this column have a target."""
-    return lambda document: [row[name] for row in document.rows if isinstance(row.get(name), bool)]
-
-
-def _at_most(column: str, *, entry: str) -> Callable[[Document], list[Verdict]]:
-    """Every row has a figure in `column`, which an entry of the document limits."""
+def _column(name: str, entry: str = "") -> Callable[[Document], list[Verdict]]:
+    """Rows, or those of an entry of the document, with a truth value in this column have a target."""
 
     def verdicts(document: Document) -> list[Verdict]:
-        limit = number(document.get(entry))
-        if limit is None:
-            return []
-        taken = [figure(row, column) for row in document.rows]
-        return [None if value is None else value <= limit for value in taken]
+        found = (frame(document.get(entry)) if entry else document.rows)[name]
+        return [
+            value if isinstance(value, bool) else None for value in found if entry or isinstance(value, bool)
+        ]
 
     return verdicts
 
 
-def _planner(document: Document) -> list[Verdict]:
-    aimed = [row for row in document.rows if figure(row, "target_s") is not None]
-    found = [(figure(row, "seconds"), figure(row, "target_s") or 0.0) for row in aimed]
-    return [None if taken is None else taken <= target for taken, target in found]
+def _at_most(column: str, *, limit: str) -> Callable[[Document], list[Verdict]]:
+    """Rows have a figure in `column`; another column limits it, or an entry of the document all of them."""
+
+    def verdicts(document: Document) -> list[Verdict]:
+        rows, of_all = document.rows, number(document.get(limit))
+        limits = rows[limit] if math.isnan(of_all) and limit in rows else [of_all] * len(rows)
+        pairs = zip(rows[column], limits, strict=True)
+        return [None if math.isnan(taken) else taken <= most for taken, most in pairs if not math.isnan(most)]
+
+    return verdicts
 
 
 _VERDICTS: Mapping[str, Callable[[Document], list[Verdict]]] = {
-    "testbed": _testbed,
+    "testbed": _column("met", entry="targets"),
     "scale_targets": _column("kept"),
     "loopback": _column("met"),
-    "pipeline_curves": _at_most("loss_difference", entry="limit"),
-    "pipeline_prediction": _at_most("error", entry="target"),
-    "pipeline_planner": _planner,
+    "pipeline_curves": _at_most("loss_difference", limit="limit"),
+    "pipeline_prediction": _at_most("error", limit="target"),
+    "pipeline_planner": _at_most("seconds", limit="target_s"),
 }
 
 TITLES: Mapping[str, str] = {

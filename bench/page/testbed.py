@@ -1,96 +1,72 @@
-"""The section of real links: shares of the proven limit on emulated networks, targets met and missed."""
+"""Real links: shares of the proven limit on emulated networks, targets met and missed, the links."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
-from arborcast.bench.contest.cases import SERVICES, column, worst_column
-from arborcast.bench.page.cells import (
+import pandas as pd
+
+from arborcast.bench.contest.cases import SERVICES
+from arborcast.bench.contest.cases import column as simulated
+from arborcast.bench.contest.cases import worst_column as worst_simulated
+from arborcast.bench.page.charts import Graph
+from arborcast.bench.page.parts import (
+    Bars,
+    Cell,
     Column,
+    Part,
+    Picture,
+    Question,
+    Table,
     all_rows,
+    cell,
     counts,
     durations,
+    grid,
+    lines,
     method,
     numbers,
     shares,
     sizes,
+    speed_up,
     speed_ups,
-    table_of,
-    words,
+    table,
+    text,
+    verdict,
 )
-from arborcast.bench.page.graph import delivery, graph, links_of
-from arborcast.bench.page.parts import Bar, Bars, Cell, Part, Picture, Section, Table, grid, missing, text
-from arborcast.bench.page.results import Document, Row, figure, figures, grouped, is_ours, word
+from arborcast.bench.page.results import (
+    Document,
+    Row,
+    frame,
+    groups,
+    is_ours,
+    number,
+    ours_among,
+    records,
+    span,
+)
 from arborcast.bench.page.targets import tally
-from arborcast.bench.page.words import DASH, duration, percent, plural, size, times
+from arborcast.bench.page.words import digits, duration, percent, plural, size, times
+from arborcast.synth.pictures.placement import place
+from arborcast.synth.topology import Link, Topology
 
-NAME, TITLE, COMMAND = "links", "How close to the limit, on links that are real?", "python bench/testbed.py"
 CHOSEN = "selection"
 PATTERNS = ("ring", "multiring", "binary-tree", "halving-doubling")
 LARGE = 8 << 20
 """Bytes from which on the targets count."""
 
-MIDDLE_AND_ENDS = ("median", "least", "most")
-
 FAR_OFF = 0.05
 """Of a simulated time, what is marked."""
 
-
-def section(document: Document | None) -> Section:
-    """What the testbed measured."""
-    if document is None:
-        return missing(NAME, TITLE, COMMAND)
-    rows = [row for row in document.rows if figure(row, "time_us") is not None]
-    parts: list[Part] = [
-        text(
-            "Real processes, real TCP, one rate-limited pair of network devices per link of the topology. "
-            "The limit is what no schedule can pass at the rates that these links delivered in the same run, "
-            "less what links carry at once after a pause. Each line is what "
-            "the process group chooses by itself at the largest size, or the fastest of ours where that was "
-            "not measured, beside the fastest baseline of the case (named in brackets; gloo's ring follows "
-            "the numbers of the ranks) and unmodified gloo.",
-            tone="quiet",
-        ),
-        table(document),
-        *_targets(document),
-        *_services(rows),
-        *_busy(rows),
-        grid(_card(document, topology, found) for topology, found in grouped(rows, _topology).items()),
-        all_rows(_COLUMNS, rows),
-    ]
-    return Section(NAME, TITLE, "measured on emulated links", tuple(parts), (document,))
+LEAST_DELIVERED = 0.9
+"""Share of its nominal rate below which a link is drawn as one that did not keep its promise."""
 
 
-def _topology(row: Row) -> str:
-    return word(row, "topology")
-
-
-def _case(row: Row) -> tuple[str, str]:
-    return word(row, "topology"), word(row, "collective")
-
-
-def at_largest(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the largest size."""
-    largest = max(figures(rows, "bytes"), default=None)
-    return [row for row in rows if figure(row, "bytes") == largest]
-
-
-def _at_fullest(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the size at which most methods ran; slow ones are spared the largest sizes."""
-    by_size = grouped(rows, lambda row: figure(row, "bytes") or 0.0)
-    return by_size[max(by_size, key=lambda at: (at >= LARGE, len(by_size[at]), at))] if by_size else []
-
-
-def row_of_ours(rows: Sequence[Row]) -> Row | None:
-    """What the process group chooses; the fastest of ours where that was not measured.
-
-    The fastest of several methods is known only after all have run: as a claim it would flatter us.
-    """
-    ours = [row for row in rows if is_ours(row.get("method")) and figure(row, "time_us") is not None]
-    chosen = [row for row in ours if row.get("method") == CHOSEN]
-    return min(chosen or ours, key=lambda row: figure(row, "time_us") or 0.0, default=None)
+# --------------------------------------------------------------------------------------------------- cases
 
 
 @dataclass(frozen=True)
@@ -98,45 +74,50 @@ class Case:
     """A topology, collective and size on which ours ran.
 
     Attributes:
-        ours: see `row_of_ours`.
-        baselines: the rows of all others.
+        ours: what the process group chooses; the fastest of ours where that was not measured. The fastest of
+            several methods is known only after all have run: as a claim it would flatter us.
+        baselines: all others.
     """
 
     ours: Row
     baselines: tuple[Row, ...]
 
     @property
-    def over_best(self) -> float | None:
-        """The speed-up of ours over the fastest baseline; None where none was measured."""
-        ours, times_us = figure(self.ours, "time_us"), figures(self.baselines, "time_us")
-        return min(times_us) / ours if ours and times_us else None
+    def over_best(self) -> float:
+        """The speed-up of ours over the fastest baseline; NaN where none was measured."""
+        return self.fastest[0].time_us / self.ours.time_us if self.fastest else math.nan
+
+    @property
+    def fastest(self) -> list[Row]:
+        """The baselines, the fastest first."""
+        return sorted(self.baselines, key=lambda row: float(row.time_us))
 
     @property
     def chose_baseline(self) -> bool:
         """Whether what serves ours is itself one of the classical patterns."""
-        return str(self.ours.get("served_by") or "").startswith(PATTERNS)
+        return str(self.ours.served_by).startswith(PATTERNS)
 
     @property
     def is_limited(self) -> bool:
         """Whether the processors may have been the limit of ours or of the fastest baseline."""
-        fastest = min(self.baselines, key=lambda row: figure(row, "time_us") or 0.0, default={})
-        return is_limited(self.ours) or is_limited(fastest)
-
-
-def is_limited(row: Row) -> bool:
-    """Whether the processors, not the links, may have been the limit."""
-    return row.get("cpu_limited") is True
+        return any(row.cpu_limited is True for row in (self.ours, *self.fastest[:1]))
 
 
 def cases(document: Document | None) -> list[Case]:
     """Each topology, collective and size on which ours ran."""
     found = []
-    for rows in _by_size(document):
-        ours = row_of_ours(rows)
-        if ours is not None:
-            timed = [row for row in rows if figure(row, "time_us") is not None]
-            found.append(Case(ours, tuple(row for row in timed if not is_ours(row.get("method")))))
+    for _, rows in groups(_timed(document), "topology", "collective", "bytes") if document else ():
+        listed = records(rows)
+        ours = [row for row in listed if is_ours(row.method)]
+        chosen = [row for row in ours if row.method == CHOSEN]
+        if ours:
+            best = min(chosen or ours, key=lambda row: float(row.time_us))
+            found.append(Case(best, tuple(row for row in listed if not is_ours(row.method))))
     return found
+
+
+def _timed(document: Document) -> pd.DataFrame:
+    return document.rows[document.rows["time_us"].notna()]
 
 
 def cases_about_links(document: Document | None) -> tuple[list[Case], int]:
@@ -149,196 +130,175 @@ def cases_about_links(document: Document | None) -> tuple[list[Case], int]:
     return about_links, len(found) - len(about_links)
 
 
-def _by_size(document: Document | None) -> list[list[Row]]:
-    rows = document.rows if document else []
-    return list(grouped(rows, lambda row: (*_case(row), figure(row, "bytes"))).values())
-
-
-def table(document: Document) -> Table:
+def summary(document: Document) -> Table:
     """A line per topology and collective at its largest size."""
-    columns: dict[str, Callable[[Case], Cell]] = {
-        "topology": lambda case: Cell(word(case.ours, "topology")),
-        "collective": lambda case: Cell(word(case.ours, "collective")),
-        ">size": lambda case: sizes(case.ours),
-        "ours": lambda case: Cell(word(case.ours, "method")),
-        ">time": lambda case: durations("time_us")(case.ours),
-        ">of the limit": lambda case: _share(case.ours),
-        ">over the best baseline": _over_best,
-        ">over gloo": lambda case: speed_ups("speed_up_over_gloo")(case.ours),
-    }
-    largest = grouped(cases(document), lambda case: _case(case.ours)).values()
-    lines = [max(alike, key=lambda case: figure(case.ours, "bytes") or 0.0) for alike in largest]
-    return Table(tuple(columns), tuple(tuple(cell(case) for cell in columns.values()) for case in lines))
+    largest: dict[tuple[str, str], Case] = {}
+    for case in cases(document):
+        known = largest.setdefault((case.ours.topology, case.ours.collective), case)
+        if case.ours.bytes > known.ours.bytes:
+            largest[case.ours.topology, case.ours.collective] = case
+
+    def of_ours(how: Column) -> Callable[[Case], Cell]:
+        return lambda case: Cell(getattr(case.ours, how)) if isinstance(how, str) else how(case.ours)
+
+    return table(
+        {
+            "topology": of_ours("topology"),
+            "collective": of_ours("collective"),
+            ">size": of_ours(sizes),
+            "ours": of_ours("method"),
+            ">time": of_ours(durations("time_us")),
+            ">of the limit": lambda case: Cell(  # with a star where the processors may have been the limit
+                percent(case.ours.share_of_optimum) + (" *" if case.ours.cpu_limited is True else ""),
+                case.ours.share_of_optimum,
+                "ours",
+            ),
+            ">over the best baseline": _over_best,
+            ">over gloo": of_ours(speed_ups("speed_up_over_gloo")),
+        },
+        largest.values(),
+    )
 
 
 def _over_best(case: Case) -> Cell:
     """The speed-up, with the name of the baseline that is the fastest here."""
-    ratio = case.over_best
-    if ratio is None:
-        return Cell(DASH)
-    fastest = min(case.baselines, key=lambda row: figure(row, "time_us") or 0.0)
-    return Cell(f"{times(ratio)} ({word(fastest, 'method')})", ratio, "bad" if ratio < 1 else "")
+    found = speed_up(case.over_best)
+    named = f"{found.text} ({case.fastest[0].method})" if case.baselines else found.text
+    return Cell(named, found.order, found.tone)
 
 
-def _share(row: Row) -> Cell:
-    """With a star where the processors may have been the limit."""
-    share = figure(row, "share_of_optimum")
-    return Cell(percent(share) + (" *" if is_limited(row) else ""), share, "ours")
+# -------------------------------------------------------------------------------------------------- answer
 
 
-def _targets(document: Document) -> list[Part]:
-    targets = [target for target in document.get("targets") or [] if isinstance(target, dict)]
-    if not targets:
-        return []
-    columns: dict[str, Column] = {
-        "topology": words("topology"),
-        "collective": words("collective"),
-        ">size": sizes,
-        "measure": words("what", "measure"),
-        ">target": lambda target: _aim(figure(target, "target")),
-        ">measured": lambda target: _aim(figure(target, "measured")),
-        "verdict": _verdict,
-    }
-    return [table_of(columns, targets, tally(document).words)]
+def _answer(document: Document) -> Iterator[Part]:
+    rows = _timed(document)
+    yield summary(document)
+    targets = frame(document.get("targets"))
+    if len(targets):
+        yield table(_TARGETS, targets, tally(document).words)
+    yield from _services(rows)
+    limited = sum(rows["cpu_limited"].eq(True))
+    if limited:
+        yield text(
+            f"In {limited} of {plural(len(rows), 'row')} the processors, not the links, may have been the "
+            "limit; such figures and bars have a star, and the headline leaves them out.",
+            tone="bad",
+        )
+    yield grid(_card(document, topology, found) for topology, found in groups(rows, "topology"))
+    yield all_rows(_COLUMNS, rows)
 
 
-def _services(rows: Sequence[Row]) -> list[Part]:
+def _aim(name: str) -> Column:
+    """Targets up to 1 are shares of the limit, larger ones are speed-ups."""
+    return lambda row: cell(times if getattr(row, name) > 1.2 else percent, getattr(row, name))
+
+
+_TARGETS: dict[str, Column] = {
+    "topology": "topology",
+    "collective": "collective",
+    ">size": sizes,
+    "measure": "what",
+    ">target": _aim("target"),
+    ">measured": _aim("measured"),
+    "verdict": lambda row: (
+        verdict("met" if row.met else "missed", row.met)
+        if isinstance(row.met, bool)
+        else Cell("not measured", tone="quiet")
+    ),
+}
+
+
+def _services(rows: pd.DataFrame) -> Iterator[Part]:
     """Measured over simulated time under each order of service, for the sizes that the targets count."""
-    large = [
-        row
-        for row in rows
-        if (figure(row, "bytes") or 0) >= LARGE
-        and all(figure(row, column(service)) for service in SERVICES)
-        and not is_limited(row)
-    ]
-    if not large:
-        return []
-    lines = [
-        (topology, [_ratios(found, service) for service in SERVICES])
-        for topology, found in [*grouped(large, _topology).items(), ("all", large)]
-    ]
-    table = Table(
-        (
-            "topology",
-            *(f">{service}: {what}" for service in SERVICES for what in ("median", "least", "most")),
-        ),
-        tuple(
-            (
-                Cell(topology),
-                *(
-                    Cell(percent(ratio), ratio, "bad" if abs(ratio - 1) > FAR_OFF else "")
-                    for ratios in by_service
-                    for ratio in (statistics.median(ratios), min(ratios), max(ratios))
-                ),
-            )
-            for topology, by_service in lines
-        ),
-        "Measured time, of the time simulated at delivered rates",
-    )
-    sentence = text(
-        f"The simulator's answer rests on the order in which links serve what waits. In "
+    names = [simulated(service) for service in SERVICES]
+    large = rows[(rows["bytes"] >= LARGE) & (rows[names] > 0).all(axis=1) & rows["cpu_limited"].ne(True)]
+    if not len(large):
+        return
+    yield text(
+        "The simulator's answer rests on the order in which links serve what waits. In "
         f"{plural(len(large), 'row')} from 8 MiB on: priority is the order that schedules are planned with; "
         "fifo is what would happen if ranks handed over all that is ready; engine is what the process group "
         "does, which sends to each rank in the planned order and not far ahead of what comes in. Figures "
         f"that are off by more than {percent(FAR_OFF)} are marked.",
         tone="quiet",
     )
-    worst = [row for row in large if figure(row, worst_column("engine")) is not None]
-    return [sentence, table, *([_worst_orders(worst)] if worst else [])]
+    ratios = large[names].rdiv(large["time_us"], axis=0)
+    rows_of = [*ratios.groupby(large["topology"], sort=False), ("all", ratios)]
+    yield lines(
+        ("topology", *(f">{service}: {end}" for service in SERVICES for end in ("median", "least", "most"))),
+        (
+            (
+                str(topology),
+                *(
+                    cell(percent, ratio, "bad" if abs(ratio - 1) > FAR_OFF else "")
+                    for name in names
+                    for ratio in (found[name].median(), found[name].min(), found[name].max())
+                ),
+            )
+            for topology, found in rows_of
+        ),
+        "Measured time, of the time simulated at delivered rates",
+    )
+    worst = large[large[worst_simulated("engine")].notna()]
+    if len(worst):
+        yield table(
+            {
+                "topology": "topology",
+                "collective": "collective",
+                ">size": sizes,
+                ">fifo": _over_planned(simulated("fifo")),
+                ">slowest random order": _over_planned(worst_simulated("random")),
+                ">engine": _over_planned(simulated("engine")),
+                ">slowest order of the engine": _over_planned(worst_simulated("engine")),
+            },
+            worst,
+            "Simulated time of what the process group chooses, of the time with priority",
+        )
 
 
-def _ratios(rows: Sequence[Row], service: str) -> list[float]:
-    return [(figure(row, "time_us") or 0.0) / (figure(row, column(service)) or 1.0) for row in rows]
+def _over_planned(name: str) -> Column:
+    def shown(row: Row) -> Cell:
+        ratio = getattr(row, name) / getattr(row, simulated("priority"))
+        return cell(percent, ratio, "bad" if ratio > 1 + FAR_OFF else "")
+
+    return shown
 
 
-def _worst_orders(rows: Sequence[Row]) -> Table:
-    """What the process group chooses, with the slowest of many random orders."""
+def _card(document: Document, topology: str, rows: pd.DataFrame) -> Iterator[Part]:
+    """A topology's picture, and bars of the share of the limit that each method reached."""
+    links = links_of(document.get("links"), topology)
+    drawn = graph(links, f"the links of {topology}")
+    yield Picture(drawn, topology, delivery(links)) if drawn.places else text(topology)
+    for collective, found in groups(rows, "collective"):
+        # Slow methods are spared the largest sizes: what is shown is the size at which most of them ran.
+        by_size = dict(groups(found, "bytes"))
+        fullest = by_size[max(by_size, key=lambda at: (at >= LARGE, len(by_size[at]), at))]
+        shown = fullest[fullest["share_of_optimum"].notna()].sort_values(
+            "share_of_optimum", ascending=False, kind="stable"
+        )
+        ours = ours_among(shown)
+        ranked = records(pd.concat([shown[ours], shown[~ours]]))
+        if ranked:
+            title = f"{collective}, {size(ranked[0].bytes)}: share of the limit"
+            yield Bars(title, tuple(map(_bar, ranked)))
 
-    def over_planned(name: str) -> Column:
-        def cell(row: Row) -> Cell:
-            ratio = (figure(row, name) or 0.0) / (figure(row, column("priority")) or 1.0)
-            return Cell(percent(ratio), ratio, "bad" if ratio > 1 + FAR_OFF else "")
 
-        return cell
-
-    return table_of(
-        {
-            "topology": words("topology"),
-            "collective": words("collective"),
-            ">size": sizes,
-            ">fifo": over_planned(column("fifo")),
-            ">slowest random order": over_planned(worst_column("random")),
-            ">engine": over_planned(column("engine")),
-            ">slowest order of the engine": over_planned(worst_column("engine")),
-        },
-        rows,
-        "Simulated time of what the process group chooses, of the time with priority",
+def _bar(row: Row) -> Any:
+    busy = row.cpu_limited is True
+    runs = plural(row.runs, "run") if row.runs > 0 else "runs not noted"
+    hint = f"{duration(row.time_us)}, spread {duration(row.spread)}, {runs}"
+    return (
+        row.method + (" *" if busy else ""),
+        row.share_of_optimum,
+        percent(row.share_of_optimum),
+        "ours" if is_ours(row.method) else "base",
+        hint + ("; the processors may have been the limit" if busy else ""),
     )
 
 
-def _busy(rows: Sequence[Row]) -> list[Part]:
-    """What the testbed itself says against its figures."""
-    limited = sum(map(is_limited, rows))
-    if not limited:
-        return []
-    share = f"In {limited} of {plural(len(rows), 'row')} "
-    return [
-        text(
-            share,
-            "the processors, not the links, may have been the limit; such figures and bars have a star, "
-            "and the headline leaves them out.",
-            tone="bad",
-        )
-    ]
-
-
-def _aim(value: float | None) -> Cell:
-    """Targets up to 1 are shares of the limit, larger ones are speed-ups."""
-    return Cell(percent(value) if value is None or value <= 1.2 else times(value), value)
-
-
-def _verdict(target: Row) -> Cell:
-    match target.get("met"):
-        case True:
-            return Cell("met", tone="good")
-        case False:
-            return Cell("missed", tone="bad")
-    return Cell("not measured", tone="quiet")
-
-
-def _card(document: Document, topology: str, rows: Sequence[Row]) -> list[Part]:
-    """A topology's picture, and bars of the share of the limit that each method reached."""
-    links = links_of(document.get("links"), topology)
-    parts: list[Part] = []
-    drawn = graph(links, f"the links of {topology}")
-    parts.append(Picture(drawn, topology, delivery(links)) if drawn else text(topology))
-    for collective, found in grouped(rows, lambda row: word(row, "collective")).items():
-        shown = [row for row in _at_fullest(found) if figure(row, "share_of_optimum") is not None]
-        if not shown:
-            continue
-        shown.sort(key=lambda row: (not is_ours(row.get("method")), -(figure(row, "share_of_optimum") or 0)))
-        title = f"{collective}, {size(figure(shown[0], 'bytes'))}: share of the limit"
-        parts.append(Bars(title, tuple(map(_bar, shown))))
-    return parts
-
-
-def _bar(row: Row) -> Bar:
-    share = figure(row, "share_of_optimum") or 0.0
-    busy = "; the processors may have been the limit" if is_limited(row) else ""
-    hint = f"{duration(figure(row, 'time_us'))}, spread {duration(figure(row, 'spread'))}, {_runs(row)}{busy}"
-    method = word(row, "method")
-    mark = " *" if busy else ""
-    return Bar(f"{method}{mark}", share, percent(share), "ours" if is_ours(method) else "base", hint)
-
-
-def _runs(row: Row) -> str:
-    runs = figure(row, "runs")
-    return "runs not noted" if runs is None else plural(int(runs), "run")
-
-
 _COLUMNS: dict[str, Column] = {
-    "topology": words("topology"),
-    "collective": words("collective"),
+    "topology": "topology",
+    "collective": "collective",
     "method": method,
     ">size": sizes,
     ">time": durations("time_us"),
@@ -351,5 +311,125 @@ _COLUMNS: dict[str, Column] = {
     ">over gloo": speed_ups("speed_up_over_gloo"),
     ">runs": counts("runs"),
     ">from bursts, at most": shares("burst_share"),
-    "limited by": lambda row: Cell("processors?", tone="bad") if is_limited(row) else Cell(""),
+    "limited by": lambda row: Cell("processors?", tone="bad") if row.cpu_limited is True else Cell(""),
 }
+
+
+# --------------------------------------------------------------------------------------------------- links
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A link as it was measured, in Mbit/s; NaN where that was not.
+
+    Attributes:
+        src: where it starts: the number of a rank, or the name of a switch.
+        dst: where it ends.
+        nominal: what it was set to.
+        alone: what it delivered with all others idle.
+        together: what it delivered with all others busy.
+    """
+
+    src: int | str
+    dst: int | str
+    nominal: float
+    alone: float
+    together: float
+
+    @property
+    def share(self) -> float:
+        """The least that it delivered, of what it was set to."""
+        return span((self.alone / self.nominal, self.together / self.nominal))[0]
+
+    def __str__(self) -> str:
+        rates = ((self.nominal, "nominal"), (self.alone, "alone"), (self.together, "with all others"))
+        told = ", ".join(f"{digits(rate)} Mbit/s {when}" for rate, when in rates if not math.isnan(rate))
+        return f"{self.src} to {self.dst}: {told or 'not measured'}"
+
+
+def links_of(listed: Any, topology: str) -> list[Delivered]:
+    """The links of a topology from a results file's `links`; those that lack an end are left out."""
+    rows = listed.get(topology) if isinstance(listed, dict) else None
+    found = []
+    for row in rows if isinstance(rows, list) else ():
+        src, dst = row.get("from"), row.get("to")
+        if isinstance(src, int | str) and isinstance(dst, int | str):
+            rates = (number(row.get(f"{part}_mbit")) for part in ("nominal", "alone", "together"))
+            found.append(Delivered(src, dst, *rates))
+    return found
+
+
+def graph(links: list[Delivered], description: str) -> Graph:
+    """The topology's picture; a link is red that delivered less than `LEAST_DELIVERED` of its rate."""
+    vertices = sorted(
+        {end for link in links for end in (link.src, link.dst)}, key=lambda end: (isinstance(end, str), end)
+    )
+    ranks = sum(isinstance(vertex, int) for vertex in vertices)
+    if not ranks:
+        return Graph(description, (), ())
+    index = {vertex: at for at, vertex in enumerate(vertices)}
+    # Only where the vertices go is asked of it; names are drawn from the results.
+    topology = Topology.build(
+        "drawn",
+        ranks,
+        [Link(index[link.src], index[link.dst], Fraction(1)) for link in links if link.src != link.dst],
+        [f"switch {at}" for at in range(len(vertices) - ranks)],
+    )
+    points = place(topology).points
+    widest = span(link.nominal for link in links)[1]
+    pairs: dict[frozenset[int | str], list[Delivered]] = {}
+    for link in links:
+        pairs.setdefault(frozenset((link.src, link.dst)), []).append(link)
+    return Graph(
+        description,
+        tuple((vertex, points[at]) for vertex, at in index.items()),
+        tuple(
+            (
+                pair[0].src,
+                pair[0].dst,
+                1.0 + 2.6 * math.sqrt(nominal / widest)
+                if (nominal := span(x.nominal for x in pair)[1])
+                else 1.5,
+                any(link.share < LEAST_DELIVERED for link in pair),
+                "; ".join(map(str, pair)),
+            )
+            for pair in pairs.values()
+        ),
+    )
+
+
+def delivery(links: list[Delivered]) -> str:
+    """In one line what the links delivered, alone and together, as a share of what they were set to."""
+    slowest, fastest = span(link.nominal for link in links)
+    told = []
+    for name, (low, high) in {
+        "alone": span(link.alone / link.nominal for link in links),
+        "all at once": span(link.together / link.nominal for link in links),
+    }.items():
+        if not math.isnan(low):
+            told.append(f"{name} {_between(percent(low), percent(high))}")
+    if math.isnan(slowest):
+        return ""
+    delivered = f"; delivered {', '.join(told)}" if told else ""
+    return f"Links of {_between(digits(slowest), digits(fastest))} Mbit/s{delivered}."
+
+
+def _between(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+QUESTION = Question(
+    "testbed",
+    "links",
+    "How close to the limit, on links that are real?",
+    "measured on emulated links",
+    "python bench/testbed.py",
+    "Real processes, real TCP, one rate-limited pair of network devices per link of the topology. "
+    "The limit is what no schedule can pass at the rates that these links delivered in the same run, "
+    "less what links carry at once after a pause. Each line is what "
+    "the process group chooses by itself at the largest size, or the fastest of ours where that was "
+    "not measured, beside the fastest baseline of the case (named in brackets; gloo's ring follows "
+    "the numbers of the ranks) and unmodified gloo.",
+    _answer,
+    ("Real processes and TCP on emulated links", summary),
+)

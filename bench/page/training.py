@@ -1,31 +1,52 @@
-"""The sections of pipelined training that ran: beside serial training, beside its prediction, beside gloo.
+"""Pipelined training that ran: beside serial training, beside its prediction, beside gloo.
 
 What is planned and computed without a trainer is in `bench.page.plans`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator
+from functools import partial
 
-from arborcast.bench.page.cells import Column, all_rows, counts, durations, shares, speed_ups, words
-from arborcast.bench.page.parts import Cell, Part, Picture, Section, Strong, Table, grid, missing, text
-from arborcast.bench.page.results import Document, Row, figure, figures, grouped, median, number, word
-from arborcast.bench.page.svg import Line, line_chart, unit_time
-from arborcast.bench.page.words import DASH, count, digits, duration, percent, plural, times, tiny
+import pandas as pd
+
+from arborcast.bench.page.charts import Line, LineChart, unit_time
+from arborcast.bench.page.parts import (
+    Cell,
+    Column,
+    Part,
+    Picture,
+    Question,
+    Strong,
+    Table,
+    all_rows,
+    cell,
+    column,
+    counts,
+    durations,
+    grid,
+    lines,
+    missed,
+    shares,
+    speed_ups,
+    text,
+)
+from arborcast.bench.page.results import Document, first, groups, number, records
+from arborcast.bench.page.words import DASH, count, duration, percent, plural, scaled, times, tiny
 
 COMMAND = "python bench/pipeline.py --only "
 ORDERS = {"gpipe": "GPipe", "1f1b": "1F1B", "pe": "list order"}
 """Names of orders; `pe` is SPP's."""
 
 
-def order_of(row: Row) -> str:
-    """The order's name."""
-    return ORDERS.get(word(row, "order"), word(row, "order"))
+def named(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the names of their orders, and the shapes of their plans in words."""
+    return rows.assign(order=rows["order"].replace(ORDERS), shape=rows["replicas"].map(_shape))
 
 
-def shape_of(row: Row) -> str:
+def _shape(said: object) -> str:
     """How a plan divides its ranks: stages of one rank each, one stage of replicas, or replicas of each."""
-    said = row.get("replicas")
     replicas = [str(each) for each in said] if isinstance(said, list) else str(said or "").split("+")
     if replicas in ([], [""]):
         return DASH
@@ -36,234 +57,162 @@ def shape_of(row: Row) -> str:
     return "+".join(replicas)
 
 
-def _only(name: str, title: str, part: str) -> Section:
-    return missing(name, title, COMMAND + part)
-
-
 # -------------------------------------------------------------------------------- equal to serial training
 
-CURVES = "equal", "Is pipelined training equal to serial training?"
 
-
-def curves(document: Document | None) -> Section:
-    """The largest differences from serial training."""
-    if document is None:
-        return _only(*CURVES, "curves")
-    parts: list[Part] = [
-        text(
-            "scikit-learn's digits: the same weights and batches on one process, and on one process per rank "
-            "of a plan; every gradient goes over a synthesized allreduce where a stage has replicas.",
-            tone="quiet",
-        ),
-        *_equality(document),
-        table_of_curves(document),
-        _by_shape(document),
-        all_rows(_CURVE_COLUMNS, document.rows),
-    ]
-    return Section(*CURVES, "trained on local processes", tuple(parts), (document,))
-
-
-def _equality(document: Document) -> list[Part]:
-    rows = [row for row in document.rows if figure(row, "loss_difference") is not None]
-    if not rows:
-        return []
-    worst = max(rows, key=lambda row: figure(row, "loss_difference") or 0)
-    limit = number(document.get("limit"))
-    difference = figure(worst, "loss_difference") or 0.0
-    within = sum(limit is not None and (figure(row, "loss_difference") or 0) <= limit for row in rows)
-    said = (
-        f"; {within} of {plural(len(rows), 'training')} stay within the limit of {tiny(limit)}."
-        if limit is not None
-        else "."
-    )
-    return [
-        text(
-            f"Over {count(figure(worst, 'steps'))} steps no loss differs from the serial one by more than ",
-            Strong(tiny(difference)),
-            f" ({order_of(worst)}, {shape_of(worst)})",
-            said,
-            tone="bad" if limit is not None and within < len(rows) else "",
+def _curves(document: Document) -> Iterator[Part]:
+    limit, rows = number(document.get("limit")), named(document.rows)
+    trained = rows[rows["loss_difference"].notna()]
+    if len(trained):
+        worst = records(trained.loc[[trained["loss_difference"].idxmax()]])[0]
+        within = sum(trained["loss_difference"] <= limit)
+        stay = f"; {within} of {plural(len(trained), 'training')} stay within the limit of {tiny(limit)}."
+        yield text(
+            f"Over {count(worst.steps)} steps no loss differs from the serial one by more than ",
+            Strong(tiny(worst.loss_difference)),
+            f" ({worst.order}, {worst.shape})",
+            "." if math.isnan(limit) else stay,
+            tone="bad" if within < len(trained) and not math.isnan(limit) else "",
         )
-    ]
+    yield curves_table(document)
+    orders = list(dict.fromkeys(rows["order"]))
+    losses = rows.pivot_table(
+        index="shape", columns="order", values="loss_difference", aggfunc="last", sort=False
+    ).reindex(index=list(dict.fromkeys(rows["shape"])), columns=orders)
+    yield lines(
+        ("replicas of each stage", *(f">{order}" for order in orders)),
+        (
+            (str(shape), *(missed(tiny, value, value > limit) for value in row))
+            for shape, row in losses.iterrows()
+        ),
+        "Largest difference of a loss, by shape",
+    )
+    yield all_rows(_CURVES, rows)
 
 
-def table_of_curves(document: Document) -> Table:
+def curves_table(document: Document) -> Table:
     """A line per order: the largest differences over all shapes."""
     limit = number(document.get("limit"))
-    lines = []
-    for order, rows in grouped(document.rows, order_of).items():
-        losses, gradients = figures(rows, "loss_difference"), figures(rows, "gradient_difference")
-        lines.append(
-            (
-                Cell(order),
-                Cell(str(len(rows)), len(rows)),
-                Cell(count(max(figures(rows, "steps"), default=None))),
-                _difference(max(losses, default=None), limit),
-                Cell(tiny(limit), limit),
-                Cell(tiny(max(gradients, default=None)), max(gradients, default=None)),
-            )
-        )
+    by_order = groups(named(document.rows), "order")
     head = ("order", ">shapes", ">steps", ">loss, largest difference", ">limit")
-    return Table((*head, ">gradients of the first step, relative"), tuple(lines))
+    return lines(
+        (*head, ">gradients of the first step, relative"),
+        (
+            (
+                order,
+                cell(count, len(rows)),
+                Cell(count(rows["steps"].max())),
+                missed(tiny, rows["loss_difference"].max(), rows["loss_difference"].max() > limit),
+                cell(tiny, limit),
+                cell(tiny, rows["gradient_difference"].max()),
+            )
+            for order, rows in by_order
+        ),
+    )
 
 
-def _difference(value: float | None, limit: float | None) -> Cell:
-    is_over = value is not None and limit is not None and value > limit
-    return Cell(tiny(value) + (" (missed)" if is_over else ""), value, "bad" if is_over else "ours")
+def _loss(value: float) -> str:
+    return DASH if math.isnan(value) else f"{value:.4f}"
 
 
-def _by_shape(document: Document) -> Table:
-    """A line per shape, a column per order."""
-    limit = number(document.get("limit"))
-    orders = list(grouped(document.rows, order_of))
-    lines = []
-    for shape, rows in grouped(document.rows, shape_of).items():
-        found = {order_of(row): figure(row, "loss_difference") for row in rows}
-        lines.append((Cell(shape), *(_difference(found.get(order), limit) for order in orders)))
-    head = ("replicas of each stage", *(f">{order}" for order in orders))
-    return Table(head, tuple(lines), "Largest difference of a loss, by shape")
-
-
-_CURVE_COLUMNS: dict[str, Column] = {
-    "order": lambda row: Cell(order_of(row)),
-    "replicas": lambda row: Cell(shape_of(row)),
+_CURVES: dict[str, Column] = {
+    "order": "order",
+    "replicas": "shape",
     ">microbatches": counts("microbatches"),
     ">steps": counts("steps"),
-    "collectives": words("collectives"),
-    ">loss": lambda row: Cell(tiny(figure(row, "loss_difference")), figure(row, "loss_difference")),
-    ">gradients": lambda row: Cell(
-        tiny(figure(row, "gradient_difference")), figure(row, "gradient_difference")
-    ),
-    ">first loss": lambda row: Cell(_loss(row, "first_loss"), figure(row, "first_loss")),
-    ">last loss": lambda row: Cell(_loss(row, "last_loss"), figure(row, "last_loss")),
+    "collectives": "collectives",
+    ">loss": column(tiny, "loss_difference"),
+    ">gradients": column(tiny, "gradient_difference"),
+    ">first loss": column(_loss, "first_loss"),
+    ">last loss": column(_loss, "last_loss"),
 }
-
-
-def _loss(row: Row, column: str) -> str:
-    value = figure(row, column)
-    return DASH if value is None else f"{value:.4f}"
 
 
 # ------------------------------------------------------------------------------- predicted beside measured
 
-PREDICTION = "predicted", "How far is the predicted time of a training step from the measured one?"
+
+def _prediction(document: Document) -> Iterator[Part]:
+    rows = _pipelines(document)
+    yield from _accuracy(rows, number(document.get("target")))
+    yield prediction_table(document)
+    yield grid([_over_microbatches(name, alike)] for name, alike in groups(rows, "pipeline"))
+    yield all_rows(_PREDICTION, rows)
 
 
-def prediction(document: Document | None) -> Section:
-    """The simulator and equation (3) over the number of microbatches."""
-    if document is None:
-        return _only(*PREDICTION, "prediction")
-    cases = grouped(document.rows, _pipeline)
-    parts: list[Part] = [
-        text(
-            "Layers sleep as long as they would compute, so that ranks do not wait for each other's cores. "
-            "What layers and messages cost is measured beforehand, and what the trainer takes for one on "
-            "one plan for each number of stages (GPipe with the most microbatches): all others are "
-            "predictions. Equation (3) of the Divisible paper is "
-            "fitted to three points of each curve, which do not count below. Pictures show the time of a "
-            "step over the number of microbatches: dots are measured, blue is the simulator, grey is the "
-            "equation.",
-            tone="quiet",
-        ),
-        *_accuracy(document),
-        table_of_prediction(document),
-        grid([_over_microbatches(name, rows)] for name, rows in cases.items()),
-        all_rows(_PREDICTION_COLUMNS, document.rows),
-    ]
-    return Section(*PREDICTION, "measured on local processes", tuple(parts), (document,))
+def _pipelines(document: Document) -> pd.DataFrame:
+    rows = named(document.rows)
+    return rows.assign(pipeline=rows["order"] + ", " + rows["stages"].map(count) + " stages")
 
 
-def _pipeline(row: Row) -> str:
-    return f"{order_of(row)}, {count(figure(row, 'stages'))} stages"
-
-
-def _accuracy(document: Document) -> list[Part]:
-    rows = [row for row in document.rows if figure(row, "error") is not None]
-    if not rows:
-        return []
-    errors = figures(rows, "error")
-    worst = max(rows, key=lambda row: figure(row, "error") or 0)
-    target = number(document.get("target"))
-    met = sum(target is not None and error <= target for error in errors)
-    said = (
-        f" {met} of {plural(len(rows), 'step')} within the target of {percent(target)}."
-        if target is not None
-        else ""
+def _accuracy(rows: pd.DataFrame, target: float) -> Iterator[Part]:
+    rows = rows[rows["error"].notna()]
+    if not len(rows):
+        return
+    errors = rows["error"]
+    worst = records(rows.loc[[errors.idxmax()]])[0]
+    above = rows[errors > target]
+    said = ""
+    if not math.isnan(target):
+        met = len(rows) - len(above)
+        said = f" {met} of {plural(len(rows), 'step')} within the target of {percent(target)}."
+    if len(above):  # how many of them the spread of the runs could explain
+        unclear = sum(above["spread"].fillna(0) > above["error"] * above["time_us"].fillna(0))
+        said += f" In {unclear or 'none'} of the others the measured runs differ by more than the error."
+    yield text(
+        "The simulator is off by ",
+        Strong(percent(errors.median())),
+        f" in the median and {percent(errors.max())} at the most ({worst.pipeline}, "
+        f"m = {count(worst.microbatches)}).{said}",
+        tone="bad" if len(above) else "",
     )
-    return [
-        text(
-            "The simulator is off by ",
-            Strong(percent(median(errors))),
-            f" in the median and {percent(max(errors))} at the most ({_pipeline(worst)}, "
-            f"m = {count(figure(worst, 'microbatches'))}).{said}{_restless(rows, target)}",
-            tone="bad" if target is not None and met < len(rows) else "",
-        )
-    ]
 
 
-def _restless(rows: Sequence[Row], target: float | None) -> str:
-    """How many of the errors above the target the spread of the runs could explain."""
-    missed = [row for row in rows if target is not None and (figure(row, "error") or 0) > target]
-    if not missed:
-        return ""
-    unclear = sum(
-        (figure(row, "spread") or 0) > (figure(row, "error") or 0) * (figure(row, "time_us") or 0)
-        for row in missed
-    )
-    return f" In {unclear or 'none'} of the others the measured runs differ by more than the error."
-
-
-def table_of_prediction(document: Document) -> Table:
+def prediction_table(document: Document) -> Table:
     """A line per order and number of stages: the errors over all numbers of microbatches."""
     target = number(document.get("target"))
-    lines = []
-    for name, rows in grouped(document.rows, _pipeline).items():
-        errors = figures(rows, "error")
-        equation = figures([row for row in rows if row.get("fitted") is not True], "equation_error")
-        most = max(errors, default=None)
-        is_over = target is not None and most is not None and most > target
-        numbers = [count(value) for value in figures(rows, "microbatches")]
-        lines.append(
+    rows = []
+    for name, alike in groups(_pipelines(document), "pipeline"):
+        errors = alike["error"]
+        most = errors.max()
+        largest = missed(percent, most, True) if most > target else cell(percent, most)
+        equation = alike["equation_error"][alike["fitted"].ne(True)].max()
+        rows.append(
             (
-                Cell(name),
-                Cell(", ".join(numbers) or DASH),
-                Cell(percent(median(errors)), median(errors), "ours"),
-                Cell(percent(most) + (" (missed)" if is_over else ""), most, "bad" if is_over else ""),
-                Cell(percent(max(equation, default=None)), max(equation, default=None)),
+                name,
+                ", ".join(map(count, alike["microbatches"].dropna())) or DASH,
+                cell(percent, errors.median(), "ours"),
+                largest,
+                cell(percent, equation),
             )
         )
     head = ("order and stages", "microbatches", ">simulator, median error", ">largest")
-    return Table((*head, ">equation (3), largest"), tuple(lines))
+    return lines((*head, ">equation (3), largest"), rows)
 
 
-def _over_microbatches(name: str, rows: Sequence[Row]) -> Picture:
-    lines = [
-        Line("equation (3)", _points(rows, "equation_us"), dashed=True, drawn="curve"),
-        Line("simulator", _points(rows, "predicted_us"), "ours", drawn="curve"),
-        Line("", _points(rows, "time_us"), "quiet", drawn="points"),
-    ]
-    drawn = line_chart(
-        [line for line in lines if line.points],
+def _over_microbatches(name: str, rows: pd.DataFrame) -> Picture:
+    curve = partial(points, rows, "microbatches")
+    chart = LineChart(
+        f"time of a step over the number of microbatches: {name}",
+        (
+            Line("equation (3)", curve("equation_us", 1e-6), dashed=True, drawn="curve"),
+            Line("simulator", curve("predicted_us", 1e-6), "ours", drawn="curve"),
+            Line("", curve("time_us", 1e-6), "quiet", drawn="points"),
+        ),
         equal=None,
-        size_name=count,
-        value_name=unit_time,
-        description=f"time of a step over the number of microbatches: {name}",
+        across=count,
+        upright=unit_time,
     )
-    largest = max(figures(rows, "error"), default=None)
-    return Picture(drawn, name, f"Off by {percent(largest)} at the most.")
+    return Picture(chart, name, f"Off by {percent(rows['error'].max())} at the most.")
 
 
-def _points(rows: Sequence[Row], column: str) -> tuple[tuple[float, float], ...]:
-    found = [
-        (at, time_us / 1e6)
-        for row in rows
-        if (at := figure(row, "microbatches")) and (time_us := figure(row, column))
-    ]
-    return tuple(sorted(found))
+def points(rows: pd.DataFrame, across: str, up: str, factor: float = 1.0) -> tuple[tuple[float, float], ...]:
+    """A curve of one column over another, from left to right."""
+    found = rows[[across, up]].dropna()
+    return tuple(sorted(zip(found[across], found[up] * factor, strict=True)))
 
 
-_PREDICTION_COLUMNS: dict[str, Column] = {
-    "order": lambda row: Cell(order_of(row)),
+_PREDICTION: dict[str, Column] = {
+    "order": "order",
     ">stages": counts("stages"),
     ">microbatches": counts("microbatches"),
     ">measured": durations("time_us"),
@@ -272,73 +221,90 @@ _PREDICTION_COLUMNS: dict[str, Column] = {
     ">error": shares("error"),
     ">equation (3)": durations("equation_us"),
     ">its error": shares("equation_error"),
-    "": lambda row: Cell("fitted to this" if row.get("fitted") is True else "", tone="quiet"),
+    "": lambda row: Cell("fitted to this" if row.fitted is True else "", tone="quiet"),
 }
 
 
 # ---------------------------------------------------------------------------------- a step on emulated links
 
-STEP = "steps", "What do synthesized allreduces give a training step?"
+
+def _steps(document: Document) -> Iterator[Part]:
+    yield steps_table(document)
+    yield all_rows(_STEPS, named(document.rows))
 
 
-def step(document: Document | None) -> Section:
-    """A training step by synthesized schedules and by gloo."""
-    if document is None:
-        return _only(*STEP, "testbed")
-    parts: list[Part] = [
-        text(
-            "Whole steps on rate-limited links, forward to update. The same plan, model and messages between "
-            "stages; only the allreduce of the gradients among the replicas of a stage is a synthesized "
-            "schedule or gloo's. Both take turns in the same processes.",
-            tone="quiet",
-        ),
-        table_of_step(document),
-        all_rows(_STEP_COLUMNS, document.rows),
-    ]
-    return Section(*STEP, "measured on emulated links", tuple(parts), (document,))
-
-
-def table_of_step(document: Document) -> Table:
+def steps_table(document: Document) -> Table:
     """A line per topology and plan."""
-    lines = []
-    for rows in grouped(document.rows, lambda row: (word(row, "topology"), shape_of(row))).values():
-        ours, gloo = _by_way(rows, "synth"), _by_way(rows, "gloo")
-        lines.append(
+    rows = []
+    for (topology, shape), alike in groups(named(document.rows), "topology", "shape"):
+        ours, gloo = first(alike, collectives="synth"), first(alike, collectives="gloo")
+        ratio = ours.times_faster_than_gloo
+        rows.append(
             (
-                Cell(word(rows[0], "topology")),
-                Cell(shape_of(rows[0])),
-                _megabytes(figure(rows[0], "gradient_bytes")),
-                Cell(duration(figure(ours, "time_us")), figure(ours, "time_us"), "ours"),
-                Cell(duration(figure(gloo, "time_us")), figure(gloo, "time_us")),
-                _faster(figure(ours, "times_faster_than_gloo")),
+                topology,
+                shape,
+                cell(scaled("MB", 1e6), first(alike).gradient_bytes),
+                cell(duration, ours.time_us, "ours"),
+                cell(duration, gloo.time_us),
+                missed(times, ratio, True, mark="slower") if ratio < 1 else cell(times, ratio),
             )
         )
     head = ("topology", "stages", ">largest gradients", ">step, synthesized", ">step, gloo")
-    return Table((*head, ">times as fast"), tuple(lines))
+    return lines((*head, ">times as fast"), rows)
 
 
-def _megabytes(size_bytes: float | None) -> Cell:
-    return Cell(DASH if size_bytes is None else f"{digits(size_bytes / 1e6)} MB", size_bytes)
-
-
-def _by_way(rows: Sequence[Row], way: str) -> Row:
-    return next((row for row in rows if row.get("collectives") == way), {})
-
-
-def _faster(ratio: float | None) -> Cell:
-    is_slower = ratio is not None and ratio < 1
-    return Cell(times(ratio) + (" (slower)" if is_slower else ""), ratio, "bad" if is_slower else "")
-
-
-_STEP_COLUMNS: dict[str, Column] = {
-    "topology": words("topology"),
-    "stages": lambda row: Cell(shape_of(row)),
+_STEPS: dict[str, Column] = {
+    "topology": "topology",
+    "stages": "shape",
     ">microbatches": counts("microbatches"),
-    "order": lambda row: Cell(order_of(row)),
+    "order": "order",
     ">Mbit/s, slowest link": counts("mbit"),
-    "collectives": words("collectives"),
+    "collectives": "collectives",
     ">step": durations("time_us"),
     ">spread": durations("spread"),
     ">runs": counts("runs"),
     ">over gloo": speed_ups("times_faster_than_gloo"),
 }
+
+
+QUESTIONS = (
+    Question(
+        "pipeline_curves",
+        "equal",
+        "Is pipelined training equal to serial training?",
+        "trained on local processes",
+        COMMAND + "curves",
+        "scikit-learn's digits: the same weights and batches on one process, and on one process per rank "
+        "of a plan; every gradient goes over a synthesized allreduce where a stage has replicas.",
+        _curves,
+        ("Pipelined training on digits beside serial training", curves_table),
+    ),
+    Question(
+        "pipeline_prediction",
+        "predicted",
+        "How far is the predicted time of a training step from the measured one?",
+        "measured on local processes",
+        COMMAND + "prediction",
+        "Layers sleep as long as they would compute, so that ranks do not wait for each other's cores. "
+        "What layers and messages cost is measured beforehand, and what the trainer takes for one on "
+        "one plan for each number of stages (GPipe with the most microbatches): all others are "
+        "predictions. Equation (3) of the Divisible paper is "
+        "fitted to three points of each curve, which do not count below. Pictures show the time of a "
+        "step over the number of microbatches: dots are measured, blue is the simulator, grey is the "
+        "equation.",
+        _prediction,
+        ("Predicted time of a training step, errors", prediction_table),
+    ),
+    Question(
+        "pipeline_testbed",
+        "steps",
+        "What do synthesized allreduces give a training step?",
+        "measured on emulated links",
+        COMMAND + "testbed",
+        "Whole steps on rate-limited links, forward to update. The same plan, model and messages between "
+        "stages; only the allreduce of the gradients among the replicas of a stage is a synthesized "
+        "schedule or gloo's. Both take turns in the same processes.",
+        _steps,
+        ("A training step on emulated links", steps_table),
+    ),
+)

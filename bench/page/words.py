@@ -1,12 +1,15 @@
-"""Figures in words: three significant digits, the unit that fits, and a dash for what is not known."""
+"""Figures in words: three significant digits, the unit that fits, and a dash for what is not known (NaN)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from arborcast.synth.formats.sizes import format_size
 
 DASH = "–"
+Format: TypeAlias = Callable[[float], str]
 
 
 def digits(value: float | None, significant: int = 3) -> str:
@@ -20,53 +23,61 @@ def digits(value: float | None, significant: int = 3) -> str:
     return f"{value:,.{places}f}"
 
 
-def tiny(value: float | None) -> str:
+def two_digits(value: float | None) -> str:
+    """With two significant digits."""
+    return digits(value, 2)
+
+
+def scaled(unit: str, factor: float = 1.0, significant: int = 3) -> Format:
+    """Of a unit that is so many of what is given, such as GB of bytes."""
+    return lambda value: DASH if math.isnan(value) else f"{digits(value / factor, significant)} {unit}"
+
+
+def tiny(value: float) -> str:
     """A difference far below 1, with two significant digits and its power of ten."""
-    if value is None or not math.isfinite(value):
+    if math.isnan(value):
         return DASH
     return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
 
 
-def count(value: float | None) -> str:
+def count(value: float) -> str:
     """A whole number."""
-    return DASH if value is None else f"{round(value):,}"
+    return DASH if math.isnan(value) else f"{round(value):,}"
 
 
-def duration(microseconds: float | None) -> str:
+def duration(microseconds: float) -> str:
     """In microseconds, milliseconds or seconds."""
-    if microseconds is None:
-        return DASH
     for limit, unit in ((1e3, "us"), (1e6, "ms")):
         if microseconds < 0.9995 * limit:  # 999.6 us reads as 1.00 ms
             return f"{digits(microseconds * 1e3 / limit)} {unit}"
-    return f"{digits(microseconds / 1e6)} s"
+    return DASH if math.isnan(microseconds) else f"{digits(microseconds / 1e6)} s"
 
 
-def seconds(value: float | None) -> str:
+def seconds(value: float) -> str:
     """As `duration`, from seconds."""
-    return duration(None if value is None else value * 1e6)
+    return duration(value * 1e6)
 
 
-def times(ratio: float | None) -> str:
+def times(ratio: float) -> str:
     """How many times as fast."""
-    return DASH if ratio is None else f"{digits(ratio)}×"
+    return DASH if math.isnan(ratio) else f"{digits(ratio)}×"
 
 
-def percent(share: float | None) -> str:
+def percent(share: float) -> str:
     """A share of one."""
-    return DASH if share is None else f"{100 * share:.1f} %"
+    return DASH if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def size(size_bytes: float | None) -> str:
+def size(size_bytes: float) -> str:
     """A message's size."""
-    return DASH if size_bytes is None else format_size(int(size_bytes))
+    return DASH if math.isnan(size_bytes) else format_size(int(size_bytes))
 
 
-def plural(number: int, thing: str) -> str:
+def plural(number: float, thing: str) -> str:
     """A number of things."""
-    return f"{number:,} {thing if number == 1 else thing + 's'}"
+    return f"{int(number):,} {thing if number == 1 else thing + 's'}"
 
 
-def listed(items: list[str]) -> str:
+def listed(items: Sequence[str]) -> str:
     """Items with commas and an "and"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else DASH

@@ -230,7 +230,12 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Make one self-contained page of all results."""
-    from arborcast.bench.report import write_report
+    try:
+        from arborcast.bench.report import write_report
+    except ModuleNotFoundError as missing:
+        raise InputError(
+            f"report: needs {missing.name}; install it with: pip install 'arborcast[bench]'"
+        ) from None
 
     writable(output)
     write_report(results, output, markdown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,11 @@ from typing import Any
 import pytest
 
 from arborcast.bench.compare import compare
-from arborcast.bench.page import divisible, plans, training
-from arborcast.bench.page.html import section_html
-from arborcast.bench.page.markdown import table_markdown
-from arborcast.bench.page.parts import Section, Table
-from arborcast.bench.page.results import Document, read_results
-from arborcast.bench.page.svg import Line, line_chart
-from arborcast.bench.page.training import shape_of
+from arborcast.bench.page import plans, training
+from arborcast.bench.page.charts import Line, LineChart, svg
+from arborcast.bench.page.parts import Table
+from arborcast.bench.page.render import part_html, table_markdown
+from arborcast.bench.page.results import Document, first, frame, read_results
 from arborcast.bench.page.words import count, tiny
 
 CANNED = Path(__file__).parents[1] / "canned_results"
@@ -30,9 +29,11 @@ def documents() -> dict[str, Document]:
     return {part: read_results(CANNED)[f"pipeline_{part}"] for part in PARTS}
 
 
-def said(section: Section) -> str:
-    """A section as its reader sees it."""
-    return " ".join(re.sub(r"<[^>]*>", " ", section_html(section)).split())
+def said(document: Document) -> str:
+    """The answer to a question as its reader sees it."""
+    question = next(each for each in (*training.QUESTIONS, *plans.QUESTIONS) if each.file == document.name)
+    drawn = " ".join(map(part_html, question.answer(document)))
+    return " ".join(re.sub(r"<[^>]*>", " ", drawn).split())
 
 
 def lines(table: Table) -> list[str]:
@@ -49,12 +50,12 @@ def edited(document: Document, edit: Callable[[dict[str, Any]], None]) -> Docume
 
 
 def test_losses_beyond_the_limit_are_told(documents: dict[str, Document]) -> None:
-    words = said(training.curves(documents["curves"]))
+    words = said(documents["curves"])
     assert (
         "Over 100 steps no loss differs from the serial one by more than 1.7e-6 (list order, 1+2+1)" in words
     )
     assert "5 of 6 trainings stay within the limit of 1.0e-6." in words
-    assert lines(training.table_of_curves(documents["curves"])) == [
+    assert lines(training.curves_table(documents["curves"])) == [
         "| GPipe | 3 | 100 | 4.8e-7 | 1.0e-6 | 5.2e-7 |",
         "| list order | 3 | 100 | 1.7e-6 (missed) | 1.0e-6 | 6.3e-7 |",
     ]
@@ -62,20 +63,20 @@ def test_losses_beyond_the_limit_are_told(documents: dict[str, Document]) -> Non
 
 
 def test_the_error_is_told_with_its_worst_case(documents: dict[str, Document]) -> None:
-    words = said(training.prediction(documents["prediction"]))
+    words = said(documents["prediction"])
     # Errors, in percent: 1, 2, 0 and 0.5, 8, 7; the spread of the one of 8 is 12.5 % of its time.
     assert "off by 1.5 % in the median and 8.0 % at the most (list order, 4 stages, m = 8)." in words
     assert "4 of 6 steps within the target of 5.0 %." in words
     assert "In 1 of the others the measured runs differ by more than the error." in words
     # The equation's fitted points do not count.
-    assert lines(training.table_of_prediction(documents["prediction"])) == [
+    assert lines(training.prediction_table(documents["prediction"])) == [
         "| GPipe, 2 stages | 1, 8, 40 | 1.0 % | 2.0 % | 4.0 % |",
         "| list order, 4 stages | 1, 8, 40 | 7.0 % | 8.0 % (missed) | 10.0 % |",
     ]
 
 
 def test_a_step_slower_than_gloo_is_told(documents: dict[str, Document]) -> None:
-    assert lines(training.table_of_step(documents["testbed"])) == [
+    assert lines(training.steps_table(documents["testbed"])) == [
         "| dgx1 | 4+4 | 4.72 MB | 200 ms | 630 ms | 3.15× |",
         "| star:4 | 4 replicas | 4.72 MB | 500 ms | 400 ms | 0.800× (slower) |",
     ]
@@ -85,20 +86,20 @@ def test_a_step_slower_than_gloo_is_told(documents: dict[str, Document]) -> None
 
 
 def test_ties_and_losses_of_plans_are_told(documents: dict[str, Document]) -> None:
-    assert lines(plans.table_of_plans(documents["plans"])) == [
+    assert lines(plans.plans_table(documents["plans"])) == [
         "| 4 hosts x 2 1080 Ti | vgg19 | 7+1, m 4 | 552 ms | 1.12× | 1.48× | 1.11× | 1.20× |",
         "| 4 V100 | vgg19 | 4 replicas, m 1 | 349 ms | tie | 1.34× | tie | tie |",
         "| 4 hosts x 2 1080 Ti | bert-large | 8 stages, m 16 | 900 ms | does not fit | 1.30× "
         "| 0.970× (lost) | 1.10× |",
     ]
-    words = said(plans.plans(documents["plans"]))
+    words = said(documents["plans"])
     assert "SPP's plan is alone the fastest in 1 of 3 cases , level with the best of the others in 1" in (
-        words.replace("&#x27;", "'")
+        words.replace("&#39;", "'")
     )
     assert "slower in 1; single comparisons go from 0.970× to 1.48×." in words
     assert "In 1 comparison the other has no plan that fits into memory." in words
     # bert-large: 900 / 857.142.
-    assert "faster than SPP&#x27;s plan in 1 of 3 cases (up to 1.05×) and slower in none." in words
+    assert "faster than SPP&#39;s plan in 1 of 3 cases (up to 1.05×) and slower in none." in words
     assert "stage 0: needs 12.4 GB of 9.9 GB" in words
 
 
@@ -110,19 +111,19 @@ def test_a_loss_is_not_hidden_by_what_is_won(documents: dict[str, Document]) -> 
             if row["method"] == "hetpipe" and row["speed_up"]:
                 row["speed_up"] = 0.998
 
-    words = said(plans.plans(edited(documents["plans"], lose)))
+    words = said(edited(documents["plans"], lose))
     assert "alone the fastest in none of 3 cases , level with the best of the others in none" in words
     assert "slower in 3; single comparisons" in words
 
 
 def test_what_was_set_to_published_figures_is_told(documents: dict[str, Document]) -> None:
-    words = said(divisible.section(documents["divisible"]))
+    words = said(documents["divisible"])
     assert "2.1 % off at the most" in words  # 8 processes: 2.642 / 2.7; 32 are what was calibrated on
     assert "the same in 2 of 3 cases" in words
     assert "418 us per message and end, so that the speed-up of 32 processes is met" in words
     assert "tile of 64 samples, which of 1, 64 and 128 comes closest" in words
     assert "1 of 2 claims hold in the model" in words
-    assert lines(divisible.table(documents["divisible"])) == [
+    assert lines(plans.divisible_table(documents["divisible"])) == [
         "| 2 | 5 | 1.34× | 1.34× | +0.3 % | 5 (1.34×) | 5 (1.34×) |",
         "| 8 | 20 | 2.70× | 2.64× | -2.1 % | 12 (2.68×) | 10 (2.90×) |",
         "| 32 | 20 | 3.72× | 3.72× | set to it | 20 (3.72×) | 20 (3.72×) |",
@@ -130,10 +131,8 @@ def test_what_was_set_to_published_figures_is_told(documents: dict[str, Document
 
 
 def test_a_planner_above_its_target_is_told(documents: dict[str, Document]) -> None:
-    assert "1 of 2 targets met, 1 missed (1.00 s, in the median)." in said(
-        plans.planner(documents["planner"])
-    )
-    assert lines(plans.table_of_planner(documents["planner"])) == [
+    assert "1 of 2 targets met, 1 missed (1.00 s, in the median)." in said(documents["planner"])
+    assert lines(plans.planner_table(documents["planner"])) == [
         "| torus:4x4 | 16 | 50 | 838 ms | 50.0 ms | – | – | 1.00 s | 16 stages, m 128, list order |",
         "| mi250 | 16 | 50 | 1.14 s (missed) | 50.0 ms | – | – | 1.00 s | 16 replicas, m 1, 1F1B |",
         "| dgx-a100:boxes=4 | 32 | 50 | 7.54 s | 50.0 ms | – | – |  | 16+16, m 4, 1F1B |",
@@ -157,28 +156,35 @@ def test_a_planner_above_its_target_is_told(documents: dict[str, Document]) -> N
     ],
 )
 def test_shapes_of_plans_in_words(replicas: object, expected: str) -> None:
-    assert shape_of({"replicas": replicas}) == expected
+    rows = training.named(frame([{"replicas": replicas}]))
+    assert first(rows).shape == expected
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(0.0, "0"), (2.38e-7, "2.4e-7"), (1e-6, "1.0e-6"), (1.5e-12, "1.5e-12"), (12.0, "1.2e+1"), (None, "–")],
+    [
+        (0.0, "0"),
+        (2.38e-7, "2.4e-7"),
+        (1e-6, "1.0e-6"),
+        (1.5e-12, "1.5e-12"),
+        (12.0, "1.2e+1"),
+        (math.nan, "–"),
+    ],
 )
-def test_tiny_differences_in_words(value: float | None, expected: str) -> None:
+def test_tiny_differences_in_words(value: float, expected: str) -> None:
     assert tiny(value) == expected
 
 
 def test_a_chart_of_times_has_no_ratios_and_no_shade() -> None:
-    lines = [
+    lines = (
         Line("model", ((1, 2.0), (40, 1.0)), "ours", drawn="curve"),
         Line("", ((1, 2.1), (4, 0.0), (40, 1.1)), "quiet", drawn="points"),
-    ]
-    svg = line_chart(lines, equal=None, size_name=count, value_name=lambda value: f"{value:g} s")
-    assert svg.count('<path class="curve') == 1  # the model's
-    assert svg.count("<circle") == 2  # what was measured and can be drawn
-    assert "×" not in svg and 'class="loss"' not in svg
-    assert ", 40: 1.1 s</title>" in svg and ">40</text>" in svg
-    assert svg.count('class="name') == 1
+    )
+    drawn = svg(LineChart("times", lines, equal=None, across=count, upright="{:g} s".format))
+    # What was measured and can be drawn; the model's curve has no points.
+    assert re.findall(r"<title>(.*?)</title>", drawn) == [", 1: 2.1 s", ", 40: 1.1 s"]
+    assert "×" not in drawn and "var(--loss)" not in drawn
+    assert ">40</text>" in drawn and drawn.count(">model</text>") == 1
 
 
 # ------------------------------------------------------------------------------- comparing two of them
