@@ -1,8 +1,7 @@
 """How long do whole frontiers take? Which solver wins where? Of DGX-1, tori and cubes, in seconds.
 
-Everything runs on one core and without the cache, each run in a process of its own. `--sccl PATH` runs
-Microsoft's SCCL tool from a checkout in turns with ours, on whole frontiers and on single instances.
-Results go to `bench/results`: `frontier.json` and `solvers.json`.
+Everything runs on one core and without the cache, each run in a process of its own. SCCL's tool is asked for
+frontiers by `bench/peers.py`. Results go to `bench/results`: `frontier.json` and `solvers.json`.
 """
 
 from __future__ import annotations
@@ -15,16 +14,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from arborcast.bench.document import Measure, document, write_document
-from arborcast.bench.instances import INSTANCES, print_instances, summary_of, table_of
+from arborcast.bench.instances import INSTANCES, Point, print_instances, summary_of, table_of
 from arborcast.bench.measured import run
-from arborcast.bench.sccl import Answer, Peer, Point, add_options
-
-if TYPE_CHECKING:
-    from arborcast.synth.collective import Collective
-    from arborcast.synth.topology import Topology
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results"
@@ -93,27 +87,24 @@ UNITS = {
 def main() -> None:
     """Measure what the command line asks for, print the tables, write the results."""
     arguments = _arguments()
-    peer = Peer(arguments.sccl, arguments.sccl_python) if arguments.sccl else None
-    if peer:
-        peer.check()
     if arguments.core >= 0:
         os.sched_setaffinity(0, {arguments.core})  # every process started from here inherits it
     rows: list[dict[str, Any]] = []
     instances: list[dict[str, Any]] = []
     if arguments.only != "instances":
         for case in _chosen(arguments.case):
-            rows += _rows(case, peer, arguments)
+            rows.append(_row(case, arguments))
         _print(rows)
     if arguments.only != "frontiers":
         for instance in INSTANCES:
-            instances += table_of(instance, peer, runs=arguments.runs, limit_s=arguments.limit_s)
+            instances += table_of(instance, runs=arguments.runs, limit_s=arguments.limit_s)
         print_instances(instances)
     if rows:
         cases = [asdict(case) for case in CASES]
         _write("frontier.json", rows, arguments, FRONTIER_KEYS, cases=cases)
     if instances:
         _write("solvers.json", instances, arguments, INSTANCE_KEYS, summary=summary_of(instances))
-    if not all(row["as_expected"] for row in (*rows, *instances) if row["method"] != "SCCL"):
+    if not all(row["as_expected"] for row in (*rows, *instances)):
         raise SystemExit("not all answers are as expected: see as_expected in the results")
 
 
@@ -122,10 +113,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=["frontiers", "instances"], help="one of the two tables")
     parser.add_argument("--case", action="append", metavar="TITLE", help="frontiers whose title holds this")
     parser.add_argument("--runs", type=int, default=3, help="of each measurement that takes under 10 s")
-    parser.add_argument("--limit-s", type=float, default=120.0, help="for a solver or SCCL on one question")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="for a solver on one question")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on; -1 for all")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
-    add_options(parser)
     return parser.parse_args()
 
 
@@ -133,22 +123,14 @@ def _chosen(titles: Sequence[str] | None) -> list[Case]:
     return [case for case in CASES if not titles or any(title in case.title for title in titles)]
 
 
-def _rows(case: Case, peer: Peer | None, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row of ours and one of the peer's, measured in turns so that a busy machine slows both down."""
-    ours: list[dict[str, Any]] = []
-    theirs: list[Answer] = []
+def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+    runs: list[dict[str, Any]] = []
     checks = _ours(case, "checked")  # it also warms the disk and the compiled kernels
     for turn in range(arguments.runs):
         print(f"{case.title}, turn {turn + 1} ...", file=sys.stderr)
-        if not ours or ours[0]["seconds"] < arguments.limit_s:
-            ours.append(_ours(case, "frontier"))
-        if peer and (not theirs or _is_worth_repeating(theirs[0])):
-            theirs.append(_theirs(case, peer, arguments.limit_s))
-    rows = [_our_row(case, ours, checks)]
-    if theirs:
-        rows.append(_their_row(case, theirs))
-        rows[0] |= _ratios(rows[0], rows[1])
-    return rows
+        if not runs or runs[0]["seconds"] < arguments.limit_s:
+            runs.append(_ours(case, "frontier"))
+    return _our_row(case, runs, checks)
 
 
 def _ours(case: Case, what: str) -> dict[str, Any]:
@@ -164,23 +146,6 @@ def _ours(case: Case, what: str) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(done.output.splitlines()[-1])
     times = {"seconds": done.seconds, "cpu_seconds": done.cpu_seconds, "peak_MB": done.peak_MB}
     return times | answer
-
-
-def _theirs(case: Case, peer: Peer, limit_s: float) -> Answer:
-    topology, collective = _question(case)
-    return peer.pareto(topology, collective, limit_s)
-
-
-def _question(case: Case) -> tuple[Topology, Collective]:
-    from arborcast import topologies
-    from arborcast.synth.collective import Collective
-
-    topology = topologies.load(case.spec)
-    return topology, Collective.on(topology, case.collective)
-
-
-def _is_worth_repeating(answer: Answer) -> bool:
-    return answer.verdict in {"found", "impossible"}
 
 
 def _our_row(case: Case, runs: Sequence[dict[str, Any]], checks: dict[str, Any]) -> dict[str, Any]:
@@ -201,20 +166,6 @@ def _our_row(case: Case, runs: Sequence[dict[str, Any]], checks: dict[str, Any])
     }
 
 
-def _their_row(case: Case, answers: Sequence[Answer]) -> dict[str, Any]:
-    last = answers[-1]
-    return {
-        **_head(case, "SCCL"),
-        **_times([(answer.seconds, answer.cpu_seconds) for answer in answers]),
-        "points": [list(point) for point in last.points],
-        "verdict": last.verdict,
-        "complete": last.verdict == "found",
-        "why_stopped": last.why,
-        "attempts": [asdict(attempt) for attempt in last.attempts],
-        "peak_MB": max(answer.peak_MB for answer in answers),
-    }
-
-
 def _head(case: Case, method: str) -> dict[str, Any]:
     head = {"topology": case.spec, "title": case.title, "collective": case.collective, "method": method}
     return head | {"max_steps": case.max_steps, "bytes": None}
@@ -228,17 +179,6 @@ def _times(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
         "time_us": statistics.median(seconds) * 1e6,
         "spread": (max(seconds) - min(seconds)) * 1e6,
         "runs": len(times),
-    }
-
-
-def _ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """How many times faster ours is; a lower limit where the peer was stopped, none where it failed."""
-    if theirs["verdict"] == "failed":
-        return {"times_faster_than_sccl": None, "times_less_cpu_than_sccl": None, "or_more": False}
-    return {
-        "times_faster_than_sccl": theirs["seconds"] / ours["seconds"],
-        "times_less_cpu_than_sccl": theirs["cpu_seconds"] / ours["cpu_seconds"],
-        "or_more": theirs["verdict"] == "out of time",
     }
 
 
@@ -274,12 +214,6 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['title']:28} {row['method']:8}{row['seconds']:9.3f}{inside[0]:>9}{inside[1]:>9}"
             f"{row['cpu_seconds']:9.3f}{row['spread'] / 1e6:9.3f}{row['peak_MB']:9.0f}  {points}{stopped}"
         )
-    for row in rows:
-        if row.get("times_faster_than_sccl"):
-            print(
-                f"{row['title']}: {row['times_faster_than_sccl']:.1f} times faster than SCCL, "
-                f"{row['times_less_cpu_than_sccl']:.1f} times less CPU{', or more' if row['or_more'] else ''}"
-            )
 
 
 if __name__ == "__main__":

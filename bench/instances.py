@@ -1,4 +1,4 @@
-"""The table of solvers: z3, HiGHS and CaDiCaL, each alone on the same instances, and SCCL's tool beside them.
+"""The table of solvers: z3, HiGHS and CaDiCaL, each alone on the same instances.
 
 Part of `bench/frontier.py`. Every instance is asked without symmetry and under the best group: the largest
 one that has a schedule, where there is one, else the largest. That a group has no schedule proves nothing
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.bench.measured import run
-from arborcast.bench.sccl import Peer, Point
 
 HOME = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "ours.py"
@@ -27,6 +26,8 @@ MOST_GROUPS = 6
 REPEAT_BELOW_S = 10.0
 
 Cell = dict[str, Any]
+Point = tuple[int, int, int]
+"""Chunks, steps, rounds."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,13 @@ INSTANCES = [
 ]
 
 
-def table_of(case: Case, peer: Peer | None, *, runs: int, limit_s: float) -> list[Cell]:
-    """The cells of one instance: each solver without and with a group, in turns, and the peer without."""
+def table_of(case: Case, *, runs: int, limit_s: float) -> list[Cell]:
+    """The cells of one instance: each solver without and with a group, in turns."""
     print(f"{case.title} {case.point} ...", file=sys.stderr)
     cells = _cells(case, NO_GROUP, runs, limit_s)
     group = _best_group(case, limit_s)
     if group is not None:
         cells += _cells(case, group, runs, limit_s)
-    if peer:
-        cells.append(_peer_cell(case, peer, limit_s))
     return cells
 
 
@@ -143,29 +142,6 @@ def _mark(case: Case, cells: Sequence[Cell]) -> None:
         cell["as_expected"] = agrees
 
 
-def _peer_cell(case: Case, peer: Peer, limit_s: float) -> Cell:
-    from arborcast import topologies
-    from arborcast.synth.collective import Collective
-
-    topology = topologies.load(case.spec)
-    answer = peer.instance(topology, Collective.on(topology, case.collective), case.point, limit_s)
-    # Its own clock stops before it writes files, and starts after its imports, as ours does.
-    solving = answer.attempts[-1].seconds if answer.attempts else None
-    return _head(case, "SCCL", "SCCL") | {
-        "symmetric": False,
-        "group": 1,
-        "verdict": answer.verdict,
-        "seconds": answer.seconds if solving is None else solving,
-        "cpu_seconds": answer.cpu_seconds,
-        "time_us": answer.seconds * 1e6,
-        "spread": 0.0,
-        "runs": 1,
-        "peak_MB": answer.peak_MB,
-        "limit_s": limit_s,
-        "wins": False,
-    }
-
-
 def summary_of(cells: Sequence[Cell]) -> dict[str, Any]:
     """How often each solver wins, and how z3's time compares with that of HiGHS."""
     if not cells:
@@ -208,9 +184,9 @@ def _limits(smt: Cell, ilp: Cell) -> dict[str, str | None]:
 
 def print_instances(cells: Sequence[Cell]) -> None:
     """One line per instance and kind of symmetry, the winner with a star."""
-    names = [*SOLVERS.values(), "SCCL"]
+    names = list(SOLVERS.values())
     print(
-        ("\n{:22} {:12} {:11} {:>6}" + "{:>12}" * 4).format(
+        ("\n{:22} {:12} {:11} {:>6}" + "{:>12}" * 3).format(
             "instance", "(C, S, R)", "answer", "group", *names
         )
     )

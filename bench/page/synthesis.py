@@ -81,38 +81,17 @@ def trees_table(document: Document) -> Table:
 
 # ----------------------------------------------------------------------------------------------- frontiers
 
-PEER = "SCCL"
-
-
-def _frontiers(document: Document) -> Iterator[Part]:
-    yield frontiers_table(document)
-    failed = document.rows[document.rows["verdict"] == "failed"]
-    if len(failed):
-        why: dict[str, Column] = {
-            "frontier": "title",
-            "its last word": lambda row: Cell(row.why if row.why_stopped == DASH else row.why_stopped),
-        }
-        yield table(why, failed, folded="Why SCCL's tool failed")
-
 
 def frontiers_table(document: Document) -> Table:
-    """A line per frontier; the peer's column where it ran."""
-    is_peer = document.rows["method"] == PEER
-    head = ("frontier", "(C, S, R)", "proved", ">call", ">CPU, whole process")
-    rows = []
-    for title, alike in groups(document.rows, "title"):
-        ours = first(alike[~is_peer[alike.index]])
-        rows.append(
-            (
-                title,
-                _points(ours),
-                _proved(ours),
-                cell(seconds, ours.call_seconds, "ours"),
-                cell(seconds, ours.cpu_seconds),
-                *((_peer(alike[is_peer[alike.index]]),) if is_peer.any() else ()),
-            )
-        )
-    return lines((*head, "SCCL's tool, CPU, same run") if is_peer.any() else head, rows)
+    """A line per frontier."""
+    columns: dict[str, Column] = {
+        "frontier": "title",
+        "(C, S, R)": lambda row: Cell(_points(row)),
+        "proved": lambda row: Cell(_proved(row)),
+        ">call": seconds_of("call_seconds", tone="ours"),
+        ">CPU, whole process": seconds_of("cpu_seconds"),
+    }
+    return table(columns, document.rows[document.rows["method"] == "pareto"])
 
 
 def _points(row: Row, most: int = 4) -> str:
@@ -127,19 +106,6 @@ def _proved(row: Row) -> str:
     if not isinstance(row.proved, list):
         return DASH
     return "all" if all(row.proved) else f"{sum(map(bool, row.proved))} of {len(row.proved)}"
-
-
-def _peer(rows: pd.DataFrame) -> Cell:
-    if not len(rows):
-        return Cell("not asked", tone="quiet")
-    row = first(rows)
-    told = {
-        "found": f"{seconds(row.cpu_seconds)}, {_points(row)}",
-        "out of time": f"not found in {seconds(row.seconds)} ({seconds(row.cpu_seconds)} CPU)",
-    }
-    return Cell(
-        told.get(row.verdict, row.verdict), row.cpu_seconds, "base" if row.verdict in told else "quiet"
-    )
 
 
 # ------------------------------------------------------------------------------------------------- solvers
@@ -268,8 +234,8 @@ FRONTIERS = Question(
     "measured",
     "python bench/frontier.py",
     "Best trades between steps and rounds per chunk, (C, S, R); proved: no schedule is better. On "
-    "one core, without the cache; SCCL's tool, where shown, ran in turns with ours in the same run.",
-    _frontiers,
+    "one core, without the cache. SCCL's tool is asked in the section of peers.",
+    lambda document: [frontiers_table(document)],
     ("Whole frontiers of chunk schedules", frontiers_table),
 )
 SOLVERS = Question(

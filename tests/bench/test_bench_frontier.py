@@ -1,4 +1,4 @@
-"""The benchmark of frontiers: what SCCL's tool prints is read right, and rows hold what readers rely on."""
+"""The benchmark of frontiers, and what SCCL's tool is asked: rows hold what readers rely on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from arborcast import topologies
+from arborcast.bench.adapters import sccl
+from arborcast.bench.adapters.answer import CannotAskError
 from arborcast.synth.collective import Collective
+from arborcast.synth.errors import InputError
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -20,80 +23,12 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 @pytest.fixture
 def bench() -> Any:
     """A module of bench/ by its name."""
-    return lambda name: import_module(f"bench.{name}")
+    return lambda name: import_module(f"arborcast.bench.{name}")
 
 
-# What the tool prints for a search, drawn: three instances found, one impossible, the last one unfinished.
-SEARCH = """\
-Algorithms need at least 2 steps.
-Algorithms need at least 7/6 rounds per chunk.
-Solving instance steps=2... synthesized! (0.1s)
-Solving instance steps=2,rounds=3,chunks=2... synthesized! (0.9s)
-Solving instance steps=2,rounds=6,chunks=5... unsatisfiable. (2.4s)
-Assuming 2 step algorithms need at least 6/5 rounds per chunk.
-Solving instance steps=3,rounds=6,chunks=5... synthesized! (12.5s)
-Solving instance steps=3,rounds=7,chunks=6... """
-
-WRITTEN = """\
-synthesized! (3.0s)
-Bandwidth optimal algorithm found!
-Found 3 Pareto optimal algorithms. Pruned 1 non-optimal algorithms.
-Wrote to Gather.n8.root0-DGX1-steps3.rounds7.chunks6.msccl.json
-Wrote to Gather.n8.root0-DGX1-steps2.rounds5.chunks4.msccl.json
-Wrote to Broadcast.n4.root0-custom-steps4.chunks3.msccl.json
-"""
-
-
-def finished(bench: Any, output: str, **changes: Any) -> Any:
-    facts = {
-        "status": 0,
-        "errors": "",
-        "seconds": 9.0,
-        "cpu_seconds": 8.0,
-        "peak_MB": 70.0,
-        "timed_out": False,
-    }
-    return bench("measured").Finished(output=output, **(facts | changes))
-
-
-def test_each_attempt_is_read_with_its_verdict_and_time(bench: Any) -> None:
-    attempts = bench("sccl").attempts_in(SEARCH)
-    assert [(attempt.point, attempt.verdict, attempt.seconds) for attempt in attempts] == [
-        ((1, 2, 2), "found", 0.1),  # it leaves out a single chunk, and rounds where each step has one
-        ((2, 2, 3), "found", 0.9),
-        ((5, 2, 6), "impossible", 2.4),
-        ((5, 3, 6), "found", 12.5),
-        ((6, 3, 7), "unfinished", None),
-    ]
-
-
-def test_the_points_of_its_result_are_those_it_wrote(bench: Any) -> None:
-    assert bench("sccl").points_in(SEARCH + WRITTEN) == ((4, 2, 5), (6, 3, 7), (3, 4, 4))
-
-
-def test_a_finished_search_is_found(bench: Any) -> None:
-    answer = bench("sccl").answer_of(finished(bench, SEARCH + WRITTEN))
-    assert (answer.verdict, answer.points[0], answer.seconds, answer.why) == ("found", (4, 2, 5), 9.0, None)
-
-
-def test_a_stopped_search_keeps_what_nothing_else_beats(bench: Any) -> None:
-    """(1,2,2) is beaten by (2,2,3) in as many steps; (5,3,6) has more steps but a smaller R/C."""
-    answer = bench("sccl").answer_of(finished(bench, SEARCH, status=-9, timed_out=True))
-    assert (answer.verdict, answer.points) == ("out of time", ((2, 2, 3), (5, 3, 6)))
-
-
-def test_failed_and_impossible_are_told_apart(bench: Any) -> None:
-    sccl = bench("sccl")
-    errors = "Traceback (most recent call last):\nValueError: no dual\n"
-    failed = sccl.answer_of(finished(bench, "", status=1, errors=errors))
-    assert (failed.verdict, failed.why) == ("failed", "ValueError: no dual")
-    none = "Solving instance steps=2,rounds=7,chunks=5... unsatisfiable. (1.2s)\n"
-    assert sccl.answer_of(finished(bench, none)).verdict == "impossible"
-
-
-def test_its_dgx1_is_ours_renumbered(bench: Any) -> None:
+def test_its_dgx1_is_ours_renumbered() -> None:
     """The pairs that it joins by two links, from the comment in its description; the others have one."""
-    ranks = bench("sccl").DGX1_RANKS
+    ranks = sccl.DGX1_RANKS
     double = [(0, 1), (1, 3), (3, 2), (4, 5), (5, 7), (7, 6), (0, 4), (2, 6)]
     single = [(0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6)]
     theirs = {frozenset(pair): 2 for pair in double} | {frozenset(pair): 1 for pair in single}
@@ -106,64 +41,30 @@ def test_its_dgx1_is_ours_renumbered(bench: Any) -> None:
     assert sorted(ranks) == list(range(8))
 
 
-def test_questions_are_asked_by_name_or_by_a_file(bench: Any, tmp_path: Path) -> None:
-    sccl = bench("sccl")
+def test_questions_are_asked_by_name_or_by_a_file(tmp_path: Path) -> None:
     dgx1 = topologies.load("dgx1")
     gather = Collective.on(dgx1, "gather", root=3)
-    assert sccl.question(dgx1, gather, tmp_path) == ["DGX1", "Gather", "--root", "1"]
+    assert sccl.arguments_of(dgx1, gather, tmp_path) == ["DGX1", "Gather", "--root", "1"]
     assert not list(tmp_path.iterdir())
     ring = topologies.load("ring:3").reversed()
-    arguments = sccl.question(ring, Collective.on(ring, "allgather"), tmp_path)
+    arguments = sccl.arguments_of(ring, Collective.on(ring, "allgather"), tmp_path)
     assert arguments == ["custom", "--topology-file", str(tmp_path / "topology.json"), "Allgather"]
     document = json.loads((tmp_path / "topology.json").read_text())
     assert document["links"] == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
 
 
-def test_what_it_cannot_be_asked_is_refused(bench: Any, tmp_path: Path) -> None:
-    sccl = bench("sccl")
+def test_what_it_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     star = topologies.load("dgx-a100")
-    with pytest.raises(ValueError, match="topologies without switches only"):
-        sccl.question(star, Collective.on(star, "allgather"), tmp_path)
+    with pytest.raises(CannotAskError, match="topologies without switches only"):
+        sccl.arguments_of(star, Collective.on(star, "allgather"), tmp_path)
     ring = topologies.load("ring:4")
-    with pytest.raises(ValueError, match="among all ranks only"):
-        sccl.question(ring, Collective.on(ring, "allgather", ranks=[0, 1, 2]), tmp_path)
+    with pytest.raises(CannotAskError, match="among all ranks only"):
+        sccl.arguments_of(ring, Collective.on(ring, "allgather", ranks=[0, 1, 2]), tmp_path)
 
 
-def test_a_folder_that_is_no_checkout_is_named(bench: Any, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"must be a checkout of msccl-tools with msccl/__main__\.py"):
-        bench("sccl").Peer(tmp_path).check()
-
-
-@pytest.fixture
-def stand_in(tmp_path: Path) -> Path:
-    """A checkout whose tool finds (2, 2, 3) at once, writes it, and then waits where it is told to."""
-    package = tmp_path / "msccl"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(
-        "import sys, time\n"
-        "print('Solving instance steps=2,rounds=3,chunks=2... synthesized! (0.2s)')\n"
-        "if 'Allreduce' in sys.argv: time.sleep(600)\n"
-        "print('Wrote to', ' '.join(sys.argv[1:]) + '-steps2.rounds3.chunks2.msccl.json')\n"
-    )
-    return tmp_path
-
-
-def test_the_peer_runs_in_a_process_of_its_own(bench: Any, stand_in: Path) -> None:
-    ring = topologies.load("ring:3")
-    peer = bench("sccl").Peer(stand_in)
-    peer.check()
-    answer = peer.instance(ring, Collective.on(ring, "allgather"), (2, 2, 3), 60)
-    assert (answer.verdict, answer.points) == ("found", ((2, 2, 3),))
-    assert answer.cpu_seconds > 0
-    assert not list(stand_in.rglob("*.pyc"))  # it leaves the checkout as it is
-
-
-def test_the_peer_is_stopped_at_the_time_limit(bench: Any, stand_in: Path) -> None:
-    ring = topologies.load("ring:3")
-    answer = bench("sccl").Peer(stand_in).pareto(ring, Collective.on(ring, "allreduce"), 4)
-    assert answer.verdict == "out of time"
-    assert answer.points == ((2, 2, 3),)
+def test_a_folder_that_is_no_checkout_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"must be a checkout of msccl-tools with msccl/__main__\.py"):
+        sccl.Sccl(tmp_path).check()
 
 
 def test_children_end_with_the_process_that_is_stopped(bench: Any, tmp_path: Path) -> None:
@@ -214,21 +115,6 @@ def test_rows_of_frontiers_hold_medians_and_are_checked(bench: Any) -> None:
         assert not frontier._our_row(case, list(map(ours, points)), CHECKS)["as_expected"]
     wrong = CHECKS | {"verified": False}
     assert not frontier._our_row(case, [ours([[2, 2, 3]])], wrong)["as_expected"]
-
-
-@pytest.mark.parametrize(
-    ("verdict", "ratio", "or_more"),
-    [("found", 5.0, False), ("out of time", 5.0, True), ("failed", None, False)],
-)
-def test_ratios_say_when_they_are_limits(
-    bench: Any, verdict: str, ratio: float | None, or_more: bool
-) -> None:
-    frontier, sccl = bench("frontier"), bench("sccl")
-    case = frontier.Case("drawn", "ring:3", "allgather", ())
-    theirs = frontier._their_row(case, [sccl.Answer(verdict, (), (), 10.0, 8.0, 80.0, None)])
-    assert theirs.keys() >= ROW_KEYS | {"points", "verdict"}
-    found = frontier._ratios(frontier._our_row(case, [ours([])], CHECKS), theirs)
-    assert (found["times_faster_than_sccl"], found["or_more"]) == (ratio, or_more)
 
 
 CHECKS = {"verified": True, "again_seconds": 0.1}
