@@ -9,19 +9,14 @@ import pandas as pd
 from arborcast.bench.page.charts import DotChart, Dots
 from arborcast.bench.page.parts import (
     Cell,
-    Column,
     Part,
     Picture,
     Question,
     all_rows,
     cell,
-    counts,
+    columns,
     grid,
     lines,
-    method,
-    numbers,
-    shares,
-    speed_ups,
     table,
 )
 from arborcast.bench.page.results import Document, frame, groups, records
@@ -85,30 +80,16 @@ def _picture(box: str, collective: str, rows: pd.DataFrame) -> Picture:
     )
 
 
-_SUMMARY: dict[str, Column] = {
-    "machine": "box",
-    "collective": "collective",
-    "GPUs": "gpus",
-    ">different sets": counts("fragments"),
-    ">joined by NVLinks": counts("joined"),
-    ">over NCCL's model": speed_ups("over_nccl_mean"),
-    ">most": speed_ups("over_nccl_most"),
-    ">over it with relays": speed_ups("over_nccl_relays_mean"),
-    ">most with relays": speed_ups("over_nccl_relays_most"),
-}
-_COLUMNS: dict[str, Column] = {
-    "machine": "box",
-    "GPUs": "gpus",
-    "collective": "collective",
-    "method": method,
-    ">algbw GB/s": numbers("algbw"),
-    ">optimum": numbers("optimum"),
-    ">of the optimum": shares("share_of_optimum"),
-    ">over the best ring": speed_ups("over_ring"),
-    ">over NCCL's model": speed_ups("over_nccl"),
-    ">trees": counts("trees"),
-    ">such sets": counts("allocations"),
-}
+_SUMMARY = columns(
+    "machine: box | collective | GPUs: gpus | >different sets: fragments | "
+    ">joined by NVLinks: joined | >over NCCL's model: over_nccl_mean | >most: over_nccl_most | "
+    ">over it with relays: over_nccl_relays_mean | >most with relays: over_nccl_relays_most"
+)
+_COLUMNS = columns(
+    "machine: box | GPUs: gpus | collective | method | >algbw GB/s: algbw | >optimum | "
+    ">of the optimum: share_of_optimum | >over the best ring: over_ring | "
+    ">over NCCL's model: over_nccl | >trees | >such sets: allocations"
+)
 
 QUESTION = Question(
     "fragments",

@@ -15,11 +15,9 @@ from arborcast.bench.page.parts import (
     Question,
     Table,
     all_rows,
-    durations,
+    columns,
     grid,
     lines,
-    sizes,
-    speed_ups,
     text,
     verdict,
 )
@@ -83,14 +81,10 @@ def _target(row: Row) -> Cell:
 
 _COLUMNS: dict[str, Column] = {
     "collective": lambda row: Cell(_case(row.collective, row.ranks)),
-    ">size": sizes,
-    "contender": "method",
-    "served by": "served_by",
-    ">time": durations("time_us"),
-    ">spread": durations("spread"),
-    ">CPU time": durations("cpu_us"),
-    ">over gloo": speed_ups("times_gloo"),
-    ">less CPU than gloo": speed_ups("cpu_saving"),
+    **columns(
+        ">size: bytes | contender: method | served by: served_by | >time: time_us | >spread | "
+        ">CPU time: cpu_us | >over gloo: times_gloo | >less CPU than gloo: cpu_saving"
+    ),
     "target": _target,
 }
 

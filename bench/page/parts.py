@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
 from arborcast.bench.page.charts import Chart
-from arborcast.bench.page.results import Document, Row, is_ours, records
-from arborcast.bench.page.words import Format, count, digits, duration, percent, plural, seconds, size, times
+from arborcast.bench.page.results import FIGURES, Document, Row, is_ours, records
+from arborcast.bench.page.words import (
+    Format,
+    count,
+    digits,
+    duration,
+    percent,
+    plural,
+    scaled,
+    seconds,
+    size,
+    times,
+    tiny,
+)
 
 Tone: TypeAlias = Literal["", "ours", "base", "good", "bad", "quiet"]
 """What a figure is: ours (the accent), a baseline (grey), good or bad news, or beside the point."""
@@ -47,8 +58,8 @@ class Cell:
     tone: Tone = ""
 
 
-Column: TypeAlias = Callable[[Any], Cell] | str
-"""What a table shows of each thing that a line is about; a name alone is of a column of text."""
+Column: TypeAlias = Callable[[Any], Cell]
+"""What a table shows of each thing that a line is about."""
 
 
 @dataclass(frozen=True)
@@ -163,23 +174,62 @@ def speed_up(ratio: float) -> Cell:
     return cell(times, ratio, "bad" if ratio < 1 else "")
 
 
-def column(shown: Format, name: str, tone: Tone = "") -> Column:
-    """A column of figures."""
-    return lambda row: cell(shown, getattr(row, name), tone)
+def columns(specs: str) -> dict[str, Column]:
+    """Columns of rows of results: "size: bytes | rounds" is bytes under the head "size", and rounds.
+
+    A figure is shown in the unit of its name (`UNITS`), a method of ours is marked.
+    """
+    pairs = (spec.rpartition(": ") for spec in specs.split(" | "))
+    return {head or name: column(name.removeprefix(">")) for head, _, name in pairs}
 
 
-counts, numbers, shares = partial(column, count), partial(column, digits), partial(column, percent)
-durations, seconds_of, sizes = partial(column, duration), partial(column, seconds), column(size, "bytes")
+def column(name: str, tone: Tone = "", unit: Callable[[Any], Cell | str] | None = None) -> Column:
+    """A column of rows of results, in another unit than its name's, or with a tone of its own."""
+    shown = unit or _UNIT_OF.get(name, str)
+
+    def one(row: Row) -> Cell:
+        value = getattr(row, name)
+        found = shown(value)
+        told = found if isinstance(found, Cell) else Cell(found, value if name in FIGURES else math.nan)
+        return replace(told, tone=tone) if tone else told
+
+    return one
 
 
-def speed_ups(name: str) -> Column:
-    """A column of `speed_up`."""
-    return lambda row: speed_up(getattr(row, name))
+def _method(name: str) -> Cell:
+    return Cell(name, tone="ours" if is_ours(name) else "")
 
 
-def method(row: Row) -> Cell:
-    """The method, marked where it is ours."""
-    return Cell(row.method, tone="ours" if is_ours(row.method) else "")
+in_gigabytes = scaled("GB", 1e3, 2)
+"""Megabytes, in GB."""
+
+UNITS: Mapping[Callable[[Any], Cell | str], str] = {
+    _method: "method",
+    count: (
+        "allocations chunks devices fragments height joined layers mbit microbatches "
+        "paper_microbatches ranks runs stages steps transfers trees width"
+    ),
+    digits: "algbw busbw optimum rate",
+    duration: "cpu_us equation_us predicted_us simulated_us spread time_us time_us_64KiB time_us_64MiB",
+    seconds: (
+        "call_seconds cpu_seconds first_seconds load_seconds program_seconds read_seconds seconds "
+        "simulate_seconds solve_seconds target_seconds verify_seconds"
+    ),
+    percent: "bubble burst_share equation_error error share_of_bound share_of_nominal share_of_optimum",
+    tiny: "gradient_difference loss_difference",
+    times: "paper_speed_up speed_up",
+    size: "bytes",
+    speed_up: (
+        "cpu_saving over_nccl over_nccl_mean over_nccl_most over_nccl_relays over_nccl_relays_mean "
+        "over_nccl_relays_most over_ring speed_up_over_gloo speed_up_over_ring times_faster_than_gloo "
+        "times_gloo"
+    ),
+    in_gigabytes: "peak_MB",
+    scaled("GB", 1e9): "limit_bytes memory_bytes",
+}
+"""How figures are shown, by the names of their columns."""
+
+_UNIT_OF = {name: shown for shown, names in UNITS.items() for name in names.split()}
 
 
 def table(
@@ -187,12 +237,9 @@ def table(
 ) -> Table:
     """A line for each row of results, or of whatever else the columns are functions of."""
     listed = records(rows) if isinstance(rows, pd.DataFrame) else rows
-    lines = (tuple(_cell(how, row) for how in columns.values()) for row in listed)
-    return Table(tuple(columns), tuple(lines), title, folded)
-
-
-def _cell(how: Column, row: Any) -> Cell:
-    return Cell(getattr(row, how)) if isinstance(how, str) else how(row)
+    return Table(
+        tuple(columns), tuple(tuple(how(row) for how in columns.values()) for row in listed), title, folded
+    )
 
 
 def lines(head: Sequence[str], rows: Iterable[Sequence[Cell | str]], title: str = "") -> Table:

@@ -18,12 +18,9 @@ from arborcast.bench.page.parts import (
     all_rows,
     cell,
     column,
-    counts,
-    durations,
+    columns,
     grid,
     missed,
-    seconds_of,
-    shares,
     table,
     text,
     verdict,
@@ -123,19 +120,15 @@ def _ratio(row: Row) -> Cell:
 _gigabytes = scaled("GB", 1e9)
 
 _PLANS: dict[str, Column] = {
-    "testbed": "testbed",
-    "network": "model",
+    **columns("testbed | network: model"),
     "method": lambda row: Cell(
         OTHERS.get(row.method, row.method), tone="ours" if row.method in (SPP, FREE) else ""
     ),
-    ">step": durations("time_us"),
+    **columns(">step: time_us"),
     ">over SPP's": _ratio,
-    "stages": "shape",
-    ">microbatches": counts("microbatches"),
-    "order": "order",
+    **columns("stages: shape | >microbatches | order"),
     "recomputes": lambda row: Cell("yes" if row.recompute is True else ""),
-    ">ranks idle": shares("bubble"),
-    ">fullest rank": column(_gigabytes, "memory_bytes"),
+    **columns(">ranks idle: bubble | >fullest rank: memory_bytes"),
     "why not": lambda row: Cell(row.why_not if row.fits is False else ""),
 }
 
@@ -157,13 +150,10 @@ def planner_table(document: Document) -> Table:
     """A line per case."""
     return table(
         {
-            "topology": "topology",
-            ">devices": counts("devices"),
-            ">layers": counts("layers"),
+            **columns("topology | >devices | >layers"),
             ">seconds, median": lambda row: missed(seconds, row.seconds, row.seconds > row.target_s),
-            ">spread": seconds_of("spread"),
-            ">first of a process": seconds_of("first_seconds"),
-            ">memory limit": column(_gigabytes, "limit_bytes"),
+            ">spread": column("spread", unit=seconds),
+            **columns(">first of a process: first_seconds | >memory limit: limit_bytes"),
             ">target": lambda row: cell(seconds, row.target_s) if row.target_s > 0 else Cell(""),
             "plan": lambda row: Cell(f"{_plan(row)}, {row.order}"),
         },
@@ -188,8 +178,7 @@ def _divisible(document: Document) -> Iterator[Part]:
         held = sum(one.get("holds") is True for one in claims)
         yield table(
             {
-                "the paper": "claim",
-                "the model": "model",
+                **columns("the paper: claim | the model: model"),
                 "verdict": lambda row: verdict("holds" if row.holds else "does not", row.holds is True),
             },
             frame(claims),
@@ -221,10 +210,11 @@ def divisible_table(document: Document) -> Table:
     """A line per number of processes: published and predicted speed-up, and the best microbatches."""
     return table(
         {
-            ">processes": counts("stages"),
-            ">published best m": counts("paper_microbatches"),
-            ">published speed-up": column(times, "paper_speed_up"),
-            ">model there": column(times, "speed_up", "ours"),
+            **columns(
+                ">processes: stages | >published best m: paper_microbatches | "
+                ">published speed-up: paper_speed_up"
+            ),
+            ">model there": column("speed_up", "ours"),
             ">difference": _difference,
             ">model's best m of those named": _own_best("best_of_named"),
             ">model's best m of all": _own_best("best_of_all"),
@@ -283,15 +273,9 @@ def _over_width(stages: str, rows: pd.DataFrame) -> Picture:
     return Picture(chart, f"Over the layers' width, {stages} processes")
 
 
-_DIVISIBLE: dict[str, Column] = {
-    "sweep": "sweep",
-    ">processes": counts("stages"),
-    ">microbatches": counts("microbatches"),
-    ">width": counts("width"),
-    "network": "network",
-    ">step": durations("time_us"),
-    ">speed-up": column(times, "speed_up"),
-}
+_DIVISIBLE = columns(
+    "sweep | >processes: stages | >microbatches | >width | network | >step: time_us | >speed-up: speed_up"
+)
 
 QUESTIONS = (
     Question(

@@ -16,19 +16,15 @@ from arborcast.bench.page.parts import (
     all_rows,
     cell,
     column,
-    counts,
-    durations,
+    columns,
     grid,
+    in_gigabytes,
     lines,
     missed,
-    numbers,
-    seconds_of,
-    shares,
     table,
     text,
 )
 from arborcast.bench.page.results import Document, Row, groups, number, records
-from arborcast.bench.page.synthesis import in_gigabytes
 from arborcast.bench.page.targets import tally
 from arborcast.bench.page.words import (
     DASH,
@@ -64,15 +60,11 @@ def targets_table(document: Document) -> Table:
     """A line per question."""
     return table(
         {
-            "fabric": "title",
-            "collective": "collective",
-            "method": "method",
-            ">ranks": counts("ranks"),
+            **columns("fabric: title | collective | method | >ranks"),
             ">time": lambda row: missed(_over if row.timed_out else seconds, row.seconds, row.kept is False),
-            ">promised": seconds_of("target_seconds"),
-            ">memory": column(in_gigabytes, "peak_MB"),
-            ">of the bound": shares("share_of_bound"),
-            ">height": counts("height"),
+            **columns(
+                ">promised: target_seconds | >memory: peak_MB | >of the bound: share_of_bound | >height"
+            ),
         },
         document.rows,
     )
@@ -82,20 +74,10 @@ def _over(value: float) -> str:
     return f"over {seconds(value)}"
 
 
-_TARGETS: dict[str, Column] = {
-    "fabric": "topology",
-    "faults": "faults",
-    "collective": "collective",
-    "method": "method",
-    "verified": "verified",
-    ">load": seconds_of("load_seconds"),
-    ">solve": seconds_of("solve_seconds"),
-    ">verify": seconds_of("verify_seconds"),
-    ">runs": counts("runs"),
-    ">chunks": counts("chunks"),
-    ">transfers": counts("transfers"),
-    ">steps": counts("steps"),
-}
+_TARGETS = columns(
+    "fabric: topology | faults | collective | method | verified | >load: load_seconds | "
+    ">solve: solve_seconds | >verify: verify_seconds | >runs | >chunks | >transfers | >steps"
+)
 
 # -------------------------------------------------------------------------------------------------- growth
 
@@ -145,18 +127,10 @@ def growth_table(document: Document) -> Table:
     return lines((*head, ">its exponent"), rows)
 
 
-_GROWTH: dict[str, Column] = {
-    "fabric": "topology",
-    "collective": "collective",
-    "method": "method",
-    ">ranks": counts("ranks"),
-    ">load": seconds_of("load_seconds"),
-    ">solve": seconds_of("solve_seconds"),
-    ">verify": seconds_of("verify_seconds"),
-    ">memory": column(in_gigabytes, "peak_MB"),
-    ">of the bound": shares("share_of_bound"),
-    ">height": counts("height"),
-}
+_GROWTH = columns(
+    "fabric: topology | collective | method | >ranks | >load: load_seconds | >solve: solve_seconds | "
+    ">verify: verify_seconds | >memory: peak_MB | >of the bound: share_of_bound | >height"
+)
 
 # -------------------------------------------------------------------------------------------- uses, heights
 
@@ -165,19 +139,16 @@ def uses_table(document: Document) -> Table:
     """A line per schedule; written out first: what writing out and lowering from there take together."""
     return table(
         {
-            "fabric": "topology",
-            "collective": "collective",
-            ">ranks": counts("ranks"),
-            ">transfers": counts("transfers"),
-            ">file": column(_kilobytes, "file_bytes"),
-            ">read": seconds_of("read_seconds"),
-            ">a rank's program": seconds_of("program_seconds", tone="ours"),
-            ">its memory": column(scaled("MB", 1, 2), "program_MB"),
+            **columns("fabric: topology | collective | >ranks | >transfers"),
+            ">file": column("file_bytes", unit=_kilobytes),
+            **columns(">read: read_seconds"),
+            ">a rank's program": column("program_seconds", "ours"),
+            ">its memory": column("program_MB", unit=scaled("MB", 1, 2)),
             ">written out first": lambda row: cell(
                 seconds, row.written_out_seconds + row.written_out_program_seconds, "base"
             ),
-            ">simulated in": seconds_of("simulate_seconds", tone="ours"),
-            ">simulated time": durations("simulated_us"),
+            ">simulated in": column("simulate_seconds", "ours"),
+            **columns(">simulated time: simulated_us"),
         },
         document.rows,
     )
@@ -207,13 +178,9 @@ def _point(row: Row) -> Cell:
 
 
 _HEIGHTS: dict[str, Column] = {
-    "fabric": "topology",
-    "collective": "collective",
-    ">height": counts("height"),
-    ">trees a root": numbers("trees"),
-    ">of the bound": shares("share_of_bound"),
-    ">64 KiB": durations("time_us_64KiB"),
-    ">64 MiB": durations("time_us_64MiB"),
+    **columns("fabric: topology | collective | >height"),
+    ">trees a root": column("trees", unit=digits),
+    **columns(">of the bound: share_of_bound | >64 KiB: time_us_64KiB | >64 MiB: time_us_64MiB"),
 }
 
 
@@ -221,12 +188,11 @@ def tacos_table(document: Document) -> Table:
     """A line per torus and contender."""
     return table(
         {
-            "fabric": "topology",
+            **columns("fabric: topology"),
             "by": lambda row: Cell(row.method, tone="ours" if row.method == "ours" else ""),
-            ">synthesis": seconds_of("call_seconds"),
-            ">of the bound": shares("share_of_bound"),
-            ">whole process": seconds_of("seconds"),
-            ">runs": counts("runs"),
+            **columns(
+                ">synthesis: call_seconds | >of the bound: share_of_bound | >whole process: seconds | >runs"
+            ),
         },
         document.rows,
     )

@@ -16,21 +16,15 @@ from arborcast.bench.page.parts import (
     Table,
     all_rows,
     cell,
-    counts,
-    durations,
+    column,
+    columns,
+    in_gigabytes,
     lines,
-    method,
-    numbers,
-    seconds_of,
-    shares,
     table,
     text,
 )
 from arborcast.bench.page.results import Document, Row, first, groups, is_ours, records
-from arborcast.bench.page.words import DASH, count, listed, percent, plural, scaled, seconds, times
-
-in_gigabytes = scaled("GB", 1e3, 2)
-"""Megabytes, in GB."""
+from arborcast.bench.page.words import DASH, count, listed, percent, plural, seconds, times
 
 # --------------------------------------------------------------------------------------------------- trees
 
@@ -84,14 +78,14 @@ def trees_table(document: Document) -> Table:
 
 def frontiers_table(document: Document) -> Table:
     """A line per frontier."""
-    columns: dict[str, Column] = {
-        "frontier": "title",
+    shown: dict[str, Column] = {
+        **columns("frontier: title"),
         "(C, S, R)": lambda row: Cell(_points(row)),
         "proved": lambda row: Cell(_proved(row)),
-        ">call": seconds_of("call_seconds", tone="ours"),
-        ">CPU, whole process": seconds_of("cpu_seconds"),
+        ">call": column("call_seconds", "ours"),
+        **columns(">CPU, whole process: cpu_seconds"),
     }
-    return table(columns, document.rows[document.rows["method"] == "pareto"])
+    return table(shown, document.rows[document.rows["method"] == "pareto"])
 
 
 def _points(row: Row, most: int = 4) -> str:
@@ -199,22 +193,12 @@ def _answer(row: Row | None) -> Cell:
     return Cell(", ".join(said), taken, "ours" if is_ours(row.method) else "")
 
 
-_PEERS: dict[str, Column] = {
-    "question": "case",
-    "contender": method,
-    "verdict": "verdict",
-    ">time": seconds_of("seconds"),
-    ">CPU time": seconds_of("cpu_seconds"),
-    ">call": seconds_of("call_seconds"),
-    ">GB/s": numbers("rate"),
-    ">of the limit": shares("share_of_optimum"),
-    ">simulated, 64 KiB": durations("time_us_64KiB"),
-    ">simulated, 64 MiB": durations("time_us_64MiB"),
-    ">trees": counts("trees"),
-    ">steps": counts("steps"),
-    ">runs": counts("runs"),
-    "why": "why",
-}
+_PEERS = columns(
+    "question: case | contender: method | verdict | >time: seconds | >CPU time: cpu_seconds | "
+    ">call: call_seconds | >GB/s: rate | >of the limit: share_of_optimum | "
+    ">simulated, 64 KiB: time_us_64KiB | >simulated, 64 MiB: time_us_64MiB | >trees | >steps | "
+    ">runs | why"
+)
 
 TREES = Question(
     "synthesis",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -24,16 +24,10 @@ from arborcast.bench.page.parts import (
     Table,
     all_rows,
     cell,
-    counts,
-    durations,
+    columns,
     grid,
     lines,
-    method,
-    numbers,
-    shares,
-    sizes,
     speed_up,
-    speed_ups,
     table,
     text,
     verdict,
@@ -138,23 +132,22 @@ def summary(document: Document) -> Table:
         if case.ours.bytes > known.ours.bytes:
             largest[case.ours.topology, case.ours.collective] = case
 
-    def of_ours(how: Column) -> Callable[[Case], Cell]:
-        return lambda case: Cell(getattr(case.ours, how)) if isinstance(how, str) else how(case.ours)
+    def of_ours(specs: str) -> dict[str, Column]:
+        def ours(how: Column) -> Column:
+            return lambda case: how(case.ours)
+
+        return {head: ours(how) for head, how in columns(specs).items()}
 
     return table(
         {
-            "topology": of_ours("topology"),
-            "collective": of_ours("collective"),
-            ">size": of_ours(sizes),
-            "ours": of_ours("method"),
-            ">time": of_ours(durations("time_us")),
+            **of_ours("topology | collective | >size: bytes | ours: method | >time: time_us"),
             ">of the limit": lambda case: Cell(  # with a star where the processors may have been the limit
                 percent(case.ours.share_of_optimum) + (" *" if case.ours.cpu_limited is True else ""),
                 case.ours.share_of_optimum,
                 "ours",
             ),
             ">over the best baseline": _over_best,
-            ">over gloo": of_ours(speed_ups("speed_up_over_gloo")),
+            **of_ours(">over gloo: speed_up_over_gloo"),
         },
         largest.values(),
     )
@@ -194,10 +187,7 @@ def _aim(name: str) -> Column:
 
 
 _TARGETS: dict[str, Column] = {
-    "topology": "topology",
-    "collective": "collective",
-    ">size": sizes,
-    "measure": "what",
+    **columns("topology | collective | >size: bytes | measure: what"),
     ">target": _aim("target"),
     ">measured": _aim("measured"),
     "verdict": lambda row: (
@@ -243,9 +233,7 @@ def _services(rows: pd.DataFrame) -> Iterator[Part]:
     if len(worst):
         yield table(
             {
-                "topology": "topology",
-                "collective": "collective",
-                ">size": sizes,
+                **columns("topology | collective | >size: bytes"),
                 ">fifo": _over_planned(simulated("fifo")),
                 ">slowest random order": _over_planned(worst_simulated("random")),
                 ">engine": _over_planned(simulated("engine")),
@@ -297,20 +285,12 @@ def _bar(row: Row) -> Any:
 
 
 _COLUMNS: dict[str, Column] = {
-    "topology": "topology",
-    "collective": "collective",
-    "method": method,
-    ">size": sizes,
-    ">time": durations("time_us"),
-    ">spread": durations("spread"),
-    ">algbw GB/s": numbers("algbw"),
-    ">busbw GB/s": numbers("busbw"),
-    ">of the limit, delivered": shares("share_of_optimum"),
-    ">of the limit, nominal": shares("share_of_nominal"),
-    ">over the best ring": speed_ups("speed_up_over_ring"),
-    ">over gloo": speed_ups("speed_up_over_gloo"),
-    ">runs": counts("runs"),
-    ">from bursts, at most": shares("burst_share"),
+    **columns(
+        "topology | collective | method | >size: bytes | >time: time_us | >spread | "
+        ">algbw GB/s: algbw | >busbw GB/s: busbw | >of the limit, delivered: share_of_optimum | "
+        ">of the limit, nominal: share_of_nominal | >over the best ring: speed_up_over_ring | "
+        ">over gloo: speed_up_over_gloo | >runs | >from bursts, at most: burst_share"
+    ),
     "limited by": lambda row: Cell("processors?", tone="bad") if row.cpu_limited is True else Cell(""),
 }
 

@@ -23,13 +23,10 @@ from arborcast.bench.page.parts import (
     all_rows,
     cell,
     column,
-    counts,
-    durations,
+    columns,
     grid,
     lines,
     missed,
-    shares,
-    speed_ups,
     text,
 )
 from arborcast.bench.page.results import Document, first, groups, number, records
@@ -116,15 +113,12 @@ def _loss(value: float) -> str:
 
 
 _CURVES: dict[str, Column] = {
-    "order": "order",
-    "replicas": "shape",
-    ">microbatches": counts("microbatches"),
-    ">steps": counts("steps"),
-    "collectives": "collectives",
-    ">loss": column(tiny, "loss_difference"),
-    ">gradients": column(tiny, "gradient_difference"),
-    ">first loss": column(_loss, "first_loss"),
-    ">last loss": column(_loss, "last_loss"),
+    **columns(
+        "order | replicas: shape | >microbatches | >steps | collectives | >loss: loss_difference | "
+        ">gradients: gradient_difference"
+    ),
+    ">first loss": column("first_loss", unit=_loss),
+    ">last loss": column("last_loss", unit=_loss),
 }
 
 
@@ -212,15 +206,10 @@ def points(rows: pd.DataFrame, across: str, up: str, factor: float = 1.0) -> tup
 
 
 _PREDICTION: dict[str, Column] = {
-    "order": "order",
-    ">stages": counts("stages"),
-    ">microbatches": counts("microbatches"),
-    ">measured": durations("time_us"),
-    ">spread": durations("spread"),
-    ">simulator": durations("predicted_us"),
-    ">error": shares("error"),
-    ">equation (3)": durations("equation_us"),
-    ">its error": shares("equation_error"),
+    **columns(
+        "order | >stages | >microbatches | >measured: time_us | >spread | >simulator: predicted_us | "
+        ">error | >equation (3): equation_us | >its error: equation_error"
+    ),
     "": lambda row: Cell("fitted to this" if row.fitted is True else "", tone="quiet"),
 }
 
@@ -253,18 +242,10 @@ def steps_table(document: Document) -> Table:
     return lines((*head, ">times as fast"), rows)
 
 
-_STEPS: dict[str, Column] = {
-    "topology": "topology",
-    "stages": "shape",
-    ">microbatches": counts("microbatches"),
-    "order": "order",
-    ">Mbit/s, slowest link": counts("mbit"),
-    "collectives": "collectives",
-    ">step": durations("time_us"),
-    ">spread": durations("spread"),
-    ">runs": counts("runs"),
-    ">over gloo": speed_ups("times_faster_than_gloo"),
-}
+_STEPS = columns(
+    "topology | stages: shape | >microbatches | order | >Mbit/s, slowest link: mbit | collectives | "
+    ">step: time_us | >spread | >runs | >over gloo: times_faster_than_gloo"
+)
 
 
 QUESTIONS = (
