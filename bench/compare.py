@@ -4,7 +4,7 @@
 
 Prints what is worse, then what is better, and counts the rest. Exit status 0: nothing is worse; 1: something
 is; 2: the files cannot be compared. It knows neither questions nor benches: which columns tell rows apart and
-which are figures is in the files, see `bench/document.py`.
+which are figures is in the files, see `bench/harness/document.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from arborcast.bench.document import Row, read_document
+from arborcast.bench.harness.document import Row, read_document
 from arborcast.synth.errors import InputError
 
 TOLERANCE = 0.05
@@ -92,7 +92,7 @@ def compare(old: Document, new: Document, *, tolerance: float = TOLERANCE) -> Co
     than a part of 1e-9. A figure that became null is worse. Truth values are figures, 0 and 1.
 
     Args:
-        old: a document as `bench.document.read_document` gives it.
+        old: a document as `bench.harness.document.read_document` gives it.
         new: another one of the same question.
         tolerance: part of the old value that does not matter, at least 0.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from arborcast import synth, topologies
 from arborcast.bench.allocations.nccl import MODELLED, NCCL, NCCL_RELAYS, PCIE, Over, nccl_rate, nccl_rings
-from arborcast.bench.document import Measure, document, write_document
+from arborcast.bench.harness.document import Measure, document, write_document
 from arborcast.synth.cli.console import progress, table
 from arborcast.synth.collective import Collective, Kind, bandwidths
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError

@@ -7,7 +7,6 @@ frontiers by `bench/peers.py`. Results go to `bench/results`: `frontier.json` an
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -16,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.document import Measure, document, write_document
+from arborcast.bench.harness.document import Measure, document, write_document
+from arborcast.bench.harness.processes import WHOLE, answer
 from arborcast.bench.instances import INSTANCES, Point, print_instances, summary_of, table_of
-from arborcast.bench.measured import run
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results"
@@ -134,18 +133,12 @@ def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _ours(case: Case, what: str) -> dict[str, Any]:
-    steps = str(case.max_steps or 0)
-    done = run(
-        [sys.executable, str(CHILD), what, case.spec, case.collective, "0", steps],
-        OURS_LIMIT_S,
-        environment={"NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-    )
-    if done.status:
-        why = f"over {OURS_LIMIT_S:.0f} s" if done.timed_out else done.errors
-        raise SystemExit(f"{case.title}: {why}")
-    answer: dict[str, Any] = json.loads(done.output.splitlines()[-1])
-    times = {"seconds": done.seconds, "cpu_seconds": done.cpu_seconds, "peak_MB": done.peak_MB}
-    return times | answer
+    asked = [str(CHILD), what, case.spec, case.collective, "0", str(case.max_steps or 0)]
+    found = answer(asked, OURS_LIMIT_S)
+    if "timed_out" in found:
+        raise SystemExit(f"{case.title}: over {OURS_LIMIT_S:.0f} s")
+    whole = dict(zip(("seconds", "cpu_seconds", "peak_MB"), (found[name] for name in WHOLE), strict=True))
+    return whole | found
 
 
 def _our_row(case: Case, runs: Sequence[dict[str, Any]], checks: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ about the instance; the time is that of the same question for all three.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import sys
@@ -16,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.measured import run
+from arborcast.bench.harness.processes import answer
 
-HOME = Path(__file__).resolve().parent.parent
 CHILD = Path(__file__).resolve().parent / "ours.py"
 SOLVERS = {"smt": "z3", "ilp": "HiGHS", "sat": "CaDiCaL"}
 NO_GROUP = "none"
@@ -92,13 +90,10 @@ def _cells(case: Case, group: str, runs: int, limit_s: float) -> list[Cell]:
 def _child(case: Case, encoding: str, group: str, limit_s: float) -> Cell:
     """One run of one solver; out of time is an answer, anything else that goes wrong ends the bench."""
     arguments = [encoding, case.spec, case.collective, "0", *map(str, case.point), group]
-    done = run([sys.executable, str(CHILD), "solver", *arguments], limit_s)
-    if done.timed_out:
-        return {"verdict": "out of time", "seconds": limit_s, "cpu_seconds": done.cpu_seconds}
-    if done.status:
-        raise SystemExit(f"{case.title} {case.point} by {encoding}: {done.errors}")
-    answer: Cell = json.loads(done.output.splitlines()[-1])
-    return answer | {"peak_MB": done.peak_MB}
+    found = answer([str(CHILD), "solver", *arguments], limit_s, environment={})
+    if "timed_out" in found:
+        return {"verdict": "out of time", "seconds": limit_s, "cpu_seconds": found["process_cpu_seconds"]}
+    return found | {"peak_MB": found["process_MB"]}
 
 
 def _cell(case: Case, encoding: str, group: str, answers: Sequence[Cell], limit_s: float) -> Cell:

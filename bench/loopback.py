@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import resource
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from datetime import timedelta
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +29,16 @@ from arborcast.bench.contenders import (
     Measured,
     Sample,
 )
-from arborcast.bench.document import TIME, Measure, document, write_document
-from arborcast.bench.provenance import RUNTIME
+from arborcast.bench.harness.document import TIME, Measure, document, write_document
+from arborcast.bench.harness.processes import run_ranks
+from arborcast.bench.harness.provenance import RUNTIME
 
 HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "loopback.json"
 WARM_UPS = 2
 SAMPLE_S = 0.020  # one sample repeats short calls for at least this long
 POOL_BYTES = 64 << 20  # of buffers that the calls of one sample work on, so that each is checked
-GROUP_TIMEOUT_S = 120.0
+TIMEOUT_S = 3600.0  # for all cases on so many ranks
 
 
 def main() -> None:
@@ -55,7 +52,8 @@ def main() -> None:
             for size in arguments.sizes
             if collective in {"allreduce", "broadcast"} or size % (4 * ranks) == 0
         ]
-        measured = _on_processes(ranks, cases, arguments.contenders, arguments.runs)
+        asked = (ranks, cases, arguments.contenders, arguments.runs)
+        measured = run_ranks(ranks, _measure_all, *asked, timeout_s=TIMEOUT_S)[0]
         for case, found in zip(cases, measured, strict=True):
             rows += [_row(ranks, case, name, found) for name in found]
         _print([row for row in rows if row["ranks"] == ranks])
@@ -96,71 +94,16 @@ def _arguments() -> argparse.Namespace:
 # ------------------------------------------------------------------------------------- the processes
 
 
-def _on_processes(
-    ranks: int, cases: Sequence[Case], contenders: Sequence[str], runs: int
+def _measure_all(
+    rank: int, ranks: int, cases: Sequence[Case], contenders: Sequence[str], runs: int
 ) -> list[dict[str, Measured]]:
-    """What was measured of each case by contender, on that many processes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
-    with tempfile.TemporaryDirectory() as folder:
-        pipes, children = [], []
-        for rank in range(ranks):
-            ours, theirs = context.Pipe()
-            target = (theirs, rank, ranks, f"{folder}/store", list(cases), list(contenders), runs)
-            children.append(context.Process(target=_child, args=target, daemon=True))
-            children[-1].start()
-            theirs.close()
-            pipes.append(ours)
-        try:
-            found: list[dict[str, Measured]] = _answers(pipes)[0]
-            return found
-        finally:
-            for child in children:
-                child.join(10)
-                child.kill()
-                child.join()
-
-
-def _answers(pipes: list[Connection]) -> list[Any]:
-    """What each rank sent; the first one that fails ends all."""
-    answers: dict[Connection, Any] = {}
-    while len(answers) < len(pipes):
-        for pipe in wait([pipe for pipe in pipes if pipe not in answers]):
-            assert isinstance(pipe, Connection)
-            try:
-                answers[pipe] = pipe.recv()
-            except EOFError:
-                raise SystemExit(f"rank {pipes.index(pipe)} failed: see above") from None
-    return [answers[pipe] for pipe in pipes]
-
-
-def _child(
-    pipe: Connection,
-    rank: int,
-    ranks: int,
-    store: str,
-    cases: list[Case],
-    contenders: list[str],
-    runs: int,
-) -> None:
-    import torch
+    """On one rank, the same result on all: what was measured of each case by contender."""
     import torch.distributed as dist
 
-    from arborcast.backends.tensors.torch_compat import FileStore
-
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        store=FileStore(store, ranks),
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=GROUP_TIMEOUT_S),
-    )
     entered = {name: Contender(name) for name in contenders}
     results = [_measure(case, entered, rank, ranks, runs) for case in cases]
-    pipe.send(results)
     dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 # ---------------------------------------------------------------------------------- the measurement

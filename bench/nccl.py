@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from arborcast.bench.document import TIME, Measure, document, timed_row
-from arborcast.bench.provenance import RUNTIME
+from arborcast.bench.harness.document import TIME, Measure, document, timed_row
+from arborcast.bench.harness.provenance import RUNTIME
 from arborcast.synth.collective import Kind
 from arborcast.synth.formats.sizes import parse_size
 

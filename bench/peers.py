@@ -21,7 +21,7 @@ from arborcast.bench.adapters.ours import FRONTIER, Ours
 from arborcast.bench.adapters.rows import SIZES, format_table, judged, ratios, refusal, timing_of
 from arborcast.bench.adapters.sccl import Sccl
 from arborcast.bench.adapters.tacos import Tacos
-from arborcast.bench.document import Measure, document, write_document
+from arborcast.bench.harness.document import Measure, document, write_document
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.document import Measure, document, write_document
-from arborcast.bench.provenance import TRAINING
+from arborcast.bench.harness.document import Measure, document, write_document
+from arborcast.bench.harness.provenance import TRAINING
 
 HOME = Path(__file__).resolve().parent
 TORCH = ("arborcast", "numpy", "torch")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from arborcast.bench.harness.provenance import doubts
 from arborcast.bench.page import fragments, loopback, plans, scale, sweeps, synthesis, testbed, training
 from arborcast.bench.page.headline import headline
 from arborcast.bench.page.parts import Cell, Column, Question, table, text
@@ -22,7 +23,6 @@ from arborcast.bench.page.render import (
     table_markdown,
 )
 from arborcast.bench.page.results import Document, read_results
-from arborcast.bench.provenance import doubts
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 

@@ -20,21 +20,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.document import Measure, document, write_document
-from arborcast.bench.measured import run
+from arborcast.bench.harness.document import Measure, document, write_document
+from arborcast.bench.harness.processes import HOME, answer
 from arborcast.bench.scaling import cases
 from arborcast.bench.scaling.cases import Case
 
-HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results"
 LIMIT_S = 300.0
 TACOS_RUNS = 3
-ONE_CORE = {
-    "PYTHONPATH": str(HOME),
-    "NUMBA_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
 KEYS = ("topology", "collective", "method", "faults")
 MEASURES = {
     "seconds": Measure("less", "spread"),
@@ -215,14 +208,12 @@ def _answer_case(case: Case) -> dict[str, Any]:
 
 
 def _answer(module: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """What a child answers in its last line, with the seconds of the whole process; its failure is ours."""
-    finished = run([sys.executable, "-m", module, *arguments], LIMIT_S, folder=HOME, environment=ONE_CORE)
-    if finished.timed_out:
-        return {"timed_out": True, "seconds": LIMIT_S, "peak_MB": finished.peak_MB}
-    if finished.status:
-        raise SystemExit(f"{module} {' '.join(arguments)} failed:\n{finished.errors}")
-    answer: dict[str, Any] = json.loads(finished.output.splitlines()[-1])
-    return {**answer, "process_seconds": finished.seconds}
+    """What a child answers, with the seconds of the whole process."""
+    found = answer(["-m", module, *arguments], LIMIT_S)
+    if "timed_out" in found:
+        return {"timed_out": True, "seconds": LIMIT_S, "peak_MB": found["process_MB"]}
+    del found["process_cpu_seconds"], found["process_MB"]
+    return found
 
 
 def _row(case: Case, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Nothing is timed here: schedules run in our simulator, NCCL's ring and tree are 
 NVLS, and named "model" in every row), both on links of NCCL's own rates, so that the figures are the same on
 every machine. Each row has two times. `time_us` counts bandwidth and latency of links only, which flatters
 whatever is simulated beside NCCL's model, most of all at small sizes. `time_us_with_nccl_overhead` charges
-our schedules what NCCL charges itself (`bench.clusters.overhead`), and speed-ups are computed from that one.
+our schedules what NCCL charges itself (`bench/clusters/overhead.py`), and speed-ups are computed from that one.
 
 "selection" is the product's choice by `time_us`; "selection-with-overhead" is the choice that one makes who
 knows the overhead. Where `speed_up` is below 1, the best other method is faster: those rows stay, and the
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -35,7 +33,8 @@ from arborcast.bench.clusters.words import (
     format_table,
     results_document,
 )
-from arborcast.bench.document import timed_row, write_document
+from arborcast.bench.harness.document import timed_row, write_document
+from arborcast.bench.harness.processes import HOME, ChildError, answer
 from arborcast.synth.baselines import BASELINES
 from arborcast.synth.baselines.nccl_model import TREE, ModelTime, nccl_times
 from arborcast.synth.bounds import bound
@@ -47,7 +46,6 @@ from arborcast.synth.simulation.simulator import sweep as simulate_sizes
 from arborcast.synth.simulation.timing import Timing
 from arborcast.synth.topology import Topology
 
-HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "sweeps.json"
 SIZES = tuple(1 << power for power in range(10, 31, 2))
 """1 KiB to 1 GiB, every power of 4."""
@@ -102,7 +100,7 @@ def sweep(
     """Our selection, the baselines and NCCL's models over message sizes.
 
     Args:
-        topology: the fabric; `bench.clusters.machines.load` gives the machines their planning rates.
+        topology: the fabric; `bench.clusters.machines.load` gives machines their planning rates.
         collective: among all ranks, one that is done along trees.
         sizes: of the whole buffer, in bytes, ascending.
         deadline_s: after which nothing more is begun and what is left is listed as skipped; None for no
@@ -296,24 +294,14 @@ def _child(spec: str, kind: str, *, deadline_s: float) -> dict[str, Any]:
 
 def in_own_process(spec: str, kind: Kind, deadline_s: float) -> Sweep:
     """One machine and collective in a process of its own: what becomes of it costs one line, not the run."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", spec, str(kind)]
-    environment = os.environ | {"PYTHONPATH": str(HOME), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    child = ("--child", spec, str(kind), "--deadline", str(deadline_s))
     try:
-        done = subprocess.run(
-            [*command, "--deadline", str(deadline_s)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=KILL_AT * deadline_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        found = answer([str(Path(__file__).resolve()), *child], KILL_AT * deadline_s)
+    except ChildError as error:
+        return _nothing(spec, kind, str(error).splitlines()[0].partition(": ")[2])
+    if "timed_out" in found:
         return _nothing(spec, kind, f"killed after {KILL_AT * deadline_s:g} s")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return _nothing(spec, kind, f"exit status {done.returncode}: {last}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return Sweep(answer["rows"], answer["skipped"])
+    return Sweep(found["rows"], found["skipped"])
 
 
 def _nothing(spec: str, kind: Kind, reason: str) -> Sweep:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from arborcast.bench.document import Measure, document, write_document
+from arborcast.bench.harness.document import Measure, document, write_document
+from arborcast.bench.harness.processes import HOME, WHOLE, answer, run
 
-HOME = Path(__file__).resolve().parent.parent
 RESULTS = HOME / "bench" / "results" / "synthesis.json"
 CHILD_LIMIT_S = 1800
 START_UP = ("bound", "dgx1", "allreduce")
@@ -104,8 +102,13 @@ def _arguments() -> argparse.Namespace:
 
 def _row(case: Case) -> dict[str, Any]:
     print(f"{case.title}, {case.method} ...", file=sys.stderr)
-    found = _in_child(case.spec, case.method, str(case.runs))
-    return _summary(case.title, case.spec, case.method, found)
+    child = ("--child", case.spec, case.method, str(case.runs))
+    found = answer([str(Path(__file__).resolve()), *child], CHILD_LIMIT_S)
+    if found.pop("timed_out", False):
+        raise SystemExit(f"{case.title}, {case.method}: over {CHILD_LIMIT_S} s")
+    return _summary(
+        case.title, case.spec, case.method, {name: found[name] for name in found if name not in WHOLE}
+    )
 
 
 def _summary(title: str, spec: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -123,19 +126,6 @@ def _summary(title: str, spec: str, method: str, found: dict[str, Any]) -> dict[
         "runs": len(seconds),
         **found,
     }
-
-
-def _in_child(*child: str) -> dict[str, Any]:
-    """What a child of this script answers; its standard error is shown when it fails."""
-    environment = os.environ | {"PYTHONPATH": str(HOME), "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", *child]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
 
 
 def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
@@ -174,20 +164,15 @@ def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
 def _start_up_row() -> dict[str, Any]:
     """The whole process `synth bound dgx1 allreduce`, start-up included, once everything is cached."""
     command = [sys.executable, "-c", "from arborcast.synth.cli.app import main; main()", *START_UP]
-    environment = os.environ | {"PYTHONPATH": str(HOME)}
-    seconds, cpu_seconds, peak = [], [], 0
-    for turn in range(6):
-        start = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise SystemExit(f"synth {' '.join(START_UP)}: exit status {process.returncode}")
-        if turn:  # the first one compiles
-            seconds.append(time.perf_counter() - start)
-            cpu_seconds.append(usage.ru_utime + usage.ru_stime)
-            peak = max(peak, usage.ru_maxrss)
-    found = {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_MB": peak / 1e3}
+    runs = [run(command, CHILD_LIMIT_S, environment={"PYTHONPATH": str(HOME)}) for _ in range(6)]
+    if any(done.status for done in runs):
+        raise SystemExit(f"synth {' '.join(START_UP)}: exit status {[done.status for done in runs]}")
+    counted = runs[1:]  # the first one compiles
+    found: dict[str, Any] = {
+        "seconds": [done.seconds for done in counted],
+        "cpu_seconds": [done.cpu_seconds for done in counted],
+        "peak_MB": max(done.peak_MB for done in counted),
+    }
     found |= {"ranks": 8, "trees": None, "height": None}
     row = _summary("synth bound dgx1 allreduce", "dgx1", "whole process", found)
     return row | {"collective": "allreduce"}

@@ -34,13 +34,13 @@ from arborcast.bench.contest.contenders import GLOO, KNOWN, MESSAGES, METHODS, R
 from arborcast.bench.contest.predictions import ORDERS, predict, predict_results
 from arborcast.bench.contest.ranks import Order, run_order
 from arborcast.bench.contest.rows import Limits, delivered_fabric, format_table, links_of, rows_of
-from arborcast.bench.document import TIME, Measure, Row, document, read_document, write_document
 from arborcast.bench.emulation import network
 from arborcast.bench.emulation.delivery import check_delivery, delivered
 from arborcast.bench.emulation.machine import EmulationError, check_machine, real_time
 from arborcast.bench.emulation.plan import EmulationPlan, at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
-from arborcast.bench.provenance import RUNTIME
+from arborcast.bench.harness.document import TIME, Measure, Row, document, read_document, write_document
+from arborcast.bench.harness.provenance import RUNTIME
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size, parse_size

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
-from arborcast.bench.measured import Finished
+from arborcast.bench.harness.processes import Finished
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.schedule import Schedule

@@ -26,7 +26,7 @@ from arborcast.bench.adapters.answer import (
     answer_of,
     without_repeat,
 )
-from arborcast.bench.measured import Finished, run
+from arborcast.bench.harness.processes import Finished, run
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.packing.carrier import breadth_first

@@ -41,7 +41,7 @@ class Ours:
     def ask(self, question: Question, limit_s: float) -> Answer:
         """See `bench.adapters.answer.Contender`."""
         from arborcast.bench.adapters.answer import answer_of, without_repeat
-        from arborcast.bench.measured import run
+        from arborcast.bench.harness.processes import run
 
         root = question.collective.root or 0
         with TemporaryDirectory() as scratch:

@@ -23,7 +23,7 @@ from arborcast.bench.adapters.answer import (
     answer_of,
     last_line,
 )
-from arborcast.bench.measured import Finished, run
+from arborcast.bench.harness.processes import Finished, run
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer

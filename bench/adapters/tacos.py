@@ -17,7 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from arborcast.bench.adapters.answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
-from arborcast.bench.measured import run
+from arborcast.bench.harness.processes import run
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer

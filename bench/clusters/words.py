@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arborcast.bench.document import Measure, document
+from arborcast.bench.harness.document import Measure, document
 from arborcast.synth.formats.sizes import format_size
 
 EVEN = 0.005

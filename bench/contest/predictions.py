@@ -14,8 +14,8 @@ from arborcast.bench.contest.cases import FROM_BYTES, METHOD, SERVICES, case_of,
 from arborcast.bench.contest.contenders import CHUNKS, METHODS, Contender, line_up
 from arborcast.bench.contest.ranks import ITEM_BYTES, Order, pieces_of
 from arborcast.bench.contest.rows import delivered_fabric
-from arborcast.bench.document import Row
 from arborcast.bench.emulation.plan import at_rates
+from arborcast.bench.harness.document import Row
 from arborcast.synth.collective import Collective
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate

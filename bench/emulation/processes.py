@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from arborcast.bench.answers import collect
 from arborcast.bench.emulation.machine import EmulationError, enter, real_time
 from arborcast.bench.emulation.network import Emulation
+from arborcast.bench.harness.processes import collect
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(

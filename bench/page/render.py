@@ -11,11 +11,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from arborcast.bench.harness.provenance import doubts
 from arborcast.bench.page.charts import svg
 from arborcast.bench.page.parts import Part, Sentence, Strong, Table
 from arborcast.bench.page.results import Document, number, span
 from arborcast.bench.page.words import count, percent, plural, two_digits
-from arborcast.bench.provenance import doubts
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
 

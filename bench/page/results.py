@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from arborcast.bench.document import read_document
+from arborcast.bench.harness.document import read_document
 from arborcast.bench.page.words import DASH
 from arborcast.synth.errors import InputError
 

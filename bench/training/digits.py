@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arborcast.bench.training.processes import run_ranks
+from arborcast.bench.harness.processes import run_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from arborcast.bench.training.processes import run_ranks
+from arborcast.bench.emulation.machine import real_time
+from arborcast.bench.harness.processes import run_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -195,7 +196,7 @@ def measure(
         runs,
         record,
         timeout_s=timeout_s,
-        before_others=True,
+        within=real_time,
     )
     return [
         Measured(
@@ -240,7 +241,7 @@ def _train(
 
 def costs(sleep: Sleep, timeout_s: float) -> tuple[Profile, float]:
     """The profile of the layers, and the time of a whole batch through all of them on one rank."""
-    profile, serial_us = run_ranks(1, _profile, sleep, timeout_s=timeout_s, before_others=True)[0]
+    profile, serial_us = run_ranks(1, _profile, sleep, timeout_s=timeout_s, within=real_time)[0]
     return profile, serial_us
 
 
@@ -313,7 +314,7 @@ def links(sleep: Sleep, ranks: int, timeout_s: float, *, repeats: int = 50) -> L
 
     small, large = 64, sleep.batch * sleep.width * 4
     start_us, whole_us = run_ranks(
-        2, _messages, (small, large), repeats, timeout_s=timeout_s, before_others=True
+        2, _messages, (small, large), repeats, timeout_s=timeout_s, within=real_time
     )[1]
     per_us = max(1.0, (large - small) / max(whole_us - start_us, 1e-3))
     bandwidth = Fraction(round(per_us), BYTES_PER_US)

@@ -294,7 +294,7 @@ def _tell(
 ) -> None:
     """The answer, in the form that was asked for."""
     if output is not None:
-        from arborcast.bench.document import write_document
+        from arborcast.bench.harness.document import write_document
 
         write_document(output, found)
     if as_json:

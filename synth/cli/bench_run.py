@@ -171,7 +171,7 @@ class _Run:
 
     def _document(self, sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
         from arborcast.backends.measure.nccl_tests import RESULT_KEYS, result_rows
-        from arborcast.bench.document import TIME, Measure, document
+        from arborcast.bench.harness.document import TIME, Measure, document
 
         found = result_rows(sweep, rows, on_fabric=self._is_job)
         return document(

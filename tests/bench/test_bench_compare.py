@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from arborcast.bench import compare as guard
 from arborcast.bench.compare import compare, format_comparison
-from arborcast.bench.document import TIME, Measure, document, timed_row, write_document
+from arborcast.bench.harness.document import TIME, Measure, document, timed_row, write_document
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 

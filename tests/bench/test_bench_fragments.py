@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from arborcast import synth, topologies
 from arborcast.bench.allocations.figure import draw_fragments
 from arborcast.bench.allocations.nccl import Over, nccl_rate, nccl_rings
-from arborcast.bench.document import read_document
 from arborcast.bench.fragments import RESULTS, format_summary, format_table, main, summarize, survey
+from arborcast.bench.harness.document import read_document
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import CollectiveError, InputError
 from arborcast.synth.sweeps.fragments import representatives

@@ -71,7 +71,7 @@ def test_children_end_with_the_process_that_is_stopped(bench: Any, tmp_path: Pat
     late = tmp_path / "late"
     child = f"import time, pathlib; time.sleep(2); pathlib.Path({str(late)!r}).touch()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    done = bench("measured").run([sys.executable, "-c", parent], 0.7)
+    done = bench("harness.processes").run([sys.executable, "-c", parent], 0.7)
     assert done.timed_out
     # As long as the child would have needed: it must not have written.
     subprocess.run([sys.executable, "-c", "import time; time.sleep(2)"], check=True)

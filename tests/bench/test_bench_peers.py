@@ -23,8 +23,8 @@ from arborcast.bench.adapters import rows as peers_rows
 from arborcast.bench.adapters import sccl as peers_sccl
 from arborcast.bench.adapters import tacos as peers_tacos
 from arborcast.bench.adapters.answer import Algorithm, Answer, CannotAskError, Question, Reading, answer_of
-from arborcast.bench.document import read_document
-from arborcast.bench.measured import Finished
+from arborcast.bench.harness.document import read_document
+from arborcast.bench.harness.processes import Finished
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError, ScheduleError

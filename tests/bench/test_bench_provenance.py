@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from arborcast.bench.provenance import doubts, provenance
+from arborcast.bench.harness.provenance import doubts, provenance
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -18,7 +18,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 def commit(folder: Path, path: str, text: str) -> str:
     file = folder / path
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     git(folder, "add", path)
     git(folder, "commit", "-q", "-m", path)

@@ -24,7 +24,7 @@ from arborcast.bench.clusters.words import (
     format_table,
     summary,
 )
-from arborcast.bench.document import document
+from arborcast.bench.harness.document import document
 from arborcast.bench.sweeps import sweep
 from arborcast.synth.baselines import solve_baseline
 from arborcast.synth.baselines.nccl_model import Plan, Protocol, nccl_times

@@ -35,10 +35,10 @@ from arborcast.bench.contest.predictions import predict, predict_results
 from arborcast.bench.contest.ranks import ITEM_BYTES, Data, Order, Round
 from arborcast.bench.contest.rows import Limits, format_table, rows_of
 from arborcast.bench.contest.wires import FRAME_BYTES, Load, uses
-from arborcast.bench.document import read_document
 from arborcast.bench.emulation.delivery import delivered
 from arborcast.bench.emulation.machine import EmulationError, why_not
 from arborcast.bench.emulation.plan import at_rates, plan_emulation
+from arborcast.bench.harness.document import read_document
 from arborcast.synth.api import solve
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError

@@ -24,8 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from arborcast.bench.measured import circumstances
-from arborcast.bench.provenance import SYNTHESIS, provenance
+from arborcast.bench.harness.provenance import SYNTHESIS, circumstances, provenance
 from arborcast.synth.collective import Kind, bandwidths
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.atomic import write_atomically
@@ -126,7 +125,7 @@ def document(
         measures: the columns of figures.
         units: what figures mean, where their name does not say it.
         packages: whose versions matter.
-        code: the folders of code that the figures depend on, see `bench.provenance`.
+        code: the folders of code that the figures depend on, see `bench.harness.provenance`.
         more: further entries, such as the rates that links delivered.
 
     Raises:

@@ -1,18 +1,25 @@
-"""Which code gave the figures of a results file, and whether that code has changed since.
+"""Which code and machine gave the figures of a results file, and whether that code has changed since.
 
 A results file names the commit that it was measured at, whether files differed from that commit, and the
-folders of code that its figures depend on (`bench.document.document`). Whether these folders have changed
+folders of code that its figures depend on (`document` in `document.py`). Whether these folders have changed
 since then decides whether the figures are older than the code.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-HOME = Path(__file__).resolve().parent.parent
+HOME = Path(__file__).resolve().parents[2]
+LOAD_AT_THE_START = os.getloadavg()[0]
+"""Processes that wanted to run before this one measured; its own are in the load at the end."""
+
 SYNTHESIS = ("synth", "topologies")
 """What bounds, schedules and simulations depend on."""
 
@@ -86,3 +93,41 @@ def _git(home: Path, *arguments: str) -> str | None:
 
 AT_THE_START = _git(HOME, "rev-parse", "HEAD")
 """What the modules of this process were loaded from."""
+
+
+def circumstances(*packages: str) -> dict[str, Any]:
+    """The command line, the machine and the versions of some packages, for the head of a results file."""
+    script, *arguments = sys.argv
+    name = _name(script)
+    by = ["python", f"bench/{name}"] if name.endswith(".py") and name != "__main__.py" else ["synth"]
+    return {
+        "command": " ".join([*by, *map(_name, arguments)]),
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "load_at_the_start": LOAD_AT_THE_START,
+            "load_at_the_end": os.getloadavg()[0],
+        },
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+    }
+
+
+def _name(argument: str) -> str:
+    """Where things lie on this machine says nothing about the figures."""
+    return argument.rpartition("/")[2]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""What all benches stand on: results files, where figures were measured, and processes that answer."""
