@@ -1,6 +1,6 @@
 """Shows what became slower between two results files, beyond what the spread of their runs explains.
 
-    python bench/compare.py OLD NEW          two files, or two folders: then all files of the same name
+    synth bench compare OLD NEW          two files, or two folders: then all files of the same name
 
 Prints what is worse, then what is better, and counts the rest. Exit status 0: nothing is worse; 1: something
 is; 2: the files cannot be compared. It knows neither questions nor benches: which columns tell rows apart and
@@ -9,10 +9,8 @@ which are figures is in the files, see `bench/harness/document.py`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -369,29 +367,6 @@ def _table(title: str, changes: Sequence[Change], most: int) -> list[str]:
     return [*lines, *([f"and {len(changes) - most} more"] if len(changes) > most else []), ""]
 
 
-# ----------------------------------------------------------------------------------------- the command
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare what the command line names, print it; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("old", type=Path, help="results file or folder")
-    parser.add_argument("new", type=Path, help="the same, later")
-    parser.add_argument(
-        "--tolerance", type=float, default=TOLERANCE, help="part of a timed figure that does not matter"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = parser.parse_args(arguments)
-    try:
-        return int(compared(given.old, given.new, tolerance=given.tolerance, as_json=given.json))
-    except InputError as error:
-        print(f"compare: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader has gone: | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 2
-
-
 def compared(before: Path, after: Path, *, tolerance: float = TOLERANCE, as_json: bool = False) -> bool:
     """Print how two results files, or folders of them, differ; whether anything became worse.
 
@@ -435,7 +410,3 @@ def _compared(old: Path, new: Path, tolerance: float) -> Comparison:
         return compare(*documents, tolerance=tolerance)
     except InputError as error:
         raise InputError(f"{old} and {new}: {error}") from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,7 @@ Nothing is timed here: schedules run in our simulator, NCCL's ring and tree are 
 NVLS, and named "model" in every row), both on links of NCCL's own rates, so that the figures are the same on
 every machine. Each row has two times. `time_us` counts bandwidth and latency of links only, which flatters
 whatever is simulated beside NCCL's model, most of all at small sizes. `time_us_with_nccl_overhead` charges
-our schedules what NCCL charges itself (`bench/clusters/overhead.py`), and speed-ups are computed from that one.
+our schedules what NCCL charges itself (`bench/clusters/overhead.py`); speed-ups are computed from that one.
 
 "selection" is the product's choice by `time_us`; "selection-with-overhead" is the choice that one makes who
 knows the overhead. Where `speed_up` is below 1, the best other method is faster: those rows stay, and the

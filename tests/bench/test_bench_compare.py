@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from arborcast.bench import compare as guard
 from arborcast.bench.compare import compare, format_comparison
 from arborcast.bench.harness.document import TIME, Measure, document, timed_row, write_document
+from arborcast.synth.cli import app as cli
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 
@@ -227,23 +229,23 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return old, new
 
 
-def test_status_1_where_something_is_worse(
+def test_what_is_worse_is_told_by_file(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = folders
-    assert guard.main([str(old), str(new)]) == 1
-    said = capsys.readouterr()
-    assert f"lost.json: only in {old}" in said.out and "times.json: How fast?" in said.out
-    assert "ring, bytes 8" in said.out and said.err == ""
-    assert guard.main([str(new / "times.json"), str(old / "times.json")]) == 0
-    assert guard.main([str(old), str(new), "--tolerance", "1.5"]) == 0
+    assert guard.compared(old, new)
+    said = capsys.readouterr().out
+    assert f"lost.json: only in {old}" in said and "times.json: How fast?" in said
+    assert "ring, bytes 8" in said
+    assert not guard.compared(new / "times.json", old / "times.json")
+    assert not guard.compared(old, new, tolerance=1.5)
 
 
 def test_json_is_one_object_with_what_the_table_says(
     folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = folders
-    assert guard.main([str(old), str(new), "--json"]) == 1
+    assert guard.compared(old, new, as_json=True)
     said = json.loads(capsys.readouterr().out)
     assert said["worse"] is True and said["only_in"]["lost.json"] == str(old)
     found = said["files"]["times.json"]
@@ -251,7 +253,10 @@ def test_json_is_one_object_with_what_the_table_says(
 
 
 def test_status_2_and_one_line_where_the_input_is_bad(
-    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     old, new = folders
     empty = tmp_path / "empty"
@@ -260,17 +265,20 @@ def test_status_2_and_one_line_where_the_input_is_bad(
     broken.write_text("{")
     other = tmp_path / "other.json"
     write_document(other, drawn([], TIMED) | {"question": "How small?"})
-    for arguments, words in (
-        ((old, new / "times.json"), "must be two files or two folders"),
-        ((old, empty), "must have a results file of the same name"),
-        ((tmp_path / "none.json", broken), "none.json: No such file"),
-        ((old / "times.json", broken), "broken.json: must be a results file in JSON"),
-        ((old / "times.json", other), "question: must be the same"),
+    for arguments, words, status in (
+        ((old, new), "worse 1", 1),
+        ((old, new / "times.json"), "must be two files or two folders", 2),
+        ((old, empty), "must have a results file of the same name", 2),
+        ((tmp_path / "none.json", broken), "none.json: No such file", 2),
+        ((old / "times.json", broken), "broken.json: must be a results file in JSON", 2),
+        ((old / "times.json", other), "question: must be the same", 2),
     ):
         capsys.readouterr()
-        assert guard.main([str(argument) for argument in arguments]) == 2
+        monkeypatch.setattr(sys, "argv", ["synth", "bench", "compare", *map(str, arguments)])
+        assert cli._status() == status
         said = capsys.readouterr()
-        assert said.err.startswith("compare: ") and said.err.count("\n") == 1 and words in said.err
+        assert words in said.out + said.err
+        assert status == 1 or (said.err.startswith("synth: ") and said.err.count("\n") == 1)
 
 
 @pytest.mark.parametrize("name", ["frontier", "solvers", "loopback", "synthesis"])

@@ -50,7 +50,7 @@ def test_commits_to_the_code_that_figures_depend_on_make_them_old(checkout: Path
 
 
 def test_uncommitted_changes_are_recorded_where_figures_depend_on_them(checkout: Path) -> None:
-    (checkout / "backends" / "engine.py").write_text("2")
+    (checkout / "backends" / "dataflow" / "engine.py").write_text("2")
     assert provenance(["synth"], checkout)["dirty"] is False
     code = provenance(["synth", "backends"], checkout)
     assert code["dirty"] is True

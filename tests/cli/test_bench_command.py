@@ -66,3 +66,18 @@ def test_a_box_without_nccl_rates_is_told_what_to_take_instead(
     assert err == (
         "synth: ring: has no nccl rates, its links have what bandwidth= says; take rates datasheet\n"
     )
+
+
+def test_a_report_without_its_packages_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in [
+        name for name in sys.modules if name.startswith(("arborcast.bench.page", "arborcast.bench.report"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    status, out, err = ran(
+        monkeypatch, capsys, "report", str(RESULTS.parent), "-o", str(tmp_path / "page.html")
+    )
+    assert (status, out) == (2, "")
+    assert err == "synth: report: needs pandas; install it with: pip install 'arborcast[bench]'\n"
