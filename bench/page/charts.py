@@ -272,6 +272,7 @@ def _dots(chart: DotChart) -> Drawn | None:
         axes.set_xscale("log")
     ticks = log_ticks(low, high) if chart.logarithmic else MaxNLocator(5).tick_values(0, high)
     ticks = [tick for tick in ticks if low <= tick <= high]
+    ticks = ticks[:: -(-len(ticks) // 6)] if len(ticks) > 6 else ticks
     name = unit_time if chart.unit == "s" else _short
     axes.xaxis.set(major_locator=FixedLocator(ticks), minor_locator=NullLocator())
     axes.xaxis.tick_top()
