@@ -270,7 +270,7 @@ def test_nothing_is_left_however_it_ends(ending: signal.Signals) -> None:
     """No process, no namespace (and so no device), no file; Ctrl-C goes to all processes of the terminal."""
     files = set(os.listdir("/tmp"))  # noqa: PTH208
     starter = subprocess.Popen(
-        [sys.executable, "-m", "tests.emulated_ranks"],
+        [sys.executable, "-m", "tests.support.emulated_ranks"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
