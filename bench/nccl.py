@@ -150,10 +150,10 @@ def _contenders(
     import torch.distributed as dist
 
     from arborcast import synth, topologies
-    from arborcast.backends.executors.grouped import GroupedExecutor
+    from arborcast.backends.executors.torch_p2p import Executor
 
     schedule = synth.solve(topologies.load(question.spec), "allreduce")
-    executor = GroupedExecutor(
+    executor = Executor(
         schedule, device=device, piece_bytes=question.piece_bytes, max_pieces=question.max_pieces
     )
     words = {"method": schedule.method.name, "chunks": len(schedule.chunks), "steps": schedule.steps}

@@ -1,1 +1,1 @@
-"""Other ways to run a program: numpy in adversarial orders, torch's own messages, calls without tags."""
+"""Another way to run a program: torch's own messages, calls without tags."""

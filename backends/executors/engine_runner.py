@@ -6,9 +6,9 @@ not have chosen: any kind, relays included. `backends.measure.sweep` measures th
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -21,13 +21,12 @@ from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.rank_view import digest_of, partners_of
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
-from arborcast.backends.schedules.settings import are_on_one_host
-from arborcast.backends.tensors.checks import check_overlap, check_tensor
+from arborcast.backends.schedules.rendezvous import are_on_one_host
+from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
-from arborcast.backends.tensors.torch_reduction import operator_of
+from arborcast.backends.tensors.torch_reduction import served_operator
 from arborcast.backends.transport.fingerprint import Opening
 from arborcast.backends.transport.network import Network
-from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
 
 FLOWS_KEPT = 8
@@ -74,7 +73,7 @@ class EngineRunner:
         )
         self._network.connect(peers_of([schedule], rank, size))
         self._engine = Engine(rank, self._network, timeout_s=timeout_s)
-        self._flows: OrderedDict[tuple[int, torch.dtype], Flow] = OrderedDict()
+        self._flow = lru_cache(FLOWS_KEPT)(self._compile)
         self._digest = digest_of(schedule)[:8]
         self._sequence = 0
 
@@ -90,18 +89,14 @@ class EngineRunner:
         """One call; arguments as for `backends.executors.torch_p2p.Executor.run`.
 
         Raises:
-            InputError: tensors that do not fit, or a reduction that the group leaves to gloo.
+            InputError: tensors that do not fit, or a reduction that the group leaves to gloo (truth values).
             ExecutionError: a peer died, or nothing happened for too long; no further call will work.
         """
         collective = self.schedule.collective
         flow = self._flow(count, dtype)
-        program, cpu = flow.program, torch.device("cpu")
-        given = check_tensor(f"{collective.kind}: input", given, program.input_elements, dtype, cpu)
-        output = check_tensor(f"{collective.kind}: output", output, program.output_elements, dtype, cpu)
-        check_overlap(collective, self.rank, given, output)
-        operator = operator_of(op, dtype) if collective.kind.reduces else None
-        if collective.kind.reduces and operator is None:
-            raise InputError(f"{op} of {dtype}: the process group leaves it to gloo; run it by messages")
+        program = flow.program
+        given, output = check_buffers(collective, program, given, output, dtype, torch.device("cpu"))
+        operator = served_operator(op, dtype) if collective.kind.reduces else None
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
         elements = str(dtype).removeprefix("torch.") + ("" if operator is None else f" {operator.name}")
         root = -1 if collective.root is None else collective.root
@@ -121,15 +116,9 @@ class EngineRunner:
         """Tell the other ranks why this one ends early."""
         self._engine.give_up(reason)
 
-    def _flow(self, count: int, dtype: torch.dtype) -> Flow:
-        flow = self._flows.get((count, dtype))
-        if flow is None:
-            pieces = self._cut.pieces(self.schedule, count * dtype.itemsize)
-            flow = compile_flow(lower_rank(self.schedule, self.rank, count, pieces=pieces))
-            while len(self._flows) >= FLOWS_KEPT:
-                self._flows.popitem(last=False)
-            self._flows[count, dtype] = flow
-        return flow
+    def _compile(self, count: int, dtype: torch.dtype) -> Flow:
+        pieces = self._cut.pieces(self.schedule, count * dtype.itemsize)
+        return compile_flow(lower_rank(self.schedule, self.rank, count, pieces=pieces))
 
 
 def peers_of(schedules: Iterable[AnySchedule], rank: int, size: int) -> set[int]:

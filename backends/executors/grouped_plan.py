@@ -35,7 +35,7 @@ ALIGNMENT = 16
 
 
 class PhaseError(RuntimeError):
-    """A message needs another operation of its own time; programs of `backends.lowering.lower` never do."""
+    """A message needs another operation of its own time; lowered programs never do."""
 
 
 @dataclass(frozen=True, slots=True)

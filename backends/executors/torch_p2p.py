@@ -1,85 +1,82 @@
-"""Runs schedules on real tensors with the point-to-point calls of torch.distributed (gloo).
+"""Runs schedules by torch's point-to-point calls, one group call per logical time: over gloo, over NCCL.
 
-An `Executor` belongs to one schedule and one process group of as many ranks as the schedule's topology.
-It lowers and plans once per buffer length and type, keeps the result, and then issues the planned calls from
-the caller's thread. Reductions go through cached scratch; everything else is received in place.
+NCCL has no tags, so that the order of a pair's messages is all that tells them apart;
+`backends.executors.grouped_plan` makes plans for such transports. CPU tensors over gloo go the same
+way, with one tag for all messages: plans, order and arithmetic are tested there on real processes.
+
+    caller's stream   ... tensors ready >                               > tensors ready ...
+    own stream              >  wait | reduce, copy | wait | reduce, ... >
+    NCCL's stream                group 0           group 1
+
+What only CUDA tensors reach is written after torch 2.13 and NCCL's documentation and HAS NOT RUN on a GPU
+yet: the own stream and its waits (`_own_stream`, the end of `run`), `record_stream`, futures with devices,
+one work for a coalesced call, the digests' exchange as the first call of a communicator.
+`tests/executors/test_torch_p2p.py` has tests of all of it for one GPU, which the ranks share; `bench/nccl.py`
+measures.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Protocol, cast
+from functools import lru_cache
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from arborcast.backends.errors import ExecutionError
-from arborcast.backends.executors.plan import Act, plan
+from arborcast.backends.errors import DisagreementError, ExecutionError
+from arborcast.backends.executors.grouped_plan import GroupedPlan, Local, plan_groups
 from arborcast.backends.lowering.layout import Buffer, Slice
-from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, DEFAULT_WINDOW, lower_rank, pieces_that_fit
-from arborcast.backends.lowering.program import Operation, Program, Receive, Send
-from arborcast.backends.tensors.checks import check_overlap, check_tensor
+from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank, pieces_that_fit
+from arborcast.backends.lowering.program import Receive, Reduce, Send
+from arborcast.backends.lowering.rank_view import digest_of
+from arborcast.backends.tensors.checks import check_buffers
+from arborcast.backends.tensors.torch_compat import work_of
+from arborcast.backends.tensors.torch_reduction import Operator, served_operator
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
 
 # Measured on loopback, 4 ranks on 2 cores, in CPU time of all ranks for an allreduce of 16 MiB (ring and
-# full mesh, gloo's own = 1): pieces of 1 MiB 1.2, 512 KiB 1.3 to 1.4, 256 KiB 1.8 to 2.2. A message costs
-# about 0.1 ms of CPU at both ends together; on slow links smaller pieces pay, in memory larger ones.
+# full mesh, gloo's own = 1): pieces of 1 MiB 1.2, 512 KiB 1.3 to 1.4, 256 KiB 1.8 to 2.2. On slow links
+# smaller pieces pay, in memory larger ones.
 DEFAULT_PIECE_BYTES = 512 * 1024
-DEFAULT_LOOKAHEAD = 4
 
-_COMBINE: dict[dist.ReduceOp.RedOpType, Callable[[Tensor, Tensor], Tensor]] = {
-    dist.ReduceOp.SUM: Tensor.add_,
-    dist.ReduceOp.AVG: Tensor.add_,  # divided at the end
-    dist.ReduceOp.MIN: lambda into, source: torch.minimum(into, source, out=into),
-    dist.ReduceOp.MAX: lambda into, source: torch.maximum(into, source, out=into),
-    dist.ReduceOp.PRODUCT: Tensor.mul_,
-}
-
-
-class _PointToPoint(Protocol):
-    """The calls of a backend that torch's type stubs leave out; half as dear as `isend` and `irecv`."""
-
-    def send(self, tensors: list[Tensor], dst: int, tag: int, /) -> dist.Work: ...
-
-    def recv(self, tensors: list[Tensor], src: int, tag: int, /) -> dist.Work: ...
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    """What stays the same from call to call for one length and type.
-
-    `acts` holds, for each instruction, what to do, the operation's index, and the indices of its slices in
-    `slices`: the destination or what is sent, then the source of a reduction or copy.
-    """
-
-    program: Program
-    slices: tuple[Slice, ...]
-    acts: tuple[tuple[Act, int, int, int], ...]
+_TAG = 0  # of all messages, on gloo, which matches equal tags of a pair in order; NCCL ignores it
+_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 class Executor:
-    """Runs one schedule.
+    """Runs one schedule; making one is a collective call of all ranks of the group.
+
+    The ranks compare their schedules first. On NCCL this also makes the group's communicator, which
+    point-to-point calls of only some ranks could not.
+
+    On CUDA tensors a call returns at once: all its work waits in streams, and nothing in it waits for the GPU
+    on the host, except that NCCL connects two ranks when they first exchange a message. All ranks make their
+    calls on the group in the same order, as NCCL wants it. A rank whose count or type differs from the
+    others' is not found out here: NCCL's watchdog ends the call after the group's timeout, as it does for
+    NCCL's own collectives. With TORCH_NCCL_BLOCKING_WAIT set the host does wait, call by call.
 
     Args:
-        schedule: what to run, in either form; correct ones only, `synth.verify` says which are.
-        group: gloo process group whose rank i is rank i of the schedule's topology; the default group
-            where None. Tags from 0 up to the number of messages are used on it.
+        schedule: what to run, in either form; correct ones only, `synth.verify` says which are. Equal on all
+            ranks, like all knobs but `cache`.
+        group: whose rank i is rank i of the schedule's topology; NCCL serves its CUDA tensors or gloo its CPU
+            tensors, with no other point-to-point messages in flight. The default group where None.
+        device: of all tensors; the CPU where None. CUDA devices need their index.
         pieces: into how many pieces each chunk is cut; chosen by size where None: see `pieces_for`.
         piece_bytes: the size that a piece of the largest chunk should not fall below.
         max_pieces: the number of pieces that is never exceeded.
-        lookahead: logical times that a receive is posted ahead.
-        window: receives of one chunk that may wait in scratch.
-        timeout_s: after how many seconds a message that does not come raises; the group's where None.
         cache: number of lengths and types whose plans are kept.
 
     Raises:
-        InputError: the group is not as large as the topology, or not gloo.
+        InputError: the group is not as large as the topology, or has another backend for the device.
+        DisagreementError: another rank has another schedule or other knobs.
     """
 
     def __init__(
@@ -87,91 +84,73 @@ class Executor:
         schedule: AnySchedule,
         group: dist.ProcessGroup | None = None,
         *,
+        device: torch.device | None = None,
         pieces: int | None = None,
         piece_bytes: int = DEFAULT_PIECE_BYTES,
         max_pieces: int = DEFAULT_MAX_PIECES,
-        lookahead: int = DEFAULT_LOOKAHEAD,
-        window: int = DEFAULT_WINDOW,
-        timeout_s: float | None = None,
         cache: int = 64,
     ) -> None:
         group = group or dist.group.WORLD
         if group is None:
             raise InputError("executor: no process group given and no default group initialised")
+        device = device or torch.device("cpu")
         ranks = schedule.topology.ranks
         if group.size() != ranks:
             raise InputError(
                 f"executor: the schedule's topology {schedule.topology.name} has {ranks} ranks, "
                 f"the process group has {group.size()}"
             )
+        if device.type not in _BACKENDS or (device.type == "cuda" and device.index is None):
+            raise InputError(f"executor: the device must be cpu or cuda with its index, got {device}")
+        backend = group._get_backend(device)
+        if backend.name() != _BACKENDS[device.type]:
+            raise InputError(
+                f"executor: needs {_BACKENDS[device.type]} for tensors on {device}, "
+                f"the process group has {backend.name()}"
+            )
         self.schedule = schedule
         self.rank = group.rank()
-        backend = group._get_backend(torch.device("cpu"))
-        if backend.name() != "gloo":
-            raise InputError(f"executor: needs a gloo process group, got {backend.name()}")
-        self._backend = cast(_PointToPoint, backend)
+        self.device = device
+        self._group = group
+        self._coalesces = backend.supports_coalescing
+        self._stream = _new_stream(device) if device.type == "cuda" else None
         self._pieces = pieces
         self._piece_bytes = piece_bytes
         self._max_pieces = max_pieces
-        self._lookahead = lookahead
-        self._window = window
-        self._timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
-        self._cache_size = cache
-        self._cache: OrderedDict[tuple[int, torch.dtype], _Compiled] = OrderedDict()
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._compiled = lru_cache(cache)(self._compile)
+        self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
         self._failure: str | None = None
+        self._agree()
 
-    def allreduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
-        """Combine the tensors of all ranks, in place."""
+    def allreduce(
+        self,
+        tensor: Tensor,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        *,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Combine the tensors of all ranks, in place; see `run`, also for the calls that follow."""
         self._check_call(Kind.ALLREDUCE)
-        self.run(tensor.numel(), tensor.dtype, output=tensor, op=op)
+        return self.run(tensor.numel(), tensor.dtype, output=tensor, op=op, async_op=async_op)
 
-    def broadcast(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor, *, async_op: bool = False) -> dist.Work | None:
         """Fill the tensor on all ranks with the root's."""
         self._check_call(Kind.BROADCAST)
-        self.run(tensor.numel(), tensor.dtype, output=tensor)
-
-    def reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
-        """Combine the tensors of all ranks into the root's; those of the others keep their values."""
-        self._check_call(Kind.REDUCE)
-        at_root = self.rank == self.schedule.collective.root
-        given, output = (None, tensor) if at_root else (tensor, None)
-        self.run(tensor.numel(), tensor.dtype, given=given, output=output, op=op)
+        return self.run(tensor.numel(), tensor.dtype, output=tensor, async_op=async_op)
 
     def allgather(self, output: Tensor, given: Tensor) -> None:
         """Concatenate all ranks' tensors, in the order of the collective's ranks, on all of them."""
         self._check_call(Kind.ALLGATHER)
-        self.run(given.numel() * self._ranks, given.dtype, given=given, output=output)
+        ranks = len(self.schedule.collective.ranks)
+        self.run(given.numel() * ranks, given.dtype, given=given, output=output)
 
     def reduce_scatter(
         self, output: Tensor, given: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
     ) -> None:
         """Combine all ranks' tensors and give each rank its block of the result."""
         self._check_call(Kind.REDUCE_SCATTER)
-        self.run(output.numel() * self._ranks, output.dtype, given=given, output=output, op=op)
-
-    def gather(self, output: Tensor | None, given: Tensor) -> None:
-        """Concatenate all ranks' tensors at the root; `output` is None on the others."""
-        self._check_call(Kind.GATHER)
-        self.run(given.numel() * self._ranks, given.dtype, given=given, output=output)
-
-    def scatter(self, output: Tensor, given: Tensor | None) -> None:
-        """Give each rank its block of the root's tensor; `given` is None on the others."""
-        self._check_call(Kind.SCATTER)
-        self.run(output.numel() * self._ranks, output.dtype, given=given, output=output)
-
-    def alltoall(self, output: Tensor, given: Tensor) -> None:
-        """Exchange block i of rank j with block j of rank i."""
-        self._check_call(Kind.ALLTOALL)
-        self.run(given.numel(), given.dtype, given=given, output=output)
-
-    def custom(self, tensor: Tensor) -> None:
-        """Fill the blocks of the tensor that this rank must get, in place; it has room for all of them.
-
-        Blocks that it neither holds nor gets keep their values.
-        """
-        self._check_call(Kind.CUSTOM)
-        self.run(tensor.numel(), tensor.dtype, output=tensor)
+        ranks = len(self.schedule.collective.ranks)
+        self.run(output.numel() * ranks, output.dtype, given=given, output=output, op=op)
 
     def run(
         self,
@@ -180,9 +159,10 @@ class Executor:
         *,
         given: Tensor | None = None,
         output: Tensor | None = None,
-        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-    ) -> None:
-        """Any kind, and the only call for ranks that take no part: all ranks of the topology make it.
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Any kind; all ranks of the topology make the call, also those that take no part.
 
         Args:
             count: elements of the whole buffer, as algbw counts it: of all n blocks where there are blocks.
@@ -190,20 +170,34 @@ class Executor:
             given: this rank's input, contiguous, never written to; None where it gives none.
             output: what it gets, contiguous; None where it gets nothing. In place (broadcast, allreduce,
                 custom, the root of a reduce) it holds the data at the start and there is no input.
-            op: how contributions are combined, ignored where none are; AVG is the sum divided by the number
-                of ranks, for integers rounded towards zero.
+            op: how contributions are combined, ignored where none are; see `torch_reduction.operator_of`.
+            async_op: whether to return a work (with a future of the outputs) instead of letting the current
+                stream wait. Waiting for it lets the stream that is current then wait, not the host. On CPU
+                tensors the call is complete when it returns, either way.
 
         Raises:
-            InputError: tensors that do not fit.
-            ExecutionError: a peer died or a deadline passed; no further call will work.
+            InputError: tensors or an operation that do not fit.
+            ExecutionError: a peer died or a deadline passed; no further call will work. On CUDA it is NCCL's
+                watchdog that finds this out, later.
         """
-        compiled = self._compile(count, dtype)
-        kind = self.schedule.collective.kind
-        program, cpu = compiled.program, torch.device("cpu")
-        given = check_tensor(f"{kind}: input", given, program.input_elements, dtype, cpu)
-        output = check_tensor(f"{kind}: output", output, program.output_elements, dtype, cpu)
-        check_overlap(self.schedule.collective, self.rank, given, output)
-        self._execute(compiled, given, output, op, dtype)
+        compiled = self._compiled(count, dtype)
+        collective = self.schedule.collective
+        given, output = check_buffers(collective, compiled.plan.program, given, output, dtype, self.device)
+        operator = served_operator(op, dtype) if collective.kind.reduces else None
+        if self._failure is not None:
+            raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
+        future: torch.futures.Future[list[Tensor]] | None = None
+        with self._own_stream(given, output):
+            self._execute(compiled, given, output, operator, dtype)
+            if async_op:
+                # A future with devices remembers where their current streams are: here, our own.
+                future = torch.futures.Future(devices=None if self._stream is None else [self.device])
+                future.set_result([] if output is None else [output])
+        if future is not None:
+            return work_of(future)
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        return None
 
     def pieces_for(self, count: int, dtype: torch.dtype) -> int:
         """Into how many pieces every chunk of a buffer of that length is cut.
@@ -216,9 +210,21 @@ class Executor:
         nbytes = count * dtype.itemsize
         return pieces_that_fit(self.schedule, nbytes, piece_bytes=self._piece_bytes, most=self._max_pieces)
 
-    @property
-    def _ranks(self) -> int:
-        return len(self.schedule.collective.ranks)
+    def _agree(self) -> None:
+        """Refuse ranks that would exchange other messages; the one place that waits for the GPU."""
+        knobs = [self._pieces, self._piece_bytes, self._max_pieces]
+        said = digest_of(self.schedule) + json.dumps(knobs).encode()
+        own = int.from_bytes(hashlib.sha256(said).digest()[:7])
+        mine = torch.tensor([own], dtype=torch.int64, device=self.device)
+        everybody = [torch.empty_like(mine) for _ in range(self._group.size())]
+        dist.all_gather(everybody, mine, group=self._group)
+        for rank, digest in enumerate(everybody):
+            other = int(digest.item())
+            if other != own:
+                raise DisagreementError(
+                    f"rank {self.rank}: its schedule and knobs (digest {own:014x}) are not those of "
+                    f"rank {rank} ({other:014x})"
+                )
 
     def _check_call(self, kind: Kind) -> None:
         collective = self.schedule.collective
@@ -228,112 +234,151 @@ class Executor:
             raise InputError(f"rank {self.rank}: takes no part in the {kind}; call run(count, dtype) on it")
 
     def _compile(self, count: int, dtype: torch.dtype) -> _Compiled:
-        compiled = self._cache.pop((count, dtype), None)
-        if compiled is None:
-            program = lower_rank(
-                self.schedule,
-                self.rank,
-                count,
-                pieces=self.pieces_for(count, dtype),
-                window=self._window,
-            )
-            compiled = _compile(program, self._lookahead)
-            while len(self._cache) >= self._cache_size:
-                self._cache.popitem(last=False)
-        self._cache[count, dtype] = compiled
-        return compiled
+        pieces = self.pieces_for(count, dtype)
+        return _numbered(plan_groups(lower_rank(self.schedule, self.rank, count, pieces=pieces)))
 
-    def _scratch_for(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Working space shared by all lengths and types, since only one call runs at a time."""
-        needed = elements * dtype.itemsize
-        if self._scratch.numel() < needed:
-            self._scratch = torch.empty(needed, dtype=torch.uint8)
-        return self._scratch[:needed].view(dtype)
+    @contextlib.contextmanager
+    def _own_stream(self, *tensors: Tensor | None) -> Iterator[None]:
+        """Make our stream the current one, after all that the caller's stream has been given so far.
+
+        All calls share the stream and the scratch that belongs to it, whatever stream each comes from.
+        """
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(self._stream)  # the caller may free it while our stream works on it
+        with torch.cuda.stream(self._stream):
+            yield
 
     def _execute(
         self,
         compiled: _Compiled,
         given: Tensor | None,
         output: Tensor | None,
-        op: dist.ReduceOp.RedOpType,
+        operator: Operator | None,
         dtype: torch.dtype,
     ) -> None:
-        if self._failure is not None:
-            raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
-        program = compiled.program
-        combine = _combiner(op, dtype) if self.schedule.collective.kind.reduces else None
-        memory = {Buffer.SCRATCH: self._scratch_for(program.scratch_elements, dtype)}
-        if given is not None:
-            memory[Buffer.INPUT] = given
-        if output is not None:
-            memory[Buffer.OUTPUT] = output
-        views = [memory[part.buffer].narrow(0, part.start, part.length) for part in compiled.slices]
-        self._issue(compiled, views, combine)
-        if combine is not None and op == dist.ReduceOp.AVG and output is not None:
-            rounding = None if dtype.is_floating_point else "trunc"
-            torch.div(output, program.contributors, rounding_mode=rounding, out=output)
-
-    def _issue(
-        self, compiled: _Compiled, views: list[Tensor], combine: Callable[[Tensor, Tensor], Tensor] | None
-    ) -> None:
-        operations = compiled.program.operations
-        backend = self._backend
-        works: dict[int, dist.Work] = {}
-        operation: Operation | None = None
+        program = compiled.plan.program
+        phase: _Phase | None = None
         try:
-            for act, index, into, source in compiled.acts:
-                operation = operations[index]
-                if act is Act.WAIT:
-                    self._wait(works.pop(index))
-                elif act is Act.SEND:
-                    assert isinstance(operation, Send)
-                    works[index] = backend.send([views[into]], operation.peer, operation.tag)
-                elif act is Act.POST:
-                    assert isinstance(operation, Receive)
-                    works[index] = backend.recv([views[into]], operation.peer, operation.tag)
-                elif act is Act.REDUCE:
-                    assert combine is not None, "only reducing kinds have reductions"
-                    combine(views[into], views[source])
-                else:
-                    views[into].copy_(views[source])
+            if operator is not None and program.in_place and output is not None:
+                operator.before_in_place(output)
+            elif operator is not None and given is not None:
+                given = operator.before(given)
+            memory = {Buffer.SCRATCH: self._scratch_for(compiled.plan.scratch_elements, dtype)}
+            if given is not None:
+                memory[Buffer.INPUT] = given
+            if output is not None:
+                memory[Buffer.OUTPUT] = output
+            views = [memory[part.buffer].narrow(0, part.start, part.length) for part in compiled.slices]
+            for current in compiled.phases:
+                phase = current
+                works = self._start(phase, views)
+                _do(phase.during, views, operator)
+                for work in works:
+                    work.wait()
+                _do(phase.after, views, operator)
+            if operator is not None and output is not None:
+                operator.after(output, program.contributors)
         except BaseException as error:
             # Messages are left half done, so that no later call could know its own from these.
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            self._failure = f"rank {self.rank}: {operation}: {reason}"
+            self._failure = f"{self.schedule.collective.kind}{_described(phase)}: {reason}"
             if isinstance(error, RuntimeError):
-                raise ExecutionError(self._failure) from error
+                raise ExecutionError(f"rank {self.rank}: {self._failure}") from error
             raise
 
-    def _wait(self, work: dist.Work) -> None:
-        if self._timeout is None:
-            work.wait()
-        else:
-            work.wait(self._timeout)
+    def _start(self, phase: _Phase, views: Sequence[Tensor]) -> list[dist.Work]:
+        """Issue one group call; what to wait for."""
+        group = self._group
+        if not phase.receives and not phase.sends:
+            return []
+        if self._coalesces:
+            group._start_coalescing(self.device)
+        works = [group.recv([views[part]], peer, _TAG) for part, peer in phase.receives]
+        works += [group.send([views[part]], peer, _TAG) for part, peer in phase.sends]
+        if self._coalesces:
+            # The calls have only been noted; there is one work for all, on NCCL's stream.
+            works = [group._end_coalescing(self.device)]
+        return works
+
+    def _scratch_for(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Working space shared by all lengths and types, since calls follow one another in one stream."""
+        needed = elements * dtype.itemsize
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8, device=self.device)
+        return self._scratch[:needed].view(dtype)
 
 
-def _compile(program: Program, lookahead: int) -> _Compiled:
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """A phase with numbers for slices.
+
+    Attributes:
+        time: as in the plan.
+        receives, sends: slice and peer; both ends have those of a pair in the same order.
+        during, after: whether to reduce (or else copy), destination, source.
+    """
+
+    time: int
+    receives: tuple[tuple[int, int], ...]
+    sends: tuple[tuple[int, int], ...]
+    during: tuple[tuple[bool, int, int], ...]
+    after: tuple[tuple[bool, int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """What stays the same from call to call for one length and type."""
+
+    plan: GroupedPlan
+    slices: tuple[Slice, ...]
+    phases: tuple[_Phase, ...]
+
+
+def _numbered(plan: GroupedPlan) -> _Compiled:
     """Number the slices that a plan touches, so that a call makes each view once."""
     numbers: dict[Slice, int] = {}
 
     def number(part: Slice) -> int:
         return numbers.setdefault(part, len(numbers))
 
-    acts = []
-    for instruction in plan(program, lookahead=lookahead):
-        operation = program.operations[instruction.operation]
-        if isinstance(operation, Send):
-            into = source = number(operation.source)
+    def local(operations: Sequence[Local]) -> tuple[tuple[bool, int, int], ...]:
+        return tuple((isinstance(o, Reduce), number(o.into), number(o.source)) for o in operations)
+
+    phases = tuple(
+        _Phase(
+            phase.time,
+            tuple((number(m.into), m.peer) for m in phase.messages if isinstance(m, Receive)),
+            tuple((number(m.source), m.peer) for m in phase.messages if isinstance(m, Send)),
+            local(phase.during),
+            local(phase.after),
+        )
+        for phase in plan.phases
+    )
+    return _Compiled(plan, tuple(numbers), phases)
+
+
+def _do(
+    operations: Sequence[tuple[bool, int, int]], views: Sequence[Tensor], operator: Operator | None
+) -> None:
+    for reduces, into, source in operations:
+        if reduces:
+            assert operator is not None, "only reducing kinds have reductions"
+            operator.combine(views[into], views[source], views[into])
         else:
-            into = number(operation.into)
-            source = into if isinstance(operation, Receive) else number(operation.source)
-        acts.append((instruction.act, instruction.operation, into, source))
-    return _Compiled(program, tuple(numbers), tuple(acts))
+            views[into].copy_(views[source])
 
 
-def _combiner(op: dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
-    combine = next((function for known, function in _COMBINE.items() if op == known), None)
-    if combine is None:
-        raise InputError(f"reduction {op}: must be SUM, AVG, MIN, MAX or PRODUCT")
-    if dtype.is_complex or dtype == torch.bool:
-        raise InputError(f"reduction {op}: needs a real floating or integer type, got {dtype}")
-    return combine
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    return cast(torch.cuda.Stream, cast(Any, torch.cuda.Stream)(device))
+
+
+def _described(phase: _Phase | None) -> str:
+    if phase is None:
+        return ""
+    peers = sorted({peer for _, peer in (*phase.receives, *phase.sends)})
+    return f", messages of time {phase.time} with ranks {', '.join(map(str, peers))}"

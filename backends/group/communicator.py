@@ -20,23 +20,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    BroadcastOptions,
-)
+from torch._C._distributed_c10d import AllgatherOptions, BroadcastOptions
 
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.errors import ExecutionError
+from arborcast.backends.group.arguments import SUM, reduce_options
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
-from arborcast.backends.schedules.settings import are_on_one_host, compare_settings
+from arborcast.backends.schedules.rendezvous import are_on_one_host, compare_settings
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, break_gloo, new_gloo, own_connection
-from arborcast.backends.tensors.torch_reduction import Operator, name_of, operator_of
+from arborcast.backends.tensors.torch_reduction import Operator, name_of, served_operator
 from arborcast.backends.transport.fingerprint import Opening
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
@@ -126,29 +123,32 @@ class Communicator:
 
     def allreduce(self, tensor: Tensor, op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> None:
         """Combine the flat tensors of all ranks, in place; what `serves` says no to is refused."""
-        operator = _operator(op, tensor.dtype)
+        operator = served_operator(op, tensor.dtype)
         operator.before_in_place(tensor)
         call = self._call(Kind.ALLREDUCE, -1, tensor.numel(), tensor.dtype, operator)
-
-        def by_gloo() -> Any:
-            options = AllreduceOptions()
-            options.reduceOp = _gloo_op(op)
-            return self._gloo.allreduce([tensor], options)
-
-        if self._run(call, tensor.dtype, {Buffer.OUTPUT: tensor}, operator, by_gloo):
-            operator.after(tensor, self.size)
+        options = reduce_options(_gloo_op(op))
+        self._run(
+            call,
+            tensor.dtype,
+            {Buffer.OUTPUT: tensor},
+            operator,
+            lambda gloo: gloo.allreduce([tensor], options),
+        )
+        operator.after(tensor, self.size)
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Fill the flat tensor with the root's."""
         call = self._call(Kind.BROADCAST, root, tensor.numel(), tensor.dtype)
-
-        def by_gloo() -> Any:
-            options = BroadcastOptions()
-            options.rootRank = root
-            # As bytes, because gloo knows few types.
-            return self._gloo.broadcast([tensor.view(torch.uint8)], options)
-
-        self._run(call, tensor.dtype, {Buffer.OUTPUT: tensor}, None, by_gloo)
+        options = BroadcastOptions()
+        options.rootRank = root
+        as_bytes = [tensor.view(torch.uint8)]  # because gloo knows few types
+        self._run(
+            call,
+            tensor.dtype,
+            {Buffer.OUTPUT: tensor},
+            None,
+            lambda gloo: gloo.broadcast(as_bytes, options),
+        )
 
     def allgather(self, output: Tensor, given: Tensor) -> None:
         """Concatenate the flat tensors of all ranks, in their order."""
@@ -162,7 +162,7 @@ class Communicator:
             output.dtype,
             memory,
             None,
-            lambda: self._gloo._allgather_base(
+            lambda gloo: gloo._allgather_base(
                 output.view(torch.uint8), given.view(torch.uint8), AllgatherOptions()
             ),
         )
@@ -171,31 +171,28 @@ class Communicator:
         self, output: Tensor, given: Tensor, op: dist.ReduceOp | dist.ReduceOp.RedOpType
     ) -> None:
         """Combine the flat tensors of all ranks and give each its block of the result."""
-        operator = _operator(op, given.dtype)
+        operator = served_operator(op, given.dtype)
         given = _apart_from(output, operator.before(given))
         call = self._call(Kind.REDUCE_SCATTER, -1, given.numel(), given.dtype, operator)
+        options = reduce_options(_gloo_op(op))
+        totals: list[Tensor] = []
 
-        total = torch.empty(0)
-
-        def by_gloo() -> Any:
+        def by_gloo(gloo: Any) -> Any:
             # What gloo's own does inside, too; but the work of that has no future.
-            nonlocal total
-            total = given.clone()
-            options = AllreduceOptions()
-            options.reduceOp = _gloo_op(op)
-            return self._gloo.allreduce([total], options)
+            totals.append(given.clone())
+            return gloo.allreduce(totals, options)
 
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
-        if self._run(call, given.dtype, memory, operator, by_gloo):
-            operator.after(output, self.size)
-        else:
+        self._run(call, given.dtype, memory, operator, by_gloo)
+        for total in totals:
             output.copy_(total[self.rank * output.numel() :][: output.numel()])
+        operator.after(output, self.size)
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         nothing = torch.zeros(1)
         call = Opening(self._next(), 0, -1, Kind.ALLREDUCE, "barrier")
-        self._by_gloo(call, lambda: self._gloo.allreduce([nothing], AllreduceOptions()))
+        self._by_gloo(call, lambda gloo: gloo.allreduce([nothing], reduce_options(SUM)))
 
     # ------------------------------------------------------------------ around them
 
@@ -298,31 +295,30 @@ class Communicator:
         dtype: torch.dtype,
         memory: dict[Buffer, Tensor],
         operator: Operator | None,
-        by_gloo: Callable[[], Any],
-    ) -> bool:
-        """Serve a call; returns whether by a schedule."""
+        by_gloo: Callable[[Any], Any],
+    ) -> None:
+        """Serve a call by a schedule, or begin it `by_gloo`."""
         nbytes = call.count * dtype.itemsize
         if self._reason_for_gloo(call.kind, nbytes) is None:
             table = self._schedules.table(call, self._next)
             if not isinstance(table, str):
-                digest, flow = self._schedules.flow(table, nbytes, call.count)
+                digest, flow = self._schedules.flow(call.kind, call.root, nbytes, call.count)
                 opening = replace(call, sequence=self._next(), schedule=digest)
                 self._engine.run(flow, memory, opening, operator)
                 self._counts[call.kind, "schedule"] += 1
-                return True
+                return
         self._by_gloo(replace(call, sequence=self._next()), by_gloo)
         self._counts[call.kind, "gloo"] += 1
-        return False
 
-    def _by_gloo(self, opening: Opening, start: Callable[[], Any]) -> None:
+    def _by_gloo(self, opening: Opening, start: Callable[[Any], Any]) -> None:
         """Have gloo serve a call while the ranks check that all of them want that."""
         if self.size == 1:
-            start().wait()
+            start(self._gloo).wait()
             return
         # Not before the ranks agree: gloo ends the process when more bytes come than it expects.
         self._engine.agree(opening)
         try:
-            work = start()
+            work = start(self._gloo)
             # gloo works in threads of its own: meanwhile a peer that gives up is noticed here.
             ended = threading.Event()
 
@@ -386,14 +382,7 @@ def _apart_from(output: Tensor, given: Tensor) -> Tensor:
     return given.clone() if start < ends[1] and out < ends[0] else given
 
 
-def _operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:
-    operator = operator_of(op, dtype)
-    if operator is None:
-        raise InputError(f"reduction {name_of(op)}: schedules do not serve it on elements of {dtype}")
-    return operator
-
-
 def _gloo_op(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> dist.ReduceOp:
-    """What gloo is asked for: the factor of PREMUL_SUM, which it lacks, has been applied before."""
-    sum_ = dist.ReduceOp(dist.ReduceOp.SUM)
-    return sum_ if name_of(op) == "PREMUL_SUM" else dist.ReduceOp(getattr(dist.ReduceOp, name_of(op)))
+    """What gloo is asked for: factors have been applied before, and averages are divided after it."""
+    name = name_of(op)
+    return dist.ReduceOp(getattr(dist.ReduceOp, "SUM" if name in {"PREMUL_SUM", "AVG"} else name))

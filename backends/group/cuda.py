@@ -1,7 +1,8 @@
 """The CUDA side of a group: an inner NCCL, and synthesized allreduce and broadcast on its messages.
 
-Nothing here has run on a GPU yet; `backends.executors.grouped` says which of its parts have run on CPU
-tensors. What schedules do not serve, and small messages, NCCL does by itself.
+Opt-in: only on a fabric that somebody described (ARBORCAST_TOPOLOGY or options); on one that is assumed NCCL
+does everything. Nothing here has run on a GPU yet; `executors.torch_p2p` says which of its parts have run on
+CPU tensors. What schedules do not serve, and small messages, NCCL does by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from arborcast.backends.executors.grouped import GroupedExecutor
+from arborcast.backends.executors.torch_p2p import Executor
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import AnySchedule
@@ -45,7 +46,7 @@ class CudaSchedules:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._executors: dict[tuple[int, torch.device], GroupedExecutor] = {}
+        self._executors: dict[tuple[int, torch.device], Executor] = {}
         self.calls: Counter[Kind] = Counter()
 
     def allreduce(self, schedule: AnySchedule, tensor: Tensor, op: dist.ReduceOp) -> dist.Work:
@@ -58,12 +59,12 @@ class CudaSchedules:
         self.calls[Kind.BROADCAST] += 1
         return _work(self._executor(schedule, tensor.device).broadcast(tensor, async_op=True))
 
-    def _executor(self, schedule: AnySchedule, device: torch.device) -> GroupedExecutor:
+    def _executor(self, schedule: AnySchedule, device: torch.device) -> Executor:
         """One per schedule and device, so that plans are made once; all ranks make them together."""
         key = (id(schedule), device)
         executor = self._executors.get(key)
         if executor is None:
-            executor = self._executors[key] = GroupedExecutor(schedule, self._group, device=device)
+            executor = self._executors[key] = Executor(schedule, self._group, device=device)
         return executor
 
 

@@ -46,10 +46,10 @@ from arborcast.backends.group.arguments import (
 )
 from arborcast.backends.group.communicator import SERVED, Communicator
 from arborcast.backends.group.cuda import NCCL_BELOW, CudaSchedules, has_nccl, new_nccl
-from arborcast.backends.group.work_queue import WorkQueue
+from arborcast.backends.group.work import WorkQueue
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.fabric import Fabric
-from arborcast.backends.schedules.incarnation import fresh_store
+from arborcast.backends.schedules.rendezvous import fresh_store
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, break_gloo, new_gloo
 from arborcast.synth.collective import Kind
 from arborcast.synth.implicit_schedule import AnySchedule
@@ -94,12 +94,10 @@ class SynthGroup(dist.ProcessGroup):
         inner._set_sequence_number_for_group()
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
-        self._cuda: CudaSchedules | None = None
         if has_nccl():
             nccl = new_nccl(PrefixStore("nccl", store), rank, size, timeout)
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-            self._cuda = CudaSchedules(self)
-        self._handed_over: Counter[Kind] = Counter()
+        self._delegated: Counter[Kind] = Counter()
         self._communicator = Communicator(
             PrefixStore("synth", store),
             rank,
@@ -109,6 +107,9 @@ class SynthGroup(dist.ProcessGroup):
             world_size=world_size,
             timeout_s=timeout.total_seconds(),
         )
+        # On an assumed fabric NCCL, which sees the real one, knows better.
+        is_opted_in = has_nccl() and not self._communicator.fabric.is_assumed
+        self._cuda = CudaSchedules(self) if is_opted_in else None
         self._queue = WorkQueue("synth")
         self._inner = inner
         self._is_broken = False
@@ -143,8 +144,7 @@ class SynthGroup(dist.ProcessGroup):
             if schedule is not None and self._cuda is not None:
                 return self._cuda.allreduce(schedule, tensors[0], op)
         if not (is_one_plain(tensors) and serves(op, tensors[0])):
-            self._handed_over[Kind.ALLREDUCE] += 1
-            return self._by_backend(tensors, "allreduce", tensors, reduce_options(op))
+            return self._delegate(Kind.ALLREDUCE, tensors, "allreduce", tensors, reduce_options(op))
 
         def run() -> None:
             with written(tensors[0]) as flat:
@@ -158,17 +158,14 @@ class SynthGroup(dist.ProcessGroup):
         if not (are_plain_alike(tensors) and serves(op, tensors[0])):
             options = AllreduceCoalescedOptions()
             options.reduceOp = op
-            self._handed_over[Kind.ALLREDUCE] += 1
-            return self._by_backend(tensors, "allreduce_coalesced", tensors, options)
+            return self._delegate(Kind.ALLREDUCE, tensors, "allreduce_coalesced", tensors, options)
+        if len(tensors) == 1:
+            return self.allreduce(tensors, op)
 
         def run() -> None:
-            if len(tensors) == 1:
-                with written(tensors[0]) as flat:
-                    self._communicator.allreduce(flat, op)
-            else:
-                together = torch.cat([flattened(tensor) for tensor in tensors])
-                self._communicator.allreduce(together, op)
-                spread(together, tensors)
+            together = torch.cat([flattened(tensor) for tensor in tensors])
+            self._communicator.allreduce(together, op)
+            spread(together, tensors)
 
         return self._submit(run, list(tensors))
 
@@ -180,13 +177,13 @@ class SynthGroup(dist.ProcessGroup):
             opts.rootRank = root
         opts = opts or BroadcastOptions()
         root = opts.rootRank
-        if self._is_for_cuda(tensors) and opts.rootTensor == 0 and 0 <= root < self.size():
+        is_usual = opts.rootTensor == 0 and 0 <= root < self.size()
+        if self._is_for_cuda(tensors) and is_usual:
             schedule = self._schedule_for_cuda(Kind.BROADCAST, root, tensors[0])
             if schedule is not None and self._cuda is not None:
                 return self._cuda.broadcast(schedule, tensors[0])
-        if not (is_one_plain(tensors) and opts.rootTensor == 0 and 0 <= root < self.size()):
-            self._handed_over[Kind.BROADCAST] += 1
-            return self._by_backend(tensors, "broadcast", tensors, opts)
+        if not (is_one_plain(tensors) and is_usual):
+            return self._delegate(Kind.BROADCAST, tensors, "broadcast", tensors, opts)
 
         def run() -> None:
             # Only bits travel, so that every type does.
@@ -201,8 +198,7 @@ class SynthGroup(dist.ProcessGroup):
             outputs, inputs = [list(outputs)], [inputs]
         opts = opts if isinstance(opts, AllgatherOptions) else AllgatherOptions()
         if not (is_one_plain(inputs) and len(outputs) == 1 and fits(outputs[0], inputs[0], self.size())):
-            self._handed_over[Kind.ALLGATHER] += 1
-            return self._by_backend(inputs, "allgather", outputs, inputs, opts)
+            return self._delegate(Kind.ALLGATHER, inputs, "allgather", outputs, inputs, opts)
 
         def run() -> None:
             together = torch.empty(self.size() * inputs[0].numel(), dtype=inputs[0].dtype)
@@ -215,14 +211,9 @@ class SynthGroup(dist.ProcessGroup):
         """Gather the tensors of all ranks on all ranks, one after another in one tensor."""
         opts = opts or AllgatherOptions()
         if not fits_single(output, given, self.size()):
-            self._handed_over[Kind.ALLGATHER] += 1
+            self._delegated[Kind.ALLGATHER] += 1
             return super().all_gather_single(output, given, opts)
-
-        def run() -> None:
-            with written(output) as flat:
-                self._communicator.allgather(flat, flattened(given))
-
-        return self._submit(run, [output])
+        return self._submit(lambda: self._gather_pairs([(output, given)]), [output])
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
 
@@ -230,27 +221,19 @@ class SynthGroup(dist.ProcessGroup):
         """The same for several pairs of tensors."""
         opts = opts or AllgatherOptions()
         pairs = list(zip(outputs, inputs, strict=False))
-        if len(outputs) != len(inputs) or not all(fits_single(*pair, self.size()) for pair in pairs):
-            self._handed_over[Kind.ALLGATHER] += 1
-            if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
-                return super().all_gather_single_coalesced(outputs, inputs, opts)
-
-            return self._together(
-                [
-                    self._by_backend([given], "_allgather_base", output, given, opts)
-                    for output, given in pairs
-                ],
-                list(outputs),
-            )
-
-        def run() -> None:
-            for output, given in pairs:
-                with written(output) as flat:
-                    self._communicator.allgather(flat, flattened(given))
-
-        return self._submit(run, list(outputs))
+        if len(outputs) == len(inputs) and all(fits_single(*pair, self.size()) for pair in pairs):
+            return self._submit(lambda: self._gather_pairs(pairs), list(outputs))
+        self._delegated[Kind.ALLGATHER] += 1
+        if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
+            return super().all_gather_single_coalesced(outputs, inputs, opts)
+        return self._together("_allgather_base", pairs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+
+    def _gather_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for output, given in pairs:
+            with written(output) as flat:
+                self._communicator.allgather(flat, flattened(given))
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
@@ -261,13 +244,13 @@ class SynthGroup(dist.ProcessGroup):
         op = op_of(opts)
         plain = is_one_plain(outputs) and len(inputs) == 1 and fits(inputs[0], outputs[0], self.size())
         if not (plain and serves(op, outputs[0])):
-            self._handed_over[Kind.REDUCE_SCATTER] += 1
-            return self._by_backend(outputs, "reduce_scatter", outputs, inputs, scatter_options(op))
+            return self._delegate(
+                Kind.REDUCE_SCATTER, outputs, "reduce_scatter", outputs, inputs, scatter_options(op)
+            )
 
         def run() -> None:
             together = torch.cat([flattened(tensor) for tensor in inputs[0]])
-            with written(outputs[0]) as flat:
-                self._communicator.reduce_scatter(flat, together, op)
+            self._scatter_pairs([(outputs[0], together)], op)
 
         return self._submit(run, outputs)
 
@@ -275,14 +258,9 @@ class SynthGroup(dist.ProcessGroup):
         """Combine the tensors of all ranks and give each rank its block."""
         op = op_of(opts)
         if not (fits_single(given, output, self.size()) and serves(op, output)):
-            self._handed_over[Kind.REDUCE_SCATTER] += 1
+            self._delegated[Kind.REDUCE_SCATTER] += 1
             return super().reduce_scatter_single(output, given, scatter_options(op))
-
-        def run() -> None:
-            with written(output) as flat:
-                self._communicator.reduce_scatter(flat, flattened(given), op)
-
-        return self._submit(run, [output])
+        return self._submit(lambda: self._scatter_pairs([(output, given)], op), [output])
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
@@ -290,28 +268,20 @@ class SynthGroup(dist.ProcessGroup):
         """The same for several pairs of tensors."""
         op = op_of(opts)
         pairs = list(zip(outputs, inputs, strict=False))
-        fit = all(fits_single(given, output, self.size()) for output, given in pairs)
-        if len(outputs) != len(inputs) or not fit or not all(serves(op, output) for output in outputs):
-            self._handed_over[Kind.REDUCE_SCATTER] += 1
-            if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
-                return super().reduce_scatter_single_coalesced(outputs, inputs, scatter_options(op))
-
-            return self._together(
-                [
-                    self._by_backend([given], "_reduce_scatter_base", output, given, scatter_options(op))
-                    for output, given in pairs
-                ],
-                list(outputs),
-            )
-
-        def run() -> None:
-            for output, given in pairs:
-                with written(output) as flat:
-                    self._communicator.reduce_scatter(flat, flattened(given), op)
-
-        return self._submit(run, list(outputs))
+        fit = all(fits_single(given, output, self.size()) and serves(op, output) for output, given in pairs)
+        if len(outputs) == len(inputs) and fit:
+            return self._submit(lambda: self._scatter_pairs(pairs, op), list(outputs))
+        self._delegated[Kind.REDUCE_SCATTER] += 1
+        if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
+            return super().reduce_scatter_single_coalesced(outputs, inputs, scatter_options(op))
+        return self._together("_reduce_scatter_base", pairs, scatter_options(op))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
+    def _scatter_pairs(self, pairs: Sequence[tuple[Tensor, Tensor]], op: dist.ReduceOp) -> None:
+        for output, given in pairs:
+            with written(output) as flat:
+                self._communicator.reduce_scatter(flat, flattened(given), op)
 
     def all_to_all_single(
         self, output: Tensor, given: Tensor, output_lengths: Any, given_lengths: Any, opts: Any = None
@@ -373,7 +343,7 @@ class SynthGroup(dist.ProcessGroup):
         counts = self._communicator.counters()
         for kind, calls in ({} if self._cuda is None else self._cuda.calls).items():
             counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["schedule"] += calls
-        for kind, calls in self._handed_over.items():
+        for kind, calls in self._delegated.items():
             counts.setdefault(str(kind), {"schedule": 0, "gloo": 0})["handed over"] = calls
         return counts
 
@@ -397,18 +367,24 @@ class SynthGroup(dist.ProcessGroup):
 
     # ------------------------------------------------------------------ the two ways of a call
 
-    def _together(self, works: Sequence[dist.Work], result: Any) -> dist.Work:
-        """One work for several that have begun: where they begin decides their order, alike on all ranks."""
+    def _together(self, method: str, pairs: Sequence[tuple[Tensor, Tensor]], opts: Any) -> dist.Work:
+        """One work for several calls of the backend: they begin here, in the order of all ranks."""
+        works = [self._by_backend([given], method, output, given, opts) for output, given in pairs]
 
         def wait() -> None:
             for work in works:
                 work.wait()
 
-        return self._submit(wait, result)
+        return self._submit(wait, [output for output, _ in pairs])
 
     @staticmethod
     def _is_on_gpu(tensors: Sequence[Tensor]) -> bool:
         return any(tensor.device.type != "cpu" for tensor in tensors)
+
+    def _delegate(self, kind: Kind, tensors: Sequence[Tensor], method: str, *arguments: Any) -> dist.Work:
+        """Leave a call that schedules do not serve to the backend, and count it."""
+        self._delegated[kind] += 1
+        return self._by_backend(tensors, method, *arguments)
 
     def _by_backend(self, tensors: Sequence[Tensor], method: str, *arguments: Any) -> dist.Work:
         """Have gloo, or whatever serves tensors of that device, do it alone."""

@@ -12,17 +12,51 @@ done is then always the next one of both its ends, which is why blocking sends c
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from arborcast.backends.lowering.layout import Buffer, Layout, Slice, lay_out
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.backends.lowering.rank_view import transfers_of
-from arborcast.backends.lowering.scratch import Scratch
 from arborcast.synth.errors import ScheduleError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Transfer
+
+
+class Scratch:
+    """Hands out slots, new ones while the limits allow, used ones after that.
+
+    Args:
+        limit: elements after which slots are used again wherever one is free; a need that cannot be met so
+            is met beyond it.
+        window: slots that each chunk may have before it uses the first again, so that as many receives
+            can be posted ahead of time.
+    """
+
+    def __init__(self, limit: int, window: int) -> None:
+        self.elements = 0
+        self._limit = limit
+        self._window = window
+        self._free: dict[int, deque[int]] = defaultdict(deque)
+        self._slots: dict[int, int] = defaultdict(int)
+
+    def take(self, chunk: int, length: int, slot_length: int) -> Slice:
+        """A slice of `length` elements in a slot of `slot_length`, which is the same for all of a chunk."""
+        free = self._free[chunk]
+        full = self._slots[chunk] >= self._window or self.elements + slot_length > self._limit
+        if free and full:
+            start = free.popleft()
+        else:
+            start = self.elements
+            self.elements += slot_length
+            self._slots[chunk] += 1
+        return Slice(Buffer.SCRATCH, start, start + length)
+
+    def give_back(self, chunk: int, taken: Slice) -> None:
+        """The slice will not be read again by operations that are yet to be written."""
+        self._free[chunk].append(taken.start)
+
 
 DEFAULT_WINDOW = 8
 DEFAULT_MAX_PIECES = 32

@@ -1,7 +1,7 @@
 """What one rank executes: sends, receives and reductions on slices of its buffers.
 
 A `Program` is a plain value without torch or numpy in it. Its operations stand in an order that works even
-where sends block until they are received (`backends.lowering.deadlock` checks that), and each names the own
+where sends block until they are received (a checker in the tests shows that), and each names the own
 operations that must be complete before it starts, so that an executor may overlap everything else.
 `backends.lowering.lower` makes them.
 """

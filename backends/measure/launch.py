@@ -1,78 +1,36 @@
 """Runs schedules on local processes, one per rank, and checks every element of what comes out.
 
-This side never imports torch: it starts `backends.measure.worker`, waits, and turns what the ranks answered
-into the rows that nccl-tests prints. Whatever happens (an error in a rank, a deadline, Ctrl-C) no process is
-left.
+This side never imports torch: it starts `measure.worker`, waits, and collects the rows that rank 0 says.
+Whatever happens (an error in a rank, a deadline, Ctrl-C) no process is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import pickle
 import select
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from arborcast.backends.lowering.layout import blocks_in
-from arborcast.backends.lowering.reduction import Reduction
-from arborcast.backends.measure.job import ITEM_BYTES, Answer, Job, Sweep, count_for
-from arborcast.synth.collective import bandwidths
+from arborcast.backends.measure.job import Row, Sweep, count_for
+from arborcast.backends.measure.nccl_tests import sweep_of
+from arborcast.backends.options import Options
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
-
-NCCL_TYPES = {"float32": "float", "float64": "double"}
-"""What nccl-tests calls a type, where that is not our name of it."""
 
 
 class RunError(Exception):
     """A run ended early; the message is the reason of the first rank that failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of results, with the meanings of nccl-tests.
-
-    Attributes:
-        bytes: of the whole buffer.
-        count: elements that each rank gives, or of one block where the buffer is one block per rank.
-        dtype: type of the elements.
-        redop: sum, avg, min, max or prod; none where nothing is reduced.
-        root: -1 where there is none.
-        time_us: median over the runs of the time of the slowest rank.
-        algbw: GB/s, bytes over time.
-        busbw: GB/s, algbw times the factor of the collective.
-        wrong: elements that differ from the reference, over all ranks and runs.
-        correct: whether none does.
-        reference: `torch` where compared with torch's own collective, `definition` where torch has none.
-        spread: (slowest - fastest run) / median.
-    """
-
-    bytes: int
-    count: int
-    dtype: str
-    redop: str
-    root: int
-    time_us: float
-    algbw: float
-    busbw: float
-    wrong: int
-    correct: bool
-    reference: str
-    spread: float
-
-    def to_document(self) -> dict[str, int | float | str | bool]:
-        """For JSON."""
-        return asdict(self)
 
 
 def run_schedule(
@@ -87,15 +45,15 @@ def run_schedule(
     seed: int = 0,
     pieces: int | None = None,
 ) -> tuple[Row, ...]:
-    """Run a schedule on one local process per rank of its topology, relays included.
+    """Run a schedule by torch's messages on one local process per rank of its topology, relays included.
 
     Args:
         schedule: a correct one, in either form.
         size_bytes: of the whole buffer, as algbw counts it; rounded down to whole elements and blocks.
         dtype: float32, float64, bfloat16 or int64.
         op: sum, avg, min, max or product; ignored where nothing is reduced.
-        iterations: timed runs of each size.
-        warmup: runs of each size before those; checked as well.
+        iterations: timed runs of each size; then one more is compared with the reference.
+        warmup: runs of each size before those.
         timeout_s: for everything together, start-up included.
         seed: of the data.
         pieces: into how many pieces each chunk is cut; where None as many as leave 1 MiB or more, up to 32.
@@ -105,66 +63,60 @@ def run_schedule(
         RunError: a rank failed.
         TimedOutError: the time ran out.
     """
-    if dtype not in ITEM_BYTES:
-        raise InputError(f"type {dtype}: must be one of {', '.join(ITEM_BYTES)}")
-    if iterations < 1 or warmup < 0:
-        raise InputError(f"iterations must be at least 1 and warmup 0, got {iterations} and {warmup}")
-    if pieces is not None and pieces < 1:
-        raise InputError(f"pieces: must be at least 1, got {pieces}")
-    for size in size_bytes:
-        if size < 0:
-            raise InputError(f"size: must be at least 0 bytes, got {size}")
-    counts = tuple(count_for(schedule, size, dtype) for size in size_bytes)
-    job = Job(schedule, counts, dtype, Reduction.of(op), iterations, warmup, seed, pieces)
-    return run_jobs([job], timeout_s=timeout_s)[0]
+    sweep = sweep_of(
+        schedule,
+        size_bytes,
+        dtype=dtype,
+        op=op,
+        iterations=iterations,
+        warmup=warmup,
+        average="max",
+        via="messages",
+        seed=seed,
+        pieces=pieces,
+        count=count_for,
+    )
+    return run_local(sweep, timeout_s=timeout_s)
 
 
-def run_jobs(jobs: Sequence[Job], *, timeout_s: float = 300) -> tuple[tuple[Row, ...], ...]:
-    """Run several jobs on the same processes, one after the other; the rows of each.
+def run_local(
+    sweep: Sweep, *, on_row: Callable[[Row], None] = lambda row: None, timeout_s: float = 1800
+) -> tuple[Row, ...]:
+    """The rows of one sweep; see `run_sweeps`."""
+    return run_sweeps([sweep], on_row=on_row, timeout_s=timeout_s)[0]
+
+
+def run_sweeps(
+    sweeps: Sequence[Sweep], *, on_row: Callable[[Row], None] = lambda row: None, timeout_s: float = 300
+) -> tuple[tuple[Row, ...], ...]:
+    """The rows of sweeps on the same local processes, one sweep after the other.
 
     There are as many processes as the largest topology has ranks; smaller ones use the first of them.
-    Errors as for `run_schedule`.
+    Whatever happens (an error, Ctrl-C) no process is left.
+
+    Args:
+        sweeps: see `nccl_tests.sweep_of`.
+        on_row: called with each row as it is there.
+        timeout_s: for everything together, start-up included.
+
+    Raises:
+        InputError: torch is not installed, or a variable of the environment breaks a rule.
+        RunError: a rank failed.
+        TimedOutError: the time ran out.
     """
     see_what_runs_need()
+    if any(sweep.via == "group" for sweep in sweeps):
+        Options.from_environment()  # refused here, and not by every rank
+    rows: list[Row] = []
+
+    def hear(line: str) -> None:
+        rows.append(Row(**json.loads(line)))
+        on_row(rows[-1])
+
     with tempfile.TemporaryDirectory(prefix="arborcast-run-") as name:
-        folder = Path(name)
-        run_worker(folder, tuple(jobs), timeout_s)
-        world = max(job.schedule.topology.ranks for job in jobs)
-        # What the ranks wrote is as trustworthy as the ranks, which run our own code.
-        answers: list[list[list[Answer]]] = [
-            pickle.loads((folder / f"rank-{rank}.pickle").read_bytes()) for rank in range(world)
-        ]
-    return tuple(
-        tuple(
-            _row(job, count, [answers[rank][index][case] for rank in range(job.schedule.topology.ranks)])
-            for case, count in enumerate(job.counts)
-        )
-        for index, job in enumerate(jobs)
-    )
-
-
-def format_table(rows: Iterable[Row]) -> list[str]:
-    """Lines with the columns of nccl-tests."""
-    header = ("size(B)", "count", "type", "redop", "root", "time(us)", "algbw", "busbw", "#wrong")
-    widths = (12, 12, 8, 6, 6, 10, 8, 8, 8)
-    lines = [
-        (
-            str(row.bytes),
-            str(row.count),
-            NCCL_TYPES.get(row.dtype, row.dtype),
-            row.redop,
-            str(row.root),
-            f"{row.time_us:.1f}",
-            f"{row.algbw:.2f}",
-            f"{row.busbw:.2f}",
-            str(row.wrong),
-        )
-        for row in rows
-    ]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in (header, *lines)
-    ]
+        _run_worker(Path(name), tuple(sweeps), timeout_s, hear)
+    of_all = iter(rows)
+    return tuple(tuple(islice(of_all, len(sweep.counts))) for sweep in sweeps)
 
 
 def see_what_runs_need() -> None:
@@ -179,25 +131,11 @@ def see_what_runs_need() -> None:
         raise InputError("running a schedule on local processes needs a system with fork (Linux, macOS)")
 
 
-def run_worker(
-    folder: Path,
-    work: tuple[Job, ...] | Sweep,
-    timeout_s: float,
-    hear: Callable[[str], None] = lambda line: None,
+def _run_worker(
+    folder: Path, sweeps: tuple[Sweep, ...], timeout_s: float, hear: Callable[[str], None]
 ) -> None:
-    """Have `backends.measure.worker` do something in a folder, and return when all its ranks have ended well.
-
-    Args:
-        folder: empty; what ranks answer lies in it afterwards.
-        work: what to do.
-        timeout_s: for everything together, start-up included.
-        hear: called with each line that rank 0 says, as it comes. Whatever it raises ends all ranks.
-
-    Raises:
-        RunError: a rank failed.
-        TimedOutError: the time ran out.
-    """
-    (folder / "jobs.pickle").write_bytes(pickle.dumps((work, timeout_s)))
+    """Have `measure.worker` do it in an empty folder; `hear` each line that rank 0 says."""
+    (folder / "sweeps.pickle").write_bytes(pickle.dumps((sweeps, timeout_s)))
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     # Gloo looks up the host's name otherwise, which not every machine can resolve.
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -264,26 +202,3 @@ def _end(worker: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
-
-
-def _row(job: Job, count: int, answers: Sequence[Answer]) -> Row:
-    collective = job.schedule.collective
-    slowest = [max(times) for times in zip(*(answer.times_s for answer in answers), strict=True)]
-    time_us = statistics.median(slowest) * 1e6
-    size = count * ITEM_BYTES[job.dtype]
-    algbw, busbw = bandwidths(collective.kind, len(collective.ranks), size, time_us)
-    wrong = sum(answer.wrong for answer in answers)
-    return Row(
-        bytes=size,
-        count=count // blocks_in(collective),
-        dtype=job.dtype,
-        redop=job.reduction.nccl_name if collective.kind.reduces else "none",
-        root=-1 if collective.root is None else collective.root,
-        time_us=time_us,
-        algbw=algbw,
-        busbw=busbw,
-        wrong=wrong,
-        correct=not wrong,
-        reference=answers[0].reference,
-        spread=(max(slowest) - min(slowest)) * 1e6 / time_us,
-    )

@@ -9,64 +9,31 @@ its own. This side never imports torch; `backends.measure.sweep` is the part of 
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from arborcast.backends.lowering.layout import IN_PLACE_KINDS, blocks_in
-from arborcast.backends.lowering.reduction import Reduction
-from arborcast.backends.measure.job import AVERAGES, ITEM_BYTES, RUNTIMES, Job, Sweep, count_as_nccl_tests
-from arborcast.backends.measure.launch import NCCL_TYPES, run_worker, see_what_runs_need
-from arborcast.backends.options import Options
-from arborcast.synth.collective import Kind, bandwidths
+from arborcast.backends.lowering.layout import IN_PLACE_KINDS
+from arborcast.backends.measure.job import (
+    AVERAGES,
+    ITEM_BYTES,
+    RUNTIMES,
+    Reduction,
+    Row,
+    Sweep,
+    count_as_nccl_tests,
+)
+from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
+
+NCCL_TYPES = {"float32": "float", "float64": "double"}
+"""What nccl-tests calls a type, where that is not our name of it."""
 
 MOST_SIZES = 10_000
 _OUR_TYPES = {nccl: ours for ours, nccl in NCCL_TYPES.items()}
 _OUR_OPERATORS = {"prod": "product"}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One size, with the meanings of nccl-tests.
-
-    Attributes:
-        asked_bytes: the size as it was asked for.
-        bytes: of the whole buffer, rounded down to what the collective can have.
-        count: elements that each rank gives, or of one block where the buffer is one block per rank.
-        dtype: type of the elements.
-        redop: sum, avg, min, max or prod; none where nothing is reduced.
-        root: -1 where there is none.
-        time_us: of one call, mean over the calls; of the ranks the average or what was asked for.
-        algbw: GB/s, bytes over time.
-        busbw: GB/s, algbw times the factor of the collective.
-        wrong: elements that differ from the reference, over all ranks; None where none was compared.
-        spread: longest minus shortest call, us, each taken over the ranks as the time is.
-        iterations: calls that count.
-    """
-
-    asked_bytes: int
-    bytes: int
-    count: int
-    dtype: str
-    redop: str
-    root: int
-    time_us: float
-    algbw: float
-    busbw: float
-    wrong: int | None
-    spread: float
-    iterations: int
-
-    def to_document(self) -> dict[str, Any]:
-        """For JSON; `Row(**document)` reads it back."""
-        return asdict(self)
 
 
 def sizes_between(first: int, last: int, *, factor: int = 2, step: int | None = None) -> tuple[int, ...]:
@@ -112,12 +79,14 @@ def sweep_of(
     average: str = "average",
     via: str = "group",
     seed: int = 0,
+    pieces: int | None = None,
+    count: Callable[[AnySchedule, int, str], int] = count_as_nccl_tests,
 ) -> Sweep:
     """What ranks are asked to do.
 
     Args:
         schedule: a correct one.
-        sizes: bytes of the whole buffer, as algbw counts it; rounded as `count_as_nccl_tests` says.
+        sizes: bytes of the whole buffer, as algbw counts it; rounded as `count` does.
         dtype: float32, float64, bfloat16 or int64, or nccl-tests' float and double.
         op: sum, avg, min, max or product (prod); ignored where nothing is reduced.
         iterations: calls that count, of each size.
@@ -126,6 +95,8 @@ def sweep_of(
         average: "rank 0", "average", "min" or "max" of the ranks' times; nccl-tests' `-a` 0 to 3.
         via: "group", the engine of the process group "synth", or "messages", torch's own.
         seed: of the data.
+        pieces: into how many each chunk is cut by "messages"; by size where None.
+        count: elements of the whole buffer for a schedule, bytes and a type.
 
     Raises:
         InputError: what there is not, or does not go together.
@@ -144,87 +115,39 @@ def sweep_of(
     if not sizes or min(sizes) < 0:
         raise InputError(f"sizes: must be at least one and none below 0, got {list(sizes)}")
     reduction = Reduction.of(_OUR_OPERATORS.get(op, op))
-    reduces = schedule.collective.kind.reduces
-    if via == "group" and reduces and reduction is Reduction.AVG and dtype == "int64":
-        raise InputError(f"op avg of {dtype}: the process group leaves it to gloo; use via messages")
-    counts = tuple(count_as_nccl_tests(schedule, size, dtype) for size in sizes)
-    job = Job(schedule, counts, dtype, reduction, iterations, warmup, seed)
-    return Sweep(job, tuple(sizes), via, check, average)
-
-
-def run_local(
-    sweep: Sweep, *, on_row: Callable[[Row], None] = lambda row: None, timeout_s: float = 1800
-) -> tuple[Row, ...]:
-    """The rows of a sweep on local processes; whatever happens (an error, Ctrl-C) no process is left.
-
-    Args:
-        sweep: see `sweep_of`.
-        on_row: called with each row as it is there.
-        timeout_s: for everything together, start-up included.
-
-    Raises:
-        InputError: torch is not installed, or a variable of the environment breaks a rule.
-        RunError: a rank failed.
-        TimedOutError: the time ran out.
-    """
-    see_what_runs_need()
-    if sweep.via == "group":
-        Options.from_environment()  # refused here, and not by every rank
-    rows: list[Row] = []
-
-    def hear(line: str) -> None:
-        rows.append(Row(**json.loads(line)))
-        on_row(rows[-1])
-
-    with tempfile.TemporaryDirectory(prefix="arborcast-bench-") as name:
-        run_worker(Path(name), sweep, timeout_s, hear)
-    return tuple(rows)
-
-
-def row_of(sweep: Sweep, asked_bytes: int, count: int, times_s: Sequence[Sequence[float]], wrong: int) -> Row:
-    """A row from what the ranks measured.
-
-    Args:
-        sweep: what was asked.
-        asked_bytes: the size.
-        count: elements of the whole buffer.
-        times_s: of each rank, those of its calls.
-        wrong: elements, over all ranks; ignored where nothing was compared.
-    """
-    job, collective = sweep.job, sweep.job.schedule.collective
-    calls = [_over_ranks(sweep.average, times) * 1e6 for times in zip(*times_s, strict=True)]
-    time_us = _over_ranks(sweep.average, [statistics.fmean(times) for times in times_s]) * 1e6
-    size = count * ITEM_BYTES[job.dtype]
-    algbw, busbw = bandwidths(collective.kind, len(collective.ranks), size, time_us)
-    return Row(
-        asked_bytes=asked_bytes,
-        bytes=size,
-        count=count // blocks_in(collective),
-        dtype=job.dtype,
-        redop=job.reduction.nccl_name if collective.kind.reduces else "none",
-        root=-1 if collective.root is None else collective.root,
-        time_us=time_us,
-        algbw=algbw,
-        busbw=busbw,
-        wrong=wrong if sweep.check else None,
-        spread=max(calls) - min(calls),
-        iterations=job.iterations,
+    if pieces is not None and pieces < 1:
+        raise InputError(f"pieces: must be at least 1, got {pieces}")
+    counts = tuple(count(schedule, size, dtype) for size in sizes)
+    return Sweep(
+        schedule,
+        tuple(sizes),
+        counts,
+        dtype,
+        reduction,
+        iterations,
+        warmup,
+        check,
+        average,
+        via,
+        seed,
+        pieces,
     )
 
 
-def _over_ranks(average: str, times: Sequence[float]) -> float:
-    match average:
-        case "rank 0":
-            return times[0]
-        case "min":
-            return min(times)
-        case "max":
-            return max(times)
-        case _:
-            return statistics.fmean(times)
-
-
 # --------------------------------------------------------------------------------------- what is shown
+
+
+def _titles(*words: str) -> str:
+    size, count, kind, redop, root, time, algbw, busbw, wrong = words
+    line = f"# {size:>10}  {count:>12}  {kind:>8}  {redop:>6}  {root:>6}  {time:>7}  {algbw:>6}  {busbw:>6}"
+    return f"{line} {wrong:>6}".rstrip()
+
+
+TITLES = (
+    _titles("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"),
+    _titles("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""),
+)
+"""Of the columns of `row_line`."""
 
 
 def header_lines(sweep: Sweep, *, where: str = "local processes") -> list[str]:
@@ -234,23 +157,21 @@ def header_lines(sweep: Sweep, *, where: str = "local processes") -> list[str]:
         sweep: what is measured.
         where: on what, for the reader.
     """
-    job, sizes = sweep.job, sweep.asked_bytes
-    schedule = job.schedule
+    schedule, sizes = sweep.schedule, sweep.asked_bytes
     collective = schedule.collective
     half = "in-place" if runs_in_place(collective.kind) else "out-of-place"
     runtime = {"group": "process group synth", "messages": "torch's point-to-point messages"}[sweep.via]
     return [
         f"# {collective.kind} by {schedule.method.name} on {schedule.topology.name}, "
         f"{len(collective.ranks)} ranks of {schedule.topology.ranks}, by {runtime}, on {where}",
-        f"# minBytes {sizes[0]} maxBytes {sizes[-1]} step: {_growth(sizes)} warmup iters: {job.warmup} "
-        f"iters: {job.iterations} agg iters: 1 validation: {int(sweep.check)} graph: 0",
+        f"# minBytes {sizes[0]} maxBytes {sizes[-1]} step: {_growth(sizes)} warmup iters: {sweep.warmup} "
+        f"iters: {sweep.iterations} agg iters: 1 validation: {int(sweep.check)} graph: 0",
         f"# time: mean of a rank's calls back to back; of the ranks: {sweep.average}"
         f"{' (as nccl-tests by default)' if sweep.average == 'average' else ''}",
         f"# {half} only: this runtime has no other half of {collective.kind}; warm-up before every size",
         "#",
         f"# {half:>72}",
-        _titles("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong"),
-        _titles("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""),
+        *TITLES,
     ]
 
 
@@ -288,7 +209,7 @@ def result_rows(sweep: Sweep, rows: Iterable[Row], *, on_fabric: bool = False) -
         on_fabric: whether the processes ran on the topology that the schedule is for. Then its bound, at
             nominal rates, is what the rate is a share of.
     """
-    schedule = sweep.job.schedule
+    schedule = sweep.schedule
     limit = float(schedule.bound.rate)
     return [
         {
@@ -321,12 +242,6 @@ RESULT_KEYS = (
     "asked_bytes",
 )
 """The independent variables of `result_rows`."""
-
-
-def _titles(*words: str) -> str:
-    size, count, kind, redop, root, time, algbw, busbw, wrong = words
-    line = f"# {size:>10}  {count:>12}  {kind:>8}  {redop:>6}  {root:>6}  {time:>7}  {algbw:>6}  {busbw:>6}"
-    return f"{line} {wrong:>6}".rstrip()
 
 
 def _growth(sizes: Sequence[int]) -> str:

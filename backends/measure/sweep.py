@@ -7,18 +7,17 @@ It runs within a default process group of gloo that has as many ranks as the sch
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 
 from arborcast.backends.executors.engine_runner import EngineRunner
 from arborcast.backends.executors.torch_p2p import DEFAULT_PIECE_BYTES, Executor
-from arborcast.backends.measure.job import Sweep
-from arborcast.backends.measure.nccl_tests import Row, row_of
+from arborcast.backends.measure.job import LOOPBACK_PIECE_BYTES, Row, Sweep, row_of
 from arborcast.backends.measure.torchrun import job_group
 from arborcast.backends.measure.trial import Runner, Trial
-from arborcast.backends.schedules.settings import are_on_one_host
+from arborcast.backends.schedules.rendezvous import are_on_one_host
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.synth.errors import InputError
 
@@ -58,30 +57,46 @@ def run_under_torchrun(
 
 
 def run_sweep(
-    sweep: Sweep, store: Store, *, timeout_s: float, on_row: Callable[[Row], None] | None
+    sweep: Sweep,
+    store: Store,
+    *,
+    timeout_s: float,
+    on_row: Callable[[Row], None] | None,
+    groups: dict[tuple[int, ...], dist.ProcessGroup] | None = None,
 ) -> tuple[Row, ...]:
-    """The rows of a sweep, on every rank; `on_row` is called with each as it is there.
+    """The rows of a sweep, on every rank that takes part; `on_row` is called with each as it is there.
 
     Args:
-        sweep: of a schedule on as many ranks as the default group has.
+        sweep: of a schedule on as many ranks as the default group has, or on the first of them.
         store: that all ranks share, and nobody else.
         timeout_s: to connect within, and without progress.
         on_row: None where this rank says nothing.
+        groups: by their ranks, those that earlier sweeps have made; new ones are added.
 
     Raises:
         ExecutionError: a rank is gone or does not answer.
     """
-    job = sweep.job
-    everyone = dist.new_group(list(range(job.schedule.topology.ranks)))
-    members = dist.new_group(sorted(job.schedule.collective.ranks))
+    groups = {} if groups is None else groups
+
+    def group_of(ranks: Iterable[int]) -> dist.ProcessGroup:
+        # Every process makes every group, whether it is in it or not, in the same order.
+        key = tuple(sorted(ranks))
+        if key not in groups:
+            groups[key] = dist.new_group(list(key))
+        return groups[key]
+
+    everyone = group_of(range(sweep.schedule.topology.ranks))
+    members = group_of(sweep.schedule.collective.ranks)
+    if dist.get_rank() >= sweep.schedule.topology.ranks:
+        return ()
     rows = []
     with _runner(sweep, store, everyone, timeout_s) as runner:
-        for asked, count in zip(sweep.asked_bytes, job.counts, strict=True):
-            answer = Trial(job, count, runner, everyone, members).run_back_to_back(check=sweep.check)
-            times = torch.tensor(answer.times_s, dtype=torch.float64)
+        for asked, count in zip(sweep.asked_bytes, sweep.counts, strict=True):
+            seconds, found = Trial(sweep, count, runner, everyone, members).run()
+            times = torch.tensor(seconds, dtype=torch.float64)
             of_ranks = [torch.empty_like(times) for _ in range(everyone.size())]
             dist.all_gather(of_ranks, times, group=everyone)
-            wrong = torch.tensor([answer.wrong])
+            wrong = torch.tensor([found])
             dist.all_reduce(wrong, group=everyone)
             rows.append(row_of(sweep, asked, count, [rank.tolist() for rank in of_ranks], int(wrong)))
             if on_row is not None:
@@ -92,13 +107,13 @@ def run_sweep(
 @contextlib.contextmanager
 def _runner(sweep: Sweep, store: Store, everyone: dist.ProcessGroup, timeout_s: float) -> Iterator[Runner]:
     """What executes the schedule; where something fails, the other ranks are told."""
-    job = sweep.job
+    schedule = sweep.schedule
     if sweep.via == "messages":
         here = are_on_one_host(PrefixStore(_PREFIX, store), everyone.rank(), everyone.size())
-        piece_bytes = job.piece_bytes if here else DEFAULT_PIECE_BYTES
-        yield Executor(job.schedule, everyone, pieces=job.pieces, piece_bytes=piece_bytes)
+        piece_bytes = LOOPBACK_PIECE_BYTES if here else DEFAULT_PIECE_BYTES
+        yield Executor(schedule, everyone, pieces=sweep.pieces, piece_bytes=piece_bytes)
         return
-    runner = EngineRunner(job.schedule, PrefixStore(_PREFIX, store), everyone.rank(), timeout_s=timeout_s)
+    runner = EngineRunner(schedule, PrefixStore(_PREFIX, store), everyone.rank(), timeout_s=timeout_s)
     try:
         yield runner
     except BaseException as error:

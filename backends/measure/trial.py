@@ -1,11 +1,13 @@
-"""One schedule on one buffer size, on one rank: fill, run, time, compare.
+"""One schedule on one buffer size, on one rank: fill, run, time, compare with torch's own collective.
 
-The data depends on rank and index; what a run must write holds, before it, what no right answer has.
+Torch has no custom collective: what that must give is worked out from everybody's data. Data depend on rank
+and index; what a run must write holds, before it, what no right answer has.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -14,10 +16,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.lowering.layout import lay_out
-from arborcast.backends.measure.job import Answer, Job
-from arborcast.backends.measure.reference import sample_data
-from arborcast.backends.measure.torch_reference import OPS, by_definition, by_torch, torch_defines
-from arborcast.synth.collective import Kind
+from arborcast.backends.measure.job import Reduction, Sweep
+from arborcast.backends.measure.samples import sample_data, sample_values
+from arborcast.synth.collective import Collective, Kind
+
+OPS = {
+    Reduction.SUM: dist.ReduceOp.SUM,
+    Reduction.AVG: dist.ReduceOp.AVG,
+    Reduction.MIN: dist.ReduceOp.MIN,
+    Reduction.MAX: dist.ReduceOp.MAX,
+    Reduction.PRODUCT: dist.ReduceOp.PRODUCT,
+}
 
 
 class Runner(Protocol):
@@ -37,85 +46,71 @@ class Runner(Protocol):
         given: Tensor | None = None,
         output: Tensor | None = None,
         op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-    ) -> None:
+    ) -> object:
         """One call; see `Executor.run`."""
 
 
 class Trial:
-    """One size of one job on this rank; all ranks of the topology make and run it together.
+    """One size of a sweep on this rank; all ranks of the topology make and run it together.
 
     Args:
-        job: what to run.
+        sweep: what to run.
         count: elements of the whole buffer.
-        executor: runs the job's schedule.
+        executor: runs the sweep's schedule.
         everyone: the ranks of the topology.
         members: the ranks of the collective.
     """
 
     def __init__(
         self,
-        job: Job,
+        sweep: Sweep,
         count: int,
         executor: Runner,
         everyone: dist.ProcessGroup,
         members: dist.ProcessGroup,
     ) -> None:
-        self._job = job
+        self._sweep = sweep
         self._count = count
         self._executor = executor
         self._everyone = everyone
         self._members = members
         self._rank = executor.rank
-        self._dtype: torch.dtype = getattr(torch, job.dtype)
-        self._collective = job.schedule.collective
+        self._dtype: torch.dtype = getattr(torch, sweep.dtype)
+        self._collective = sweep.schedule.collective
         self._takes_part = self._rank in self._collective.members
-        self._layout = lay_out(job.schedule, count, ())
+        self._layout = lay_out(sweep.schedule, count, ())
         self._in_place = self._layout.in_place(self._rank)
         self._output = torch.empty(self._layout.output_elements(self._rank), dtype=self._dtype)
         self._pattern = self._own_data()
         self._given = self._pattern if self._in_place else self._pattern.clone()
 
-    def run(self) -> Answer:
-        """Warm up, run, and compare every element of every run."""
-        job = self._job
-        by_gloo = torch_defines(self._collective.kind, job.reduction, self._dtype)
-        expected = self._expected(by_gloo) if self._takes_part else None
-        seconds, wrong = [], 0
-        for _ in range(job.warmup + job.iterations):
-            self._reset()
-            dist.barrier(self._everyone)
-            start = time.perf_counter()
-            self._call()
-            seconds.append(time.perf_counter() - start)
-            wrong += self._wrong(expected)
-        return Answer(tuple(seconds[job.warmup :]), wrong, "torch" if by_gloo else "definition")
+    def run(self) -> tuple[list[float], int]:
+        """Call again and again between two barriers, as nccl-tests does, then compare one more call.
 
-    def run_back_to_back(self, *, check: bool) -> Answer:
-        """Call again and again between two barriers, as nccl-tests does, then compare one more run.
-
-        In place, what one call leaves is what the next one is given; only the run that is compared, and
+        In place, what one call leaves is what the next one is given; only the call that is compared, and
         the first, begin with the data. There is always a call that does not count: plans and memory are
         made in it.
+
+        Returns:
+            seconds of the calls that count, and how many elements of this rank were wrong in the last one.
         """
-        job = self._job
         self._reset()
-        for _ in range(max(job.warmup, 1)):
+        for _ in range(max(self._sweep.warmup, 1)):
             self._call()
         dist.barrier(self._everyone)
         times = [time.perf_counter()]
-        for _ in range(job.iterations):
+        for _ in range(self._sweep.iterations):
             self._call()
             times.append(time.perf_counter())
         dist.barrier(self._everyone)
-        wrong, by_gloo = 0, torch_defines(self._collective.kind, job.reduction, self._dtype)
-        if check:
-            expected = self._expected(by_gloo) if self._takes_part else None
+        wrong = 0
+        if self._sweep.check:
+            expected = self._expected() if self._takes_part else None
             self._reset()
             dist.barrier(self._everyone)
             self._call()
             wrong = self._wrong(expected)
-        seconds = tuple(end - start for start, end in pairwise(times))
-        return Answer(seconds, wrong, "torch" if by_gloo else "definition")
+        return [end - start for start, end in pairwise(times)], wrong
 
     def _own_data(self) -> Tensor:
         """What this rank gives; empty where it gives nothing."""
@@ -125,23 +120,47 @@ class Trial:
             gives = self._rank == self._collective.root
         elements = len(self._output) if self._in_place else self._layout.input_elements(self._rank)
         data = torch.empty(elements if gives else 0, dtype=self._dtype)
-        reduction = self._job.reduction if kind.reduces else None
+        reduction = self._sweep.reduction if kind.reduces else None
         for start, values in sample_data(
             self._collective,
             self._rank,
             len(data),
-            dtype=self._job.dtype,
+            dtype=self._sweep.dtype,
             reduction=reduction,
-            seed=self._job.seed,
+            seed=self._sweep.seed,
         ):
             data[start : start + len(values)] = torch.from_numpy(values).to(self._dtype)
         return data
 
-    def _expected(self, by_gloo: bool) -> Tensor | None:
-        if not by_gloo:
-            return by_definition(self._job, self._rank, len(self._pattern), self._dtype)
-        op = OPS[self._job.reduction]
-        return by_torch(self._collective, self._members, self._pattern, len(self._output), op)
+    def _expected(self) -> Tensor | None:
+        if self._collective.kind is Kind.CUSTOM:
+            return self._expected_blocks()
+        reduction = self._sweep.reduction
+        # gloo cannot average integers.
+        by_hand = reduction is Reduction.AVG and not self._dtype.is_floating_point
+        op = OPS[Reduction.SUM if by_hand else reduction]
+        output = by_torch(self._collective, self._members, self._pattern, len(self._output), op)
+        if by_hand and self._collective.kind.reduces and output is not None:
+            output.div_(len(self._collective.ranks), rounding_mode="trunc")
+        return output
+
+    def _expected_blocks(self) -> Tensor:
+        """Of a custom collective: the own data, with what the sources hold in the blocks that must come."""
+        output, demands = self._pattern.clone(), self._collective.demands
+        block = len(output) // len(demands)
+        for index, demand in enumerate(demands):
+            if self._rank in demand.targets:
+                values = sample_values(
+                    min(demand.sources),
+                    block,
+                    dtype=self._sweep.dtype,
+                    reduction=None,
+                    ranks=len(self._collective.ranks),
+                    seed=self._sweep.seed,
+                    start=index * block,
+                )
+                output[index * block :][:block] = torch.from_numpy(values).to(self._dtype)
+        return output
 
     def _reset(self) -> None:
         self._output.fill_(float("nan") if self._dtype.is_floating_point else torch.iinfo(self._dtype).min)
@@ -156,10 +175,79 @@ class Trial:
             self._dtype,
             given=self._given if gives else None,
             output=self._output if gets else None,
-            op=OPS[self._job.reduction],
+            op=OPS[self._sweep.reduction],
         )
 
     def _wrong(self, expected: Tensor | None) -> int:
         """Elements that are not right, and those of the input that have changed."""
         wrong = int(torch.ne(self._given, self._pattern).sum())
         return wrong + (0 if expected is None else int(torch.ne(self._output, expected).sum()))
+
+
+def by_torch(
+    collective: Collective,
+    group: dist.ProcessGroup,
+    given: Tensor,
+    output_elements: int,
+    op: dist.ReduceOp.RedOpType,
+) -> Tensor | None:
+    """The output of this rank by torch's collective; None where it gets none. Never changes `given`.
+
+    Args:
+        collective: which one.
+        group: of the collective's ranks; torch orders them by number.
+        given: this rank's data: empty where it gives none.
+        output_elements: how many it gets.
+        op: ignored where nothing is reduced.
+    """
+    root = -1 if collective.root is None else collective.root
+    order = sorted(collective.ranks)
+    # Block i of ours is block theirs[i] of torch's.
+    theirs = [order.index(rank) for rank in collective.ranks]
+    at_root = dist.get_rank() == root
+    output = torch.empty(output_elements, dtype=given.dtype)
+    match collective.kind:
+        case Kind.BROADCAST:
+            output = given.clone() if at_root else output
+            dist.broadcast(output, root, group=group)
+        case Kind.ALLREDUCE:
+            output = given.clone()
+            dist.all_reduce(output, op, group=group)
+        case Kind.REDUCE:
+            total = given.clone()
+            dist.reduce(total, root, op, group=group)
+            output = total if at_root else output
+        case Kind.REDUCE_SCATTER:
+            dist.reduce_scatter_tensor(output, _to_torch(given, theirs), op, group=group)
+        case Kind.ALLGATHER:
+            dist.all_gather_into_tensor(output, given, group=group)
+            output = _from_torch(output, theirs)
+        case Kind.GATHER:
+            blocks = list(output.chunk(len(order))) if output_elements else None
+            if at_root and blocks is None:
+                blocks = [output] * len(order)
+            dist.gather(given, blocks, root, group=group)
+            output = _from_torch(output, theirs)
+        case Kind.SCATTER:
+            parts = list(_to_torch(given, theirs).view(len(order), -1)) if at_root and len(given) else None
+            if at_root and parts is None:
+                parts = [output] * len(order)
+            dist.scatter(output, parts, root, group=group)
+        case Kind.ALLTOALL:
+            dist.all_to_all_single(output, _to_torch(given, theirs), group=group)
+            output = _from_torch(output, theirs)
+    return output if output_elements else None
+
+
+def _to_torch(ours: Tensor, theirs: Sequence[int]) -> Tensor:
+    if not ours.numel():
+        return ours
+    moved = torch.empty_like(ours).view(len(theirs), -1)
+    moved[theirs] = ours.view(len(theirs), -1)
+    return moved.view(-1)
+
+
+def _from_torch(output: Tensor, theirs: Sequence[int]) -> Tensor:
+    if not output.numel():
+        return output
+    return output.view(len(theirs), -1)[theirs].reshape(-1)

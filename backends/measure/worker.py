@@ -1,8 +1,7 @@
-"""The other side of `launch`, `python -m arborcast.backends.measure.worker FOLDER` runs its jobs.
+"""The other side of `launch`: `python -m arborcast.backends.measure.worker FOLDER PIPE` runs its sweeps.
 
-It imports torch once and then forks one process per rank. Every rank leaves its answers in the folder, and
-rank 0 says each row of a sweep at once; the first to fail leaves its reason, and the others are ended. Nobody
-outlives the process that launched us.
+It imports torch once and then forks one process per rank. Rank 0 says each row at once; the first to fail
+leaves its reason in the folder, and the others are ended. Nobody outlives the process that launched us.
 """
 
 from __future__ import annotations
@@ -18,34 +17,30 @@ import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.executors.torch_p2p import Executor
-from arborcast.backends.measure.job import Answer, Job, Sweep
+from arborcast.backends.measure.job import Row, Sweep
 from arborcast.backends.measure.sweep import run_sweep
-from arborcast.backends.measure.trial import Trial
-from arborcast.backends.tensors.torch_compat import FileStore
+from arborcast.backends.tensors.torch_compat import FileStore, PrefixStore
 
-JOBS_FILE = "jobs.pickle"
+SWEEPS_FILE = "sweeps.pickle"
 FAILURE_FILE = "failure.txt"
 
 
 def main(folder: Path, mouth: int, *, poll_s: float = 0.02, grace_s: float = 0.2) -> int:
-    """Run the jobs of a folder; 0 when every rank has answered. Rank 0 writes lines to the pipe `mouth`.
+    """Run the sweeps of a folder; 0 when every rank has ended well. Rank 0 writes lines to the pipe `mouth`.
 
     Looks after the ranks every `poll_s` seconds, and `grace_s` after the first has failed, so that the one
     that the others lost can be named.
     """
     # Read before the fork: a broken file is then one error, not one per rank.
-    work, timeout_s = pickle.loads((folder / JOBS_FILE).read_bytes())
+    sweeps, timeout_s = pickle.loads((folder / SWEEPS_FILE).read_bytes())
     launcher = os.getppid()
-    jobs = (work.job,) if isinstance(work, Sweep) else work
-    world = max(job.schedule.topology.ranks for job in jobs)
-    running = {_fork(folder, work, rank, world, timeout_s, mouth): rank for rank in range(world)}
+    world = max(sweep.schedule.topology.ranks for sweep in sweeps)
+    running = {_fork(folder, sweeps, rank, world, timeout_s, mouth): rank for rank in range(world)}
     os.close(mouth)  # it ends when rank 0 does
     try:
         while running and os.getppid() == launcher:
@@ -86,9 +81,7 @@ def _name_the_killed(folder: Path, ended: dict[int, int], rank_of: dict[int, int
             (folder / FAILURE_FILE).write_text(reason, encoding="utf-8")
 
 
-def _fork(
-    folder: Path, work: Sequence[Job] | Sweep, rank: int, world: int, timeout_s: float, mouth: int
-) -> int:
+def _fork(folder: Path, sweeps: Sequence[Sweep], rank: int, world: int, timeout_s: float, mouth: int) -> int:
     child = os.fork()
     if child:
         return child
@@ -96,8 +89,7 @@ def _fork(
     try:
         if rank:
             os.close(mouth)
-        answers = _run_rank(folder, work, rank, world, timeout_s, mouth)
-        (folder / f"rank-{rank}.pickle").write_bytes(pickle.dumps(answers))
+        _run_rank(folder, sweeps, rank, world, timeout_s, mouth)
         status = 0
     except BaseException as error:
         traceback.print_exc()
@@ -115,46 +107,24 @@ def _note_failure(folder: Path, reason: str) -> None:
 
 
 def _run_rank(
-    folder: Path, work: Sequence[Job] | Sweep, rank: int, world: int, timeout_s: float, mouth: int
-) -> Any:
+    folder: Path, sweeps: Sequence[Sweep], rank: int, world: int, timeout_s: float, mouth: int
+) -> None:
     torch.set_num_threads(1)
     store = FileStore(str(folder / "store"), world)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
     )
-    answers: Any = None
-    if isinstance(work, Sweep):
 
-        def say(row: Any) -> None:
-            os.write(mouth, (json.dumps(row.to_document()) + "\n").encode())
+    def say(row: Row) -> None:
+        os.write(mouth, (json.dumps(row.to_document()) + "\n").encode())
 
-        run_sweep(work, store, timeout_s=timeout_s, on_row=say if rank == 0 else None)
-    else:
-        answers = _run_jobs(work, rank)
-    dist.destroy_process_group()
-    return answers
-
-
-def _run_jobs(jobs: Sequence[Job], rank: int) -> list[list[Answer]]:
+    on_row = say if rank == 0 else None
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-
-    def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
-        # Every process makes every group, whether it is in it or not, in the same order.
-        key = tuple(sorted(ranks))
-        if key not in groups:
-            groups[key] = dist.new_group(list(key))
-        return groups[key]
-
-    answers = []
-    for job in jobs:
-        everyone = group_of(range(job.schedule.topology.ranks))
-        members = group_of(job.schedule.collective.ranks)
-        if rank < job.schedule.topology.ranks:
-            executor = Executor(job.schedule, everyone, pieces=job.pieces, piece_bytes=job.piece_bytes)
-            answers.append([Trial(job, count, executor, everyone, members).run() for count in job.counts])
-        else:
-            answers.append([])
-    return answers
+    for number, sweep in enumerate(sweeps):
+        own = PrefixStore(str(number), store)
+        run_sweep(sweep, own, timeout_s=timeout_s, on_row=on_row, groups=groups)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """From measurements to the simplest topology that explains them, and what it does not explain.
 
 Flows that get less when they run together than alone share something. Which flows do decides among the
-shapes of `backends.probe.shape`: every candidate is built, asked for the rate of every flow in every
-experiment (`backends.probe.prediction`), and the one that misses least wins, where every shared link must
-earn its place. Nothing else is tried: a fabric of another shape gives warnings, each with both numbers.
+shapes of `probe.shape`: every candidate is built, asked for the rate of every flow in every experiment
+(`probe.prediction`), and the one that misses least wins, where every shared link must earn its place. Nothing
+else is tried: a fabric of another shape gives warnings, each with both numbers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from itertools import combinations, permutations
 
 from arborcast.backends.probe.measurements import Flow, Measurements, Spread
 from arborcast.backends.probe.prediction import Predictor, agrees, fair_rates, ratio
-from arborcast.backends.probe.rounding import clustered, rounded
-from arborcast.backends.probe.shape import Groups, Shape, build, capacity
+from arborcast.backends.probe.shape import Groups, Shape, build, capacity, clustered, rounded
 from arborcast.synth.topology import Link, Topology
 
 ALIKE = 0.06

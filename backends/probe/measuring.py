@@ -1,19 +1,23 @@
-"""Measures the fabric between the ranks of a group: what `plan` asks for, by `traffic`.
+"""`synth probe` on the ranks: join, measure the fabric between them (`plan`, `traffic`), let rank 0 conclude.
 
 Ranks that take no part in an experiment wait at the barrier, asleep. Repeats go round the whole list again
-and again, so that a disturbance spoils one value of many measurements and not all values of one.
+and again, so that a disturbance spoils one value of many measurements and not all values of one. Rank 0 alone
+reads files, concludes and speaks; it tells the others what it decides before the measurement (the input is
+wrong) and after it (a file is contradicted), so that all end with the same status.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
+from arborcast.backends.measure.torchrun import job_group
 from arborcast.backends.probe.measurements import Flow, Load, Measurements, Spread
 from arborcast.backends.probe.plan import broad_loads, matchings, solo_rounds, targeted_loads
 from arborcast.backends.probe.traffic import Period, flood, ping_pong
@@ -153,3 +157,57 @@ class _Session:
         parts: list[Part] = [part] * self.ranks
         dist.all_gather_object(parts, part, self.group)
         return parts
+
+
+_PREFIX = "arborcast/probe"
+
+
+def run(
+    *,
+    prepare: Callable[[int], int],
+    conclude: Callable[[Measurements], int],
+    effort: Effort,
+    transport: str,
+    address: str | None = None,
+) -> int:
+    """Measure between all processes that torchrun started; the exit status, the same on all ranks.
+
+    Args:
+        prepare: on rank 0 before the measurement, with the number of ranks; returns the status to end with,
+            0 to go on. What it has to say it says before: torchrun ends all ranks soon after one.
+        conclude: on rank 0 after it; returns the status, and the same holds.
+        effort: how long to measure.
+        transport: of `Network`.
+        address: of `Network`.
+
+    Raises:
+        ExecutionError: a rank is gone, does not come or does not answer.
+    """
+    torch.set_num_threads(1)
+    with job_group("probe", effort.timeout_s):
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        if status := _told(prepare(ranks) if rank == 0 else 0):
+            return status
+        store = dist.distributed_c10d.PrefixStore(_PREFIX, dist.distributed_c10d._get_default_store())
+        network = Network(
+            store,
+            rank,
+            ranks,
+            timeout_s=effort.timeout_s,
+            transport=transport,
+            address=address,
+        )
+        try:
+            measured = measure(network, dist.distributed_c10d._get_default_group(), effort)
+        except Exception as error:
+            network.abort(f"gave up: {error}")
+            raise
+        network.close()
+        return _told(conclude(measured) if rank == 0 else 0)
+
+
+def _told(status: int) -> int:
+    """The status that rank 0 says."""
+    said = torch.tensor([status])
+    dist.broadcast(said, src=0)
+    return int(said)

@@ -10,17 +10,17 @@ import hashlib
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import Flow, compile_flow
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.options import Options
-from arborcast.backends.schedules.exchange import share_table
 from arborcast.backends.schedules.pieces import PieceRule
+from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, synthesize_table
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.tensors.torch_compat import Store
@@ -68,7 +68,11 @@ class Schedules:
         self._cut = cut
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], Table | str] = {}
-        self._flows: OrderedDict[tuple[bytes, int, int], Flow] = OrderedDict()
+        self.flow = lru_cache(FLOWS_KEPT)(self._compile)
+        """What this rank does in a call: the schedule's digest, and its flow.
+
+        Args: kind and root of a collective that has a table; bytes and elements of the whole buffer.
+        """
 
     def known(self, kind: Kind, root: int) -> Table | str | None:
         """The table of a collective, or why it has none; None where nobody has asked yet."""
@@ -92,26 +96,14 @@ class Schedules:
             table = self._tables[call.kind, call.root] = self._make(call.kind, call.root)
         return table
 
-    def flow(self, table: Table, nbytes: int, count: int) -> tuple[bytes, Flow]:
-        """What this rank does in a call: the schedule's digest, and its flow.
-
-        Args:
-            table: of the collective.
-            nbytes: of the whole buffer.
-            count: its elements.
-        """
+    def _compile(self, kind: Kind, root: int, nbytes: int, count: int) -> tuple[bytes, Flow]:
+        """See `flow`."""
+        table = self._tables[kind, root]
+        assert isinstance(table, Table), "the caller has looked"
         entry = table.at(nbytes)
         digest = hashlib.sha256(f"{table.digest}/{entry.from_bytes}".encode()).digest()[:8]
-        key = (digest, count, nbytes)
-        flow = self._flows.get(key)
-        if flow is None:
-            pieces = self._cut.pieces(entry.schedule, nbytes)
-            flow = compile_flow(lower_rank(entry.schedule, self._network.rank, count, pieces=pieces))
-            while len(self._flows) >= FLOWS_KEPT:
-                self._flows.popitem(last=False)
-            self._flows[key] = flow
-        self._flows.move_to_end(key)
-        return digest, flow
+        pieces = self._cut.pieces(entry.schedule, nbytes)
+        return digest, compile_flow(lower_rank(entry.schedule, self._network.rank, count, pieces=pieces))
 
     def _make(self, kind: Kind, root: int) -> Table | str:
         if self._network.size == 1:

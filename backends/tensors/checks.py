@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from arborcast.backends.lowering.program import Program
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 
@@ -40,18 +41,29 @@ def check_tensor(
     return tensor.detach().view(-1)
 
 
-def check_overlap(collective: Collective, rank: int, given: Tensor | None, output: Tensor | None) -> None:
-    """An input may be the rank's own block of a gathered output, and must lie outside the output otherwise.
+def check_buffers(
+    collective: Collective,
+    program: Program,
+    given: Tensor | None,
+    output: Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The flat input and output of a rank, each None where its program has none.
+
+    An input may be the rank's own block of a gathered output, and must lie outside the output otherwise.
 
     Raises:
-        InputError: they overlap in another way.
+        InputError: they do not fit, or overlap in another way.
     """
+    given = check_tensor(f"{collective.kind}: input", given, program.input_elements, dtype, device)
+    output = check_tensor(f"{collective.kind}: output", output, program.output_elements, dtype, device)
     if given is None or output is None or not given.numel() or not output.numel():
-        return
+        return given, output
     start, out = given.data_ptr(), output.data_ptr()
     length = given.numel() * given.itemsize
-    if start + length <= out or out + output.numel() * output.itemsize <= start:
-        return
-    own = out + collective.ranks.index(rank) * length
-    if collective.kind not in {Kind.ALLGATHER, Kind.GATHER} or start != own:
+    own = out + collective.ranks.index(program.rank) * length
+    is_apart = start + length <= out or out + output.numel() * output.itemsize <= start
+    if not is_apart and (collective.kind not in {Kind.ALLGATHER, Kind.GATHER} or start != own):
         raise InputError(f"{collective.kind}: the output must not overlap the input, except as its own block")
+    return given, output

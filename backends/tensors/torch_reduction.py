@@ -1,8 +1,7 @@
 """What torch's reduce operations mean for schedules: how two contributions combine, what comes before, after.
 
 Every operation is a commutative and associative combination, with a factor before it (PREMUL_SUM) or a
-division after it (AVG). What is not served here (complex numbers, truth values, averages of integers) is
-gloo's to do or to refuse.
+division after it (AVG). What is not served here (complex numbers, truth values) is gloo's to do or to refuse.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from arborcast.synth.errors import InputError
+
 Combine = Callable[[Tensor, Tensor, Tensor], object]
 
 
@@ -23,32 +24,23 @@ def _into(function: Callable[..., Tensor]) -> Combine:
     return lambda a, b, out: function(a, b, out=out)
 
 
-_ADD = _into(torch.add)
-_COMBINE: dict[str, Combine] = {
-    "SUM": _ADD,
-    "AVG": _ADD,
-    "PREMUL_SUM": _ADD,
-    "PRODUCT": _into(torch.mul),
-    "MIN": _into(torch.minimum),
-    "MAX": _into(torch.maximum),
-    "BAND": _into(torch.bitwise_and),
-    "BOR": _into(torch.bitwise_or),
-    "BXOR": _into(torch.bitwise_xor),
+_COMBINE: dict[str, tuple[Combine, np.ufunc | None]] = {
+    "SUM": (_into(torch.add), np.add),
+    "AVG": (_into(torch.add), np.add),
+    "PREMUL_SUM": (_into(torch.add), np.add),
+    "PRODUCT": (_into(torch.mul), np.multiply),
+    "MIN": (_into(torch.minimum), None),
+    "MAX": (_into(torch.maximum), None),
+    "BAND": (_into(torch.bitwise_and), np.bitwise_and),
+    "BOR": (_into(torch.bitwise_or), np.bitwise_or),
+    "BXOR": (_into(torch.bitwise_xor), np.bitwise_xor),
 }
-_UFUNCS: dict[str, np.ufunc] = {
-    "SUM": np.add,
-    "AVG": np.add,
-    "PREMUL_SUM": np.add,
-    "PRODUCT": np.multiply,
-    "BAND": np.bitwise_and,
-    "BOR": np.bitwise_or,
-    "BXOR": np.bitwise_xor,
-}
+"""For each operation the call of torch, and that of numpy which gives the same bits where there is one."""
+
 _LACKING = frozenset({torch.float16, torch.bfloat16})
 """What numpy does not have, or computes slowly."""
 
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
-_FLOATING = frozenset({"AVG", "PREMUL_SUM"})
 _TYPES = frozenset(
     {torch.float16, torch.bfloat16, torch.float32, torch.float64}
     | {torch.uint8, torch.int8, torch.int32, torch.int64}
@@ -84,9 +76,9 @@ class Operator:
             contribution.mul_(self._factor_for(contribution))
 
     def after(self, result: Tensor, contributors: int) -> None:
-        """Divide the combined result, in place, where the operation says so."""
+        """Divide the combined result, in place, where the operation says so; integers as NCCL, towards 0."""
         if self.divides:
-            result.div_(contributors)
+            result.div_(contributors, rounding_mode=None if result.is_floating_point() else "trunc")
 
     def _factor_for(self, contribution: Tensor) -> float | Tensor:
         factor = self.factor
@@ -99,13 +91,13 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
 
     Args:
         op: SUM, AVG, PREMUL_SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
-        dtype: of the tensors. Schedules serve real numbers, AVG and PREMUL_SUM floating-point ones, the
-            bitwise operations integers.
+        dtype: of the tensors. Schedules serve real numbers, PREMUL_SUM floating-point ones, the bitwise
+            operations integers.
     """
     if dtype not in _TYPES:
         return None
     name = name_of(op)
-    if name not in _COMBINE or (name in _FLOATING and not dtype.is_floating_point):
+    if name not in _COMBINE or (name == "PREMUL_SUM" and not dtype.is_floating_point):
         return None
     if name in _BITWISE and dtype.is_floating_point:
         return None
@@ -116,8 +108,20 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
         if state is None:
             return None
         factor = state[1]
-    ufunc = None if dtype in _LACKING else _UFUNCS.get(name)
-    return Operator(name.lower(), _COMBINE[name], factor, name == "AVG", ufunc)
+    combine, ufunc = _COMBINE[name]
+    return Operator(name.lower(), combine, factor, name == "AVG", None if dtype in _LACKING else ufunc)
+
+
+def served_operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:
+    """The same where there must be one.
+
+    Raises:
+        InputError: schedules do not serve it.
+    """
+    operator = operator_of(op, dtype)
+    if operator is None:
+        raise InputError(f"reduction {name_of(op)}: schedules do not serve it on elements of {dtype}")
+    return operator
 
 
 def name_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType) -> str:

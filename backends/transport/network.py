@@ -22,8 +22,15 @@ from typing import TypedDict
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.addresses import boot_id, listening_address
-from arborcast.backends.transport.dialing import Call, dial_tcp, dial_unix, hear
-from arborcast.backends.transport.handshake import TOKEN_BYTES, Greeting, answer
+from arborcast.backends.transport.handshake import (
+    TOKEN_BYTES,
+    Call,
+    Greeting,
+    answer,
+    dial_tcp,
+    dial_unix,
+    hear,
+)
 from arborcast.backends.transport.listener import Guest, Reception
 from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel

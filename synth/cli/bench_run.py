@@ -20,8 +20,7 @@ from arborcast.synth.cli.probe import end_after_rank_0, is_follower, is_rank_of_
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
-    from arborcast.backends.measure.job import Sweep
-    from arborcast.backends.measure.nccl_tests import Row
+    from arborcast.backends.measure.job import Row, Sweep
     from arborcast.synth.implicit_schedule import AnySchedule
 
 _DEFAULT_SIZE = "32M"
@@ -115,8 +114,7 @@ class _Run:
     def run(self, timeout_s: float) -> None:
         """Measure; exit status 1 where a rank failed or elements are wrong."""
         from arborcast.backends.errors import ExecutionError
-        from arborcast.backends.measure.launch import RunError, see_what_runs_need
-        from arborcast.backends.measure.nccl_tests import run_local
+        from arborcast.backends.measure.launch import RunError, run_local, see_what_runs_need
 
         see_what_runs_need()
         try:
@@ -139,7 +137,7 @@ class _Run:
         from arborcast import synth
         from arborcast.backends.measure.nccl_tests import header_lines
 
-        schedule = synth.read_schedule(self._file)
+        schedule = synth.read_any_schedule(self._file)
         verdict = synth.verify(schedule)
         if not verdict.correct:
             raise InputError(f"{self._file}: not correct: {verdict.errors[0]}")

@@ -134,6 +134,7 @@ def run(
     The processes talk through torch.distributed.
     """
     from arborcast.backends.measure import launch
+    from arborcast.backends.measure.nccl_tests import TITLES, row_line
     from arborcast.synth.formats.sizes import size_range
 
     sizes = size or sizes  # --size was its name before
@@ -156,13 +157,12 @@ def run(
             )
         except launch.RunError as error:
             raise NotCorrectError(f"{file}: {error}") from error
-    correct = all(row.correct for row in rows)
+    wrong = next((row for row in rows if row.wrong), None)
     if as_json:
-        print_json({"correct": correct, "rows": [row.to_document() for row in rows], "backend": "gloo"})
+        print_json({"correct": wrong is None, "rows": [row.to_document() for row in rows], "backend": "gloo"})
     else:
-        print_lines(launch.format_table(rows))
-    if not correct:
-        wrong = next(row for row in rows if not row.correct)
+        print_lines([*TITLES, *map(row_line, rows)])
+    if wrong is not None:
         raise NotCorrectError(f"{file}: {wrong.wrong} wrong elements at {wrong.bytes} bytes")
 
 

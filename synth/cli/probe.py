@@ -109,7 +109,7 @@ def probe(
     _see_rendezvous()
     from arborcast.backends.errors import ExecutionError
     from arborcast.backends.probe.measuring import Effort
-    from arborcast.backends.probe.session import run
+    from arborcast.backends.probe.measuring import run
     from arborcast.backends.probe.traffic import Period
 
     effort = Effort(

@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
-from arborcast.backends.executors.interpreter import Freedom, interpret
-from arborcast.backends.lowering.deadlock import check_deadlock
 from arborcast.backends.lowering.lower import lower
 from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.certificate import MessageLengths, PairLengths, StaticLimit
@@ -39,6 +37,8 @@ from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from tests.cli.test_cli import synth as command  # noqa: F401  (a fixture)
 from tests.support.allreduce_search import can_be_done
+from tests.support.deadlock import check_deadlock
+from tests.support.interpreter import Freedom, interpret
 from tests.support.strategies import topologies
 
 Triples = list[tuple[int, int, int]]

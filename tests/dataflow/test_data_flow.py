@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from arborcast import synth, topologies
 from arborcast.backends.dataflow.task_graph import Act, Flow, compile_flow
-from arborcast.backends.executors.interpreter import interpret
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
-from arborcast.backends.lowering.reduction import Reduction
-from arborcast.backends.measure.reference import define
+from arborcast.backends.measure.job import Reduction
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.simulation.service import AHEAD
 from tests.executors.test_interpreter import inputs_for
+from tests.support.definition import define
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
@@ -34,6 +33,7 @@ from tests.support.drawn_schedules import (
     uneven_allreduce,
 )
 from tests.support.flow_simulation import Simulation, StuckError
+from tests.support.interpreter import interpret
 
 DRAWN = {
     "ring": ring_allreduce(4),

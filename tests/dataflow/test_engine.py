@@ -18,13 +18,13 @@ from arborcast.backends.dataflow.task_graph import compile_flow
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.lowering.lower import lower
-from arborcast.backends.lowering.reduction import Reduction
-from arborcast.backends.measure.reference import define
+from arborcast.backends.measure.job import Reduction
 from arborcast.backends.tensors.torch_reduction import Operator, operator_of
 from arborcast.backends.transport.fingerprint import Opening
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Schedule
 from tests.executors.test_interpreter import inputs_for
+from tests.support.definition import define
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     custom_exchange,

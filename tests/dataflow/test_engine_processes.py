@@ -19,14 +19,14 @@ from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import compile_flow
 from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.lowering.lower import lower
-from arborcast.backends.lowering.reduction import Reduction
-from arborcast.backends.measure.reference import define
+from arborcast.backends.measure.job import Reduction
 from arborcast.backends.tensors.torch_reduction import operator_of
 from arborcast.backends.transport.fingerprint import Opening
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Schedule
 from tests.executors.test_interpreter import inputs_for
+from tests.support.definition import define
 from tests.support.drawn_schedules import direct, full_mesh, recursive_doubling, ring_allreduce
 from tests.support.ranks import Failure, run_ranks, store_path
 

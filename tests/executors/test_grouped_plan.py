@@ -20,14 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.backends.executors.grouped_plan import ALIGNMENT, GroupedPlan, Phase, PhaseError, plan_groups
-from arborcast.backends.lowering.deadlock import DeadlockError
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
-from arborcast.backends.lowering.reduction import Array, Reduction, combine, finish
-from arborcast.backends.measure.reference import define, sample_data
+from arborcast.backends.measure.job import Array, Reduction
+from arborcast.backends.measure.samples import sample_data
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from tests.support.deadlock import DeadlockError
+from tests.support.definition import combine, define, finish
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     custom_exchange,

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.backends.executors.interpreter import Freedom, interpret
 from arborcast.backends.lowering.layout import lay_out
 from arborcast.backends.lowering.lower import lower
 from arborcast.backends.lowering.program import Program, Receive, Reduce, Send
-from arborcast.backends.lowering.reduction import Array, Reduction
-from arborcast.backends.measure.reference import EXACT_INTEGERS, define, sample_data, sample_values
+from arborcast.backends.measure.job import Array, Reduction
+from arborcast.backends.measure.samples import EXACT_INTEGERS, sample_data, sample_values
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
+from tests.support.definition import define
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
@@ -31,6 +31,7 @@ from tests.support.drawn_schedules import (
     tree_broadcast,
     uneven_allreduce,
 )
+from tests.support.interpreter import Freedom, interpret
 
 DRAWN = {
     "ring": ring_allreduce(4),

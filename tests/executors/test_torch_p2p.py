@@ -1,21 +1,31 @@
-"""The executor on real gloo connections, with one thread per rank instead of one process."""
+"""Group calls on real processes: over gloo with one tag for all messages, over NCCL where there is a GPU."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
 from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     custom_exchange,
-    direct,
     make,
     recursive_doubling,
     ring_allreduce,
+    schedules,
     tree_broadcast,
     uneven_allreduce,
 )
@@ -24,274 +34,564 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
+from arborcast import (  # noqa: E402
+    synth,
+    topologies,
+)
 from arborcast.backends.errors import ExecutionError  # noqa: E402
-from arborcast.backends.executors import torch_p2p as p2p  # noqa: E402
+from arborcast.backends.executors import torch_p2p  # noqa: E402
 from arborcast.backends.executors.torch_p2p import Executor  # noqa: E402
+from arborcast.backends.lowering.layout import lay_out  # noqa: E402
+from arborcast.backends.measure.job import Array, Reduction  # noqa: E402
+from arborcast.backends.measure.samples import sample_data  # noqa: E402
+from arborcast.backends.tensors.torch_reduction import Operator, operator_of  # noqa: E402
+from arborcast.synth.collective import NAMED_KINDS, Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from arborcast.synth.schedule import Chunk, Schedule, Transfer  # noqa: E402
+from tests.support.definition import define  # noqa: E402
+from tests.support.group_cases import OPS, values  # noqa: E402
+from tests.support.ranks import Failure, run_ranks, store_path  # noqa: E402
 
-Group = Any
-
-
-class _Group:
-    """As much of a process group as the executor needs, so that many fit into one process."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-
-    def size(self) -> int:
-        return int(self._backend.size())
-
-    def rank(self) -> int:
-        return int(self._backend.rank())
-
-    def _get_backend(self, device: Any) -> Any:
-        return self._backend
+CPU = torch.device("cpu")
+Job = tuple[Schedule, int, str, Reduction, int]  # ..., elements of a block, type, reduction, pieces
+TORCH_OPS = {reduction: OPS[reduction.name] for reduction in Reduction}
 
 
-def on_ranks(count: int, job: Callable[[int, Group], Any], timeout_s: float = 30) -> list[Any]:
-    """What `job(rank, group)` returns, or the exception it raises, on `count` connected ranks."""
-    store = dist.HashStore()
-    results: list[Any] = [None] * count
-    connected = threading.Barrier(count)  # a rank that goes at once is missed when others connect to it
-
-    def run(rank: int) -> None:
-        try:
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-            options._timeout = timedelta(seconds=timeout_s)
-            group = _Group(dist.ProcessGroupGloo(store, rank, count, options))
-            connected.wait(timeout_s)
-            results[rank] = job(rank, group)
-        except Exception as error:  # the test looks at it
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+# What runs on every rank ---------------------------------------------------------------------------
 
 
-def all_equal(results: Sequence[Any], expected: Any) -> None:
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-        assert torch.equal(result, expected)
+def run_all(rank: int, size: int, jobs: list[Job], device: Any = CPU) -> int:
+    """Every job on this rank, each element compared with the definition; the number of elements."""
+    compared = 0
+    for schedule, elements, dtype, reduction, pieces in jobs:
+        executor = Executor(schedule, device=device, pieces=pieces)
+        compared += run_one(executor, rank, elements, dtype, reduction)
+    return compared
 
 
-@pytest.mark.parametrize("schedule", [ring_allreduce(4), recursive_doubling(), uneven_allreduce()])
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_allreduce(schedule: Schedule, pieces: int) -> None:
-    ranks = schedule.topology.ranks
-
-    def job(rank: int, group: Group) -> Any:
-        executor = Executor(schedule, group, pieces=pieces, window=1)
-        for size in (0, 1, 5, 1001):
-            tensor = torch.arange(size) * 10**rank
-            executor.allreduce(tensor)
-            assert torch.equal(tensor, torch.arange(size) * sum(10**other for other in range(ranks)))
-        return tensor
-
-    all_equal(on_ranks(ranks, job), torch.arange(1001) * sum(10**other for other in range(ranks)))
-
-
-def test_every_other_call() -> None:
-    pair = [
-        Chunk(f, o)
-        for f, o in ((ring_allreduce(2).chunks[0].share, 0), (ring_allreduce(2).chunks[0].share, 1))
-    ]
-    gathers = make("allgather", pair, [Transfer(0, 0, 1, 0), Transfer(1, 1, 0, 0)], total=2)
-    scatters = make("reduce-scatter", pair, [Transfer(0, 1, 0, 0, True), Transfer(1, 0, 1, 0, True)], total=2)
-    reduces = make(
-        "reduce", [Chunk(sum(c.share for c in pair), 1)], [Transfer(0, 0, 1, 0, True)], total=2, root=1
+def run_one(executor: Executor, rank: int, elements: int, dtype: str, reduction: Reduction) -> int:
+    schedule = executor.schedule
+    layout = lay_out(schedule, elements * lay_out(schedule, 0).blocks)
+    inputs = inputs_of(schedule, layout, dtype, reduction)
+    expected = define(schedule.collective, inputs, reduction)[rank]
+    gives, gets = layout.input_elements(rank), layout.output_elements(rank)
+    kind = getattr(torch, dtype)
+    poison = torch.full((gets,), -1, dtype=kind, device=executor.device)
+    own = inputs[rank]
+    data = None if own is None else torch.from_numpy(own).to(executor.device, kind)
+    in_place = layout.in_place(rank)
+    output = data.clone() if in_place and data is not None else poison
+    taken = data if gives and not in_place else None
+    executor.run(
+        layout.count,
+        kind,
+        given=taken,
+        output=output if gets else None,
+        op=TORCH_OPS[reduction],
     )
-
-    def job(rank: int, group: Group) -> Any:
-        own = torch.tensor([1.0, 2.0]) + 10 * rank
-        both = torch.zeros(4)
-        Executor(gathers, group).allgather(both, own)
-        assert both.tolist() == [1, 2, 11, 12]
-        both[2 * (1 - rank) :][:2] = 0  # now in place: the input is the own block of the output
-        Executor(gathers, group).allgather(both, both[2 * rank :][:2])
-        assert both.tolist() == [1, 2, 11, 12]
-        Executor(scatters, group).reduce_scatter(own, both * (rank + 1))
-        assert own.tolist() == ([3, 6] if rank == 0 else [33, 36])
-        whole = torch.full((3,), float(rank + 1))
-        Executor(reduces, group).reduce(whole, dist.ReduceOp.PRODUCT)
-        assert whole.tolist() == ([1, 1, 1] if rank == 0 else [2, 2, 2])
-        Executor(direct("gather", 2), group).gather(both if rank == 0 else None, own)
-        assert rank or both.tolist() == [3, 6, 33, 36]
-        Executor(direct("scatter", 2), group).scatter(own, both if rank == 0 else None)
-        assert own.tolist() == ([3, 6] if rank == 0 else [33, 36])
-        swapped = torch.zeros(4)
-        Executor(direct("alltoall", 2), group).alltoall(swapped, torch.arange(4.0) + 10 * rank)
-        assert swapped.tolist() == ([0, 1, 10, 11] if rank == 0 else [2, 3, 12, 13])
-        return torch.ones(1)
-
-    all_equal(on_ranks(2, job), torch.ones(1))
+    if expected is None:
+        return 0
+    wanted = torch.from_numpy(expected).to(kind)
+    what = f"{schedule.collective.kind} {schedule.topology.name} {elements} {dtype} {reduction} rank {rank}"
+    assert torch.equal(output.cpu(), wanted), what
+    if taken is not None and own is not None:
+        assert torch.equal(taken.cpu(), torch.from_numpy(own).to(kind)), f"{what}: the input has changed"
+    return len(wanted)
 
 
-@pytest.mark.parametrize(
-    ("op", "expected"), [("AVG", [-1, 1]), ("MIN", [-3, 1]), ("MAX", [0, 3]), ("PRODUCT", [0, 3])]
-)
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
-def test_reductions(op: str, expected: list[int], dtype: Any) -> None:
-    data = [[-3, 1], [0, 3], [0, 1]]
-    if op == "AVG" and dtype is torch.int64:
-        data[1][1] = 2  # 4 / 3 rounds towards zero
-    elif op == "AVG":
-        data[2][1] = -1
-
-    def job(rank: int, group: Group) -> Any:
-        tensor = torch.tensor(data[rank], dtype=dtype)
-        Executor(uneven_allreduce(), group).allreduce(tensor, getattr(dist.ReduceOp, op))
-        return tensor
-
-    all_equal(on_ranks(3, job), torch.tensor(expected, dtype=dtype))
+def inputs_of(schedule: Schedule, layout: Any, dtype: str, reduction: Reduction) -> list[Array | None]:
+    collective = schedule.collective
+    found: list[Array | None] = []
+    for rank in range(schedule.topology.ranks):
+        gives = rank in collective.ranks
+        if collective.kind in {Kind.BROADCAST, Kind.SCATTER}:
+            gives = rank == collective.root
+        length = layout.output_elements(rank) if layout.in_place(rank) else layout.input_elements(rank)
+        data = np.zeros(length, dtype=np.int64)
+        for start, part in sample_data(
+            collective, rank, length, dtype=dtype, reduction=reduction, seed=length
+        ):
+            data[start : start + len(part)] = part
+        found.append(data if gives else None)
+    return found
 
 
-def test_broadcast_of_a_matrix_with_a_gradient() -> None:
-    def job(rank: int, group: Group) -> Any:
-        tensor = torch.full((3, 7), float(rank), requires_grad=True)
-        Executor(tree_broadcast(), group, pieces=2).broadcast(tensor)
-        return tensor.detach()
-
-    all_equal(on_ranks(5, job), torch.full((3, 7), 1.0))
+# Every kind, random schedules ----------------------------------------------------------------------
 
 
-def test_relays_take_part_without_tensors() -> None:
-    def job(rank: int, group: Group) -> Any:
-        executor = Executor(allgather_over_relay(), group)
-        output = torch.zeros(6, dtype=torch.int64)
-        if rank == 1:
-            with pytest.raises(InputError, match=r"rank 1: takes no part in the allgather; call run"):
-                executor.allgather(output, output[:3])
-            executor.run(6, torch.int64)
-            return torch.tensor([20, 20, 20, 0, 0, 0])
-        executor.allgather(output, torch.full((3,), 10 * rank))
-        return output
+@functools.cache
+def drawn() -> dict[int, list[Job]]:
+    """Random schedules of every kind with ragged lengths and shares, by number of ranks.
 
-    all_equal(on_ranks(3, job), torch.tensor([20, 20, 20, 0, 0, 0]))
+    Drawn where they are needed: the processes of the ranks import this module, too.
+    """
+    jobs: dict[int, list[Job]] = defaultdict(list)
+    chance = random.Random(0)
+
+    @given(schedules())
+    @settings(max_examples=120)
+    def collect(schedule: Schedule) -> None:
+        reduction = chance.choice([Reduction.SUM, Reduction.MAX, Reduction.PRODUCT])
+        dtype = chance.choice(["int64", "float32", "float64", "bfloat16"])
+        elements = chance.choice([0, 1, 5, 37, 1009])
+        jobs[schedule.topology.ranks].append((schedule, elements, dtype, reduction, chance.randint(1, 5)))
+
+    collect()
+    by_hand = (
+        tree_broadcast(),
+        recursive_doubling(),
+        uneven_allreduce(),
+        allgather_over_relay(),
+        custom_exchange(),
+    )
+    for schedule in by_hand:
+        for elements in (1, 100):
+            jobs[schedule.topology.ranks] += [(schedule, elements, "int64", Reduction.SUM, 3)]
+    return jobs
 
 
-def test_a_custom_collective_fills_what_is_wanted_and_leaves_the_rest() -> None:
-    """Blocks of two elements; rank r starts with r, a block that it holds with 10 times its number."""
-    held = [(0,), (0,), (2,), (1,)]
-    filled = [(0, 1), (0, 2), (0, 2), (0, 1, 2)]
+@pytest.mark.parametrize("ranks", range(2, 8))
+def test_random_schedules_of_every_kind(ranks: int) -> None:
+    assert any(run_ranks(ranks, run_all, drawn()[ranks]))
 
-    def start(rank: int, blocks: tuple[int, ...]) -> Any:
-        return torch.tensor([10.0 * b if b in blocks else float(rank) for b in (0, 0, 1, 1, 2, 2)])
 
-    def job(rank: int, group: Group) -> Any:
-        executor = Executor(custom_exchange(), group, pieces=2)
-        if rank == 4:
-            with pytest.raises(InputError, match=r"rank 4: takes no part in the custom; call run"):
-                executor.custom(torch.zeros(6))
-            executor.run(6, torch.float32)
-            return None
-        tensor = start(rank, held[rank])
-        executor.custom(tensor)
-        with pytest.raises(InputError, match=r"its schedule is for custom, not for allreduce"):
+@pytest.mark.parametrize("spec", ["ring:2", "ring:3", "dgx1"])
+def test_synthesized_schedules_of_every_kind(spec: str) -> None:
+    fabric = topologies.load(spec)
+    jobs = [
+        (synth.solve(fabric, kind.value), 4099, "float32", Reduction.SUM, pieces)
+        for kind in NAMED_KINDS
+        for pieces in (1, 7)
+    ]
+    assert all(run_ranks(fabric.ranks, run_all, jobs))
+
+
+# Every operation and type --------------------------------------------------------------------------
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int32", "int64")
+
+BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+
+
+def every_operation(rank: int, size: int, device: Any = CPU) -> int:
+    """What schedules serve, beside gloo's own; how many pairs of operation and type that were."""
+    executor = Executor(ring_allreduce(size), device=device, pieces=2)
+    served = 0
+    for name in DTYPES:
+        dtype = getattr(torch, name)
+        for op_name, op in OPS.items():
+            if operator_of(op, dtype) is None:
+                with pytest.raises(InputError, match=f"reduction {op_name}: schedules do not serve it"):
+                    executor.allreduce(torch.zeros(9, dtype=dtype, device=device), op)
+                continue
+            mine = values(rank, 1001, dtype, op_name).to(device)
+            theirs = mine.clone()
+            executor.allreduce(mine, op)
+            if device.type == "cuda" and op_name in BITWISE:  # NCCL has none of them
+                everybody = [values(other, 1001, dtype, op_name) for other in range(size)]
+                theirs = functools.reduce(BITWISE[op_name], everybody).to(device)
+            elif device.type == "cpu" and op_name in {"AVG", "PREMUL_SUM"}:
+                everybody = [values(other, 1001, dtype, op_name) for other in range(size)]
+                if dtype.is_floating_point:
+                    total = torch.stack([each.double() for each in everybody]).sum(0)
+                    theirs = (total * (1 / size if op_name == "AVG" else 0.5)).to(dtype)
+                else:
+                    total = torch.stack(everybody).sum(0, dtype=dtype)
+                    theirs = total.div(size, rounding_mode="trunc")
+            else:
+                dist.all_reduce(theirs, op)
+            assert torch.equal(mine, theirs), f"{op_name} {name}"
+            served += 1
+    return served
+
+
+def test_every_operation_and_type() -> None:
+    # SUM, AVG, PRODUCT, MIN, MAX on 8 types, PREMUL_SUM on 4, the three bitwise ones on the other 4
+    assert run_ranks(4, every_operation) == [5 * 8 + 4 + 3 * 4] * 4
+
+
+# The order of messages -----------------------------------------------------------------------------
+
+
+def equal_tags(rank: int, size: int) -> int:
+    """Both ways between all ranks, one tag, lengths that depend on the number, posted in fits and starts."""
+    group, chance = dist.group.WORLD, random.Random(rank)
+    assert group is not None
+    peers = [peer for peer in range(size) if peer != rank]
+    lengths = [1 + number * 7919 % 3001 for number in range(60)]
+    works, received = [], []
+    waiting = {("send", peer): 0 for peer in peers} | {("receive", peer): 0 for peer in peers}
+    while waiting:
+        way, peer = chance.choice(list(waiting))
+        for _ in range(chance.randint(1, 9)):
+            number = waiting[way, peer]
+            if number == len(lengths):
+                del waiting[way, peer]
+                break
+            waiting[way, peer] += 1
+            if way == "send":
+                data = torch.full((lengths[number],), 1000 * rank + number)
+                works.append((group.send([data], peer, 0), data))
+            else:
+                data = torch.full((lengths[number],), -1)
+                works.append((group.recv([data], peer, 0), data))
+                received.append((data, 1000 * peer + number))
+        time.sleep(chance.choice([0, 0, 0, 0.002]))
+    for work, _ in works:
+        work.wait()
+    assert all(bool((data == expected).all()) for data, expected in received)
+    return len(received)
+
+
+def test_gloo_matches_equal_tags_of_a_pair_in_the_order_of_posting() -> None:
+    assert run_ranks(3, equal_tags) == [120] * 3
+
+
+# Calls ---------------------------------------------------------------------------------------------
+
+
+def call_by_call(rank: int, size: int) -> None:
+    executor = Executor(ring_allreduce(size), device=CPU, pieces=2, cache=2)
+    works = []
+    tensors = [torch.full((3, 5), float(rank + number), requires_grad=True) for number in range(4)]
+    for tensor in tensors:
+        works.append(executor.allreduce(tensor, async_op=True))
+    for number, (work, tensor) in enumerate(zip(works, tensors, strict=True)):
+        assert work is not None
+        assert work.wait()
+        assert tensor.eq(sum(other + number for other in range(size))).all()
+        doubled = work.get_future().then(lambda future: 2 * future.value()[0]).wait()
+        assert torch.equal(doubled, 2 * tensor.detach().view(-1))
+    for length in (1, 2, 1, 3, 1):  # 3 drives out 2, which was used before 1
+        executor.allreduce(torch.zeros(length))
+    assert executor._compiled.cache_info().misses == 1 + 3  # those of the matrices and of three lengths
+    with pytest.raises(InputError, match="its schedule is for allreduce, not for broadcast"):
+        executor.broadcast(torch.zeros(3))
+
+
+def test_calls_return_works_with_futures_and_keep_their_plans() -> None:
+    run_ranks(3, call_by_call)
+
+
+def refusals(rank: int, size: int) -> None:
+    executor = Executor(ring_allreduce(size), device=CPU)
+    for tensor, message in (
+        (torch.zeros(4, 4).t(), r"allreduce: output must be contiguous, got shape \(4, 4\)"),
+        (torch.zeros(4, device="meta"), "allreduce: output must be on cpu, got meta"),
+        (
+            torch.zeros(4, dtype=torch.complex64),
+            "reduction SUM: schedules do not serve it on elements of torch.complex64",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
             executor.allreduce(tensor)
-        return tensor
-
-    results = on_ranks(5, job)
-    for rank, wanted in enumerate(filled):
-        assert torch.equal(results[rank], start(rank, wanted)), rank
-
-
-def test_programs_are_compiled_once_per_length_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered: list[tuple[int, int]] = []
-    lower_rank = p2p.lower_rank
-
-    def counting(schedule: Schedule, rank: int, count: int, **knobs: int) -> Any:
-        lowered.append((rank, count))
-        return lower_rank(schedule, rank, count, **knobs)
-
-    monkeypatch.setattr(p2p, "lower_rank", counting)
-
-    def job(rank: int, group: Group) -> Any:
-        executor = Executor(ring_allreduce(2), group, cache=2)
-        for size in (8, 8, 9, 8, 10, 9):  # 10 drives out 9, which was used before 8
-            executor.allreduce(torch.zeros(size))
-        return None
-
-    assert on_ranks(2, job) == [None, None]
-    assert sorted(lowered) == sorted((rank, count) for rank in range(2) for count in (8, 9, 10, 9))
+    with pytest.raises(InputError, match="output must have 4 elements on this rank, got None"):
+        executor.run(4, torch.float32)
+    with pytest.raises(InputError, match="output must have 4 elements on this rank, got 3"):
+        executor.run(4, torch.float32, output=torch.zeros(3))
+    with pytest.raises(InputError, match=r"output must be of type torch.int8, got torch.float32"):
+        executor.run(4, torch.int8, output=torch.zeros(4))
+    with pytest.raises(InputError, match=f"full-5 has 5 ranks, the process group has {size}"):
+        Executor(ring_allreduce(5), device=CPU)
+    for device in ("cuda", "meta"):
+        with pytest.raises(InputError, match=f"must be cpu or cuda with its index, got {device}"):
+            Executor(ring_allreduce(size), device=torch.device(device))
+    gathers = Executor(synth.solve(topologies.load(f"full:{size}"), "allgather"), device=CPU)
+    both = torch.zeros(2 * size)
+    with pytest.raises(InputError, match="must not overlap the input, except as its own block"):
+        gathers.run(2 * size, torch.float32, given=both[1:3] if rank == 0 else both[:2], output=both)
+    both[2 * rank :][:2] = rank
+    gathers.run(2 * size, torch.float32, given=both[2 * rank :][:2], output=both)
+    assert both.tolist() == [float(index // 2) for index in range(2 * size)]
+    after = torch.ones(4)
+    executor.allreduce(after)  # nothing above has sent a message
+    assert after.tolist() == [size] * 4
 
 
-class _Unconnected:
-    """A backend that must not be called."""
+def test_what_does_not_fit_is_refused() -> None:
+    run_ranks(3, refusals)
 
-    def __init__(self, size: int, name: str = "gloo") -> None:
-        self._size = size
-        self._name = name
+
+def disagree(rank: int, size: int, knob: bool) -> None:
+    ring, pieces = ring_allreduce(size), None
+    if rank == 1 and knob:
+        pieces = 3
+    elif rank == 1:
+        ring = synth.solve(topologies.load(f"full:{size}"), "allreduce")
+    Executor(ring, device=CPU, pieces=pieces)
+
+
+@pytest.mark.parametrize("knob", [False, True])
+def test_ranks_with_different_schedules_are_refused_at_once(knob: bool) -> None:
+    results = run_ranks(3, disagree, knob, may_fail=True)
+    for rank, result in enumerate(results):
+        assert isinstance(result, Failure) and result.error == "DisagreementError"
+        other = 0 if rank == 1 else 1
+        assert f"rank {rank}: its schedule and knobs (digest " in result.message
+        assert f"are not those of rank {other} (" in result.message
+
+
+def one_dies(rank: int, size: int) -> str:
+    executor = Executor(ring_allreduce(size), device=CPU, pieces=4)
+    executor.allreduce(torch.ones(1000))
+    if rank == 1:
+        os._exit(1)
+    with pytest.raises(ExecutionError) as failure:
+        while True:
+            executor.allreduce(torch.ones(1000))
+    with pytest.raises(
+        ExecutionError, match=f"rank {rank}: an earlier call failed: allreduce, messages of time"
+    ):
+        executor.allreduce(torch.ones(1000))
+    return str(failure.value)
+
+
+def test_a_rank_that_dies_is_an_error_on_all_others() -> None:
+    results = run_ranks(3, one_dies, may_fail=True, group_timeout_s=15)
+    assert isinstance(results[1], Failure)
+    for rank in (0, 2):
+        assert f"rank {rank}: allreduce, messages of time " in results[rank]
+        assert " with ranks " in results[rank]
+
+
+def pieces(rank: int, size: int) -> list[int]:
+    executor = Executor(ring_allreduce(size), piece_bytes=1024, max_pieces=6)
+    return [executor.pieces_for(count, torch.float32) for count in (0, 1, 511, 1024, 2500, 10**6)]
+
+
+def test_pieces_grow_with_the_largest_chunk() -> None:
+    """A ring of two has chunks of half the buffer."""
+    assert run_ranks(2, pieces)[0] == [1, 1, 1, 2, 4, 6]
+
+
+def named_calls(rank: int, size: int) -> None:
+    """Those of allgather and reduce-scatter; a relay takes part without tensors."""
+    own = torch.full((3,), 10 * (rank + 1))
+    both = torch.zeros(3 * size, dtype=torch.int64)
+    fabric = topologies.load(f"full:{size}")
+    Executor(synth.solve(fabric, "allgather")).allgather(both, own)
+    assert both.tolist() == [10 * (other + 1) for other in range(size) for _ in range(3)]
+    Executor(synth.solve(fabric, "reduce-scatter")).reduce_scatter(own, both * (rank + 1))
+    assert own.tolist() == [10 * (rank + 1) * sum(range(size + 1))] * 3
+    relayed = Executor(allgather_over_relay())
+    output = torch.zeros(6, dtype=torch.int64)
+    if rank == 1:
+        with pytest.raises(InputError, match=r"rank 1: takes no part in the allgather; call run"):
+            relayed.allgather(output, output[:3])
+        relayed.run(6, torch.int64)
+    else:
+        relayed.allgather(output, torch.full((3,), 10 * rank))
+        assert output.tolist() == [20, 20, 20, 0, 0, 0]
+
+
+def test_named_calls_and_relays() -> None:
+    run_ranks(3, named_calls)
+
+
+# Calls in the order in which NCCL wants them, on a transport that only writes them down --------------
+
+
+class _Notes:
+    """A group of two that coalesces; nothing is sent, and what is called, waited for or added is noted."""
+
+    supports_coalescing = True
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
 
     def size(self) -> int:
-        return self._size
+        return 2
 
     def rank(self) -> int:
         return 0
 
     def name(self) -> str:
-        return self._name
+        return "gloo"
+
+    def _get_backend(self, device: Any) -> _Notes:
+        return self
+
+    def _start_coalescing(self, device: Any) -> None:
+        self.lines.append("start")
+
+    def _end_coalescing(self, device: Any) -> _Notes:
+        self.lines.append("end")
+        return self
+
+    def send(self, tensors: list[Any], peer: int, tag: int) -> None:
+        self.lines.append(f"send {tensors[0].numel()} to {peer} tag {tag}")
+
+    def recv(self, tensors: list[Any], peer: int, tag: int) -> None:
+        self.lines.append(f"receive {tensors[0].numel()} from {peer} tag {tag}")
+
+    def wait(self) -> None:
+        self.lines.append("wait")
 
 
-def unconnected(schedule: Schedule) -> Executor:
-    group: Any = _Group(_Unconnected(schedule.topology.ranks))
-    return Executor(schedule, group)
+def test_a_coalesced_call_is_waited_for_once_and_before_what_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    notes: Any = _Notes()
+
+    def combine(a: Any, b: Any, out: Any) -> None:
+        notes.lines.append("add")
+
+    monkeypatch.setattr(Executor, "_agree", lambda self: None)
+    monkeypatch.setattr(torch_p2p, "served_operator", lambda op, dtype: Operator("sum", combine))
+    Executor(ring_allreduce(2), notes, device=CPU).allreduce(torch.zeros(10))
+    call = ["start", "receive 5 from 1 tag 0", "send 5 to 1 tag 0", "end", "wait"]
+    assert notes.lines == [*call, "add", *call]
+    notes.lines.clear()
+    Executor(exchange(), notes, device=CPU, pieces=2).allreduce(torch.zeros(10))
+    call = ["start", "receive 5 from 1 tag 0", "send 5 to 1 tag 0", "end"]
+    assert notes.lines == [
+        *call,
+        "wait",
+        *call,
+        "add",
+        "wait",
+        "add",
+    ]  # the first sum while the second passes
 
 
-def test_groups_that_do_not_fit_are_refused() -> None:
-    three: Any = _Group(_Unconnected(3))
-    with pytest.raises(InputError, match="full-4 has 4 ranks, the process group has 3"):
-        Executor(ring_allreduce(4), three)
-    other: Any = _Group(_Unconnected(4, "nccl"))
-    with pytest.raises(InputError, match="needs a gloo process group, got nccl"):
-        Executor(ring_allreduce(4), other)
+def exchange() -> Schedule:
+    """Two ranks that send each other all they have."""
+    transfers = [Transfer(0, rank, 1 - rank, 0, True) for rank in range(2)]
+    return make("allreduce", [Chunk(Fraction(1), 0)], transfers, total=2)
 
 
-def test_tensors_that_do_not_fit_are_refused() -> None:
-    executor = unconnected(ring_allreduce(2))
-    with pytest.raises(InputError, match=r"contiguous, got shape \(2, 3\) with strides \(1, 2\)"):
-        executor.allreduce(torch.zeros(3, 2).T)
-    with pytest.raises(InputError, match="its schedule is for allreduce, not for broadcast"):
-        executor.broadcast(torch.zeros(3))
-    with pytest.raises(InputError, match=r"output must have 4 elements on this rank, got 3"):
-        executor.run(4, torch.float32, output=torch.zeros(3))
-    with pytest.raises(InputError, match=r"output must have 4 elements on this rank, got None"):
-        executor.run(4, torch.float32)
-    with pytest.raises(InputError, match=r"of type torch\.int64, got torch\.float32"):
-        executor.run(4, torch.int64, output=torch.zeros(4))
-    with pytest.raises(InputError, match="must be on cpu, got meta"):
-        executor.allreduce(torch.zeros(4, device="meta"))
-    with pytest.raises(InputError, match=r"reduction .*BAND: must be SUM, AVG"):
-        executor.allreduce(torch.zeros(4), dist.ReduceOp.BAND)
-    with pytest.raises(InputError, match=r"needs a real floating or integer type, got torch\.complex64"):
-        executor.allreduce(torch.zeros(4, dtype=torch.complex64))
-    whole = torch.zeros(6)
-    with pytest.raises(InputError, match="must not overlap the input"):
-        unconnected(direct("alltoall", 2)).alltoall(whole[:4], whole[2:])
+# NCCL: one GPU is enough, which all ranks share ------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+ONE_GPU = {
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+}
+"""Ranks that share a GPU must look like ranks on different hosts, which talk over sockets."""
 
 
-def test_pieces_grow_with_the_largest_chunk() -> None:
-    group: Any = _Group(_Unconnected(4))
-    executor = Executor(ring_allreduce(4), group, piece_bytes=1024, max_pieces=6)
-    found = [executor.pieces_for(count, torch.float32) for count in (0, 1, 1023, 2048, 5000, 10**6)]
-    assert found == [1, 1, 1, 2, 4, 6]
+def on_gpu(rank: int, size: int, name: str, *arguments: Any) -> Any:
+    """A function of this module with a group of NCCL; each rank claims a host of its own before that."""
+    os.environ["NCCL_HOSTID"] = f"rank-{rank}"
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    store = dist.FileStore(str(store_path()), size)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120))
+    try:
+        return globals()[name](rank, size, *arguments, device)
+    finally:
+        dist.destroy_process_group()
 
 
-def test_a_peer_that_does_not_come_is_an_error_and_not_a_hang() -> None:
-    def job(rank: int, group: Group) -> Any:
-        if rank == 0:
-            return None
-        executor = Executor(ring_allreduce(2), group, timeout_s=0.3)
-        with pytest.raises(ExecutionError, match=r"rank 1: (send|receive) .* rank 0"):
-            executor.allreduce(torch.zeros(100))
-        with pytest.raises(ExecutionError, match="an earlier call failed: rank 1"):
-            executor.allreduce(torch.zeros(100))
-        return None
+def run_on_gpu(size: int, name: str, *arguments: Any) -> list[Any]:
+    return run_ranks(size, on_gpu, name, *arguments, backend=None, environ=ONE_GPU, timeout_s=240)
 
-    assert on_ranks(2, job) == [None, None]
+
+@needs_gpu
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_random_schedules_on_nccl(ranks: int) -> None:
+    assert any(run_on_gpu(ranks, "run_all", drawn()[ranks]))
+
+
+@needs_gpu
+def test_synthesized_schedules_on_nccl() -> None:
+    fabric = topologies.load("full:4")
+    jobs = [
+        (synth.solve(fabric, kind.value), 100_003, "float32", Reduction.SUM, pieces)
+        for kind in NAMED_KINDS
+        for pieces in (1, 16)
+    ]
+    assert all(run_on_gpu(4, "run_all", jobs))
+
+
+@needs_gpu
+def test_every_operation_and_type_on_nccl() -> None:
+    assert run_on_gpu(4, "every_operation") == [5 * 8 + 4 + 3 * 4] * 4
+
+
+def never_waits(rank: int, size: int, device: Any) -> None:
+    """Torch raises where anything in a call would wait for the GPU; a call returns while the GPU is busy."""
+    executor = Executor(ring_allreduce(size), device=device, pieces=4)
+    tensor = torch.full((1 << 20,), float(rank), device=device)
+    executor.allreduce(tensor)  # NCCL connects, scratch is made
+    torch.cuda.synchronize()
+    tensor.fill_(rank)
+    torch.cuda._sleep(1 << 33)  # seconds
+    busy = torch.cuda.Event()
+    busy.record()
+    torch.cuda.set_sync_debug_mode("error")
+    executor.allreduce(tensor)
+    for _ in range(3):
+        work = executor.allreduce(tensor, async_op=True)
+        assert work is not None
+        work.wait()
+    still_busy = not busy.query()
+    torch.cuda.set_sync_debug_mode("default")
+    total = size * (size - 1) / 2 * size**3
+    assert torch.equal(tensor, torch.full_like(tensor, total))
+    assert still_busy, "the host has waited for the GPU"
+
+
+@needs_gpu
+def test_the_host_never_waits_on_nccl() -> None:
+    run_on_gpu(2, "never_waits")
+
+
+def streams_and_memory(rank: int, size: int, device: Any) -> None:
+    """Calls from two streams share scratch; an input may be freed as soon as the call has returned."""
+    sums = Executor(ring_allreduce(size), device=device, pieces=3)
+    gathers = Executor(synth.solve(topologies.load(f"full:{size}"), "allgather"), device=device)
+    streams = [torch.cuda.Stream(device) for _ in range(2)]
+    tensors = []
+    for number in range(20):
+        with torch.cuda.stream(streams[number % 2]):
+            tensors.append(torch.full((50_000 + number,), float(rank + number), device=device))
+            sums.allreduce(tensors[-1])
+            tensors[-1].add_(1)
+    torch.cuda.synchronize()
+    for number, tensor in enumerate(tensors):
+        wanted = sum(other + number for other in range(size)) + 1
+        assert torch.equal(tensor, torch.full_like(tensor, wanted))
+    block = 1 << 20
+    for number in range(10):
+        output = torch.empty(size * block, device=device)
+        work = gathers.run(
+            size * block,
+            torch.float32,
+            given=torch.full((block,), float(rank + number), device=device),
+            output=output,
+            async_op=True,
+        )
+        spoiler = torch.full((block,), -1.0, device=device)  # where the input was, unless it is kept
+        assert work is not None
+        work.wait()
+        wanted = torch.arange(size, device=device).repeat_interleave(block) + number
+        assert torch.equal(output, wanted.float())
+        assert bool((spoiler == -1).all())
+
+
+@needs_gpu
+def test_streams_and_memory_on_nccl() -> None:
+    run_on_gpu(3, "streams_and_memory")
+
+
+# The benchmark of NCCL -------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_the_benchmark_prints_what_it_measured(device: str) -> None:
+    script = Path(__file__).resolve().parents[2] / "bench" / "nccl.py"
+    asked = ["--device", device, "--sizes", "64KiB", "1MiB", "--rounds", "5"]
+    command = [sys.executable, str(script), *asked]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["has_gpu"] == (device == "cuda")
+    assert [row["bytes"] for row in document["rows"]] == [1 << 16, 1 << 20]
+    for row in document["rows"]:
+        own = row["time_us"]["nccl" if device == "cuda" else "gloo"]
+        assert row["speed_up"] == pytest.approx(own / row["time_us"]["schedule"])

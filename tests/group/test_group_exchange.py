@@ -14,9 +14,9 @@ import torch.distributed as dist
 from arborcast import synth
 from arborcast.backends.errors import ChannelClosedError, ExecutionError
 from arborcast.backends.options import Options
-from arborcast.backends.schedules import exchange as module
+from arborcast.backends.schedules import rendezvous as module
 from arborcast.backends.schedules import synthesis
-from arborcast.backends.schedules.exchange import share_table
+from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.table import Table
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError, TopologyError

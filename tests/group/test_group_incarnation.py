@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch.distributed as dist
 
 from arborcast.backends.errors import ExecutionError
-from arborcast.backends.schedules.incarnation import fresh_store
+from arborcast.backends.schedules.rendezvous import fresh_store
 
 
 def join(store: Any, ranks: Sequence[int], size: int, timeout_s: float = 30) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from arborcast.backends.group.work_queue import WorkQueue
+from arborcast.backends.group.work import WorkQueue
 
 PATIENCE_S = 60.0
 

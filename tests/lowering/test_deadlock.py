@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.backends.lowering.deadlock import DeadlockError, check_deadlock, describe
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Send
+from tests.support.deadlock import DeadlockError, check_deadlock, describe
 
 HERE = Slice(Buffer.OUTPUT, 0, 1)
 

@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.backends.executors.interpreter import Freedom, interpret
-from arborcast.backends.lowering.deadlock import check_deadlock
 from arborcast.backends.lowering.layout import blocks_in, lay_out
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Receive, Send
 from arborcast.backends.lowering.rank_view import images_of, most_messages, partners_of, transfers_of
-from arborcast.backends.lowering.reduction import Reduction
-from arborcast.backends.measure.reference import define, sample_data
+from arborcast.backends.measure.job import Reduction
+from arborcast.backends.measure.samples import sample_data
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
@@ -26,7 +24,10 @@ from arborcast.synth.schedule import Chunk
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.verification.verifier import verify
 from arborcast.topologies import load
+from tests.support.deadlock import check_deadlock
+from tests.support.definition import define
 from tests.support.drawn_implicit import KINDS, circulant, grid, implicit, implicit_schedules
+from tests.support.interpreter import Freedom, interpret
 
 FABRICS = ("torus:3x4", "dgx-a100:boxes=2", "mi250", "fat-tree:2x2x2", "dragonfly:2x2x2")
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.backends.lowering.deadlock import DeadlockError, check_deadlock
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
 from arborcast.backends.lowering.lower import lower, lower_rank, pieces_that_fit
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
@@ -21,6 +20,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, ScheduleError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Link, Topology
+from tests.support.deadlock import DeadlockError, check_deadlock
 from tests.support.drawn_schedules import (
     allgather_over_relay,
     direct,

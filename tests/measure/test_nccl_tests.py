@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from arborcast import synth, topologies
 from arborcast.backends.measure import nccl_tests
-from arborcast.backends.measure.job import ITEM_BYTES, Sweep, count_as_nccl_tests
-from arborcast.backends.measure.launch import RunError
-from arborcast.backends.measure.nccl_tests import Row, row_of, run_local, sizes_between, sweep_of
+from arborcast.backends.measure.job import ITEM_BYTES, Row, Sweep, count_as_nccl_tests, row_of
+from arborcast.backends.measure.launch import RunError, run_local
+from arborcast.backends.measure.nccl_tests import sizes_between, sweep_of
 from arborcast.synth.cli import app as cli
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
@@ -175,8 +175,8 @@ def test_what_is_not_there_is_refused() -> None:
             sweep(**asked)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="sizes: must be at least one"):
         sweep(sizes=())
-    assert sweep(dtype="double", op="prod").job.reduction == "product"
-    assert sweep(op="avg", dtype="int64", via="messages").job.dtype == "int64"
+    assert sweep(dtype="double", op="prod").reduction == "product"
+    assert sweep(op="avg", dtype="int64", via="messages").dtype == "int64"
 
 
 # -------------------------------------------------------------------------------------- real processes
@@ -229,9 +229,9 @@ def test_every_kind_by_both_runtimes_from_8_bytes(ranks: int) -> None:
     assert all(other == first for other in others)  # every rank knows every row
     for one, rows in zip(asked, first, strict=True):
         assert [row.asked_bytes for row in rows] == list(one.asked_bytes)
-        for row, count in zip(rows, one.job.counts, strict=True):
-            assert row.wrong == 0, (one.job.schedule.collective, one.via, row)
-            assert row.bytes == count * ITEM_BYTES[one.job.dtype]
+        for row, count in zip(rows, one.counts, strict=True):
+            assert row.wrong == 0, (one.schedule.collective, one.via, row)
+            assert row.bytes == count * ITEM_BYTES[one.dtype]
             assert row.time_us > 0 and row.spread >= 0 and row.iterations == 2
 
 

@@ -19,7 +19,7 @@ from arborcast.backends.probe.measurements import Load, Spread
 from arborcast.backends.probe.plan import broad_loads, matchings, solo_rounds, targeted_loads
 from arborcast.backends.probe.prediction import Predictor
 from arborcast.backends.probe.report import describe, document, table_rows, topology_file
-from arborcast.backends.probe.rounding import clustered, rounded
+from arborcast.backends.probe.shape import clustered, rounded
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Link, Topology
 from tests.support.simulated_fabrics import boxes, mesh, star

@@ -16,7 +16,7 @@ from tests.support.ranks import free_ports, run_ranks
 
 RANKS_IMPORT = (
     "arborcast.backends.measure.sweep",
-    "arborcast.backends.probe.session",
+    "arborcast.backends.probe.measuring",
     "arborcast.backends.probe.report",
 )
 

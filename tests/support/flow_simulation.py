@@ -13,7 +13,8 @@ import numpy as np
 
 from arborcast.backends.dataflow.task_graph import Act, Action, Flow
 from arborcast.backends.lowering.layout import Buffer, Slice
-from arborcast.backends.lowering.reduction import Array, Reduction, combine, finish
+from arborcast.backends.measure.job import Array, Reduction
+from tests.support.definition import combine, finish
 
 
 class StuckError(RuntimeError):

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
-from arborcast.backends.executors.interpreter import Freedom
 from arborcast.backends.lowering.layout import lay_out
 from arborcast.backends.lowering.lower import lower
-from arborcast.backends.measure.reference import define, sample_data
+from arborcast.backends.measure.samples import sample_data
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import NAMED_KINDS, Block, Collective, Demand, Kind, busbw_factor
@@ -32,7 +31,9 @@ from arborcast.synth.pictures import draw_timeline
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.verification.verifier import verify
 from tests.executors.test_interpreter import check
+from tests.support.definition import define
 from tests.support.drawn_schedules import custom_exchange, schedules
+from tests.support.interpreter import Freedom
 
 RING = topologies.load("ring:4")
 

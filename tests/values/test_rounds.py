@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.backends.executors.interpreter import Freedom
 from arborcast.synth.bounds import bound
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.verification.verifier import verify
 from tests.executors.test_interpreter import check
 from tests.support.drawn_schedules import in_rounds, schedules
+from tests.support.interpreter import Freedom
 
 
 @given(

@@ -13,10 +13,11 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import DTypeLike
 
-from arborcast.backends.lowering.deadlock import DeadlockError, describe, meet
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
-from arborcast.backends.lowering.reduction import Array, Reduction, combine, finish
+from arborcast.backends.measure.job import Array, Reduction
+from tests.support.deadlock import DeadlockError, describe, meet
+from tests.support.definition import combine, finish
 
 
 class Freedom(StrEnum):

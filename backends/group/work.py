@@ -1,0 +1,240 @@
+"""The calls of one group, executed one after another away from the threads that make them.
+
+Waiting for a `QueuedWork` raises what went wrong, and so does its future. Torch's own work of a future cannot
+be used here: its `wait` ends without a word when the future holds an error, and what
+`torch.futures.Future.set_exception` sets is a success to C++, which takes it for a result.
+
+One thread at a time executes. When it has finished a call it hands the execution on before it calls back, as
+callbacks of futures may make further calls and wait for them (PowerSGD's do): with a fixed thread they would
+wait for themselves. Threads start on demand, normally one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from arborcast.backends.errors import ExecutionError
+
+
+class QueuedWork(dist.Work):
+    """A call that somebody else executes.
+
+    Args:
+        function: what is to be executed.
+        result: what the work results in; what the function returns where None.
+    """
+
+    def __init__(self, function: Callable[[], Any], result: Any = None) -> None:
+        super().__init__()
+        self.function = function
+        self._result = result
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._trigger: torch.futures.Future[None] | None = None
+        self._future: torch.futures.Future[Any] | None = None
+
+    def settle(self, returned: Any = None, error: BaseException | None = None) -> None:
+        """Set the outcome, once: who waits goes on. `call_back` is to follow.
+
+        Args:
+            returned: by the function.
+            error: that it raised instead.
+        """
+        if error is not None:
+            # Only exceptions proper may reach who waits; Ctrl-C in another thread is not one for this thread.
+            self._error = error if isinstance(error, Exception) else ExecutionError(repr(error))
+        elif self._result is None:
+            self._result = returned
+        del self.function  # and the tensors that it holds
+        with self._lock:
+            self._done.set()
+
+    def call_back(self) -> None:
+        """Have the future done; its callbacks run in this thread and may take long."""
+        with self._lock:
+            trigger, self._trigger = self._trigger, None
+        if trigger is not None:
+            trigger.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """End without having been executed."""
+        self.settle(error=error)
+        self.call_back()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return True when the call has succeeded; Ctrl-C interrupts.
+
+        Args:
+            timeout: how long to wait; as long as it takes where None or 0, which is what torch passes.
+
+        Raises:
+            ExecutionError: it did not end in that time.
+            Exception: what the call raised.
+        """
+        if not self._done.wait(timeout.total_seconds() if timeout else None):
+            raise ExecutionError(f"waited {timeout} for a collective that is still on its way")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """The same as `wait`: there are no streams."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the call has ended, in whatever way."""
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        """Whether the call has ended without an error."""
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> Any:
+        """What the call raised; None while it is on its way, too."""
+        return self._error if self._done.is_set() else None
+
+    def result(self) -> Any:
+        """The tensors that hold the result.
+
+        Raises:
+            Exception: what the call raised.
+        """
+        self.wait()
+        return self._result
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the result.
+
+        An error is one for C++ as well: it is a RuntimeError with the name and the message of what the call
+        raised.
+        """
+        with self._lock:
+            if self._future is None:
+                trigger: torch.futures.Future[None] = torch.futures.Future()
+                # Errors of callbacks are the only ones that torch lets Python put into a future.
+                self._future = trigger.then(self._outcome)
+                if self._done.is_set():
+                    trigger.set_result(None)
+                else:
+                    self._trigger = trigger
+            return self._future
+
+    def _outcome(self, _: torch.futures.Future[None]) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+IDLE_S = 60.0
+"""A thread that has had nothing to do for so long ends, unless it is the only one."""
+
+
+class WorkQueue:
+    """First in, first out.
+
+    Args:
+        name: of its threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._calls: deque[QueuedWork] = deque()
+        self._is_executing = False
+        self._idle = 0
+        self._threads = 0
+        self._closed: str | None = None
+
+    def submit(self, function: Callable[[], Any], result: Any = None) -> QueuedWork:
+        """Have the function called after all that were submitted before.
+
+        Args:
+            function: what to do; what it raises is raised where the work is waited for.
+            result: what the work results in; what the function returned where None.
+        """
+        if os.getpid() != self._process:
+            raise ExecutionError("a group cannot be used in a process that was forked after it was made")
+        work = QueuedWork(function, result)
+        with self._changed:
+            if self._closed is None:
+                self._calls.append(work)
+                if not self._is_executing:
+                    self._rouse()
+                return work
+        work.fail(ExecutionError(self._closed))
+        return work
+
+    def close(self, reason: str, *, wait_s: float) -> bool:
+        """Take no more calls, and wait for those that were made.
+
+        Args:
+            reason: what later calls fail with.
+            wait_s: how long to wait; after that, calls that have not begun fail with the reason.
+
+        Returns:
+            whether nothing is being executed any more.
+        """
+        end = time.monotonic() + wait_s
+        with self._changed:
+            self._closed = reason
+            while (self._calls or self._is_executing) and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+            dropped = list(self._calls)
+            self._calls.clear()
+            self._changed.notify_all()
+            is_still = not self._is_executing
+        for work in dropped:
+            work.fail(ExecutionError(reason))
+        return is_still
+
+    def _rouse(self) -> None:
+        """Let a thread take the next call; the lock is held."""
+        if self._idle:
+            self._changed.notify_all()
+        else:
+            self._threads += 1
+            threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True).start()
+
+    def _serve(self) -> None:
+        while (work := self._next()) is not None:
+            error: BaseException | None = None
+            returned: Any = None
+            try:
+                # Callers may be in inference mode, whose tensors nothing else may write to.
+                with torch.inference_mode():
+                    returned = work.function()
+            except BaseException as raised:
+                error = raised
+            work.settle(returned, error)  # before the next one begins: works end in their order
+            with self._changed:
+                self._is_executing = False
+                if self._calls:
+                    self._rouse()
+                self._changed.notify_all()
+            work.call_back()
+            del work, returned, error  # while this thread sleeps, nobody's tensors live on in it
+
+    def _next(self) -> QueuedWork | None:
+        with self._changed:
+            self._idle += 1
+            try:
+                while self._is_executing or not self._calls:
+                    if self._closed is not None and not self._calls:
+                        return None
+                    if not self._changed.wait(IDLE_S) and self._idle > 1:
+                        return None
+                self._is_executing = True
+                return self._calls.popleft()
+            finally:
+                self._idle -= 1
