@@ -10,7 +10,7 @@ Calls that something else serves, as gloo does small ones, are accompanied inste
     engine.agree(opening)              # gloo ends the process when more bytes come than it expects
     work = gloo.allreduce(...)
     work.get_future().add_done_callback(lambda _: engine.ring())
-    engine.stand_by(work.is_completed) # raises at once where a peer gives up
+    engine.wait_external(work.is_completed) # raises at once where a peer gives up
     work.wait()
 """
 
@@ -24,8 +24,8 @@ from typing import NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from arborcast.backends.dataflow.peer_progress import Line, LineError
-from arborcast.backends.dataflow.poller import READ, Bell, Lookout
+from arborcast.backends.dataflow.peer_progress import PeerGoneError, PeerProgress
+from arborcast.backends.dataflow.poller import READ, Poller, Wakeup
 from arborcast.backends.dataflow.run import FlowRun
 from arborcast.backends.dataflow.task_graph import Flow, compile_flow
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, ExecutionError
@@ -33,7 +33,7 @@ from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
 from arborcast.backends.tensors.torch_reduction import Operator
 from arborcast.backends.transport.channel import Channel
-from arborcast.backends.transport.fingerprint import Opening
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 
 _GAVE_UP = "gave up: "
 _EMPTY: tuple[int, ...] = ()
@@ -75,11 +75,11 @@ class Engine:
         self._search_s = search_s
         self._next = (rank + 1) % network.size
         self._before = (rank - 1) % network.size
-        self._lookout = Lookout()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._bell_lock = threading.Lock()
+        self._poller = Poller()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup_lock = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._begun: Opening | None = None
+        self._begun: CollectiveFingerprint | None = None
         self._has_agreed = False  # the rank before, to what has begun
         self._failure: str | None = None
 
@@ -92,7 +92,7 @@ class Engine:
         self,
         flow: Flow,
         memory: Mapping[Buffer, Tensor],
-        opening: Opening,
+        opening: CollectiveFingerprint,
         operator: Operator | None,
         *,
         dtype: torch.dtype | None = None,
@@ -115,15 +115,15 @@ class Engine:
         self._refuse_after_failure()
         run = None
         try:
-            lines = self._lines(flow)
+            progress = self._progress_of(flow)
             whole = self._with_scratch(flow, memory, dtype)
             run = FlowRun(
                 flow,
                 whole,
                 operator,
                 opening,
-                lines,
-                self._lookout,
+                progress,
+                self._poller,
                 rank=self.rank,
                 timeout_s=self._timeout_s,
             )
@@ -132,7 +132,7 @@ class Engine:
         except BaseException as error:
             self._fail(error, opening, run)
 
-    def agree(self, opening: Opening) -> None:
+    def agree(self, opening: CollectiveFingerprint) -> None:
         """Compare openings with the next rank and the one before; nothing else is sent.
 
         Raises:
@@ -140,12 +140,12 @@ class Engine:
             ExecutionError: a peer died or gave up, or the rank before did not come for `timeout_s`.
         """
         self.begin(opening)
-        self.stand_by()
+        self.wait_external()
 
-    def begin(self, opening: Opening) -> None:
+    def begin(self, opening: CollectiveFingerprint) -> None:
         """The first half of `agree`: send the opening of a call that something else serves, without waiting.
 
-        `stand_by` must follow before the next call of any sort.
+        `wait_external` must follow before the next call of any sort.
         """
         self._refuse_after_failure()
         self._begun = opening
@@ -155,7 +155,7 @@ class Engine:
         except BaseException as error:
             self._fail(error, opening, None)
 
-    def stand_by(
+    def wait_external(
         self,
         is_done: Callable[[], bool] = lambda: True,
         *,
@@ -176,56 +176,56 @@ class Engine:
         """
         self._refuse_after_failure()
         opening = self._begun
-        assert opening is not None, "stand_by follows begin"
+        assert opening is not None, "wait_external follows begin"
         run = None
         try:
             has_agreed = self._has_agreed or self._sees(opening)
             if has_agreed and not self._is_full() and is_done():
                 self._has_agreed = True
                 return
-            lines = {
-                peer: Line(
+            progress = {
+                peer: PeerProgress(
                     channel,
                     awaits_opening=peer == self._before and not has_agreed,
-                    must_stay=peer == needed,
+                    is_required=peer == needed,
                 )
                 for peer, channel in self._network.channels.items()
             }
             run = FlowRun(
-                _NOTHING, {}, None, opening, lines, self._lookout, rank=self.rank, timeout_s=self._timeout_s
+                _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self._timeout_s
             )
-            self._lookout.want(self._bell, READ)
+            self._poller.want(self._wakeup, READ)
             try:
-                run.run(until=is_done, bell=Bell(self._bell, look_every_s))
+                run.run(until=is_done, wakeup=Wakeup(self._wakeup, look_every_s))
             finally:
-                self._lookout.want(self._bell, 0)
+                self._poller.want(self._wakeup, 0)
             self._has_agreed = True
         except BaseException as error:
             self._fail(error, opening, run)
 
     def ring(self) -> None:
-        """Make `stand_by` ask again whether all is done; from any thread."""
-        with self._bell_lock:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+        """Make `wait_external` ask again whether all is done; from any thread."""
+        with self._wakeup_lock:
+            if self._wakeup >= 0:
+                os.eventfd_write(self._wakeup, 1)
 
     def give_up(self, reason: str) -> None:
         """End the engine because of a failure elsewhere, and tell all peers; once is enough."""
         if self._failure is None:
             self._failure = reason.splitlines()[0] if reason else "no reason given"
-            self._lookout.clear()
+            self._poller.clear()
             self._network.abort(_GAVE_UP + self._failure)
 
-    def blame(self, opening: Opening, error: str) -> NoReturn:
+    def blame(self, opening: CollectiveFingerprint, error: str) -> NoReturn:
         """End the engine because what served a call in its place failed with an error that names no rank.
 
         Raises:
             ExecutionError: with the peer that went or gave up, where one did or does so within a moment.
         """
         self._refuse_after_failure()
-        lines = {peer: Line(channel) for peer, channel in self._network.channels.items()}
+        progress = {peer: PeerProgress(channel) for peer, channel in self._network.channels.items()}
         run = FlowRun(
-            _NOTHING, {}, None, opening, lines, self._lookout, rank=self.rank, timeout_s=self._timeout_s
+            _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self._timeout_s
         )
         told = run.find_reason(None, self._search_s)
         blamed = "" if told is None else f" ({told})"
@@ -233,43 +233,43 @@ class Engine:
 
     def close(self) -> None:
         """Free what the engine holds besides the network; it must not be used any more."""
-        with self._bell_lock:  # who rings late must not find another file under this number
-            if self._bell >= 0:
-                os.close(self._bell)
-                self._bell = -1
+        with self._wakeup_lock:  # who rings late must not find another file under this number
+            if self._wakeup >= 0:
+                os.close(self._wakeup)
+                self._wakeup = -1
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def _lines(self, flow: Flow) -> dict[int, Line]:
+    def _progress_of(self, flow: Flow) -> dict[int, PeerProgress]:
         """One for every channel, those that the flow does not use included: they too may bring bad news."""
-        lines = {}
+        progress = {}
         for peer, channel in self._network.channels.items():
             receives = flow.receives.get(peer, _EMPTY)
-            lines[peer] = Line(
+            progress[peer] = PeerProgress(
                 channel,
                 sends=flow.sends.get(peer, _EMPTY),
                 receives=receives,
                 awaits_opening=bool(receives) or peer == self._before,
             )
-        return lines
+        return progress
 
-    def _open(self, opening: Opening, peers: set[int]) -> None:
+    def _open(self, opening: CollectiveFingerprint, peers: set[int]) -> None:
         data = opening.to_bytes()
         for peer in peers - {self.rank}:
             try:
                 self._network.channels[peer].open(data)
             except ChannelClosedError as error:
-                raise LineError(f"begin together with rank {peer}", error) from error
+                raise PeerGoneError(f"begin together with rank {peer}", error) from error
 
-    def _sees(self, opening: Opening) -> bool:
+    def _sees(self, opening: CollectiveFingerprint) -> bool:
         """Whether the rank before is known to make the same call."""
         if self._before == self.rank:
             return True
         try:
             data = self._network.channels[self._before].opening()
         except ChannelClosedError as error:
-            raise LineError(f"begin together with rank {self._before}", error) from error
+            raise PeerGoneError(f"begin together with rank {self._before}", error) from error
         if data is not None:
-            opening.check(self.rank, Opening.from_bytes(data), self._before)
+            opening.check(self.rank, CollectiveFingerprint.from_bytes(data), self._before)
         return data is not None
 
     def _is_full(self) -> bool:
@@ -295,7 +295,7 @@ class Engine:
         if self._failure is not None:
             raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
 
-    def _fail(self, error: BaseException, opening: Opening, run: FlowRun | None) -> NoReturn:
+    def _fail(self, error: BaseException, opening: CollectiveFingerprint, run: FlowRun | None) -> NoReturn:
         """Tell the peers why, and raise an error that says on which rank and in which collective.
 
         What a peer gave as its reason is passed on as it is, so that the first cause is what everybody knows.
@@ -313,7 +313,7 @@ class Engine:
             self.give_up(f"rank {self.rank}: {opening}: {type(error).__name__}: {error}")
             raise error
         told: ChannelClosedError | None = None
-        if isinstance(error, LineError):
+        if isinstance(error, PeerGoneError):
             told = error.closed
             if told.reason is None and run is not None:
                 told = run.find_reason(told.peer, self._search_s)

@@ -20,7 +20,7 @@ LEAVING = select.POLLRDHUP
 """To be asked for where only the peer's going is of interest."""
 
 
-class Lookout:
+class Poller:
     """A list of descriptors with what is wanted of each."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Lookout:
 
 
 @dataclass(frozen=True, slots=True)
-class Bell:
+class Wakeup:
     """How a thread tells a sleeping run to ask again: a descriptor, and how often to ask without it."""
 
     descriptor: int

@@ -1,8 +1,7 @@
 """One collective on one rank: a flow, the rank's memory, and the channels that join it to the others.
 
 Nothing here blocks but the one sleep. What can be sent is sent as soon as it is complete; what has come is
-used at once, while it is in the cache. A line is the state of one channel in this run: its next send, its
-next receive, how far both are, and whether the peer's opening has been seen.
+used at once, while it is in the cache.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import torch
 from torch import Tensor
 
 from arborcast.backends.dataflow.arithmetic import arithmetic
-from arborcast.backends.dataflow.peer_progress import Line, LineError
-from arborcast.backends.dataflow.poller import GONE, LEAVING, READ, WRITE, Bell, Lookout
+from arborcast.backends.dataflow.peer_progress import PeerGoneError, PeerProgress
+from arborcast.backends.dataflow.poller import GONE, LEAVING, READ, WRITE, Poller, Wakeup
 from arborcast.backends.dataflow.task_graph import Act, Action, Flow
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.tensors.torch_reduction import Operator
-from arborcast.backends.transport.fingerprint import Opening
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 
 BATCH_BYTES = 256 << 10
 BATCH_MESSAGES = 64
@@ -37,9 +36,9 @@ class FlowRun:
         flow: Flow,
         memory: Mapping[Buffer, Tensor],
         operator: Operator | None,
-        opening: Opening,
-        lines: Mapping[int, Line],
-        lookout: Lookout,
+        opening: CollectiveFingerprint,
+        peers: Mapping[int, PeerProgress],
+        poller: Poller,
         *,
         rank: int,
         timeout_s: float,
@@ -50,9 +49,9 @@ class FlowRun:
             flow: what to do.
             memory: flat tensors of one type for every buffer that the flow uses, scratch included.
             operator: how contributions are combined; None where none are.
-            opening: what every line that awaits one must bring.
-            lines: by peer, for all channels there are, so that a peer that gives up is noticed.
-            lookout: to sleep with.
+            opening: what every peer that awaits one must bring.
+            peers: by peer, for all channels there are, so that a peer that gives up is noticed.
+            poller: to sleep with.
             rank: this one.
             timeout_s: how long nothing may happen.
         """
@@ -63,44 +62,44 @@ class FlowRun:
         self._arithmetic = arithmetic(flow, memory, operator) if flow.computes else None
         self._opening = opening
         self._opening_bytes = opening.to_bytes()
-        self._lines = lines
-        self._lookout = lookout
+        self._peers = peers
+        self._poller = poller
         self._rank = rank
         self._timeout_s = timeout_s
-        self._lost: LineError | None = None  # that a peer died which must stay
+        self._lost: PeerGoneError | None = None  # that a peer died which must stay
         self._deadline: float | None = None  # set when sleep begins, forgotten when something happens
         # Actions, and openings to be seen, that keep the run from ending.
-        self._missing = len(flow.actions) + sum(line.awaits_opening for line in lines.values())
+        self._missing = len(flow.actions) + sum(peer.awaits_opening for peer in peers.values())
         self._local: deque[int] = deque(flow.at_once)
-        self._to_push: deque[Line] = deque(line for line in lines.values() if line.sends)
-        self._to_pull: deque[Line] = deque(
-            line for line in lines.values() if line.receives or line.awaits_opening
+        self._to_push: deque[PeerProgress] = deque(peer for peer in peers.values() if peer.sends)
+        self._to_pull: deque[PeerProgress] = deque(
+            peer for peer in peers.values() if peer.receives or peer.awaits_opening
         )
 
-    def run(self, *, until: Callable[[], bool] | None = None, bell: Bell | None = None) -> None:
+    def run(self, *, until: Callable[[], bool] | None = None, wakeup: Wakeup | None = None) -> None:
         """Return when everything is complete here and handed over to the channels.
 
         Args:
-            until: what else must hold; asked whenever something moves, and as often as the bell says.
-            bell: rung when `until` may have changed.
+            until: what else must hold; asked whenever something moves, and as often as the wakeup says.
+            wakeup: rung when `until` may have changed.
 
         Raises:
-            LineError: a peer that is still needed is gone, or gave up.
+            PeerGoneError: a peer that is still needed is gone, or gave up.
             DisagreementError: a peer means another collective.
             ExecutionError: nothing happened for too long.
         """
-        lines = self._lines.values()
+        peers = self._peers.values()
         while True:
             with np.errstate(all="ignore"):  # numbers overflow as they do in torch
                 self._work()
             is_over = not self._missing and not any(
-                line.channel.wants_write and not line.is_gone for line in lines
+                peer.channel.wants_write and not peer.is_gone for peer in peers
             )
             if is_over and (until is None or until()):
                 return
             if self._lost is not None:  # what it said before it died has been looked for
                 raise self._lost
-            self._sleep(is_over, bell)
+            self._sleep(is_over, wakeup)
 
     def _work(self) -> None:
         """Do what can be done now; sends first, so that others need not wait for our reading.
@@ -108,16 +107,16 @@ class FlowRun:
         Where sends wait for room, return after a message from each peer to see whether there is some.
         """
         local, to_push, to_pull = self._local, self._to_push, self._to_pull
-        pulls = len(self._lines)
+        pulls = len(self._peers)
         while True:
             if local:
                 self._compute(local.popleft())
             elif to_push:
                 self._push(to_push.popleft())
             elif to_pull:
-                if not pulls and any(line.outgoing is not None for line in self._lines.values()):
+                if not pulls and any(peer.outgoing is not None for peer in self._peers.values()):
                     return
-                pulls = (pulls or len(self._lines)) - 1
+                pulls = (pulls or len(self._peers)) - 1
                 self._pull(to_pull.popleft())
             else:
                 return
@@ -132,107 +131,107 @@ class FlowRun:
             self._arithmetic.reduce(action.into_number, action.source_number)
         self._complete(number)
 
-    def _push(self, line: Line) -> None:
+    def _push(self, peer: PeerProgress) -> None:
         """Send what may be sent, until the channel has no room; what is ready together goes together."""
-        channel, sends = line.channel, line.sends
-        while batch := self._ready(line):
+        channel, sends = peer.channel, peer.sends
+        while batch := self._ready(peer):
             try:
                 count = channel.send_all(batch)
             except ChannelClosedError as error:
-                raise self._line_error(str(self._actions[sends[line.sent]].operation), error) from error
+                raise self._peer_gone(str(self._actions[sends[peer.sent]].operation), error) from error
             is_stuck = not count
             for data in batch:
                 if count < len(data):
-                    line.outgoing = data[count:]
+                    peer.outgoing = data[count:]
                     if is_stuck:
                         return
                     break
                 count -= len(data)
                 is_stuck = False
-                line.outgoing = None
-                line.sent += 1
-                self._complete(sends[line.sent - 1])
+                peer.outgoing = None
+                peer.sent += 1
+                self._complete(sends[peer.sent - 1])
 
-    def _ready(self, line: Line) -> list[memoryview]:
+    def _ready(self, peer: PeerProgress) -> list[memoryview]:
         """The next messages to the peer that may be sent: some, and not many bytes."""
-        sends, left, actions, raw = line.sends, self._left, self._actions, self._raw
+        sends, left, actions, raw = peer.sends, self._left, self._actions, self._raw
         batch: list[memoryview] = []
         size = 0
-        for at in range(line.sent, min(line.sent + BATCH_MESSAGES, len(sends))):
+        for at in range(peer.sent, min(peer.sent + BATCH_MESSAGES, len(sends))):
             number = sends[at]
             if left[number] or size >= BATCH_BYTES:
                 break
             data = raw[actions[number].into_number]
             batch.append(data)
             size += len(data)
-        if line.outgoing is not None:
-            batch[0] = line.outgoing
+        if peer.outgoing is not None:
+            batch[0] = peer.outgoing
         return batch
 
-    def _pull(self, line: Line) -> None:
+    def _pull(self, peer: PeerProgress) -> None:
         """Use what has come: short messages as long as there are some, else up to the end of one."""
         size = 0
         try:
-            if line.awaits_opening and not self._see_opening(line):
+            if peer.awaits_opening and not self._see_opening(peer):
                 return
-            while self._may_receive(line):
+            while self._may_receive(peer):
                 if size >= BATCH_BYTES:
-                    self._to_pull.append(line)
+                    self._to_pull.append(peer)
                     return
-                number = line.receives[line.received]
+                number = peer.receives[peer.received]
                 action = self._actions[number]
                 size += len(self._raw[action.into_number])
-                if not (self._combine if action.act is Act.COMBINE else self._fill)(line, action):
+                if not (self._combine if action.act is Act.COMBINE else self._fill)(peer, action):
                     return
-                line.received += 1
+                peer.received += 1
                 self._complete(number)
         except ChannelClosedError as error:
-            raise self._line_error(self._awaited(line), error) from error
+            raise self._peer_gone(self._awaited(peer), error) from error
 
-    def _see_opening(self, line: Line) -> bool:
+    def _see_opening(self, peer: PeerProgress) -> bool:
         """Whether the peer's opening is there; it must be ours."""
-        data = line.channel.opening()
+        data = peer.channel.opening()
         if data is None:
             return False
         if data != self._opening_bytes:
-            self._opening.check(self._rank, Opening.from_bytes(data), line.channel.peer)
-        line.awaits_opening = False
+            self._opening.check(self._rank, CollectiveFingerprint.from_bytes(data), peer.channel.peer)
+        peer.awaits_opening = False
         self._missing -= 1
         return True
 
-    def _fill(self, line: Line, action: Action) -> bool:
+    def _fill(self, peer: PeerProgress, action: Action) -> bool:
         """Receive into place; whether all of the message is there."""
-        rest = line.incoming
+        rest = peer.incoming
         if rest is None:
             rest = self._raw[action.into_number]
-        channel = line.channel
+        channel = peer.channel
         while size := len(rest):
             count = channel.receive(rest, look=False)
             if count == size:
                 break
             if not count:
-                line.incoming = rest
+                peer.incoming = rest
                 return False
             rest = rest[count:]
-        line.incoming = None
+        peer.incoming = None
         return True
 
-    def _combine(self, line: Line, action: Action) -> bool:
+    def _combine(self, peer: PeerProgress, action: Action) -> bool:
         """Combine the parts that are there where they lie; whether that was the last."""
         assert self._arithmetic is not None, "a flow that computes"
-        take, combine = line.channel.take, self._arithmetic.combine
+        take, combine = peer.channel.take, self._arithmetic.combine
         into, source, item_bytes = action.into_number, action.source_number, self._item_bytes
-        most = line.channel.part_bytes // item_bytes * item_bytes
-        done, total = line.combined, len(self._raw[into])
+        most = peer.channel.part_bytes // item_bytes * item_bytes
+        done, total = peer.combined, len(self._raw[into])
         while done < total:
             length = min(most, total - done)
             part = take(length, look=False)
             if part is None:
-                line.combined = done
+                peer.combined = done
                 return False
             combine(into, source, done // item_bytes, part)
             done += length
-        line.combined = 0
+        peer.combined = 0
         return True
 
     def _complete(self, number: int) -> None:
@@ -247,35 +246,35 @@ class FlowRun:
             if action.peer < 0:
                 self._local.append(waiter)
                 continue
-            line = self._lines[action.peer]
+            peer = self._peers[action.peer]
             if action.act is not Act.SEND:
-                if line.receives[line.received] == waiter:
-                    self._to_pull.append(line)
-            elif line.sends[line.sent] == waiter:
-                self._to_push.append(line)
+                if peer.receives[peer.received] == waiter:
+                    self._to_pull.append(peer)
+            elif peer.sends[peer.sent] == waiter:
+                self._to_push.append(peer)
 
-    def _sleep(self, is_over: bool, bell: Bell | None) -> None:
+    def _sleep(self, is_over: bool, wakeup: Wakeup | None) -> None:
         """Wait until a channel moves or somebody rings."""
         by_descriptor = {}
-        for line in self._lines.values():
-            channel = line.channel
+        for peer in self._peers.values():
+            channel = peer.channel
             # Sending may have read what is to be received, and receiving may have found room to send.
-            if self._may_send(line) and not (channel.wants_read or channel.wants_write):
-                self._to_push.append(line)
-            if channel.has_unread and (line.awaits_opening or self._may_receive(line)):
-                self._to_pull.append(line)
+            if self._may_send(peer) and not (channel.wants_read or channel.wants_write):
+                self._to_push.append(peer)
+            if channel.has_unread and (peer.awaits_opening or self._may_receive(peer)):
+                self._to_pull.append(peer)
             descriptor = channel.fileno()
-            by_descriptor[descriptor] = line
-            self._lookout.want(descriptor, self._wanted(line))
-        events = self._lookout.sleep(0 if self._to_push or self._to_pull else self._patience(is_over, bell))
+            by_descriptor[descriptor] = peer
+            self._poller.want(descriptor, self._wanted(peer))
+        events = self._poller.sleep(0 if self._to_push or self._to_pull else self._patience(is_over, wakeup))
         for descriptor, happened in events:
-            if bell is not None and descriptor == bell.descriptor:
-                bell.silence()
+            if wakeup is not None and descriptor == wakeup.descriptor:
+                wakeup.silence()
             else:
                 self._wake(by_descriptor[descriptor], happened)
                 self._deadline = None
 
-    def _patience(self, is_over: bool, bell: Bell | None) -> float:
+    def _patience(self, is_over: bool, wakeup: Wakeup | None) -> float:
         """How long to sleep at most.
 
         Raises:
@@ -287,13 +286,13 @@ class FlowRun:
         left = self._timeout_s if is_over else self._deadline - now  # `until` has a deadline of its own
         if left <= 0:
             raise ExecutionError(f"{self._waits_for()}: nothing happened for {self._timeout_s:g} s")
-        return left if bell is None else min(left, bell.look_every_s)
+        return left if wakeup is None else min(left, wakeup.look_every_s)
 
-    def _wanted(self, line: Line) -> int:
+    def _wanted(self, peer: PeerProgress) -> int:
         """What to look for; nothing that would wake us without there being anything to do."""
-        channel = line.channel
-        events = READ if line.awaits_opening or self._may_receive(line) else 0
-        if not line.is_gone:
+        channel = peer.channel
+        events = READ if peer.awaits_opening or self._may_receive(peer) else 0
+        if not peer.is_gone:
             events |= LEAVING
             if channel.wants_read:
                 events |= READ
@@ -301,80 +300,80 @@ class FlowRun:
                 events |= WRITE
         return events
 
-    def _wake(self, line: Line, happened: int) -> None:
+    def _wake(self, peer: PeerProgress, happened: int) -> None:
         if happened & GONE:
-            line.is_gone = True
-            if line.sent < len(line.sends):  # whoever leaves in peace has got everything before
-                operation = self._actions[line.sends[line.sent]].operation
-                raise self._line_error(str(operation), line.channel.last_words())
+            peer.is_gone = True
+            if peer.sent < len(peer.sends):  # whoever leaves in peace has got everything before
+                operation = self._actions[peer.sends[peer.sent]].operation
+                raise self._peer_gone(str(operation), peer.channel.last_words())
         try:
-            line.channel.on_ready()
+            peer.channel.on_ready()
         except ChannelClosedError as error:
-            line.is_gone = True
-            if error.reason is not None or self._needs(line):
-                raise self._line_error(self._awaited(line), error) from error
-            if line.must_stay and not isinstance(error, PeerLeftError):
-                self._lost = LineError(self._awaited(line), error)
+            peer.is_gone = True
+            if error.reason is not None or self._needs(peer):
+                raise self._peer_gone(self._awaited(peer), error) from error
+            if peer.is_required and not isinstance(error, PeerLeftError):
+                self._lost = PeerGoneError(self._awaited(peer), error)
             return
-        if line.sent < len(line.sends):
-            self._to_push.append(line)
-        if line.received < len(line.receives) or line.awaits_opening:
-            self._to_pull.append(line)
+        if peer.sent < len(peer.sends):
+            self._to_push.append(peer)
+        if peer.received < len(peer.receives) or peer.awaits_opening:
+            self._to_pull.append(peer)
 
-    def _line_error(self, what: str, error: ChannelClosedError) -> LineError:
+    def _peer_gone(self, what: str, error: ChannelClosedError) -> PeerGoneError:
         """For a peer that went in the middle of `what`."""
         if error.reason is not None:
             # What this rank waits for may say more than what the one waits for that gave up first.
             what = self._waits_for(what)
-        return LineError(what, error)
+        return PeerGoneError(what, error)
 
-    def _may_send(self, line: Line) -> bool:
-        return line.sent < len(line.sends) and not self._left[line.sends[line.sent]]
+    def _may_send(self, peer: PeerProgress) -> bool:
+        return peer.sent < len(peer.sends) and not self._left[peer.sends[peer.sent]]
 
-    def _may_receive(self, line: Line) -> bool:
-        return line.received < len(line.receives) and not self._left[line.receives[line.received]]
+    def _may_receive(self, peer: PeerProgress) -> bool:
+        return peer.received < len(peer.receives) and not self._left[peer.receives[peer.received]]
 
-    def _needs(self, line: Line) -> bool:
-        return line.awaits_opening or line.sent < len(line.sends) or line.received < len(line.receives)
+    def _needs(self, peer: PeerProgress) -> bool:
+        return peer.awaits_opening or peer.sent < len(peer.sends) or peer.received < len(peer.receives)
 
-    def _awaited(self, line: Line) -> str:
+    def _awaited(self, peer: PeerProgress) -> str:
         """What is next from or to a peer, for messages."""
-        if line.awaits_opening:
-            return f"begin together with rank {line.channel.peer}"
-        if line.received < len(line.receives):
-            return str(self._actions[line.receives[line.received]].operation)
-        if line.sent < len(line.sends):
-            return str(self._actions[line.sends[line.sent]].operation)
-        return f"beside rank {line.channel.peer}"
+        if peer.awaits_opening:
+            return f"begin together with rank {peer.channel.peer}"
+        if peer.received < len(peer.receives):
+            return str(self._actions[peer.receives[peer.received]].operation)
+        if peer.sent < len(peer.sends):
+            return str(self._actions[peer.sends[peer.sent]].operation)
+        return f"waiting for rank {peer.channel.peer}"
 
     def _waits_for(self, otherwise: str = "hand over what is left") -> str:
         """All that could happen next if the others did something; where there is nothing, `otherwise`."""
         found = [
-            f"begin together with rank {line.channel.peer}"
-            for line in self._lines.values()
-            if line.awaits_opening
+            f"begin together with rank {peer.channel.peer}"
+            for peer in self._peers.values()
+            if peer.awaits_opening
         ]
-        for line in self._lines.values():
-            for order, done in ((line.receives, line.received), (line.sends, line.sent)):
-                if done < len(order) and not self._left[order[done]] and not line.awaits_opening:
+        for peer in self._peers.values():
+            for order, done in ((peer.receives, peer.received), (peer.sends, peer.sent)):
+                if done < len(order) and not self._left[order[done]] and not peer.awaits_opening:
                     found.append(str(self._actions[order[done]].operation))
         return "; ".join(found) or otherwise
 
-    def find_reason(self, peer: int | None, seconds: float) -> ChannelClosedError | None:
+    def find_reason(self, gone: int | None, seconds: float) -> ChannelClosedError | None:
         """After a peer went without a word: what another one says within that time about why.
 
         Where none of them says anything, the first one that went. The run has failed; what still comes is
         lost.
         """
         silent: ChannelClosedError | None = None
-        others = {line.channel.fileno(): line for line in self._lines.values() if line.channel.peer != peer}
+        others = {peer.channel.fileno(): peer for peer in self._peers.values() if peer.channel.peer != gone}
         end = time.monotonic() + seconds
-        self._lookout.clear()
+        self._poller.clear()
         for descriptor in others:
-            self._lookout.want(descriptor, LEAVING)
+            self._poller.want(descriptor, LEAVING)
         while others and (left := end - time.monotonic()) > 0:
-            for descriptor, _ in self._lookout.sleep(left):
-                self._lookout.want(descriptor, 0)
+            for descriptor, _ in self._poller.sleep(left):
+                self._poller.want(descriptor, 0)
                 told = others.pop(descriptor).channel.last_words()
                 if told.reason is not None:
                     return told

@@ -25,7 +25,7 @@ from arborcast.backends.schedules.rendezvous import are_on_one_host
 from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.backends.tensors.torch_reduction import served_operator
-from arborcast.backends.transport.fingerprint import Opening
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.implicit_schedule import AnySchedule
 
@@ -100,7 +100,7 @@ class EngineRunner:
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
         elements = str(dtype).removeprefix("torch.") + ("" if operator is None else f" {operator.name}")
         root = -1 if collective.root is None else collective.root
-        opening = Opening(self._sequence, count, root, collective.kind, elements, self._digest)
+        opening = CollectiveFingerprint(self._sequence, count, root, collective.kind, elements, self._digest)
         self._sequence += 1
         held = {buffer: tensor for buffer, tensor in memory.items() if tensor is not None}
         self._engine.run(flow, held, opening, operator, dtype=dtype)

@@ -34,7 +34,7 @@ from arborcast.backends.schedules.rendezvous import are_on_one_host, compare_set
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, break_gloo, new_gloo, own_connection
 from arborcast.backends.tensors.torch_reduction import Operator, name_of, served_operator
-from arborcast.backends.transport.fingerprint import Opening
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
@@ -191,7 +191,7 @@ class Communicator:
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         nothing = torch.zeros(1)
-        call = Opening(self._next(), 0, -1, Kind.ALLREDUCE, "barrier")
+        call = CollectiveFingerprint(self._next(), 0, -1, Kind.ALLREDUCE, "barrier")
         self._by_gloo(call, lambda gloo: gloo.allreduce([nothing], reduce_options(SUM)))
 
     # ------------------------------------------------------------------ around them
@@ -283,15 +283,15 @@ class Communicator:
 
     def _call(
         self, kind: Kind, root: int, count: int, dtype: torch.dtype, operator: Operator | None = None
-    ) -> Opening:
+    ) -> CollectiveFingerprint:
         elements = str(dtype).removeprefix("torch.")
         if operator is not None:
             elements += f" {operator.name}"
-        return Opening(self._sequence, count, root, kind, elements)
+        return CollectiveFingerprint(self._sequence, count, root, kind, elements)
 
     def _run(
         self,
-        call: Opening,
+        call: CollectiveFingerprint,
         dtype: torch.dtype,
         memory: dict[Buffer, Tensor],
         operator: Operator | None,
@@ -310,7 +310,7 @@ class Communicator:
         self._by_gloo(replace(call, sequence=self._next()), by_gloo)
         self._counts[call.kind, "gloo"] += 1
 
-    def _by_gloo(self, opening: Opening, start: Callable[[Any], Any]) -> None:
+    def _by_gloo(self, opening: CollectiveFingerprint, start: Callable[[Any], Any]) -> None:
         """Have gloo serve a call while the ranks check that all of them want that."""
         if self.size == 1:
             start(self._gloo).wait()
@@ -327,7 +327,7 @@ class Communicator:
                 self._engine.ring()
 
             work.get_future().add_done_callback(end)
-            self._engine.stand_by(ended.is_set)
+            self._engine.wait_external(ended.is_set)
             work.wait()
         except ExecutionError:
             raise
@@ -349,7 +349,7 @@ class Communicator:
         return None
 
     def _table(self, kind: Kind, root: int) -> Table | str:
-        return self._schedules.table(Opening(0, 0, root, kind, ""), self._next)
+        return self._schedules.table(CollectiveFingerprint(0, 0, root, kind, ""), self._next)
 
     def _new_schedules(self) -> Schedules:
         """None yet, for the present fabric."""

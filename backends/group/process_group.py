@@ -124,9 +124,8 @@ class SynthGroup(dist.ProcessGroup):
     # ------------------------------------------------------------------ what torch asks of a group
 
     # Nothing that torch's trampoline knows (allreduce, broadcast, allgather, reduce_scatter, the coalesced
-    # ones, all_to_all_single, barrier, send, recv) may go to `super()` or be left to it: it keeps the
-    # interpreter's lock until gloo has taken its own, which gloo's threads hold while they release tensors,
-    # for which they need the interpreter's.
+    # ones, all_to_all_single, barrier, send, recv) may go to `super()` or be left to it: it holds the GIL
+    # while it takes gloo's mutex, and gloo's threads, which release tensors, take them in reverse: deadlock.
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         """What `torch.distributed.get_backend` says."""

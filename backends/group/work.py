@@ -26,7 +26,7 @@ from arborcast.backends.errors import ExecutionError
 
 
 class QueuedWork(dist.Work):
-    """A call that somebody else executes.
+    """A queued collective: a torch Work.
 
     Args:
         function: what is to be executed.

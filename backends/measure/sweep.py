@@ -41,14 +41,14 @@ def run_under_torchrun(
     torch.set_num_threads(1)
     with job_group("bench run", timeout_s):
         speaks = dist.get_rank() == 0
-        told: list[Sweep | InputError | None] = [None]
+        plan_or_error: list[Sweep | InputError | None] = [None]
         if speaks:
             try:
-                told = [prepare(dist.get_world_size())]
+                plan_or_error = [prepare(dist.get_world_size())]
             except InputError as error:
-                told = [error]
-        dist.broadcast_object_list(told, src=0)
-        sweep = told[0]
+                plan_or_error = [error]
+        dist.broadcast_object_list(plan_or_error, src=0)
+        sweep = plan_or_error[0]
         if isinstance(sweep, InputError):
             raise sweep
         assert sweep is not None, "rank 0 says what to do, or why not"
@@ -106,7 +106,7 @@ def run_sweep(
 
 @contextlib.contextmanager
 def _runner(sweep: Sweep, store: Store, everyone: dist.ProcessGroup, timeout_s: float) -> Iterator[Runner]:
-    """What executes the schedule; where something fails, the other ranks are told."""
+    """What executes the schedule; where something fails, the other ranks are plan_or_error."""
     schedule = sweep.schedule
     if sweep.via == "messages":
         here = are_on_one_host(PrefixStore(_PREFIX, store), everyone.rank(), everyone.size())

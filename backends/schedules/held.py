@@ -24,7 +24,7 @@ from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, synthesize_table
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.tensors.torch_compat import Store
-from arborcast.backends.transport.fingerprint import Opening
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
@@ -78,7 +78,7 @@ class Schedules:
         """The table of a collective, or why it has none; None where nobody has asked yet."""
         return self._tables.get((kind, root))
 
-    def table(self, call: Opening, sequence: Callable[[], int]) -> Table | str:
+    def table(self, call: CollectiveFingerprint, sequence: Callable[[], int]) -> Table | str:
         """The table for a call, or why there is none, so that gloo serves it; all ranks make this call.
 
         Args:
@@ -147,7 +147,7 @@ class Schedules:
             except RuntimeError:
                 return False  # the store went with its rank, of which the channels know more
 
-        self._engine.stand_by(is_over, look_every_s=LOOK_EVERY_S, needed=0)
+        self._engine.wait_external(is_over, look_every_s=LOOK_EVERY_S, needed=0)
 
 
 def fabric_name(topology: Topology) -> str:

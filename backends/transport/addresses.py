@@ -121,13 +121,13 @@ def _is_loopback(host: str) -> bool:
 
 def _can_be_bound(address: str) -> bool:
     try:
-        listener(address).close()
+        listening_socket(address).close()
     except OSError:
         return False
     return True
 
 
-def listener(address: str) -> socket.socket:
+def listening_socket(address: str) -> socket.socket:
     """A TCP socket that listens at any free port of a numeric address."""
     family, *_, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, socket.SOCK_STREAM)

@@ -14,7 +14,7 @@ _KINDS = tuple(Kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class CollectiveFingerprint:
     """One call of a collective, as one rank sees it.
 
     Attributes:
@@ -22,7 +22,8 @@ class Opening:
         count: elements of the whole buffer.
         root: position of the root in the group, -1 where there is none.
         kind: which collective.
-        elements: type and reduction, as in "float32 sum"; ASCII of at most 31 characters.
+        elements: type and reduction, as in "float32 sum"; ASCII of at most 31 characters. Empty where
+            schedules are looked for and nothing is moved yet.
         schedule: what the bytes go by: 8 bytes of a digest, or zeros where gloo serves the call.
     """
 
@@ -45,7 +46,7 @@ class Opening:
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Opening:
+    def from_bytes(cls, data: bytes) -> CollectiveFingerprint:
         """What `to_bytes` made.
 
         Raises:
@@ -62,10 +63,12 @@ class Opening:
     def __str__(self) -> str:
         """As messages show it."""
         root = "" if self.root < 0 else f" from rank {self.root}"
+        if not self.elements:
+            return f"schedules of {self.kind}{root}"
         by = "gloo" if not any(self.schedule) else f"schedule {self.schedule.hex()}"
         return f"{self.kind}{root} of {self.count} elements ({self.elements}) by {by}"
 
-    def check(self, rank: int, other: Opening, peer: int) -> None:
+    def check(self, rank: int, other: CollectiveFingerprint, peer: int) -> None:
         """Refuse to go on with a rank that means another collective.
 
         Raises:

@@ -26,7 +26,7 @@ HEADER = struct.Struct("<BxxxI")  # code, bytes that follow
 REASON_BYTES = 2048  # a longer reason is cut
 
 
-GOOD_SEALS = tuple(b"\1" * (8 - length) for length in range(8))
+GOOD_TRAILERS = tuple(b"\1" * (8 - length) for length in range(8))
 """What ends a part in a stream, by its length modulo 8; all zeros say that the part is not what it should be.
 
 Its own length makes that of the frame a multiple of 8, as those of headers and openings are.
@@ -34,7 +34,7 @@ Its own length makes that of the frame a multiple of 8, as those of headers and 
 
 
 def part_frame_bytes(length: int) -> int:
-    """Of the frame of a part of that length in a stream: header, part and seal."""
+    """Of the frame of a part of that length in a stream: header, part and trailer."""
     return HEADER.size + (length | 7) + 1
 
 

@@ -13,15 +13,15 @@ from arborcast.backends.transport.shared_memory import create_memory
 
 _MAGIC = b"arborch1"
 TOKEN_BYTES = 16
-_GREETING = struct.Struct(f"<8s{TOKEN_BYTES}sIIQI?")
+_HANDSHAKE = struct.Struct(f"<8s{TOKEN_BYTES}sIIQI?")
 _ANSWER = struct.Struct("<8sI")
-GREETING_BYTES = _GREETING.size
+HANDSHAKE_BYTES = _HANDSHAKE.size
 ANSWER_BYTES = _ANSWER.size
 _LONGEST_REFUSAL = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class Handshake:
     """The first bytes of a connection.
 
     Attributes:
@@ -41,20 +41,20 @@ class Greeting:
     wants_memory: bool
 
     def to_bytes(self) -> bytes:
-        """`GREETING_BYTES` bytes."""
-        return _GREETING.pack(
+        """`HANDSHAKE_BYTES` bytes."""
+        return _HANDSHAKE.pack(
             _MAGIC, self.token, self.rank, self.to, self.slot_bytes, self.slots, self.wants_memory
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Greeting | None:
+    def from_bytes(cls, data: bytes) -> Handshake | None:
         """What `to_bytes` made; None where the bytes are something else."""
-        magic, *said = _GREETING.unpack(data)
+        magic, *said = _HANDSHAKE.unpack(data)
         return cls(*said) if magic == _MAGIC else None
 
 
 def answer(refusal: str = "") -> bytes:
-    """The answer to a greeting: welcome, or why not."""
+    """The answer to a handshake: welcome, or why not."""
     text = refusal.encode()[:_LONGEST_REFUSAL]
     return _ANSWER.pack(_MAGIC, len(text)) + text
 
@@ -93,7 +93,7 @@ class Call:
             os.close(self.memory)
 
 
-def dial_unix(name: str, greeting: Greeting, deadline: float) -> Call | None:
+def dial_unix(name: str, handshake: Handshake, deadline: float) -> Call | None:
     """Call by an abstract name; None where nobody has it here, as in another network namespace.
 
     Raises:
@@ -114,9 +114,9 @@ def dial_unix(name: str, greeting: Greeting, deadline: float) -> Call | None:
             except (ConnectionRefusedError, PermissionError):
                 sock.close()
                 return None
-        memory = create_memory(greeting.slot_bytes, greeting.slots)
+        memory = create_memory(handshake.slot_bytes, handshake.slots)
         try:
-            socket.send_fds(sock, [greeting.to_bytes()], [memory])
+            socket.send_fds(sock, [handshake.to_bytes()], [memory])
         except BaseException:
             os.close(memory)
             raise
@@ -126,7 +126,7 @@ def dial_unix(name: str, greeting: Greeting, deadline: float) -> Call | None:
     return Call(sock, memory)
 
 
-def dial_tcp(host: str, port: int, greeting: Greeting, deadline: float) -> Call:
+def dial_tcp(host: str, port: int, handshake: Handshake, deadline: float) -> Call:
     """Call by an address.
 
     Raises:
@@ -135,14 +135,14 @@ def dial_tcp(host: str, port: int, greeting: Greeting, deadline: float) -> Call:
     """
     sock = socket.create_connection((host, port), seconds_until(deadline))
     try:
-        sock.sendall(greeting.to_bytes())
+        sock.sendall(handshake.to_bytes())
     except BaseException:
         sock.close()
         raise
     return Call(sock)
 
 
-def hear(sock: socket.socket, peer: int, deadline: float) -> str:
+def read_reply(sock: socket.socket, peer: int, deadline: float) -> str:
     """The refusal that a rank answers, empty where this rank is welcome.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where other ranks connect to this one: its listeners, and who came before there was a seat for him."""
+"""Where other ranks connect to this one: its listeners, and accepted connections not yet matched."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import secrets
 import selectors
 import socket
 
-from arborcast.backends.transport.addresses import listener
-from arborcast.backends.transport.handshake import GREETING_BYTES, TOKEN_BYTES, Greeting
+from arborcast.backends.transport.addresses import listening_socket
+from arborcast.backends.transport.handshake import HANDSHAKE_BYTES, TOKEN_BYTES, Handshake
 
 
-class Guest:
+class PendingConnection:
     """A connection that somebody made to this rank and that is not yet a channel.
 
     Attributes:
         sock: the connection.
-        descriptors: what came with the greeting; the guest's to close until somebody takes them out.
-        greeting: None until all of it is here.
+        descriptors: what came with the handshake; the connection's to close until somebody takes them out.
+        handshake: None until all of it is here.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.descriptors: list[int] = []
-        self.greeting: Greeting | None = None
+        self.handshake: Handshake | None = None
         self._said = b""
 
     def listen(self) -> bool:
-        """Read on; False where the guest is gone or says something else than a greeting."""
-        missing = GREETING_BYTES - len(self._said)
+        """Read on; False where the connection is gone or says something else than a handshake."""
+        missing = HANDSHAKE_BYTES - len(self._said)
         try:
             if self.sock.family == socket.AF_UNIX:
                 said, descriptors, _, _ = socket.recv_fds(self.sock, missing, 1)
@@ -44,9 +44,9 @@ class Guest:
         except OSError:
             return False
         self._said += said
-        if len(self._said) == GREETING_BYTES:
-            self.greeting = Greeting.from_bytes(self._said)
-            return self.greeting is not None
+        if len(self._said) == HANDSHAKE_BYTES:
+            self.handshake = Handshake.from_bytes(self._said)
+            return self.handshake is not None
         return bool(said)
 
     def close(self) -> None:
@@ -56,8 +56,8 @@ class Guest:
             os.close(self.descriptors.pop())
 
 
-class Reception:
-    """Listeners and guests.
+class Listener:
+    """Sockets that listen, and the connections that they accepted.
 
     Args:
         address: numeric, of a TCP listener at any free port.
@@ -66,17 +66,17 @@ class Reception:
     Attributes:
         host, port: of the TCP listener.
         name: of the Unix socket, without the zero byte before it; None where there is none.
-        guests: who has greeted and waits.
+        pending: connections whose handshake is here, not yet matched to a rank.
 
     Raises:
         OSError: there is no listening at that address.
     """
 
     def __init__(self, address: str, *, is_local: bool) -> None:
-        self.guests: list[Guest] = []
+        self.pending: list[PendingConnection] = []
         self.name: str | None = None
         self._selector = selectors.PollSelector()
-        tcp = listener(address)
+        tcp = listening_socket(address)
         self.host, self.port = tcp.getsockname()[:2]
         self._watch(tcp, None)
         if is_local:
@@ -91,37 +91,37 @@ class Reception:
                 raise
 
     def wait(self, seconds: float) -> bool:
-        """Let guests in and hear them, for at most that long; whether anything happened."""
+        """Accept connections and read their handshakes, for at most that long; whether anything happened."""
         events = self._selector.select(seconds)
         for key, _ in events:
-            guest = key.data
-            if guest is None:
-                self._let_in(key.fileobj)
-            elif not guest.listen():
-                self._selector.unregister(guest.sock)
-                guest.close()
-            elif guest.greeting is not None:
-                self._selector.unregister(guest.sock)
-                self.guests.append(guest)
+            connection = key.data
+            if connection is None:
+                self._accept(key.fileobj)
+            elif not connection.listen():
+                self._selector.unregister(connection.sock)
+                connection.close()
+            elif connection.handshake is not None:
+                self._selector.unregister(connection.sock)
+                self.pending.append(connection)
         return bool(events)
 
     def close(self) -> None:
-        """Close the listeners and whoever waits."""
+        """Close the sockets and what they accepted."""
         for key in list((self._selector.get_map() or {}).values()):
             sock = key.fileobj if key.data is None else key.data
-            assert isinstance(sock, socket.socket | Guest)
+            assert isinstance(sock, socket.socket | PendingConnection)
             sock.close()
-        for guest in self.guests:
-            guest.close()
-        self.guests.clear()
+        for connection in self.pending:
+            connection.close()
+        self.pending.clear()
         self._selector.close()
 
-    def _let_in(self, door: object) -> None:
+    def _accept(self, door: object) -> None:
         assert isinstance(door, socket.socket)
         with contextlib.suppress(OSError):  # gone again
-            guest = Guest(door.accept()[0])
-            self._watch(guest.sock, guest)
+            connection = PendingConnection(door.accept()[0])
+            self._watch(connection.sock, connection)
 
-    def _watch(self, sock: socket.socket, guest: Guest | None) -> None:
+    def _watch(self, sock: socket.socket, connection: PendingConnection | None) -> None:
         sock.setblocking(False)
-        self._selector.register(sock, selectors.EVENT_READ, guest)
+        self._selector.register(sock, selectors.EVENT_READ, connection)

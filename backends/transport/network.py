@@ -1,10 +1,10 @@
 """The connections of one rank to the others of its group: made on demand, by shared memory within a host.
 
 Ranks find each other through the group's store alone. Of two ranks that connect, the higher dials; it first
-tries the lower one's Unix socket where both run under one kernel, and its TCP address otherwise. Nobody waits
-for an answer before he has answered everybody else, so that no circle of waiting ranks can arise.
+tries the lower one's Unix socket where both run under one kernel, and its TCP address otherwise. Each rank
+accepts all higher ranks before it awaits replies, so that no circle of waiting ranks can arise.
 
-    publish own address -> dial and greet all lower ranks -> answer all higher ranks -> hear the answers
+    publish own address -> dial and greet all lower ranks -> answer all higher ranks -> await the replies
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from arborcast.backends.transport.addresses import boot_id, listening_address
 from arborcast.backends.transport.handshake import (
     TOKEN_BYTES,
     Call,
-    Greeting,
+    Handshake,
     answer,
     dial_tcp,
     dial_unix,
-    hear,
+    read_reply,
 )
-from arborcast.backends.transport.listener import Guest, Reception
+from arborcast.backends.transport.listener import Listener, PendingConnection
 from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, SharedMemoryChannel
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
@@ -99,7 +99,7 @@ class Network:
         self._is_closed = False
         here = listening_address(store, address)
         try:
-            self._reception = Reception(
+            self._listener = Listener(
                 here, is_local=transport != "sockets" and self.why_no_shared_memory is None
             )
         except OSError as error:
@@ -139,7 +139,7 @@ class Network:
                 calls[peer] = self._dial(peer, entry, deadline)
             self._welcome({peer for peer in missing if peer > self.rank}, deadline)
             for peer in lower:
-                self._hear(peer, calls[peer], deadline)
+                self._read_reply(peer, calls[peer], deadline)
                 call = calls.pop(peer)
                 self._adopt(peer, call.sock, call.memory, is_first=True)
         except BaseException as error:
@@ -158,12 +158,12 @@ class Network:
 
     def _end(self, reason: str | None) -> None:
         self._is_closed = True
-        self._reception.close()
+        self._listener.close()
         for channel in self._channels.values():
-            channel.hang_up(reason)
+            channel.begin_close(reason)
         deadline = time.monotonic() + FAREWELL_S
         for channel in self._channels.values():
-            channel.finish(deadline)
+            channel.finish_close(deadline)
 
     def _missing(self) -> str | None:
         if not hasattr(os, "memfd_create"):
@@ -174,8 +174,8 @@ class Network:
         """Say in the store where this rank listens; rank 0 also draws the group's token."""
         if self.rank == 0:
             self._store.set(f"{_PREFIX}/token", secrets.token_hex(TOKEN_BYTES))
-        reception = self._reception
-        entry = _Entry(host=reception.host, port=reception.port, boot_id=self._boot_id, name=reception.name)
+        listener = self._listener
+        entry = _Entry(host=listener.host, port=listener.port, boot_id=self._boot_id, name=listener.name)
         self._store.set(f"{_PREFIX}/{self.rank}", json.dumps(entry))
 
     def _learn_token(self, deadline: float) -> None:
@@ -211,24 +211,24 @@ class Network:
     def _dial(self, peer: int, entry: _Entry, deadline: float) -> Call:
         """Connect to a rank and greet it."""
         wants_memory = self._transport == "shared memory"
-        greeting = Greeting(self._token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
+        handshake = Handshake(self._token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
         name, host = entry["name"], entry["host"]
         try:
             if self._transport != "sockets" and name is not None and entry["boot_id"] == self._boot_id:
-                call = dial_unix(name, greeting, deadline)
+                call = dial_unix(name, handshake, deadline)
                 if call is not None:
                     return call
             # Where nothing but memory will do, this is for both to learn that there is none.
-            return dial_tcp(host, entry["port"], greeting, deadline)
+            return dial_tcp(host, entry["port"], handshake, deadline)
         except TimeoutError as error:
             raise self._late([peer]) from error
         except OSError as error:
             raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} at {host}: {error}") from error
 
-    def _hear(self, peer: int, call: Call, deadline: float) -> None:
-        """Wait for the answer to a greeting."""
+    def _read_reply(self, peer: int, call: Call, deadline: float) -> None:
+        """Wait for the answer to a handshake."""
         try:
-            refusal = hear(call.sock, peer, deadline)
+            refusal = read_reply(call.sock, peer, deadline)
         except TimeoutError as error:
             raise self._late([peer]) from error
         except OSError as error:
@@ -243,49 +243,49 @@ class Network:
         """Seat these ranks as they come; others are kept for their time, strangers are dropped."""
         while expected := self._seat(expected):
             left = deadline - time.monotonic()
-            if not self._reception.wait(max(0, left)) and left <= 0:
+            if not self._listener.wait(max(0, left)) and left <= 0:
                 raise self._late(expected)
 
     def _seat(self, expected: set[int]) -> set[int]:
-        """Make channels of the guests that are expected; returns who is still to come."""
-        guests = self._reception.guests
-        for guest in list(guests):
-            greeting = guest.greeting
-            assert greeting is not None
-            if greeting.token != self._token or greeting.to != self.rank:
-                guests.remove(guest)
-                guest.close()
-            elif greeting.rank in expected:
-                guests.remove(guest)
-                self._receive(guest, greeting)
-                expected = expected - {greeting.rank}
+        """Make channels of the connections that are expected; returns who is still to come."""
+        pending = self._listener.pending
+        for connection in list(pending):
+            handshake = connection.handshake
+            assert handshake is not None
+            if handshake.token != self._token or handshake.to != self.rank:
+                pending.remove(connection)
+                connection.close()
+            elif handshake.rank in expected:
+                pending.remove(connection)
+                self._receive(connection, handshake)
+                expected = expected - {handshake.rank}
         return expected
 
-    def _receive(self, guest: Guest, greeting: Greeting) -> None:
-        """Answer a rank's greeting and make its channel."""
-        refusal = self._refusal(guest, greeting)
+    def _receive(self, connection: PendingConnection, handshake: Handshake) -> None:
+        """Answer a rank's handshake and make its channel."""
+        refusal = self._refusal(connection, handshake)
         try:
-            guest.sock.sendall(answer(refusal))
+            connection.sock.sendall(answer(refusal))
         except OSError as error:
-            guest.close()
-            raise self._lost(greeting.rank) from error
+            connection.close()
+            raise self._lost(handshake.rank) from error
         if refusal:
-            guest.close()
+            connection.close()
             raise ExecutionError(refusal)
-        memory = guest.descriptors.pop() if guest.descriptors else None
-        self._adopt(greeting.rank, guest.sock, memory, is_first=False)
+        memory = connection.descriptors.pop() if connection.descriptors else None
+        self._adopt(handshake.rank, connection.sock, memory, is_first=False)
 
-    def _refusal(self, guest: Guest, greeting: Greeting) -> str:
+    def _refusal(self, connection: PendingConnection, handshake: Handshake) -> str:
         """Why a rank cannot be let in, empty where it can."""
-        peer, ours = greeting.rank, 2 * self._slots * self._slot_bytes
-        if (greeting.slot_bytes, greeting.slots) != (self._slot_bytes, self._slots):
+        peer, ours = handshake.rank, 2 * self._slots * self._slot_bytes
+        if (handshake.slot_bytes, handshake.slots) != (self._slot_bytes, self._slots):
             return (
-                f"rank {peer} has {greeting.slots} slots of {greeting.slot_bytes} bytes, "
+                f"rank {peer} has {handshake.slots} slots of {handshake.slot_bytes} bytes, "
                 f"but rank {self.rank} has {self._slots} of {self._slot_bytes}: all ranks need the same"
             )
-        if guest.descriptors and (theirs := os.fstat(guest.descriptors[0]).st_size) < ours:
+        if connection.descriptors and (theirs := os.fstat(connection.descriptors[0]).st_size) < ours:
             return f"rank {peer} sent {theirs} bytes of memory to rank {self.rank}, which needs {ours}"
-        if not guest.descriptors and (greeting.wants_memory or self._transport == "shared memory"):
+        if not connection.descriptors and (handshake.wants_memory or self._transport == "shared memory"):
             return (
                 f"ranks {self.rank} and {peer} cannot share memory as asked: "
                 "they are on two hosts or in two network namespaces, or one of them takes sockets only"

@@ -1,9 +1,9 @@
 """Where the bytes of a stream land and wait to be used: many short frames by one read.
 
-    buffer    ....| header | part | seal | header | part | seal | header | pa|.......
+    buffer    ....| header | part | trailer | header | part | trailer | header | pa|.......
                   ^ at                                                       ^ end
 
-Every frame begins at a multiple of 8 (see `frames.seal_bytes`), so that the elements of a part can be
+Every frame begins at a multiple of 8 (see `frames.trailer_bytes`), so that the elements of a part can be
 computed on where they lie.
 """
 
@@ -19,24 +19,24 @@ READ_BYTES = 256 << 10  # at most by one read, unless a frame is longer
 LONG_BYTES = 64 << 10  # a frame of more is read alone
 
 
-class Landing:
+class ReceiveBuffer:
     """A buffer with unread bytes in it.
 
     Args:
         frame_bytes: of the longest frame that it must hold.
 
     Attributes:
-        buffer: all of it.
+        memory: all of it.
         at: where the first unread byte is.
         end: behind the last one.
     """
 
-    __slots__ = ("at", "buffer", "end")
+    __slots__ = ("at", "end", "memory")
 
     def __init__(self, frame_bytes: int) -> None:
         # Not `bytearray`, which would touch all of it now.
         memory: Any = np.empty(max(frame_bytes + HEADER.size, READ_BYTES), np.uint8)
-        self.buffer = memoryview(memory)
+        self.memory = memoryview(memory)
         self.at = self.end = 0
 
     def part(self, length: int) -> memoryview | None:
@@ -48,7 +48,7 @@ class Landing:
         after = at + (length | 7) + 9  # `part_frame_bytes`, in line: this is called for each part
         if after > self.end:
             return None
-        buffer = self.buffer
+        buffer = self.memory
         if buffer[after - 1] != 1 or HEADER.unpack_from(buffer, at) != (Code.PART, length):
             return None
         self.at = after
@@ -58,34 +58,34 @@ class Landing:
         """Code and length of the next frame, where its header is here."""
         if self.end - self.at < HEADER.size:
             return None
-        code, length = HEADER.unpack_from(self.buffer, self.at)
+        code, length = HEADER.unpack_from(self.memory, self.at)
         return code, length
 
     def room(self, frame_bytes: int, *, alone: bool) -> memoryview:
         """Where to read to, so that the rest of a frame of that length fits; never empty.
 
         Args:
-            frame_bytes: of the frame, or the seal, that begins at `at`.
+            frame_bytes: of the frame, or the trailer, that begins at `at`.
             alone: whether to read only the header of the next frame with it: for long ones, since what is
                 read ahead of a long part must be copied.
         """
         held = self.end - self.at
-        start = self.at & 7  # of a frame 0; of a seal what lets the next frame begin at a multiple of 8
+        start = self.at & 7  # of a frame 0; of a trailer what lets the next frame begin at a multiple of 8
         if not held:
             self.at = self.end = start
         stop = self.at + frame_bytes + HEADER.size
-        if stop > (len(self.buffer) if alone else READ_BYTES):
-            self.buffer[start : start + held] = self.buffer[self.at : self.end]
+        if stop > (len(self.memory) if alone else READ_BYTES):
+            self.memory[start : start + held] = self.memory[self.at : self.end]
             self.at, self.end, stop = start, start + held, stop - self.at + start
-        return self.buffer[self.end : stop if alone else READ_BYTES]
+        return self.memory[self.end : stop if alone else READ_BYTES]
 
-    def behind(self, seal_bytes: int) -> memoryview:
-        """Where to read a seal and the next header to, when a part is read to another place.
+    def behind(self, trailer_bytes: int) -> memoryview:
+        """Where to read a trailer and the next header to, when a part is read to another place.
 
         Nothing else may be here.
         """
-        self.at = self.end = HEADER.size - seal_bytes
-        return self.buffer[self.at : 2 * HEADER.size]
+        self.at = self.end = HEADER.size - trailer_bytes
+        return self.memory[self.at : 2 * HEADER.size]
 
     def clear(self) -> None:
         """Forget what is unread."""
@@ -95,4 +95,4 @@ class Landing:
         """The first `size` unread bytes, which are done with."""
         at = self.at
         self.at = at + size
-        return self.buffer[at : self.at]
+        return self.memory[at : self.at]

@@ -59,15 +59,15 @@ class SocketChannel(Channel):
 
     def abort(self, reason: str) -> None:
         """See `Channel.abort`."""
-        self.hang_up(reason)
-        self.finish(time.monotonic() + FAREWELL_S)
+        self.begin_close(reason)
+        self.finish_close(time.monotonic() + FAREWELL_S)
 
     def close(self) -> None:
         """See `Channel.close`."""
-        self.hang_up()
-        self.finish(time.monotonic() + FAREWELL_S)
+        self.begin_close()
+        self.finish_close(time.monotonic() + FAREWELL_S)
 
-    def hang_up(self, reason: str | None = None) -> None:
+    def begin_close(self, reason: str | None = None) -> None:
         """First half of an end: say the last words and shut this direction, without waiting.
 
         Args:
@@ -81,7 +81,7 @@ class SocketChannel(Channel):
         self._outbox += self._filler() + (bye_frame() if reason is None else abort_frame(reason))
         self._push()
 
-    def finish(self, deadline: float) -> None:
+    def finish_close(self, deadline: float) -> None:
         """Second half of an end: see the last bytes off until `deadline` (of `time.monotonic`), and close."""
         if self._socket.fileno() < 0:
             return

@@ -212,7 +212,7 @@ class Participant:
 
         from arborcast.backends.lowering.layout import Buffer
         from arborcast.backends.tensors.torch_reduction import operator_of
-        from arborcast.backends.transport.fingerprint import Opening
+        from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 
         kind, root = schedule.collective.kind, schedule.collective.root
         flow = self.flow(schedule)
@@ -220,7 +220,9 @@ class Participant:
         memory = {Buffer.OUTPUT: self.data.output}
         if kind is Kind.ALLGATHER:
             memory[Buffer.INPUT] = self.data.given
-        opening = Opening(0, self.order.elements, -1 if root is None else root, kind, "float32", b"testbed\0")
+        opening = CollectiveFingerprint(
+            0, self.order.elements, -1 if root is None else root, kind, "float32", b"testbed\0"
+        )
 
         def call() -> None:
             self._calls += 1

@@ -20,7 +20,7 @@ from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.lowering.lower import lower
 from arborcast.backends.measure.job import Reduction
 from arborcast.backends.tensors.torch_reduction import Operator, operator_of
-from arborcast.backends.transport.fingerprint import Opening
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Schedule
 from tests.executors.test_interpreter import inputs_for
@@ -53,8 +53,8 @@ SUM = operator_of(torch.distributed.ReduceOp.SUM, torch.int64)
 
 def an_opening(
     count: int = 0, kind: Kind = Kind.ALLREDUCE, sequence: int = 0, by: bytes = b"schedule"
-) -> Opening:
-    return Opening(sequence, count, -1, kind, "int64 sum", by)
+) -> CollectiveFingerprint:
+    return CollectiveFingerprint(sequence, count, -1, kind, "int64 sum", by)
 
 
 class Job:
@@ -66,7 +66,7 @@ class Job:
         self.flows = [compile_flow(program) for program in self.programs]
         self.count = size * lay_out(schedule, 0).blocks
 
-    def opening(self, sequence: int = 0) -> Opening:
+    def opening(self, sequence: int = 0) -> CollectiveFingerprint:
         return an_opening(self.count, self.schedule.collective.kind, sequence)
 
     def inputs(self, dtype: str = "int64") -> list[Any]:
@@ -362,7 +362,7 @@ def test_standing_by_returns_when_rung_for() -> None:
         engine.begin(an_opening(4, by=bytes(8)))
         timer = threading.Timer(0.1, finish)
         timer.start()
-        engine.stand_by(is_done.is_set, look_every_s=1000)
+        engine.wait_external(is_done.is_set, look_every_s=1000)
         return is_done.is_set()
 
     assert each(engines, work) == [True] * 3
@@ -379,7 +379,7 @@ def test_standing_by_notices_a_peer_that_gives_up() -> None:
             time.sleep(0.1)
             engine.give_up("rank 1: gloo says no")
             return
-        engine.stand_by(lambda: False, look_every_s=1000)
+        engine.wait_external(lambda: False, look_every_s=1000)
 
     results = each(engines, work)
     assert all("rank 1: gloo says no" in str(results[rank]) for rank in (0, 2))
@@ -392,10 +392,10 @@ def test_standing_by_outlives_a_peer_that_left_in_peace() -> None:
     def work(engine: Engine) -> None:
         engine.begin(an_opening(4, by=bytes(8)))
         if engine.rank == 1:
-            engine.stand_by()
+            engine.wait_external()
             networks[1].close()
             return
         end = time.monotonic() + 0.3
-        engine.stand_by(lambda: time.monotonic() > end, look_every_s=0.05)
+        engine.wait_external(lambda: time.monotonic() > end, look_every_s=0.05)
 
     assert each(engines, work) == [None, None]

@@ -21,7 +21,7 @@ from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.lowering.lower import lower
 from arborcast.backends.measure.job import Reduction
 from arborcast.backends.tensors.torch_reduction import operator_of
-from arborcast.backends.transport.fingerprint import Opening
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Schedule
@@ -87,7 +87,9 @@ def call(
         memory[own].copy_(torch.from_numpy(given))
     before = memory[Buffer.INPUT].clone() if Buffer.INPUT in memory else None
     operator = operator_of(OPERATORS[reduction], element)
-    opening = Opening(sequence, count, -1, schedule.collective.kind, f"{dtype} {reduction}", b"schedule")
+    opening = CollectiveFingerprint(
+        sequence, count, -1, schedule.collective.kind, f"{dtype} {reduction}", b"schedule"
+    )
     engine.run(compile_flow(program), memory, opening, operator, dtype=element)
     if wanted is not None and len(wanted):
         result = memory[Buffer.OUTPUT]
@@ -141,7 +143,7 @@ def test_every_kind_type_and_size(transport: str) -> None:
 def run_ring(engine: Engine, elements: int, sequence: int = 0, pieces: int = 8) -> torch.Tensor:
     flow = compile_flow(lower(ring_allreduce(RANKS), elements, pieces=pieces)[engine.rank])
     tensor = torch.full((elements,), float(engine.rank))
-    opening = Opening(sequence, elements, -1, Kind.ALLREDUCE, "float32 sum", b"schedule")
+    opening = CollectiveFingerprint(sequence, elements, -1, Kind.ALLREDUCE, "float32 sum", b"schedule")
     engine.run(flow, {Buffer.OUTPUT: tensor}, opening, operator_of(dist.ReduceOp.SUM, torch.float32))
     return tensor
 
@@ -180,7 +182,7 @@ def share(engine: Engine, value: int) -> torch.Tensor:
     flow = compile_flow(lower(ring_allreduce(RANKS), RANKS)[engine.rank])
     numbers = torch.zeros(RANKS, dtype=torch.int64)
     numbers[engine.rank] = value
-    opening = Opening(0, RANKS, -1, Kind.ALLREDUCE, "int64 sum", b"schedule")
+    opening = CollectiveFingerprint(0, RANKS, -1, Kind.ALLREDUCE, "int64 sum", b"schedule")
     engine.run(flow, {Buffer.OUTPUT: numbers}, opening, operator_of(dist.ReduceOp.SUM, torch.int64))
     return numbers
 

@@ -336,7 +336,7 @@ class Narrow:
 
 @pytest.mark.parametrize("limit", range(1, 24))
 def test_socket_may_take_any_number_of_bytes(limit: int) -> None:
-    """Wherever a send stops: in a header, in the bytes, or before the seal."""
+    """Wherever a send stops: in a header, in the bytes, or before the trailer."""
     ours, theirs = socket.socketpair()
     a, b = StreamChannel(ours, 1, part_bytes=4), StreamChannel(theirs, 0, part_bytes=4)
     a._socket = Narrow(ours, limit)  # type: ignore[assignment]
@@ -385,7 +385,7 @@ def test_messages_that_go_together_may_stop_anywhere(limit: int, lengths: list[i
 
 
 def stream_of(*parts: bytes) -> bytes:
-    """As it goes over the wire: a part's seal makes its frame a multiple of 8 bytes long."""
+    """As it goes over the wire: a part's trailer makes its frame a multiple of 8 bytes long."""
     return b"".join(
         struct.pack("<BxxxI", 1, len(part)) + part + b"\x01" * (8 - len(part) % 8) for part in parts
     )
@@ -393,11 +393,11 @@ def stream_of(*parts: bytes) -> bytes:
 
 @pytest.mark.parametrize("how", HOW)
 def test_bytes_may_come_one_by_one(how: str) -> None:
-    """A part is complete with its seal, and not a byte before."""
+    """A part is complete with its trailer, and not a byte before."""
     ours, theirs = socket.socketpair()
     channel = StreamChannel(ours, 1, part_bytes=4, long_bytes=1 if how == "receive long" else 100)
     # Of the six bytes of the message, how many are received after each byte of the stream:
-    #        header     part          seal           header     part     seal
+    #        header     part          trailer           header     part     trailer
     counts = [0] * 8 + [1, 2, 3, 3] + [3, 3, 3, 4] + [4] * 8 + [5, 5] + [5, 5, 5, 5, 5, 6]
     into = room_for(6)
     done = 0
@@ -432,8 +432,8 @@ def test_part_that_was_not_all_there_to_be_taken_may_be_received() -> None:
 
 
 @pytest.mark.parametrize("there", range(4))
-def test_part_is_aligned_behind_a_seal_that_came_late(there: int) -> None:
-    """Five bytes have a seal of three, of which `there` come with the part; it is received without a copy."""
+def test_part_is_aligned_behind_a_trailer_that_came_late(there: int) -> None:
+    """Five bytes have a trailer of three, of which `there` come with the part, received without a copy."""
     ours, theirs = socket.socketpair()
     channel = StreamChannel(ours, 1, long_bytes=5)
     stream = stream_of(b"abcde", b"wxyz")

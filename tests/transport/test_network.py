@@ -23,8 +23,8 @@ from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLe
 from arborcast.backends.transport import addresses
 from arborcast.backends.transport.addresses import address_of_interface, listening_address
 from arborcast.backends.transport.channel import Channel
-from arborcast.backends.transport.handshake import Greeting
-from arborcast.backends.transport.listener import Guest, Reception
+from arborcast.backends.transport.handshake import Handshake
+from arborcast.backends.transport.listener import Listener, PendingConnection
 from arborcast.backends.transport.network import Network
 from arborcast.backends.transport.shared_memory import create_memory
 from tests.support.ranks import Failure, run_ranks, store_path
@@ -152,14 +152,14 @@ def with_strangers(rank: int, size: int) -> dict[int, str]:
     network = Network(store, rank, size, timeout_s=30, transport="sockets" if rank == 3 else "auto")
     kept = []
     if rank == 0:
-        reception = network._reception
+        listener = network._listener
         for at in range(6):
             if at % 2:
-                stranger = socket.create_connection((reception.host, reception.port))
+                stranger = socket.create_connection((listener.host, listener.port))
             else:
                 stranger = socket.socket(socket.AF_UNIX)
-                stranger.connect(f"\0{reception.name}")
-            wrong = Greeting(b"another token!!!", 1, 0, 1, 1, False)
+                stranger.connect(f"\0{listener.name}")
+            wrong = Handshake(b"another token!!!", 1, 0, 1, 1, False)
             stranger.sendall(
                 [wrong.to_bytes(), b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n" * 3, b"\0"][at // 2]
             )
@@ -350,12 +350,12 @@ def test_any_store_will_do() -> None:
 
 def test_ipv6() -> None:
     try:
-        addresses.listener("::1").close()
+        addresses.listening_socket("::1").close()
     except OSError:
         pytest.skip("no IPv6 here")
     store = dist.HashStore()
     with in_threads([store, store], transport="sockets", address="::1") as (first, second):
-        assert first._reception.host == "::1"
+        assert first._listener.host == "::1"
         passes_a_message(first.channels, second.channels)
 
 
@@ -411,7 +411,7 @@ def in_a_namespace_of_its_own(rank: int, size: int) -> tuple[dict[int, str], str
     network.connect(range(size))
     exchange(network)
     network.close()
-    return transports(network), network._reception.host
+    return transports(network), network._listener.host
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
@@ -432,13 +432,13 @@ def test_other_hosts_have_another_boot_id(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_unix_socket_of_another_network_namespace_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name is not known there, which looks just like one that nobody has."""
-    rightly = Reception.__init__
+    rightly = Listener.__init__
 
-    def renamed(self: Reception, address: str, *, is_local: bool) -> None:
+    def renamed(self: Listener, address: str, *, is_local: bool) -> None:
         rightly(self, address, is_local=is_local)
         self.name = "arborcast-nobody-has-this-name"
 
-    monkeypatch.setattr(Reception, "__init__", renamed)
+    monkeypatch.setattr(Listener, "__init__", renamed)
     store = dist.HashStore()
     with in_threads([store, store]) as (first, second):
         assert first.channels[1].transport == second.channels[0].transport == "sockets"
@@ -488,10 +488,10 @@ def test_interface_with_ipv6_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_memory_that_arrives_is_not_for_programs_that_this_one_starts() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     memory = create_memory(4096, 2)
-    socket.send_fds(ours, [b"some of a greeting"], [memory])
-    guest = Guest(theirs)
-    assert guest.listen()
-    assert [os.get_inheritable(descriptor) for descriptor in guest.descriptors] == [False]
-    guest.close()
+    socket.send_fds(ours, [b"some of a handshake"], [memory])
+    connection = PendingConnection(theirs)
+    assert connection.listen()
+    assert [os.get_inheritable(descriptor) for descriptor in connection.descriptors] == [False]
+    connection.close()
     ours.close()
     os.close(memory)
