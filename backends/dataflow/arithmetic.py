@@ -8,7 +8,7 @@ comes of two: there each takes the one or the other, as the processor's instruct
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +21,19 @@ from arborcast.backends.tensors.torch_compat import split
 from arborcast.backends.tensors.torch_reduction import Operator
 
 
-class Arithmetic(Protocol):
-    """Computes on the slices of a flow, which are given by their numbers."""
+class Arithmetic:
+    """Computes on the slices of a flow, which are given by their numbers; by torch, for every type there is.
+
+    Args:
+        flow: whose slices are computed on.
+        memory: flat tensors of one type for every buffer that the flow uses.
+        operator: how to combine; None where the flow only copies.
+    """
+
+    def __init__(self, flow: Flow, memory: Mapping[Buffer, Tensor], operator: Operator | None) -> None:
+        self._views = _views(flow, memory)
+        self._dtype = next(iter(memory.values())).dtype
+        self._operator = operator
 
     def combine(self, into: int, source: int, start: int, part: memoryview) -> None:
         """Write to a stretch of `into` what a part gives with the same stretch of `source`.
@@ -33,67 +44,6 @@ class Arithmetic(Protocol):
             start: first element of the stretch, which is as long as the part.
             part: bytes of elements.
         """
-
-    def reduce(self, into: int, source: int) -> None:
-        """Combine all of `source` into `into`."""
-
-    def copy(self, into: int, source: int) -> None:
-        """Copy all of `source` to `into`."""
-
-
-def arithmetic(flow: Flow, memory: Mapping[Buffer, Tensor], operator: Operator | None) -> Arithmetic:
-    """The faster kind that knows the type and the operator.
-
-    Args:
-        flow: whose slices are computed on.
-        memory: flat tensors of one type for every buffer that the flow uses.
-        operator: how to combine; None where the flow only copies.
-    """
-    if operator is None or operator.ufunc is None:
-        return TorchArithmetic(flow, memory, operator)
-    return NumpyArithmetic(flow, memory, operator.ufunc)
-
-
-class NumpyArithmetic:
-    """By a function of numpy, on one thread. Who runs it must silence numpy's warnings: torch has none."""
-
-    def __init__(self, flow: Flow, memory: Mapping[Buffer, Tensor], ufunc: np.ufunc) -> None:
-        arrays = {buffer: tensor.numpy() for buffer, tensor in memory.items()}
-        self._views: list[NDArray[Any]] = [
-            arrays[part.buffer][part.start : part.start + part.length] for part in flow.slices
-        ]
-        self._dtype = next(iter(arrays.values())).dtype
-        self._ufunc = ufunc
-
-    def combine(self, into: int, source: int, start: int, part: memoryview) -> None:
-        """See `Arithmetic.combine`."""
-        arrived = np.frombuffer(part, self._dtype)
-        out, other = self._views[into], self._views[source]
-        length = len(arrived)
-        if length < len(out):
-            out, other = out[start : start + length], other[start : start + length]
-        self._ufunc(other, arrived, out)
-
-    def reduce(self, into: int, source: int) -> None:
-        """See `Arithmetic.reduce`."""
-        out = self._views[into]
-        self._ufunc(out, self._views[source], out)
-
-    def copy(self, into: int, source: int) -> None:
-        """See `Arithmetic.copy`."""
-        self._views[into][:] = self._views[source]
-
-
-class TorchArithmetic:
-    """By torch, for every type and operator there is."""
-
-    def __init__(self, flow: Flow, memory: Mapping[Buffer, Tensor], operator: Operator | None) -> None:
-        self._views = _views(flow, memory)
-        self._dtype = next(iter(memory.values())).dtype
-        self._operator = operator
-
-    def combine(self, into: int, source: int, start: int, part: memoryview) -> None:
-        """See `Arithmetic.combine`."""
         assert self._operator is not None, "a flow with reductions comes with an operator"
         arrived = torch.frombuffer(part, dtype=self._dtype)
         out, other = self._views[into], self._views[source]
@@ -103,14 +53,51 @@ class TorchArithmetic:
         self._operator.combine(other, arrived, out)
 
     def reduce(self, into: int, source: int) -> None:
-        """See `Arithmetic.reduce`."""
+        """Combine all of `source` into `into`."""
         assert self._operator is not None, "a flow with reductions comes with an operator"
         out = self._views[into]
         self._operator.combine(out, self._views[source], out)
 
     def copy(self, into: int, source: int) -> None:
-        """See `Arithmetic.copy`."""
+        """Copy all of `source` to `into`."""
         self._views[into].copy_(self._views[source])
+
+
+class NumpyArithmetic(Arithmetic):
+    """By a function of numpy, on one thread. Who runs it must silence numpy's warnings: torch has none."""
+
+    def __init__(self, flow: Flow, memory: Mapping[Buffer, Tensor], ufunc: np.ufunc) -> None:
+        arrays = {buffer: tensor.numpy() for buffer, tensor in memory.items()}
+        self._arrays: list[NDArray[Any]] = [
+            arrays[part.buffer][part.start : part.start + part.length] for part in flow.slices
+        ]
+        self._type = next(iter(arrays.values())).dtype
+        self._ufunc = ufunc
+
+    def combine(self, into: int, source: int, start: int, part: memoryview) -> None:
+        """See `Arithmetic.combine`."""
+        arrived = np.frombuffer(part, self._type)
+        out, other = self._arrays[into], self._arrays[source]
+        length = len(arrived)
+        if length < len(out):
+            out, other = out[start : start + length], other[start : start + length]
+        self._ufunc(other, arrived, out)
+
+    def reduce(self, into: int, source: int) -> None:
+        """See `Arithmetic.reduce`."""
+        out = self._arrays[into]
+        self._ufunc(out, self._arrays[source], out)
+
+    def copy(self, into: int, source: int) -> None:
+        """See `Arithmetic.copy`."""
+        self._arrays[into][:] = self._arrays[source]
+
+
+def arithmetic(flow: Flow, memory: Mapping[Buffer, Tensor], operator: Operator | None) -> Arithmetic:
+    """The faster kind that knows the type and the operator; arguments as for `Arithmetic`."""
+    if operator is None or operator.ufunc is None:
+        return Arithmetic(flow, memory, operator)
+    return NumpyArithmetic(flow, memory, operator.ufunc)
 
 
 def _views(flow: Flow, memory: Mapping[Buffer, Tensor]) -> list[Tensor]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 from arborcast.backends.lowering.layout import Buffer, Slice
@@ -71,6 +72,16 @@ class GroupedPlan:
     program: Program
     phases: tuple[Phase, ...]
     scratch_elements: int
+
+    @cached_property
+    def slices(self) -> frozenset[Slice]:
+        """All that its operations touch."""
+        return frozenset(
+            part
+            for phase in self.phases
+            for operation in (*phase.messages, *phase.during, *phase.after)
+            for part in slices_of(operation)
+        )
 
 
 def plan_groups(program: Program) -> GroupedPlan:
@@ -250,3 +261,14 @@ def _locals(operations: Sequence[Operation]) -> tuple[Local, ...]:
 
 def _tag(message: Message) -> int:
     return message.tag
+
+
+def slices_of(operation: Operation) -> tuple[Slice, ...]:
+    """What an operation reads and writes."""
+    match operation:
+        case Send(source=source):
+            return (source,)
+        case Receive(into=into):
+            return (into,)
+        case Reduce(source=source, into=into) | Copy(source=source, into=into):
+            return (source, into)

@@ -20,8 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -30,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.errors import DisagreementError, ExecutionError
-from arborcast.backends.executors.grouped_plan import GroupedPlan, Local, plan_groups
+from arborcast.backends.executors.grouped_plan import GroupedPlan, Local, Phase, plan_groups
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank, pieces_that_fit
 from arborcast.backends.lowering.program import Receive, Reduce, Send
@@ -117,7 +116,7 @@ class Executor:
         self._pieces = pieces
         self._piece_bytes = piece_bytes
         self._max_pieces = max_pieces
-        self._compiled = lru_cache(cache)(self._compile)
+        self._plan = lru_cache(cache)(self._make_plan)
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
         self._failure: str | None = None
         self._agree()
@@ -180,15 +179,15 @@ class Executor:
             ExecutionError: a peer died or a deadline passed; no further call will work. On CUDA it is NCCL's
                 watchdog that finds this out, later.
         """
-        compiled = self._compiled(count, dtype)
+        plan = self._plan(count, dtype)
         collective = self.schedule.collective
-        given, output = check_buffers(collective, compiled.plan.program, given, output, dtype, self.device)
+        given, output = check_buffers(collective, plan.program, given, output, dtype, self.device)
         operator = served_operator(op, dtype) if collective.kind.reduces else None
         if self._failure is not None:
             raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
         future: torch.futures.Future[list[Tensor]] | None = None
         with self._own_stream(given, output):
-            self._execute(compiled, given, output, operator, dtype)
+            self._execute(plan, given, output, operator, dtype)
             if async_op:
                 # A future with devices remembers where their current streams are: here, our own.
                 future = torch.futures.Future(devices=None if self._stream is None else [self.device])
@@ -233,9 +232,9 @@ class Executor:
         if self.rank not in collective.ranks:
             raise InputError(f"rank {self.rank}: takes no part in the {kind}; call run(count, dtype) on it")
 
-    def _compile(self, count: int, dtype: torch.dtype) -> _Compiled:
+    def _make_plan(self, count: int, dtype: torch.dtype) -> GroupedPlan:
         pieces = self.pieces_for(count, dtype)
-        return _numbered(plan_groups(lower_rank(self.schedule, self.rank, count, pieces=pieces)))
+        return plan_groups(lower_rank(self.schedule, self.rank, count, pieces=pieces))
 
     @contextlib.contextmanager
     def _own_stream(self, *tensors: Tensor | None) -> Iterator[None]:
@@ -255,26 +254,26 @@ class Executor:
 
     def _execute(
         self,
-        compiled: _Compiled,
+        plan: GroupedPlan,
         given: Tensor | None,
         output: Tensor | None,
         operator: Operator | None,
         dtype: torch.dtype,
     ) -> None:
-        program = compiled.plan.program
-        phase: _Phase | None = None
+        program = plan.program
+        phase: Phase | None = None
         try:
             if operator is not None and program.in_place and output is not None:
                 operator.before_in_place(output)
             elif operator is not None and given is not None:
                 given = operator.before(given)
-            memory = {Buffer.SCRATCH: self._scratch_for(compiled.plan.scratch_elements, dtype)}
+            memory = {Buffer.SCRATCH: self._scratch_for(plan.scratch_elements, dtype)}
             if given is not None:
                 memory[Buffer.INPUT] = given
             if output is not None:
                 memory[Buffer.OUTPUT] = output
-            views = [memory[part.buffer].narrow(0, part.start, part.length) for part in compiled.slices]
-            for current in compiled.phases:
+            views = {part: memory[part.buffer].narrow(0, part.start, part.length) for part in plan.slices}
+            for current in plan.phases:
                 phase = current
                 works = self._start(phase, views)
                 _do(phase.during, views, operator)
@@ -291,15 +290,15 @@ class Executor:
                 raise ExecutionError(f"rank {self.rank}: {self._failure}") from error
             raise
 
-    def _start(self, phase: _Phase, views: Sequence[Tensor]) -> list[dist.Work]:
+    def _start(self, phase: Phase, views: Mapping[Slice, Tensor]) -> list[dist.Work]:
         """Issue one group call; what to wait for."""
         group = self._group
-        if not phase.receives and not phase.sends:
+        if not phase.messages:
             return []
         if self._coalesces:
             group._start_coalescing(self.device)
-        works = [group.recv([views[part]], peer, _TAG) for part, peer in phase.receives]
-        works += [group.send([views[part]], peer, _TAG) for part, peer in phase.sends]
+        works = [group.recv([views[m.into]], m.peer, _TAG) for m in phase.messages if isinstance(m, Receive)]
+        works += [group.send([views[m.source]], m.peer, _TAG) for m in phase.messages if isinstance(m, Send)]
         if self._coalesces:
             # The calls have only been noted; there is one work for all, on NCCL's stream.
             works = [group._end_coalescing(self.device)]
@@ -313,72 +312,22 @@ class Executor:
         return self._scratch[:needed].view(dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    """A phase with numbers for slices.
-
-    Attributes:
-        time: as in the plan.
-        receives, sends: slice and peer; both ends have those of a pair in the same order.
-        during, after: whether to reduce (or else copy), destination, source.
-    """
-
-    time: int
-    receives: tuple[tuple[int, int], ...]
-    sends: tuple[tuple[int, int], ...]
-    during: tuple[tuple[bool, int, int], ...]
-    after: tuple[tuple[bool, int, int], ...]
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    """What stays the same from call to call for one length and type."""
-
-    plan: GroupedPlan
-    slices: tuple[Slice, ...]
-    phases: tuple[_Phase, ...]
-
-
-def _numbered(plan: GroupedPlan) -> _Compiled:
-    """Number the slices that a plan touches, so that a call makes each view once."""
-    numbers: dict[Slice, int] = {}
-
-    def number(part: Slice) -> int:
-        return numbers.setdefault(part, len(numbers))
-
-    def local(operations: Sequence[Local]) -> tuple[tuple[bool, int, int], ...]:
-        return tuple((isinstance(o, Reduce), number(o.into), number(o.source)) for o in operations)
-
-    phases = tuple(
-        _Phase(
-            phase.time,
-            tuple((number(m.into), m.peer) for m in phase.messages if isinstance(m, Receive)),
-            tuple((number(m.source), m.peer) for m in phase.messages if isinstance(m, Send)),
-            local(phase.during),
-            local(phase.after),
-        )
-        for phase in plan.phases
-    )
-    return _Compiled(plan, tuple(numbers), phases)
-
-
-def _do(
-    operations: Sequence[tuple[bool, int, int]], views: Sequence[Tensor], operator: Operator | None
-) -> None:
-    for reduces, into, source in operations:
-        if reduces:
+def _do(operations: Sequence[Local], views: Mapping[Slice, Tensor], operator: Operator | None) -> None:
+    for operation in operations:
+        into, source = views[operation.into], views[operation.source]
+        if isinstance(operation, Reduce):
             assert operator is not None, "only reducing kinds have reductions"
-            operator.combine(views[into], views[source], views[into])
+            operator.combine(into, source, into)
         else:
-            views[into].copy_(views[source])
+            into.copy_(source)
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
     return cast(torch.cuda.Stream, cast(Any, torch.cuda.Stream)(device))
 
 
-def _described(phase: _Phase | None) -> str:
+def _described(phase: Phase | None) -> str:
     if phase is None:
         return ""
-    peers = sorted({peer for _, peer in (*phase.receives, *phase.sends)})
+    peers = sorted({message.peer for message in phase.messages})
     return f", messages of time {phase.time} with ranks {', '.join(map(str, peers))}"

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TypedDict
 
 from arborcast.backends.errors import ExecutionError
+from arborcast.backends.options import TRANSPORTS
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.addresses import boot_id, listening_address
 from arborcast.backends.transport.handshake import (
@@ -36,7 +37,6 @@ from arborcast.backends.transport.shared_memory import SLOT_BYTES, SLOTS, Shared
 from arborcast.backends.transport.socket_channel import FAREWELL_S, SocketChannel
 from arborcast.backends.transport.stream import StreamChannel
 
-TRANSPORTS = ("auto", "sockets", "shared memory")
 _PREFIX = "arborcast/channels"
 
 

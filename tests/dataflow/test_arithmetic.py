@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from arborcast.backends.dataflow.arithmetic import Arithmetic, NumpyArithmetic, TorchArithmetic, arithmetic
+from arborcast.backends.dataflow.arithmetic import Arithmetic, NumpyArithmetic, arithmetic
 from arborcast.backends.dataflow.task_graph import Flow, compile_flow
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import lower
@@ -60,7 +60,7 @@ def test_whatever_arithmetic_is_chosen_gives_the_bits_of_torch(name: str, dtype:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of numpy, see below
         some_work(arithmetic(flow, chosen, operator), flow, part)
-    some_work(TorchArithmetic(flow, wanted, operator), flow, part)
+    some_work(Arithmetic(flow, wanted, operator), flow, part)
     for buffer in wanted:
         assert torch.equal(chosen[buffer].view(torch.uint8), wanted[buffer].view(torch.uint8))
 
@@ -116,7 +116,7 @@ def test_numpy_computes_what_it_can() -> None:
         torch.float16,
         torch.bfloat16,
     ]
-    assert type(arithmetic(flow, memory_of(flow, torch.float32), None)) is TorchArithmetic
+    assert type(arithmetic(flow, memory_of(flow, torch.float32), None)) is Arithmetic
 
 
 def test_an_engine_is_silent_when_numbers_overflow() -> None:

@@ -264,7 +264,7 @@ def call_by_call(rank: int, size: int) -> None:
         assert torch.equal(doubled, 2 * tensor.detach().view(-1))
     for length in (1, 2, 1, 3, 1):  # 3 drives out 2, which was used before 1
         executor.allreduce(torch.zeros(length))
-    assert executor._compiled.cache_info().misses == 1 + 3  # those of the matrices and of three lengths
+    assert executor._plan.cache_info().misses == 1 + 3  # those of the matrices and of three lengths
     with pytest.raises(InputError, match="its schedule is for allreduce, not for broadcast"):
         executor.broadcast(torch.zeros(3))
 
