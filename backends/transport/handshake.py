@@ -25,7 +25,7 @@ class Handshake:
     """The first bytes of a connection.
 
     Attributes:
-        token: what rank 0 of the group drew; a connection without it belongs to somebody else.
+        token: what the rank that is called has published; who lacks it belongs to somebody else.
         rank: who connects.
         to: to whom.
         slot_bytes: bytes of a slot of shared memory.

@@ -41,10 +41,14 @@ _PREFIX = "arborcast/channels"
 
 
 class _Entry(TypedDict):
-    """What a rank publishes: its TCP listener, and for shared memory its kernel and its Unix socket."""
+    """What a rank publishes: its TCP listener, and for shared memory its kernel and its Unix socket.
+
+    Who connects says the token, and so has read it in the store.
+    """
 
     host: str
     port: int
+    token: str
     boot_id: str | None
     name: str | None
 
@@ -95,7 +99,7 @@ class Network:
         if transport == "shared memory" and self.why_no_shared_memory:
             raise ExecutionError(f"rank {rank} cannot use shared memory: {self.why_no_shared_memory}")
         self._channels: dict[int, SocketChannel] = {}
-        self._token = b""
+        self._token = secrets.token_bytes(TOKEN_BYTES)
         self._is_closed = False
         here = listening_address(store, address)
         try:
@@ -104,8 +108,15 @@ class Network:
             )
         except OSError as error:
             raise ExecutionError(f"rank {rank} cannot listen at {here}: {error}") from error
+        entry = _Entry(
+            host=self._listener.host,
+            port=self._listener.port,
+            token=self._token.hex(),
+            boot_id=self._boot_id,
+            name=self._listener.name,
+        )
         try:
-            self._publish()
+            store.set(f"{_PREFIX}/{rank}", json.dumps(entry))
         except BaseException:
             self.close()
             raise
@@ -133,7 +144,6 @@ class Network:
         deadline = time.monotonic() + self._timeout_s
         calls: dict[int, Call] = {}
         try:
-            self._learn_token(deadline)
             lower = [peer for peer in missing if peer < self.rank]
             for peer, entry in self._entries(lower, deadline).items():
                 calls[peer] = self._dial(peer, entry, deadline)
@@ -170,37 +180,21 @@ class Network:
             return "this system has no anonymous shared memory (memfd_create)"
         return None if self._boot_id else "this system does not tell which processes share a kernel (boot_id)"
 
-    def _publish(self) -> None:
-        """Say in the store where this rank listens; rank 0 also draws the group's token."""
-        if self.rank == 0:
-            self._store.set(f"{_PREFIX}/token", secrets.token_hex(TOKEN_BYTES))
-        listener = self._listener
-        entry = _Entry(host=listener.host, port=listener.port, boot_id=self._boot_id, name=listener.name)
-        self._store.set(f"{_PREFIX}/{self.rank}", json.dumps(entry))
-
-    def _learn_token(self, deadline: float) -> None:
-        if not self._token:
-            self._await_keys({f"{_PREFIX}/token": 0}, deadline)
-            self._token = bytes.fromhex(self._store.get(f"{_PREFIX}/token").decode())
-
     def _entries(self, peers: list[int], deadline: float) -> dict[int, _Entry]:
         """What ranks have published."""
-        self._await_keys({f"{_PREFIX}/{peer}": peer for peer in peers}, deadline)
-        return {peer: json.loads(self._store.get(f"{_PREFIX}/{peer}")) for peer in peers}
-
-    def _await_keys(self, owners: dict[str, int], deadline: float) -> None:
-        if not owners:
-            return
+        keys = {f"{_PREFIX}/{peer}": peer for peer in peers}
         try:
-            self._store.wait(list(owners), timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            if keys:
+                self._store.wait(list(keys), timedelta(seconds=max(0.001, deadline - time.monotonic())))
         except RuntimeError as error:
             try:
-                absent = [owner for key, owner in owners.items() if not self._store.check([key])]
+                absent = [peer for key, peer in keys.items() if not self._store.check([key])]
             except RuntimeError:
                 absent = []
             if not absent:
                 raise ExecutionError(f"rank {self.rank} lost the group's store: {error}") from error
             raise self._late(absent) from error
+        return {peer: json.loads(self._store.get(key)) for key, peer in keys.items()}
 
     def _late(self, absent: Iterable[int]) -> ExecutionError:
         who = ", ".join(map(str, sorted(absent)))
@@ -211,7 +205,8 @@ class Network:
     def _dial(self, peer: int, entry: _Entry, deadline: float) -> Call:
         """Connect to a rank and greet it."""
         wants_memory = self._transport == "shared memory"
-        handshake = Handshake(self._token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
+        token = bytes.fromhex(entry["token"])
+        handshake = Handshake(token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
         name, host = entry["name"], entry["host"]
         try:
             if self._transport != "sockets" and name is not None and entry["boot_id"] == self._boot_id:

@@ -67,11 +67,6 @@ class StreamChannel(SocketChannel):
         self._trailer_bytes = 0  # of its trailer
 
     @property
-    def wants_read(self) -> bool:
-        """Never: the kernel alone says when there is room."""
-        return False
-
-    @property
     def wants_write(self) -> bool:
         """See `Channel.wants_write`."""
         return self._no_room or bool(self._outbox)
