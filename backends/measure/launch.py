@@ -47,21 +47,8 @@ def run_schedule(
 ) -> tuple[Row, ...]:
     """Run a schedule by torch's messages on one local process per rank of its topology, relays included.
 
-    Args:
-        schedule: a correct one, in either form.
-        size_bytes: of the whole buffer, as algbw counts it; rounded down to whole elements and blocks.
-        dtype: float32, float64, bfloat16 or int64.
-        op: sum, avg, min, max or product; ignored where nothing is reduced.
-        iterations: timed runs of each size; then one more is compared with the reference.
-        warmup: runs of each size before those.
-        timeout_s: for everything together, start-up included.
-        seed: of the data.
-        pieces: into how many pieces each chunk is cut; where None as many as leave 1 MiB or more, up to 32.
-
-    Raises:
-        InputError: an unknown type or operator, a negative size or number of runs, or torch is not installed.
-        RunError: a rank failed.
-        TimedOutError: the time ran out.
+    Sizes are rounded down to whole elements and blocks; where `pieces` is None, chunks are cut into as many
+    as leave 1 MiB or more, up to 32. Other arguments as for `sweep_of`, errors as for it and `run_sweeps`.
     """
     sweep = sweep_of(
         schedule,

@@ -16,8 +16,8 @@ TOKEN_BYTES = 16
 _HANDSHAKE = struct.Struct(f"<8s{TOKEN_BYTES}sIIQI?")
 _ANSWER = struct.Struct("<8sI")
 HANDSHAKE_BYTES = _HANDSHAKE.size
-ANSWER_BYTES = _ANSWER.size
 _LONGEST_REFUSAL = 4096
+_RETRY_S = 0.01  # where the other's queue of callers is full
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,6 @@ def answer(refusal: str = "") -> bytes:
     """The answer to a handshake: welcome, or why not."""
     text = refusal.encode()[:_LONGEST_REFUSAL]
     return _ANSWER.pack(_MAGIC, len(text)) + text
-
-
-def refusal_length(data: bytes, rank: int) -> int:
-    """Bytes of refusal behind the first `ANSWER_BYTES` bytes of an answer, 0 for a welcome.
-
-    Raises:
-        ExecutionError: who answered is not the rank that was called.
-    """
-    magic, length = _ANSWER.unpack(data)
-    if magic != _MAGIC or length > _LONGEST_REFUSAL:
-        raise ExecutionError(f"what listens at the address of rank {rank} is not a rank of this group")
-    return int(length)
-
-
-_RETRY_S = 0.01  # where the other's queue of callers is full
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +135,10 @@ def read_reply(sock: socket.socket, peer: int, deadline: float) -> str:
         OSError: the connection ended.
         TimeoutError: no answer came until `deadline` (of `time.monotonic`).
     """
-    head = _read(sock, ANSWER_BYTES, deadline)
-    return _read(sock, refusal_length(head, peer), deadline).decode(errors="replace")
+    magic, length = _ANSWER.unpack(_read(sock, _ANSWER.size, deadline))
+    if magic != _MAGIC or length > _LONGEST_REFUSAL:
+        raise ExecutionError(f"what listens at the address of rank {peer} is not a rank of this group")
+    return _read(sock, length, deadline).decode(errors="replace")
 
 
 def _read(sock: socket.socket, length: int, deadline: float) -> bytes:

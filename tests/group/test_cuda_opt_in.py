@@ -12,10 +12,11 @@ pytest.importorskip("torch")
 import torch.distributed as dist
 
 from arborcast.backends.group import process_group
+from arborcast.backends.options import Options
 from tests.support.ranks import run_ranks
 
 
-def opted_in(rank: int, size: int) -> bool:
+def opted_in(rank: int, size: int, topology: str | None) -> bool:
     def new_nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         return process_group.new_gloo(store, rank, size, timeout)
 
@@ -23,11 +24,13 @@ def opted_in(rank: int, size: int) -> bool:
     process_group.new_nccl = new_nccl
     import arborcast.torch_backend  # noqa: F401
 
-    group: Any = dist.new_group(backend="synth")
+    options: Any = Options(topology=topology, prepare=())
+    group: Any = dist.new_group(backend="synth", pg_options=options)
     return group._cuda is not None
 
 
-@pytest.mark.parametrize(("topology", "is_opted_in"), [("", False), ("full:2", True)])
-def test_cuda_tensors_stay_with_nccl_unless_the_fabric_is_described(topology: str, is_opted_in: bool) -> None:
-    environ = {"ARBORCAST_TOPOLOGY": topology}
-    assert run_ranks(2, opted_in, environ=environ) == [is_opted_in] * 2
+@pytest.mark.parametrize(("topology", "is_opted_in"), [(None, False), ("full:2", True)])
+def test_cuda_tensors_stay_with_nccl_unless_the_fabric_is_described(
+    topology: str | None, is_opted_in: bool
+) -> None:
+    assert run_ranks(2, opted_in, topology) == [is_opted_in] * 2
