@@ -100,16 +100,6 @@ class Flow:
     computes: bool
     scratch_elements: int
 
-    @property
-    def peers_out(self) -> tuple[int, ...]:
-        """The ranks that something is sent to."""
-        return tuple(self.sends)
-
-    @property
-    def peers_in(self) -> tuple[int, ...]:
-        """The ranks that something is received from."""
-        return tuple(self.receives)
-
 
 def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
     """The flow of a program of `backends.lowering.lower`; linear in the number of its operations.

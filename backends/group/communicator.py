@@ -221,7 +221,7 @@ class Communicator:
         """
         kind = Kind(kind)
         of = f"{kind} of {format_size(nbytes)}" if nbytes else f"{kind} of 0 B"
-        if (reason := self._reason_for_gloo(kind, nbytes)) is not None:
+        if (reason := self._reason_for_gloo(nbytes)) is not None:
             return f"{of}: gloo, {reason}"
         table = self._schedules.known(kind, root if kind is Kind.BROADCAST else -1)
         if table is None:
@@ -299,7 +299,7 @@ class Communicator:
     ) -> None:
         """Serve a call by a schedule, or begin it `by_gloo`."""
         nbytes = call.count * dtype.itemsize
-        if self._reason_for_gloo(call.kind, nbytes) is None:
+        if self._reason_for_gloo(nbytes) is None:
             table = self._schedules.table(call, self._next)
             if not isinstance(table, str):
                 digest, flow = self._schedules.flow(call.kind, call.root, nbytes, call.count)
@@ -338,7 +338,7 @@ class Communicator:
         self._sequence += 1
         return self._sequence - 1
 
-    def _reason_for_gloo(self, kind: Kind, nbytes: int) -> str | None:
+    def _reason_for_gloo(self, nbytes: int) -> str | None:
         """Why gloo serves such a call whatever the schedules are; None where it does not."""
         if self.size == 1:
             return "a group of one rank"

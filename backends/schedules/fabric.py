@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from arborcast import topologies
 from arborcast.backends.options import Options
 from arborcast.synth.errors import InputError
-from arborcast.synth.faults.faulty import Faulty
+from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Hop, Topology
 from arborcast.topologies.files import load_file
@@ -87,34 +87,22 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
 
 
 def without_links(topology: Topology, pairs: Iterable[Hop]) -> Topology:
-    """A topology without the links between some pairs of its ranks, in both directions.
+    """A topology of the same name without the links between some pairs of its ranks, in both directions.
 
-    Parallel links count as one and are all gone. Declared symmetries that do not map what is missing to
-    itself are dropped.
+    Parallel links count as one and are all gone.
 
     Raises:
         InputError: there is no link between the ranks of a pair.
     """
-    removed: set[Hop] = set()
+    pairs = dict.fromkeys((first, second) if first < second else (second, first) for first, second in pairs)
     for first, second in pairs:
-        both = {(first, second), (second, first)} & topology.bandwidth.keys()
-        if not both or max(first, second) >= topology.ranks:
+        both = {(first, second), (second, first)}
+        if second >= topology.ranks or not both & topology.bandwidth.keys():
             raise InputError(
                 f"without {first}-{second}: must be a link between two ranks of {topology.name}, which has "
                 "no such link"
             )
-        removed |= both
-    if not removed:
-        return topology
-    return replace(
-        topology,
-        links=tuple(link for link in topology.links if (link.src, link.dst) not in removed),
-        symmetries=tuple(
-            images
-            for images in topology.symmetries
-            if {(images[src], images[dst]) for src, dst in removed} == removed
-        ),
-    )
+    return replace(without(topology, links=pairs).topology, name=topology.name) if pairs else topology
 
 
 def _described(topology: str | os.PathLike[str] | Topology) -> tuple[Topology, str]:
