@@ -25,7 +25,7 @@ channel is empty, or holds a part of this message that the receiver can take at 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -75,7 +75,7 @@ class Flow:
     """What one rank does in a collective on buffers of one length, as a graph.
 
     Attributes:
-        program: what it was made of; its scratch is numbered differently.
+        program: what it was made of.
         actions: in the order of the program.
         sends: the actions that send to each peer, in the order in which their bytes must go.
         receives: the actions that receive from each peer, in the order in which their bytes come.
@@ -86,7 +86,7 @@ class Flow:
         waits: of every action, how many others must be complete before.
         at_once: the local actions that wait for nothing.
         computes: whether anything is combined or copied here.
-        scratch_elements: length of the working space that is still needed.
+        scratch_elements: length of the working space that is still needed; of gaps in it no page is touched.
     """
 
     program: Program
@@ -115,9 +115,6 @@ def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
         raise ValueError(f"ahead must be at least 1, got {ahead}")
     drafts = _fuse(program.operations)
     _pace(drafts, ahead)
-    starts = _renumber(
-        part for draft in drafts for part in (draft.into, draft.source) if part.buffer is Buffer.SCRATCH
-    )
     numbers = {draft.index: number for number, draft in enumerate(drafts)}
     waiters: list[list[int]] = [[] for _ in drafts]
     orders: dict[bool, dict[int, list[int]]] = {True: defaultdict(list), False: defaultdict(list)}
@@ -129,15 +126,14 @@ def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
     slices: dict[Slice, int] = {}
     actions = []
     for number, draft in enumerate(drafts):
-        into, source = _moved(draft.into, starts), _moved(draft.source, starts)
         actions.append(
             Action(
                 draft.act,
                 _shown(draft),
-                into,
-                source,
-                slices.setdefault(into, len(slices)),
-                slices.setdefault(source, len(slices)),
+                draft.into,
+                draft.source,
+                slices.setdefault(draft.into, len(slices)),
+                slices.setdefault(draft.source, len(slices)),
                 draft.peer,
                 tuple(waiters[number]),
             )
@@ -152,7 +148,7 @@ def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
         tuple(len(draft.after) for draft in drafts),
         tuple(number for number, draft in enumerate(drafts) if draft.peer < 0 and not draft.after),
         any(draft.act >= Act.COMBINE for draft in drafts),
-        starts.elements,
+        max((part.stop for part in slices if part.buffer is Buffer.SCRATCH), default=0),
     )
 
 
@@ -301,28 +297,6 @@ def _uses(operation: Operation) -> list[tuple[Slice, bool, bool]]:
             return [(source, True, False), (into, False, True)]
 
 
-@dataclass(slots=True)
-class _Starts:
-    """Where stretches of scratch lie when the gaps between them are closed: old to new."""
-
-    of: dict[int, int]
-    elements: int
-
-
-def _renumber(parts: Iterable[Slice]) -> _Starts:
-    """Move what is used together, in order; slices that overlap keep their distance."""
-    starts = _Starts({}, 0)
-    end = 0
-    for part in sorted(set(parts), key=lambda part: (part.start, part.stop)):
-        start = max(end, part.start)
-        gap = start - starts.elements
-        # Behind the end of all before it, or inside the stretch that it overlaps.
-        starts.of.setdefault(part.start, part.start - gap)
-        starts.elements += max(part.stop - start, 0)
-        end = max(end, part.stop)
-    return starts
-
-
 def _cut(slices: Mapping[Slice, int]) -> dict[Buffer, tuple[tuple[int, int], ...]]:
     """See `Flow.cuts`; short slices go before long ones that overlap them."""
     cuts: dict[Buffer, list[tuple[int, int]]] = defaultdict(list)
@@ -336,13 +310,6 @@ def _cut(slices: Mapping[Slice, int]) -> dict[Buffer, tuple[tuple[int, int], ...
         cuts[part.buffer].append((part.length, slices[part]))
         ends[part.buffer] = part.stop
     return {buffer: tuple(found) for buffer, found in cuts.items()}
-
-
-def _moved(part: Slice, starts: _Starts) -> Slice:
-    if part.buffer is not Buffer.SCRATCH:
-        return part
-    start = starts.of[part.start]
-    return Slice(part.buffer, start, start + part.length)
 
 
 def _shown(draft: _Draft) -> Operation:

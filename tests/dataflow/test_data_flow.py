@@ -256,39 +256,21 @@ def test_data_that_is_read_twice_stays() -> None:
     ]
 
 
-def test_gaps_in_the_scratch_are_closed() -> None:
+def test_scratch_ends_with_the_last_slice_that_is_used() -> None:
     program = program_of(
-        Receive(0, 1, held(0, 4), 0),
-        Reduce(0, held(0, 4), out(0, 4), (0,)),
         Receive(0, 1, held(4, 7), 1),
-        Send(1, 2, held(4, 7), 2, (2,)),
-        Receive(1, 1, held(9, 12), 3),
-        Send(1, 2, held(9, 12), 4, (4,)),
+        Send(1, 2, held(4, 7), 2, (0,)),
+        Receive(1, 1, held(8, 12), 3),
+        Reduce(1, held(8, 12), out(0, 4), (2,)),
         scratch=12,
     )
     flow = compile_flow(program)
     assert drawn(flow) == [
+        "scratch[4:7] = 1 >",
+        "scratch[4:7] > 2 after [0]",
         "output[0:4] = output[0:4] + 1 >",
-        "scratch[0:3] = 1 >",
-        "scratch[0:3] > 2 after [1]",
-        "scratch[3:6] = 1 >",
-        "scratch[3:6] > 2 after [3]",
     ]
-    assert flow.scratch_elements == 6
-
-
-def test_scratch_that_overlaps_keeps_its_distance() -> None:
-    program = program_of(
-        Receive(0, 1, held(3, 7), 0),
-        Send(0, 2, held(5, 9), 1, (0,)),
-        Send(0, 2, held(3, 5), 2, (0,)),
-        scratch=12,
-    )
-    assert drawn(compile_flow(program)) == [
-        "scratch[0:4] = 1 >",
-        "scratch[2:6] > 2 after [0]",
-        "scratch[0:2] > 2 after [0]",
-    ]
+    assert flow.scratch_elements == 7
 
 
 def test_a_slice_that_overlaps_is_not_cut() -> None:
