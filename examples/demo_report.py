@@ -100,7 +100,7 @@ def _summary(results: Sequence[Result]) -> str:
             "yes" if result.schedule.is_optimal else "no",
             len(result.schedule.chunks),
             _against_baselines(result),
-            "all right" if all(row.correct for row in result.rows) else "wrong",
+            "wrong" if any(row.wrong for row in result.rows) else "all right",
         )
         for result in results
     ]

@@ -5,13 +5,8 @@ and is compared with those of all peers that send data and of the rank before: s
 same everywhere is noticed somewhere, before its bytes are used. The first failure ends the engine. Its reason
 goes to all peers, which pass it on; everybody fails at once and knows the first cause.
 
-Calls that something else serves, as gloo does small ones, are accompanied instead of run:
-
-    engine.agree(opening)              # gloo ends the process when more bytes come than it expects
-    work = gloo.allreduce(...)
-    work.get_future().add_done_callback(lambda _: engine.ring())
-    engine.wait_external(work.is_completed) # raises at once where a peer gives up
-    work.wait()
+Calls that something else serves, as gloo does small ones, are accompanied instead: `agree`, then begin it,
+and `wait_external` until it is done, which raises at once where a peer gives up.
 """
 
 from __future__ import annotations
@@ -143,10 +138,7 @@ class Engine:
         self.wait_external()
 
     def begin(self, opening: CollectiveFingerprint) -> None:
-        """The first half of `agree`: send the opening of a call that something else serves, without waiting.
-
-        `wait_external` must follow before the next call of any sort.
-        """
+        """The first half of `agree`, without waiting; `wait_external` must follow before the next call."""
         self._refuse_after_failure()
         self._begun = opening
         self._has_agreed = False

@@ -43,14 +43,14 @@ class FlowRun:
         rank: int,
         timeout_s: float,
     ) -> None:
-        """Nothing is sent yet.
+        """Nothing is sent yet; arguments as for `Engine.run`.
 
         Args:
             flow: what to do.
-            memory: flat tensors of one type for every buffer that the flow uses, scratch included.
-            operator: how contributions are combined; None where none are.
+            memory: with scratch.
+            operator: None where nothing is combined.
             opening: what every peer that awaits one must bring.
-            peers: by peer, for all channels there are, so that a peer that gives up is noticed.
+            peers: for all channels there are, so that a peer that gives up is noticed.
             poller: to sleep with.
             rank: this one.
             timeout_s: how long nothing may happen.

@@ -199,11 +199,7 @@ class Executor:
         return None
 
     def pieces_for(self, count: int, dtype: torch.dtype) -> int:
-        """Into how many pieces every chunk of a buffer of that length is cut.
-
-        As many as keep a piece of the largest chunk at `piece_bytes` or more, at least 1, at most
-        `max_pieces`; one number for all chunks, so that trees of different weight stay in step.
-        """
+        """Into how many pieces every chunk of a buffer of that length is cut; see `pieces_that_fit`."""
         if self._pieces is not None:
             return self._pieces
         nbytes = count * dtype.itemsize

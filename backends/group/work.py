@@ -44,12 +44,7 @@ class QueuedWork(dist.Work):
         self._future: torch.futures.Future[Any] | None = None
 
     def settle(self, returned: Any = None, error: BaseException | None = None) -> None:
-        """Set the outcome, once: who waits goes on. `call_back` is to follow.
-
-        Args:
-            returned: by the function.
-            error: that it raised instead.
-        """
+        """Set what the function returned or raised, once: who waits goes on. `call_back` is to follow."""
         if error is not None:
             # Only exceptions proper may reach who waits; Ctrl-C in another thread is not one for this thread.
             self._error = error if isinstance(error, Exception) else ExecutionError(repr(error))
@@ -72,10 +67,7 @@ class QueuedWork(dist.Work):
         self.call_back()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return True when the call has succeeded; Ctrl-C interrupts.
-
-        Args:
-            timeout: how long to wait; as long as it takes where None or 0, which is what torch passes.
+        """Return True when the call has succeeded, within `timeout` where that is not 0; Ctrl-C interrupts.
 
         Raises:
             ExecutionError: it did not end in that time.
@@ -104,20 +96,12 @@ class QueuedWork(dist.Work):
         return self._error if self._done.is_set() else None
 
     def result(self) -> Any:
-        """The tensors that hold the result.
-
-        Raises:
-            Exception: what the call raised.
-        """
+        """The tensors that hold the result; raises what the call raised."""
         self.wait()
         return self._result
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the result.
-
-        An error is one for C++ as well: it is a RuntimeError with the name and the message of what the call
-        raised.
-        """
+        """A future of the result; an error is one for C++ too, a RuntimeError with its name and message."""
         with self._lock:
             if self._future is None:
                 trigger: torch.futures.Future[None] = torch.futures.Future()
@@ -157,12 +141,7 @@ class WorkQueue:
         self._closed: str | None = None
 
     def submit(self, function: Callable[[], Any], result: Any = None) -> QueuedWork:
-        """Have the function called after all that were submitted before.
-
-        Args:
-            function: what to do; what it raises is raised where the work is waited for.
-            result: what the work results in; what the function returned where None.
-        """
+        """Have the function called after all that were submitted before; arguments as for `QueuedWork`."""
         if os.getpid() != self._process:
             raise ExecutionError("a group cannot be used in a process that was forked after it was made")
         work = QueuedWork(function, result)

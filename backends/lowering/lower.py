@@ -25,7 +25,11 @@ from arborcast.synth.schedule import Transfer
 
 
 class Scratch:
-    """Hands out slots, new ones while the limits allow, used ones after that.
+    """Working space for what arrives before it may go where it belongs, and for what only passes through.
+
+    New slots are handed out while the limits allow, used ones after that. Slots of one chunk are all of one
+    size and are used again in the order in which they were given back: the last reader of the oldest has most
+    likely finished, so that a receive into it need not wait.
 
     Args:
         limit: elements after which slots are used again wherever one is free; a need that cannot be met so

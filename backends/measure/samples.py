@@ -27,9 +27,9 @@ def sample_data(
         collective: what the data is for.
         rank: one that takes part.
         elements: how many, of all parts together.
-        dtype: see `sample_values`, like all that follow.
-        reduction: what they are for.
-        seed: another seed gives other data.
+        dtype: see `sample_values`, like the next two.
+        reduction: likewise.
+        seed: likewise.
     """
     stretches = [(rank, 0, elements)]
     if collective.kind is Kind.CUSTOM:

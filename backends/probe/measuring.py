@@ -178,7 +178,7 @@ def run(
         conclude: on rank 0 after it; returns the status, and the same holds.
         effort: how long to measure.
         transport: of `Network`.
-        address: of `Network`.
+        address: likewise.
 
     Raises:
         ExecutionError: a rank is gone, does not come or does not answer.
@@ -190,12 +190,7 @@ def run(
             return status
         store = dist.distributed_c10d.PrefixStore(_PREFIX, dist.distributed_c10d._get_default_store())
         network = Network(
-            store,
-            rank,
-            ranks,
-            timeout_s=effort.timeout_s,
-            transport=transport,
-            address=address,
+            store, rank, ranks, timeout_s=effort.timeout_s, transport=transport, address=address
         )
         try:
             measured = measure(network, dist.distributed_c10d._get_default_group(), effort)

@@ -137,7 +137,7 @@ class _Run:
         from arborcast import synth
         from arborcast.backends.measure.nccl_tests import header_lines
 
-        schedule = synth.read_any_schedule(self._file)
+        schedule = synth.read_schedule(self._file)
         verdict = synth.verify(schedule)
         if not verdict.correct:
             raise InputError(f"{self._file}: not correct: {verdict.errors[0]}")
