@@ -108,8 +108,7 @@ def probe(
     allowed = _part("--tolerance", tolerance)
     _see_rendezvous()
     from arborcast.backends.errors import ExecutionError
-    from arborcast.backends.probe.measuring import Effort
-    from arborcast.backends.probe.measuring import run
+    from arborcast.backends.probe.measuring import Effort, run
     from arborcast.backends.probe.traffic import Period
 
     effort = Effort(
