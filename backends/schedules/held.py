@@ -69,10 +69,6 @@ class Schedules:
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], Table | str] = {}
         self.flow = lru_cache(FLOWS_KEPT)(self._compile)
-        """What this rank does in a call: the schedule's digest, and its flow.
-
-        Args: kind and root of a collective that has a table; bytes and elements of the whole buffer.
-        """
 
     def known(self, kind: Kind, root: int) -> Table | str | None:
         """The table of a collective, or why it has none; None where nobody has asked yet."""
@@ -97,7 +93,14 @@ class Schedules:
         return table
 
     def _compile(self, kind: Kind, root: int, nbytes: int, count: int) -> tuple[bytes, Flow]:
-        """See `flow`."""
+        """What `flow` gives and keeps: the schedule's digest, and what this rank does in a call.
+
+        Args:
+            kind: of a collective that has a table.
+            root: likewise.
+            nbytes: of the whole buffer.
+            count: its elements.
+        """
         table = self._tables[kind, root]
         assert isinstance(table, Table), "the caller has looked"
         entry = table.at(nbytes)

@@ -17,6 +17,8 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
+from arborcast.backends.transport.fingerprint import CollectiveFingerprint
+from arborcast.synth.collective import Kind
 from tests.support.faults import (
     AT_ONCE_S,
     PATIENCE_S,
@@ -119,3 +121,10 @@ def test_ranks_with_different_settings_are_refused_at_once(
     for result in results:
         check_failed(result, within_s=AT_ONCE_S)
     assert any(all(word in result.message for word in words) for result in results), results
+
+
+def test_calls_in_words() -> None:
+    """As errors show them; before schedules are found nothing is known but what they are for."""
+    assert str(CollectiveFingerprint(3, 0, 1, Kind.BROADCAST, "")) == "schedules of broadcast from rank 1"
+    call = CollectiveFingerprint(3, 64, -1, Kind.ALLREDUCE, "float32 sum")
+    assert str(call) == "allreduce of 64 elements (float32 sum) by gloo"
