@@ -9,45 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from arborcast.backends.executors.engine_runner import EngineRunner
+from arborcast.backends.executors.torch_p2p import Executor
 from arborcast.backends.lowering.layout import lay_out
 from arborcast.backends.measure.job import Reduction, Sweep
 from arborcast.backends.measure.samples import sample_data, sample_values
 from arborcast.synth.collective import Collective, Kind
 
-OPS = {
-    Reduction.SUM: dist.ReduceOp.SUM,
-    Reduction.AVG: dist.ReduceOp.AVG,
-    Reduction.MIN: dist.ReduceOp.MIN,
-    Reduction.MAX: dist.ReduceOp.MAX,
-    Reduction.PRODUCT: dist.ReduceOp.PRODUCT,
-}
+OPS = {reduction: getattr(dist.ReduceOp, reduction.name) for reduction in Reduction}
 
-
-class Runner(Protocol):
-    """What executes a schedule on one rank, as `backends.executors.torch_p2p.Executor` does.
-
-    Attributes:
-        rank: of this process in the schedule's topology.
-    """
-
-    rank: int
-
-    def run(
-        self,
-        count: int,
-        dtype: torch.dtype,
-        *,
-        given: Tensor | None = None,
-        output: Tensor | None = None,
-        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-    ) -> object:
-        """One call; see `Executor.run`."""
+Runner: TypeAlias = Executor | EngineRunner
+"""What executes a schedule on one rank."""
 
 
 class Trial:
