@@ -126,29 +126,27 @@ class Communicator:
         operator = served_operator(op, tensor.dtype)
         operator.before_in_place(tensor)
         call = self._call(Kind.ALLREDUCE, -1, tensor.numel(), tensor.dtype, operator)
-        options = reduce_options(_gloo_op(op))
         self._run(
             call,
             tensor.dtype,
             {Buffer.OUTPUT: tensor},
             operator,
-            lambda gloo: gloo.allreduce([tensor], options),
+            lambda gloo: gloo.allreduce([tensor], reduce_options(_gloo_op(op))),
         )
         operator.after(tensor, self.size)
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Fill the flat tensor with the root's."""
         call = self._call(Kind.BROADCAST, root, tensor.numel(), tensor.dtype)
-        options = BroadcastOptions()
-        options.rootRank = root
-        as_bytes = [tensor.view(torch.uint8)]  # because gloo knows few types
-        self._run(
-            call,
-            tensor.dtype,
-            {Buffer.OUTPUT: tensor},
-            None,
-            lambda gloo: gloo.broadcast(as_bytes, options),
-        )
+
+        def by_gloo(gloo: Any) -> Any:
+            options = BroadcastOptions()
+            options.rootRank = root
+            return gloo.broadcast(
+                [tensor.view(torch.uint8)], options
+            )  # as bytes, because gloo knows few types
+
+        self._run(call, tensor.dtype, {Buffer.OUTPUT: tensor}, None, by_gloo)
 
     def allgather(self, output: Tensor, given: Tensor) -> None:
         """Concatenate the flat tensors of all ranks, in their order."""
@@ -174,13 +172,12 @@ class Communicator:
         operator = served_operator(op, given.dtype)
         given = _apart_from(output, operator.before(given))
         call = self._call(Kind.REDUCE_SCATTER, -1, given.numel(), given.dtype, operator)
-        options = reduce_options(_gloo_op(op))
         totals: list[Tensor] = []
 
         def by_gloo(gloo: Any) -> Any:
             # What gloo's own does inside, too; but the work of that has no future.
             totals.append(given.clone())
-            return gloo.allreduce(totals, options)
+            return gloo.allreduce(totals, reduce_options(_gloo_op(op)))
 
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
         self._run(call, given.dtype, memory, operator, by_gloo)
