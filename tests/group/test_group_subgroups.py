@@ -230,7 +230,7 @@ class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.records: list[tuple[str, str]] = []
-        logger = logging.getLogger("backends")
+        logger = logging.getLogger("arborcast.backends")
         logger.setLevel(logging.INFO)
         logger.addHandler(self)
 
