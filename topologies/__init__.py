@@ -7,7 +7,7 @@ topologies.load("cluster.yaml", ranks=[0, 1, 3])
 from __future__ import annotations
 
 from arborcast.topologies.catalog import Entry, Parameter, catalog
+from arborcast.topologies.files import load
 from arborcast.topologies.rates import GPUS, Rates
-from arborcast.topologies.spec import load
 
 __all__ = ["GPUS", "Entry", "Parameter", "Rates", "catalog", "load"]

@@ -68,7 +68,7 @@ def solve_baseline(
         raise InfeasibleError(who_is_cut_off(topology, collective), bound)
     match method:
         case "ring":
-            from arborcast.synth.baselines.ring import solve_ring
+            from arborcast.synth.baselines.rings import solve_ring
 
             return solve_ring(topology, collective, bound, seed, deadline)
         case "multiring":

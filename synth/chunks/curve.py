@@ -17,7 +17,7 @@ from arborcast.synth.chunks.optimum_documents import optimum_from_document, opti
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
-from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, step_optimum
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.progress import report

@@ -24,8 +24,7 @@ from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored, schedule_of
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError
-from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
 from arborcast.synth.chunks.step_optimum import explain
 from arborcast.synth.chunks.sums.compositions import parts_of, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule

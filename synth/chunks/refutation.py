@@ -21,7 +21,7 @@ from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Orbits
 from arborcast.synth.chunks.problem.outcome import Instance
 from arborcast.synth.chunks.problem.time_reversal import IMAGES, mirrored
-from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.chunks.sums.instance import SumOrbits, sum_problem
 from arborcast.synth.chunks.sums.search import SpreadFormula
 from arborcast.synth.collective import Collective, Kind

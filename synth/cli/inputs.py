@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from arborcast.synth.faults.faulty import Faulty
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.topology import Topology
-    from arborcast.topologies.beyond import Beyond
+    from arborcast.topologies.catalog import Beyond
 
 
 class NotCorrectError(Exception):

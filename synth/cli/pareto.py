@@ -70,8 +70,7 @@ def pareto(
     """
     from arborcast import synth
     from arborcast.synth.chunks.solvers.jobs import running_on
-    from arborcast.synth.cli.frontier_documents import frontier_to_document
-    from arborcast.synth.cli.frontier_folder import check_folder, write_frontier
+    from arborcast.synth.cli.frontier_folder import check_folder, frontier_to_document, write_frontier
 
     if output is not None:
         check_folder(output)

@@ -7,7 +7,8 @@ of each orbit, the chunks and transfers of the representatives. Long lists of ve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -30,7 +31,6 @@ from arborcast.synth.formats.documents import (
 )
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
-from arborcast.synth.formats.runs import from_runs, to_runs
 from arborcast.synth.formats.schedules import (
     check_format,
     chunk_to_document,
@@ -108,8 +108,7 @@ def implicit_from_document(document: object, place: str) -> ImplicitSchedule:
         ScheduleError: another format or version, another shape, an index or number out of range, links that
             are not one of each orbit.
     """
-    from arborcast.synth.formats.implicit_shapes import ImplicitShape
-    from arborcast.synth.formats.shapes import check_shape
+    from arborcast.synth.formats.shapes import ImplicitShape, check_shape
 
     with raising(ScheduleError):
         check_format(document, IMPLICIT_FORMAT, place)
@@ -317,3 +316,51 @@ def _all_lengths(
                 f"got none like {_shown(topology, link)}"
             )
     return tuple(lengths[orbit] for orbit in orbits)
+
+
+SHORTEST = 3
+"""Runs of fewer numbers are written out."""
+
+_RUN = re.compile(r"(0|[1-9][0-9]{0,9})\.\.(0|[1-9][0-9]{0,9})")
+
+
+def to_runs(numbers: Iterable[int]) -> list[int | str]:
+    """The numbers in their order, with runs of ascending ones as text."""
+    runs: list[int | str] = []
+    first = last = None
+    for number in numbers:
+        if first is None or last is None or number != last + 1:
+            runs += _run(first, last)
+            first = number
+        last = number
+    return runs + _run(first, last)
+
+
+def _run(first: int | None, last: int | None) -> list[int | str]:
+    if first is None or last is None:
+        return []
+    if last - first + 1 < SHORTEST:
+        return list(range(first, last + 1))
+    return [f"{first}..{last}"]
+
+
+def from_runs(runs: Sequence[int | str], most: int, place: str) -> list[int]:
+    """The numbers of a list with runs; `place` begins every error.
+
+    Raises:
+        InputError: an entry is neither a whole number nor a run, or there are more than `most` numbers.
+    """
+    numbers: list[int] = []
+    for index, entry in enumerate(runs):
+        first, last = (entry, entry) if isinstance(entry, int) else _ends(entry, f"{place}[{index}]")
+        if len(numbers) + last - first + 1 > most:
+            raise InputError(f"{place}: must have at most {most} numbers, got more with entry {index}")
+        numbers.extend(range(first, last + 1))
+    return numbers
+
+
+def _ends(entry: str, place: str) -> tuple[int, int]:
+    match = _RUN.fullmatch(entry)
+    if match is None or int(match[1]) > int(match[2]):
+        raise InputError(f'{place}: must be a whole number or a run such as "8..15", got {shorten(entry)}')
+    return int(match[1]), int(match[2])

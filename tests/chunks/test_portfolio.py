@@ -25,7 +25,7 @@ from arborcast.synth.chunks.solvers.portfolio import (
     effort_of,
     race,
 )
-from arborcast.synth.chunks.solvers.workers import WorkerDiedError, Workers
+from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover, TimedOutError

@@ -19,8 +19,7 @@ from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
 from arborcast.synth.chunks.problem.prune import Plan
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError
-from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
 from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, explain, step_optimum
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.deadline import Deadline

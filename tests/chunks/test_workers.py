@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from arborcast.synth.chunks.solvers.workers import Worker, WorkerDiedError, Workers, wait
+from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, Workers, wait
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from tests.support import fake_searches
@@ -235,7 +235,7 @@ from pathlib import Path
 {setup}
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs in the background
 from tests.support import fake_searches
-from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.deadline import Deadline
 
 with Workers(2) as workers:

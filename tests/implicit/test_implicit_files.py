@@ -22,12 +22,13 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.formats.any_schedule import read_schedule, write_schedule
 from arborcast.synth.formats.implicit import (
+    from_runs,
     implicit_from_document,
     implicit_to_document,
     read_implicit,
+    to_runs,
     write_implicit,
 )
-from arborcast.synth.formats.runs import from_runs, to_runs
 from arborcast.synth.formats.schedules import schedule_to_document, write_explicit
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Transfer

@@ -36,9 +36,8 @@ from arborcast.synth.chunks.problem.outcome import (
     Outcome,
     Unfinished,
 )
-from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, wait
+from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, Workers, wait
 from arborcast.synth.chunks.solvers.worker_entry import search_slice
-from arborcast.synth.chunks.solvers.workers import Workers
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.progress import report

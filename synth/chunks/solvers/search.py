@@ -16,7 +16,7 @@ from arborcast.synth.chunks.problem.prune import Plan, prune
 from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.portfolio import Entrant, race
-from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.deadline import Deadline
 
 Answer: TypeAlias = Plan | Impossible | Unfinished

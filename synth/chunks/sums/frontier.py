@@ -13,7 +13,7 @@ from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.curve import Effort
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.chunks.step_optimum import explain
 from arborcast.synth.chunks.sums.compositions import Composition, compositions, meetings, static_ratio
 from arborcast.synth.chunks.sums.instance import sum_problem, sum_schedule

@@ -17,7 +17,7 @@ from arborcast.synth.chunks.problem.outcome import Found, Impossible, Unfinished
 from arborcast.synth.chunks.problem.symmetry import small_subgroups, subgroups
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.portfolio import Entrant, Verdict, race
-from arborcast.synth.chunks.solvers.workers import Workers
+from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.chunks.sums.instance import ChunkSum, SumOrbits, SumPlan, pruned
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
