@@ -40,6 +40,7 @@ from arborcast.synth.cli.options import (
     Picture,
     Root,
     about_a_fabric,
+    option,
     with_voice,
     writable,
 )
@@ -74,7 +75,7 @@ app.add_typer(bench)
 @app.callback()
 def synth_(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+        bool, option("--version", "print the version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Synthesize collective-communication algorithms for a topology, with proof."""

@@ -26,9 +26,11 @@ from arborcast.synth.cli.options import (
     Spec,
     about_a_fabric,
     collective_name,
+    duration,
+    number,
+    option,
     rank_list,
     seconds,
-    whole,
     with_voice,
     writable,
 )
@@ -47,8 +49,8 @@ CollectiveName = Annotated[
         parser=collective_name, metavar="COLLECTIVE", help="by name: allreduce, broadcast, allgather, ..."
     ),
 ]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="write the results document here")]
-Runs = Annotated[int, typer.Option("--runs", parser=whole, metavar="N", help="of each, in turns")]
+Output = Annotated[Path | None, option("-o", "--output", "write the results document here")]
+Runs = Annotated[int, number("--runs", "of each, in turns")]
 
 
 @bench.command()
@@ -56,12 +58,9 @@ Runs = Annotated[int, typer.Option("--runs", parser=whole, metavar="N", help="of
 def sweep(
     spec: Spec,
     collective: CollectiveName,
-    sizes: Annotated[str, typer.Option("--sizes", help="a range, from which every power of 4")] = "1KiB:1GiB",
+    sizes: Annotated[str, option("--sizes", "a range, from which every power of 4")] = "1KiB:1GiB",
     root: Root = None,
-    deadline: Annotated[
-        float,
-        typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="stop after so long"),
-    ] = 90,
+    deadline: Annotated[float, duration("--deadline", "stop after so long")] = 90,
     output: Output = None,
     picture: Picture = None,
     as_json: AsJson = False,
@@ -128,12 +127,10 @@ def fragments(
 def testbed(
     fabric: FabricOptions,
     collective: CollectiveName,
-    sizes: Annotated[str, typer.Option("--sizes", help="one size or a range that doubles")] = "8MiB",
-    mbit: Annotated[
-        int, typer.Option("--mbit", parser=whole, metavar="N", help="Mbit/s of the slowest emulated link")
-    ] = 50,
+    sizes: Annotated[str, option("--sizes", "one size or a range that doubles")] = "8MiB",
+    mbit: Annotated[int, number("--mbit", "Mbit/s of the slowest emulated link")] = 50,
     methods: Annotated[
-        str | None, typer.Option("--methods", help="names with commas between; the usual ones where none")
+        str | None, option("--methods", "names with commas between; the usual ones where none")
     ] = None,
     runs: Runs = 5,
     root: Root = None,
@@ -175,19 +172,16 @@ def testbed(
 def peers(
     spec: Spec,
     collective: CollectiveName,
-    sccl: Annotated[Path | None, typer.Option("--sccl", help="a checkout of msccl-tools")] = None,
+    sccl: Annotated[Path | None, option("--sccl", "a checkout of msccl-tools")] = None,
     sccl_python: Annotated[
-        str, typer.Option("--sccl-python", help="an interpreter that has what it requires")
+        str, option("--sccl-python", "an interpreter that has what it requires")
     ] = sys.executable,
-    forestcoll: Annotated[Path | None, typer.Option("--forestcoll", help="a checkout of ForestColl")] = None,
-    tacos: Annotated[Path | None, typer.Option("--tacos", help="a checkout of TACOS")] = None,
+    forestcoll: Annotated[Path | None, option("--forestcoll", "a checkout of ForestColl")] = None,
+    tacos: Annotated[Path | None, option("--tacos", "a checkout of TACOS")] = None,
     ranks: Ranks = None,
     root: Root = None,
     runs: Runs = 3,
-    deadline: Annotated[
-        float,
-        typer.Option("--deadline", parser=seconds, metavar="SECONDS", help="of each run"),
-    ] = 120,
+    deadline: Annotated[float, duration("--deadline", "of each run")] = 120,
     limit: Annotated[
         float | None, typer.Option("--limit", parser=seconds, metavar="SECONDS", hidden=True)
     ] = None,
@@ -223,9 +217,9 @@ def peers(
 @with_voice
 def report(
     results: Annotated[Path, typer.Argument(help="the folder of results documents")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="the page")] = Path("bench.html"),
+    output: Annotated[Path, option("-o", "--output", "the page")] = Path("bench.html"),
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="a file whose summary between its markers is replaced")
+        Path | None, option("--markdown", "a file whose summary between its markers is replaced")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -251,7 +245,7 @@ def compare(
     old: Annotated[Path, typer.Argument(help="a results document, or a folder of them")],
     new: Annotated[Path, typer.Argument(help="the same, later")],
     tolerance: Annotated[
-        float, typer.Option("--tolerance", metavar="PART", help="of a timed figure that does not matter")
+        float, option("--tolerance", "of a timed figure that does not matter", metavar="PART")
     ] = 0.05,
     as_json: AsJson = False,
 ) -> None:

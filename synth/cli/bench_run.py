@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from arborcast.synth.cli.console import fail, print_json, print_lines
-from arborcast.synth.cli.options import AsJson, File, seconds, whole
+from arborcast.synth.cli.options import AsJson, File, duration, number, option
 from arborcast.synth.cli.probe import end_after_rank_0, is_follower, is_rank_of_a_job
 from arborcast.synth.errors import InputError
 
@@ -28,50 +28,25 @@ _DEFAULT_SIZE = "32M"
 
 def bench_run(
     file: File,
-    minbytes: Annotated[str, typer.Option("-b", "--minbytes", help="smallest size")] = _DEFAULT_SIZE,
+    minbytes: Annotated[str, option("-b", "--minbytes", "smallest size")] = _DEFAULT_SIZE,
     maxbytes: Annotated[
-        str | None, typer.Option("-e", "--maxbytes", help="largest size; 32M, or the smallest above it")
+        str | None, option("-e", "--maxbytes", "largest size; 32M, or the smallest above it")
     ] = None,
     stepbytes: Annotated[
-        str | None, typer.Option("-i", "--stepbytes", help="from one size to the next; instead of -f")
+        str | None, option("-i", "--stepbytes", "from one size to the next; instead of -f")
     ] = None,
-    stepfactor: Annotated[
-        int | None,
-        typer.Option("-f", "--stepfactor", parser=whole, metavar="N", help="from one size to the next; 2"),
-    ] = None,
-    iters: Annotated[
-        int, typer.Option("-n", "--iters", parser=whole, metavar="N", help="timed iterations, back to back")
-    ] = 20,
-    warmup_iters: Annotated[
-        int,
-        typer.Option(
-            "-w",
-            "--warmup-iters",
-            "--warmup_iters",
-            parser=whole,
-            metavar="N",
-            help="warm-up iterations",
-        ),
-    ] = 5,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="compare every element once")] = True,
-    check_iters: Annotated[
-        int, typer.Option("-c", parser=whole, metavar="0|1", help="the same as nccl-tests says it")
-    ] = 1,
-    datatype: Annotated[
-        str, typer.Option("-d", "--datatype", help="float, double, bfloat16 or int64")
-    ] = "float",
-    op: Annotated[str, typer.Option("-o", "--op", help="sum, prod, min, max or avg")] = "sum",
-    average: Annotated[
-        int,
-        typer.Option("-a", "--average", parser=whole, metavar="N", help="0 rank 0, 1 average, 2 min, 3 max"),
-    ] = 1,
+    stepfactor: Annotated[int | None, number("-f", "--stepfactor", "from one size to the next; 2")] = None,
+    iters: Annotated[int, number("-n", "--iters", "timed iterations, back to back")] = 20,
+    warmup_iters: Annotated[int, number("-w", "--warmup-iters", "--warmup_iters", "warm-up iterations")] = 5,
+    check: Annotated[bool, option("--check/--no-check", "compare every element once")] = True,
+    check_iters: Annotated[int, number("-c", "the same as nccl-tests says it", metavar="0|1")] = 1,
+    datatype: Annotated[str, option("-d", "--datatype", "float, double, bfloat16 or int64")] = "float",
+    op: Annotated[str, option("-o", "--op", "sum, prod, min, max or avg")] = "sum",
+    average: Annotated[int, number("-a", "--average", "0 rank 0, 1 average, 2 min, 3 max")] = 1,
     via: Annotated[
-        str, typer.Option("--via", help="group (the engine of the process group) or messages (torch's own)")
+        str, option("--via", "group (the engine of the process group) or messages (torch's own)")
     ] = "group",
-    timeout: Annotated[
-        float,
-        typer.Option("-T", "--timeout", parser=seconds, metavar="SECONDS", help="abort after so long"),
-    ] = 1800,
+    timeout: Annotated[float, duration("-T", "--timeout", "abort after so long")] = 1800,
     as_json: AsJson = False,
 ) -> None:
     """Measure a schedule as nccl-tests measures a collective.

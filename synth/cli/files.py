@@ -13,7 +13,15 @@ import typer
 from arborcast.synth.cli.console import gigabytes, print_json, print_lines, progress, share
 from arborcast.synth.cli.description import describe_comparison
 from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
-from arborcast.synth.cli.options import AsJson, File, OldPicture, seconds, whole, writable
+from arborcast.synth.cli.options import (
+    AsJson,
+    File,
+    OldPicture,
+    duration,
+    number,
+    option,
+    writable,
+)
 from arborcast.synth.errors import InputError
 
 MOST_EXPANDED = 8_000_000
@@ -26,10 +34,7 @@ MOST_PROCESSES = 128
 def verify(
     file: File,
     every_translate: Annotated[
-        bool,
-        typer.Option(
-            "--every-translate", help="implicit form: replay every chunk, not only the representatives"
-        ),
+        bool, option("--every-translate", "implicit form: replay every chunk, not only the representatives")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -63,18 +68,18 @@ def verify(
 
 def simulate(
     file: File,
-    sizes: Annotated[str, typer.Option("--sizes", help="one size or a range that doubles")] = "64KiB:256MiB",
+    sizes: Annotated[str, option("--sizes", "one size or a range that doubles")] = "64KiB:256MiB",
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="draw time and busbw over size: .svg or .png")
+        Path | None, option("--picture", "draw time and busbw over size: .svg or .png")
     ] = None,
     output: OldPicture = None,
     service: Annotated[
         str,
-        typer.Option(
+        option(
             "--service",
-            metavar="ORDER",
-            help="which piece a link carries next: priority (as planned), fifo, random[:SEED], worst:N (the "
+            "which piece a link carries next: priority (as planned), fifo, random[:SEED], worst:N (the "
             "slowest of N random orders), or engine, what the process group does (engine-worst:N)",
+            metavar="ORDER",
         ),
     ] = "priority",
     as_json: AsJson = False,
@@ -109,24 +114,14 @@ def simulate(
 def run(
     file: File,
     sizes: Annotated[
-        str, typer.Option("--sizes", help="one size (0 for an empty tensor) or a range that doubles")
+        str, option("--sizes", "one size (0 for an empty tensor) or a range that doubles")
     ] = "16MiB",
     size: Annotated[str | None, typer.Option("--size", hidden=True)] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
     op: Annotated[str, typer.Option(help="sum, avg, min, max or product")] = "sum",
-    iterations: Annotated[
-        int, typer.Option("-n", "--iterations", parser=whole, metavar="N", help="timed runs of each size")
-    ] = 5,
-    warmup: Annotated[
-        int,
-        typer.Option("-w", "--warmup", parser=whole, metavar="N", help="untimed warm-up runs"),
-    ] = 1,
-    deadline: Annotated[
-        float,
-        typer.Option(
-            "--deadline", parser=seconds, metavar="SECONDS", help="stop all ranks after so many seconds"
-        ),
-    ] = 300,
+    iterations: Annotated[int, number("-n", "--iterations", "timed runs of each size")] = 5,
+    warmup: Annotated[int, number("-w", "--warmup", "untimed warm-up runs")] = 1,
+    deadline: Annotated[float, duration("--deadline", "stop all ranks after so many seconds")] = 300,
     as_json: AsJson = False,
 ) -> None:
     """Run a schedule on local processes and check every element.
@@ -168,7 +163,7 @@ def run(
 
 def expand(
     file: File,
-    output: Annotated[Path, typer.Option("-o", "--output", help="write every chunk and transfer here")],
+    output: Annotated[Path, option("-o", "--output", "write every chunk and transfer here")],
     as_json: AsJson = False,
 ) -> None:
     """Write out every chunk and transfer of an implicit schedule."""
@@ -194,12 +189,10 @@ def expand(
 
 def program(
     file: File,
-    rank: Annotated[int, typer.Option("--rank", parser=whole, metavar="R", help="whose program")] = 0,
-    size: Annotated[str, typer.Option("--size", help="of the whole buffer")] = "16MiB",
+    rank: Annotated[int, number("--rank", "whose program", metavar="R")] = 0,
+    size: Annotated[str, option("--size", "of the whole buffer")] = "16MiB",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
-    every_operation: Annotated[
-        bool, typer.Option("--all", help="print every operation, not only the first")
-    ] = False,
+    every_operation: Annotated[bool, option("--all", "print every operation, not only the first")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what one rank sends, receives and reduces.

@@ -13,12 +13,19 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from arborcast.synth.cli.console import Stopwatch, gigabytes, print_json, print_lines, progress, share, table
-from arborcast.synth.cli.inputs import load_fabric
-from arborcast.synth.cli.options import AsJson, Deadline, FabricOptions, Seed, about_a_fabric, rank_list
-from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
+from arborcast.synth.cli.inputs import failing_as_json, load_fabric
+from arborcast.synth.cli.options import (
+    AsJson,
+    Deadline,
+    FabricOptions,
+    Seed,
+    about_a_fabric,
+    number_of,
+    option,
+    rank_list,
+)
+from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
     from arborcast.synth.collective import Collective
@@ -35,37 +42,31 @@ def groups(
     fabric: FabricOptions,
     group: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--group",
+            "such as allreduce:0,1,2,3 or broadcast:4-7, whose root is the first rank; again for each",
             metavar="KIND:RANKS",
-            help="such as allreduce:0,1,2,3 or broadcast:4-7, whose root is the first rank; again for each",
         ),
     ] = None,
     mesh: Annotated[
-        str | None, typer.Option("--mesh", metavar="AxB", help="the ranks as a mesh, the last axis fastest")
+        str | None, option("--mesh", "the ranks as a mesh, the last axis fastest", metavar="AxB")
     ] = None,
     along: Annotated[
         list[str] | None,
-        typer.Option("--along", metavar="AXIS:KIND", help="a group on every line of the mesh along an axis"),
+        option("--along", "a group on every line of the mesh along an axis", metavar="AXIS:KIND"),
     ] = None,
     weight: Annotated[
         list[str] | None,
-        typer.Option(
-            "--weight",
-            metavar="W",
-            help="of each --group, then each --along: weighted max-min fair rates",
-        ),
+        option("--weight", "of each --group, then each --along: weighted max-min fair rates", metavar="W"),
     ] = None,
     relays: Annotated[
-        bool, typer.Option("--relays/--no-relays", help="whether ranks outside a group may forward for it")
+        bool, option("--relays/--no-relays", "whether ranks outside a group may forward for it")
     ] = True,
-    size: Annotated[
-        str | None, typer.Option("--size", help="simulate all at once, with buffers of this size")
-    ] = None,
+    size: Annotated[str | None, option("--size", "simulate all at once, with buffers of this size")] = None,
     deadline: Deadline = None,
     seed: Seed = 0,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="folder for groups.json and a schedule per group")
+        Path | None, option("-o", "--output", "folder for groups.json and a schedule per group")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,7 +74,6 @@ def groups(
 
     The slowest is as fast as possible, then the next slowest, with proof.
     """
-    from arborcast.synth.cli.description import infeasible_document
     from arborcast.synth.formats.sizes import parse_size
     from arborcast.synth.groups.folder import check_folder, write_groups
     from arborcast.synth.groups.simulator import simulate_groups
@@ -85,21 +85,13 @@ def groups(
     topology = load_fabric(fabric).topology
     collectives, weights = _asked(topology, group or [], mesh, along or [], weight or [])
     watch = Stopwatch()
-    try:
-        with progress(f"sharing {topology.name} among {len(collectives)} groups", quiet=as_json):
-            found = solve_groups(
-                topology, collectives, weights=weights, relays=relays, seed=seed, deadline_s=deadline
-            )
-            _verified(found)
-            timings = simulate_groups(found, [size_bytes] * len(found.groups)) if size_bytes else None
-    except InfeasibleError as error:
-        if as_json:
-            print_json(infeasible_document(error, topology, "groups"))
-        raise
-    except TimedOutError as error:
-        if as_json:
-            print_json({"timed_out": True, "why": str(error)})
-        raise
+    what = f"sharing {topology.name} among {len(collectives)} groups"
+    with failing_as_json(topology, "groups", as_json), progress(what, quiet=as_json):
+        found = solve_groups(
+            topology, collectives, weights=weights, relays=relays, seed=seed, deadline_s=deadline
+        )
+        _verified(found)
+        timings = simulate_groups(found, [size_bytes] * len(found.groups)) if size_bytes else None
     files = None if output is None else write_groups(found, output)
     document = groups_document(found, timings, files, watch.seconds, output)
     if as_json:
@@ -138,7 +130,9 @@ def _asked(
         )
     parts = [[_group(topology, text)] for text in named]
     parts += [_lines(topology, mesh, text) for text in along if mesh is not None]
-    factors = [_weight(text) for text in weights] or [Fraction(1)] * len(parts)
+    factors = [
+        number_of("--weight", text, lambda weight: weight > 0, "must be positive") for text in weights
+    ] or [Fraction(1)] * len(parts)
     pairs = [(group, factor) for part, factor in zip(parts, factors, strict=True) for group in part]
     return [group for group, _ in pairs], [factor for _, factor in pairs]
 
@@ -183,18 +177,6 @@ def _lines(topology: Topology, mesh: str, text: str) -> list[Collective]:
         except InputError as error:
             raise InputError(f"--along {text}: {error}") from error
     return found
-
-
-def _weight(text: str) -> Fraction:
-    from arborcast.synth.formats.numerals import parse_number, shorten
-
-    try:
-        value = parse_number(text)
-    except ValueError as error:
-        raise InputError(f"--weight: {error}") from error
-    if value <= 0:
-        raise InputError(f"--weight: must be positive, got {shorten(value)}")
-    return value
 
 
 def groups_document(

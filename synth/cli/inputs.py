@@ -5,12 +5,15 @@ Shared by the commands; the packages that they load are imported inside.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arborcast.synth.cli.console import Json, print_json
 from arborcast.synth.cli.options import FabricOptions, rank_list
-from arborcast.synth.errors import InputError
+from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 
 if TYPE_CHECKING:
     from arborcast.synth.collective import Collective
@@ -111,6 +114,41 @@ def check_found(schedule: AnySchedule) -> None:
     verdict = synth.verify(schedule)
     if not verdict.correct:
         raise AssertionError(f"the schedule found is not correct: {verdict.errors[0]}")
+
+
+def kept(schedule: AnySchedule, seconds: float, output: Path | None) -> Json:
+    """What is said of a schedule that was found; it is verified first, then written."""
+    from arborcast import synth
+    from arborcast.synth.cli.description import solution_document
+
+    check_found(schedule)
+    if output is not None:
+        synth.write_schedule(schedule, output)
+    return solution_document(schedule, seconds, output)
+
+
+@contextmanager
+def failing_as_json(topology: Topology, collective: str, as_json: bool, **more: object) -> Iterator[None]:
+    """Print why there is no answer as one JSON object where that is asked for; the error goes on.
+
+    Args:
+        topology: the fabric that was asked about.
+        collective: the kind.
+        as_json: whether to print.
+        more: further keys where there is none at all.
+    """
+    from arborcast.synth.cli.description import infeasible_document
+
+    try:
+        yield
+    except InfeasibleError as error:
+        if as_json:
+            print_json({**infeasible_document(error, topology, collective), **more})
+        raise
+    except TimedOutError as error:
+        if as_json:
+            print_json({"timed_out": True, "why": str(error)})
+        raise
 
 
 def text_of(path: Path | None) -> str | None:

@@ -40,6 +40,22 @@ def seconds(text: str) -> float:
     return value
 
 
+def option(*names_and_help: str, **details: Any) -> Any:
+    """An option of a command: its names, then its help; `details` are typer's."""
+    *names, told = names_and_help
+    return typer.Option(*names, help=told, **details)
+
+
+def number(*names_and_help: str, metavar: str = "N") -> Any:
+    """An option whose value is a whole number."""
+    return option(*names_and_help, parser=whole, metavar=metavar)
+
+
+def duration(*names_and_help: str) -> Any:
+    """An option whose value is a positive number of seconds."""
+    return option(*names_and_help, parser=seconds, metavar="SECONDS")
+
+
 Spec = Annotated[str, typer.Argument(help="catalog name with arguments (see `synth topologies`) or a file")]
 File = Annotated[Path, typer.Argument(help="a schedule file, as `synth solve -o` writes it")]
 
@@ -61,55 +77,37 @@ CollectiveName = Annotated[
         "or a YAML file of who holds and who must get each block",
     ),
 ]
-Ranks = Annotated[str | None, typer.Option("--ranks", help="the fragment, such as 0,1,3 or 0-5")]
-Relays = Annotated[bool, typer.Option("--relays", help="ranks outside --ranks may forward, copy and reduce")]
+Ranks = Annotated[str | None, option("--ranks", "the fragment, such as 0,1,3 or 0-5")]
+Relays = Annotated[bool, option("--relays", "ranks outside --ranks may forward, copy and reduce")]
 Root = Annotated[
-    int | None,
-    typer.Option(
-        "--root", parser=whole, metavar="RANK", help="root rank, numbered after --ranks (default 0)"
-    ),
+    int | None, number("--root", "root rank, numbered after --ranks (default 0)", metavar="RANK")
 ]
 Gpu = Annotated[
-    str | None,
-    typer.Option("--gpu", help="GPU generation of `nvidia-smi topo -m` text: v100, a100, h100, ..."),
+    str | None, option("--gpu", "GPU generation of `nvidia-smi topo -m` text: v100, a100, h100, ...")
 ]
-Pcie = Annotated[bool, typer.Option("--pcie", help="take PCIe paths of nvidia-smi text or NCCL XML as links")]
-Rates = Annotated[str, typer.Option("--rates", help="datasheet, or nccl for NCCL's planning constants")]
+Pcie = Annotated[bool, option("--pcie", "take PCIe paths of nvidia-smi text or NCCL XML as links")]
+Rates = Annotated[str, option("--rates", "datasheet, or nccl for NCCL's planning constants")]
 WithoutLink = Annotated[
     list[str] | None,
-    typer.Option("--without-link", metavar="A-B", help="a link that failed, both ways; may be repeated"),
+    option("--without-link", "a link that failed, both ways; may be repeated", metavar="A-B"),
 ]
 WithoutRank = Annotated[
     list[int] | None,
-    typer.Option(
+    number(
         "--without-rank",
-        parser=whole,
+        "a rank that failed; may be repeated. Those left are numbered 0, 1, 2... again, in their order",
         metavar="R",
-        help="a rank that failed; may be repeated. Those left are numbered 0, 1, 2... again, in their order",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="say on standard error how far work has come")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="no progress and no warnings, errors only")]
-Picture = Annotated[Path | None, typer.Option("--picture", help="draw it: .svg or .png")]
+AsJson = Annotated[bool, option("--json", "print one JSON object")]
+Verbose = Annotated[bool, option("-v", "--verbose", "say on standard error how far work has come")]
+Quiet = Annotated[bool, option("-q", "--quiet", "no progress and no warnings, errors only")]
+Picture = Annotated[Path | None, option("--picture", "draw it: .svg or .png")]
 OldPicture = Annotated[Path | None, typer.Option("-o", "--output", hidden=True)]
 """How `--picture` was called before; scripts may say so."""
-Seed = Annotated[
-    int,
-    typer.Option(
-        "--seed", parser=whole, metavar="N", help="breaks ties; the same seed gives the same schedule"
-    ),
-]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="neither use nor keep answers of solvers on disk")]
-Deadline = Annotated[
-    float | None,
-    typer.Option(
-        "--deadline",
-        parser=seconds,
-        metavar="SECONDS",
-        help="stop after so many seconds; no limit by default",
-    ),
-]
+Seed = Annotated[int, number("--seed", "breaks ties; the same seed gives the same schedule")]
+NoCache = Annotated[bool, option("--no-cache", "neither use nor keep answers of solvers on disk")]
+Deadline = Annotated[float | None, duration("--deadline", "stop after so many seconds; no limit by default")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +200,11 @@ def rank_list(text: str, option: str = "--ranks") -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def part_of_one(option: str, text: str) -> Fraction:
-    """An option's exact number, at least 0 and below 1.
+def number_of(option: str, text: str, keeps: Callable[[Fraction], bool], rule: str) -> Fraction:
+    """An option's exact number.
 
     Raises:
-        InputError: it is not.
+        InputError: it is none, or does not keep the rule.
     """
     from arborcast.synth.formats.numerals import parse_number, shorten
 
@@ -214,9 +212,16 @@ def part_of_one(option: str, text: str) -> Fraction:
         value = parse_number(text)
     except ValueError as error:
         raise InputError(f"{option}: {error}") from error
-    if not 0 <= value < 1:
-        raise InputError(f"{option}: must be at least 0 and below 1, got {shorten(text)}")
+    if not keeps(value):
+        raise InputError(f"{option}: {rule}, got {shorten(text)}")
     return value
+
+
+def part_of_one(option: str, text: str | None) -> Fraction | None:
+    """An option's exact number, at least 0 and below 1; None where the option was not given."""
+    if text is None:
+        return None
+    return number_of(option, text, lambda part: 0 <= part < 1, "must be at least 0 and below 1")
 
 
 def writable(output: Path | None) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from arborcast.synth.cli.console import print_json, print_lines, progress
-from arborcast.synth.cli.description import describe_frontier, infeasible_document
-from arborcast.synth.cli.inputs import check_found, collective_on, load_fabric, text_of
+from arborcast.synth.cli.description import describe_frontier
+from arborcast.synth.cli.inputs import check_found, collective_on, failing_as_json, load_fabric, text_of
 from arborcast.synth.cli.options import (
     AsJson,
     CollectiveName,
@@ -19,10 +17,11 @@ from arborcast.synth.cli.options import (
     Root,
     Seed,
     about_a_fabric,
+    number,
+    option,
     part_of_one,
-    whole,
 )
-from arborcast.synth.errors import InfeasibleError, TimedOutError
+from arborcast.synth.errors import TimedOutError
 
 
 @about_a_fabric()
@@ -32,35 +31,20 @@ def pareto(
     root: Root = None,
     max_steps: Annotated[
         int | None,
-        typer.Option(
-            "--max-steps",
-            parser=whole,
-            metavar="S",
-            help="largest number of steps; otherwise 6 more than the fewest",
-        ),
+        number("--max-steps", "largest number of steps; otherwise 6 more than the fewest", metavar="S"),
     ] = None,
     tolerance: Annotated[
-        str | None,
-        typer.Option("--tolerance", help="stop within this part of the limit of any steps, such as 1/20"),
+        str | None, option("--tolerance", "stop within this part of the limit of any steps, such as 1/20")
     ] = None,
     deadline: Deadline = None,
     seed: Seed = 0,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            "--jobs",
-            parser=whole,
-            metavar="N",
-            help="how many step counts to work on at once; -1 for all cores",
-        ),
-    ] = 1,
+    jobs: Annotated[int, number("--jobs", "how many step counts to work on at once; -1 for all cores")] = 1,
     dask: Annotated[
-        str | None, typer.Option("--dask", metavar="ADDRESS", help="run the jobs on this Dask scheduler")
+        str | None, option("--dask", "run the jobs on this Dask scheduler", metavar="ADDRESS")
     ] = None,
     no_cache: NoCache = False,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="folder for frontier.json, a schedule per point, a picture"),
+        Path | None, option("-o", "--output", "folder for frontier.json, a schedule per point, a picture")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,26 +60,18 @@ def pareto(
         check_folder(output)
     on = load_fabric(fabric)
     topology = on.topology
-    try:
-        with progress(f"frontier of {collective} on {topology.name}", quiet=as_json), running_on(dask):
-            found = synth.pareto(
-                topology,
-                collective_on(collective, on, root),
-                max_steps=max_steps,
-                tolerance=None if tolerance is None else part_of_one("--tolerance", tolerance),
-                deadline_s=deadline,
-                seed=seed,
-                jobs=jobs,
-                cache=not no_cache,
-            )
-    except InfeasibleError as error:
-        if as_json:
-            print_json(infeasible_document(error, topology, collective))
-        raise
-    except TimedOutError as error:  # before there was any point
-        if as_json:
-            print_json({"timed_out": True, "why": str(error)})
-        raise
+    what = f"frontier of {collective} on {topology.name}"
+    with failing_as_json(topology, collective, as_json), progress(what, quiet=as_json), running_on(dask):
+        found = synth.pareto(
+            topology,
+            collective_on(collective, on, root),
+            max_steps=max_steps,
+            tolerance=part_of_one("--tolerance", tolerance),
+            deadline_s=deadline,
+            seed=seed,
+            jobs=jobs,
+            cache=not no_cache,
+        )
     for point in found.points:
         check_found(point.schedule)
     document = frontier_to_document(found) if output is None else write_frontier(found, output)

@@ -13,7 +13,7 @@ import typer
 
 from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress
 from arborcast.synth.cli.inputs import load_fabric
-from arborcast.synth.cli.options import AsJson, FabricOptions, about_a_fabric, whole, writable
+from arborcast.synth.cli.options import AsJson, FabricOptions, about_a_fabric, number, option, writable
 from arborcast.synth.cli.plan_description import describe_plan, figures, plan_document
 from arborcast.synth.errors import InputError
 
@@ -39,48 +39,32 @@ def plan(
     fabric: FabricOptions,
     batch: Annotated[
         int | None,
-        typer.Option(
-            "--batch",
-            parser=whole,
-            metavar="N",
-            help="samples of a step; by default those of the profile, for a named network on each rank",
+        number(
+            "--batch", "samples of a step; by default those of the profile, for a named network on each rank"
         ),
     ] = None,
-    microbatches: Annotated[
-        int | None, typer.Option("--microbatches", parser=whole, metavar="N", help="by default the best")
-    ] = None,
-    stages: Annotated[
-        int | None, typer.Option("--stages", parser=whole, metavar="N", help="by default the best")
-    ] = None,
-    order: Annotated[
-        str | None, typer.Option("--order", help="gpipe, 1f1b or pe; by default the best")
-    ] = None,
+    microbatches: Annotated[int | None, number("--microbatches", "by default the best")] = None,
+    stages: Annotated[int | None, number("--stages", "by default the best")] = None,
+    order: Annotated[str | None, option("--order", "gpipe, 1f1b or pe; by default the best")] = None,
     recompute: Annotated[
-        bool | None,
-        typer.Option("--recompute/--keep", help="repeat forward passes or keep their results"),
+        bool | None, option("--recompute/--keep", "repeat forward passes or keep their results")
     ] = None,
     memory: Annotated[
-        str | None,
-        typer.Option("--memory", help="limit on each rank, such as 16GiB; by default the device's"),
+        str | None, option("--memory", "limit on each rank, such as 16GiB; by default the device's")
     ] = None,
     max_in_flight: Annotated[
-        int | None,
-        typer.Option("--max-in-flight", parser=whole, metavar="N", help="microbatches that a rank may keep"),
+        int | None, number("--max-in-flight", "microbatches that a rank may keep")
     ] = None,
     keep_ties: Annotated[
-        bool, typer.Option("--keep-ties-together", help="layers that share a parameter stay on one stage")
+        bool, option("--keep-ties-together", "layers that share a parameter stay on one stage")
     ] = False,
     device: Annotated[
-        str | None, typer.Option("--device", help="v100, p100, 1080ti, a100, h100: cost the model for it")
+        str | None, option("--device", "v100, p100, 1080ti, a100, h100: cost the model for it")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="write the plan here")] = None,
-    picture: Annotated[Path | None, typer.Option("--picture", help="draw the plan: .svg or .png")] = None,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", help="write the predicted step as a Chrome trace")
-    ] = None,
-    profile_output: Annotated[
-        Path | None, typer.Option("--profile", help="write the model's profile here")
-    ] = None,
+    output: Annotated[Path | None, option("-o", "--output", "write the plan here")] = None,
+    picture: Annotated[Path | None, option("--picture", "draw the plan: .svg or .png")] = None,
+    trace: Annotated[Path | None, option("--trace", "write the predicted step as a Chrome trace")] = None,
+    profile_output: Annotated[Path | None, option("--profile", "write the model's profile here")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan a pipeline: stages, ranks, microbatches, order.

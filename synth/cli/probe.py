@@ -10,13 +10,14 @@ import logging
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from arborcast.synth.cli.console import fail, print_json, print_lines, progress, table
-from arborcast.synth.cli.options import AsJson, rank_list, seconds, whole, writable
+from arborcast.synth.cli.options import AsJson, duration, number, number_of, option, rank_list, writable
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,64 +49,43 @@ def end_after_rank_0() -> None:
 
 
 def probe(
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="write the topology file here (YAML)")
-    ] = None,
+    output: Annotated[Path | None, option("-o", "--output", "write the topology file here (YAML)")] = None,
     check: Annotated[
-        str | None,
-        typer.Option("--check", metavar="SPEC", help="compare with this topology; contradictions: status 1"),
+        str | None, option("--check", "compare with this topology; contradictions: status 1", metavar="SPEC")
     ] = None,
     ranks: Annotated[
-        str | None, typer.Option("--ranks", help="of --check: which of its ranks the processes are: 1,4,5,6")
+        str | None, option("--ranks", "of --check: which of its ranks the processes are: 1,4,5,6")
     ] = None,
     absolute: Annotated[
-        bool, typer.Option("--absolute", help="with --check: compare rates as they are, not their pattern")
+        bool, option("--absolute", "with --check: compare rates as they are, not their pattern")
     ] = False,
     tolerance: Annotated[
-        str,
-        typer.Option("--tolerance", help="with --check: how far outside the measured spread a rate may lie"),
+        str, option("--tolerance", "with --check: how far outside the measured spread a rate may lie")
     ] = "1/4",
     transport: Annotated[
         Literal["auto", "sockets", "shared memory"],
-        typer.Option("--transport", help="auto: shared memory inside a host"),
+        option("--transport", "auto: shared memory inside a host"),
     ] = "auto",
     parallel_rounds: Annotated[
-        bool, typer.Option("--parallel-rounds", help="measure disjoint pairs at once: fast, but not exact")
+        bool, option("--parallel-rounds", "measure disjoint pairs at once: fast, but not exact")
     ] = False,
-    repeats: Annotated[
-        int, typer.Option("--repeats", parser=whole, metavar="N", help="measurements of each pair alone")
-    ] = 5,
-    load_repeats: Annotated[
-        int,
-        typer.Option("--load-repeats", parser=whole, metavar="N", help="measurements under load"),
-    ] = 3,
-    pings: Annotated[
-        int, typer.Option("--pings", parser=whole, metavar="N", help="round trips measured of each pair")
-    ] = 200,
-    window: Annotated[
-        float, typer.Option("--window", parser=seconds, metavar="SECONDS", help="length of one measurement")
-    ] = 0.04,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            parser=seconds,
-            metavar="SECONDS",
-            help="give up a silent rank after so long",
-        ),
-    ] = 60,
+    repeats: Annotated[int, number("--repeats", "measurements of each pair alone")] = 5,
+    load_repeats: Annotated[int, number("--load-repeats", "measurements under load")] = 3,
+    pings: Annotated[int, number("--pings", "round trips measured of each pair")] = 200,
+    window: Annotated[float, duration("--window", "length of one measurement")] = 0.04,
+    timeout: Annotated[float, duration("--timeout", "give up a silent rank after so long")] = 60,
     as_json: AsJson = False,
 ) -> None:
     """Measure the fabric between processes; write it as a topology.
 
     torchrun starts the processes.
     """
-    for option, value in (("--repeats", repeats), ("--load-repeats", load_repeats), ("--pings", pings)):
+    for name, value in (("--repeats", repeats), ("--load-repeats", load_repeats), ("--pings", pings)):
         if value < 1:
-            raise InputError(f"{option} {value}: must be at least 1")
+            raise InputError(f"{name} {value}: must be at least 1")
     if check is None and (ranks is not None or absolute):
         raise InputError(f"{'--absolute' if absolute else '--ranks'}: goes with --check SPEC only")
-    allowed = _part("--tolerance", tolerance)
+    allowed = float(number_of("--tolerance", tolerance, lambda part: part >= 0, "must not be negative"))
     _see_rendezvous()
     from arborcast.backends.errors import ExecutionError
     from arborcast.backends.probe.measuring import Effort, run
@@ -130,19 +110,6 @@ def probe(
         raise typer.Exit(status)
 
 
-def _part(option: str, text: str) -> float:
-    """An option's number that is not negative."""
-    from arborcast.synth.formats.numerals import parse_number, shorten
-
-    try:
-        value = parse_number(text)
-    except ValueError as error:
-        raise InputError(f"{option}: {error}") from error
-    if value < 0:
-        raise InputError(f"{option}: must not be negative, got {shorten(text)}")
-    return float(value)
-
-
 def _see_rendezvous() -> None:
     missing = [name for name in _RENDEZVOUS if name not in os.environ]
     if missing:
@@ -154,25 +121,17 @@ def _see_rendezvous() -> None:
         raise InputError(f"probe: must run on at least 2 processes, got {os.environ['WORLD_SIZE']}")
 
 
+@dataclass
 class _Report:
     """What rank 0 does with the input before and with the answer after the measurement."""
 
-    def __init__(
-        self,
-        output: Path | None,
-        check: str | None,
-        ranks: str | None,
-        absolute: bool,
-        tolerance: float,
-        as_json: bool,
-    ) -> None:
-        self.output = output
-        self.check = check
-        self.ranks = ranks
-        self.absolute = absolute
-        self.tolerance = tolerance
-        self.as_json = as_json
-        self.given: Topology | None = None
+    output: Path | None
+    check: str | None
+    ranks: str | None
+    absolute: bool
+    tolerance: float
+    as_json: bool
+    given: Topology | None = None
 
     def prepare(self, ranks: int) -> int:
         """See what can be seen before any time is spent; 2 where the input is wrong, which is said."""

@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from arborcast.synth.cli.console import Json, Stopwatch, gigabytes, print_json, print_lines, progress
-from arborcast.synth.cli.description import describe_solution, infeasible_document, solution_document
-from arborcast.synth.cli.inputs import check_found, read_correct
-from arborcast.synth.cli.options import AsJson, Deadline, File, Seed, WithoutLink, WithoutRank, writable
+from arborcast.synth.cli.console import Stopwatch, gigabytes, print_json, print_lines, progress
+from arborcast.synth.cli.description import describe_solution, infeasible_document
+from arborcast.synth.cli.inputs import kept, read_correct
+from arborcast.synth.cli.options import (
+    AsJson,
+    Deadline,
+    File,
+    Seed,
+    WithoutLink,
+    WithoutRank,
+    option,
+    writable,
+)
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 
 if TYPE_CHECKING:
@@ -23,7 +30,7 @@ def repair(
     without_rank: WithoutRank = None,
     deadline: Deadline = None,
     seed: Seed = 0,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="write the new schedule here")] = None,
+    output: Annotated[Path | None, option("-o", "--output", "write the new schedule here")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Repair a schedule around failed links and ranks.
@@ -50,7 +57,7 @@ def repair(
             raise
         except TimedOutError as error:
             late, after = error, error.best
-        solution = {} if after is None else _kept(after, stopwatch.seconds, output)
+        solution = {} if after is None else kept(after, stopwatch.seconds, output)
     if as_json:
         timed_out = {} if late is None else {"timed_out": True, "why": str(late)}
         print_json({**solution, "rate_before": str(before.rate), **timed_out})
@@ -58,13 +65,3 @@ def repair(
         print_lines([*describe_solution(after, solution), f"  before   {gigabytes(before.rate)}"])
     if late is not None:
         raise late
-
-
-def _kept(schedule: AnySchedule, seconds: float, output: Path | None) -> Json:
-    """What is said of a schedule, which is verified and written before."""
-    from arborcast import synth
-
-    check_found(schedule)
-    if output is not None:
-        synth.write_schedule(schedule, output)
-    return solution_document(schedule, seconds, output)

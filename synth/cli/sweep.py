@@ -5,11 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from arborcast.synth.cli.console import print_json, print_lines, progress, table
 from arborcast.synth.cli.inputs import load_fabric
-from arborcast.synth.cli.options import AsJson, FabricOptions, Seed, about_a_fabric, rank_list, seconds, whole
+from arborcast.synth.cli.options import (
+    AsJson,
+    FabricOptions,
+    Seed,
+    about_a_fabric,
+    duration,
+    number,
+    option,
+    rank_list,
+)
 from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,35 +27,24 @@ if TYPE_CHECKING:
 @about_a_fabric("ranks", "gpu", "pcie", "rates")
 def sweep(
     fabric: FabricOptions,
-    output: Annotated[Path, typer.Option("-o", "--output", help="output folder; a sweep resumes there")],
+    output: Annotated[Path, option("-o", "--output", "output folder; a sweep resumes there")],
     collectives: Annotated[
-        str, typer.Option("--collectives", help="kinds of collective")
+        str, option("--collectives", "kinds of collective")
     ] = "allreduce,allgather,reduce-scatter,broadcast",
     fragments: Annotated[
-        str | None,
-        typer.Option("--fragments", help="numbers of ranks, such as 2-8 or 4,8; by default all ranks"),
+        str | None, option("--fragments", "numbers of ranks, such as 2-8 or 4,8; by default all ranks")
     ] = None,
-    failures: Annotated[
-        int, typer.Option("--failures", parser=whole, metavar="N", help="up to so many cables down at once")
-    ] = 0,
+    failures: Annotated[int, number("--failures", "up to so many cables down at once")] = 0,
     sizes: Annotated[
-        str,
-        typer.Option("--sizes", help="message sizes to choose for, such as 1KiB:1GiB; rate: the best rate"),
+        str, option("--sizes", "message sizes to choose for, such as 1KiB:1GiB; rate: the best rate")
     ] = "rate",
-    deadline: Annotated[
-        float | None,
-        typer.Option(
-            "--deadline", parser=seconds, metavar="SECONDS", help="stop each question after so long"
-        ),
-    ] = None,
+    deadline: Annotated[float | None, duration("--deadline", "stop each question after so long")] = None,
     seed: Seed = 0,
-    jobs: Annotated[
-        int, typer.Option("--jobs", parser=whole, metavar="N", help="questions at once; -1 for all cores")
-    ] = 1,
+    jobs: Annotated[int, number("--jobs", "questions at once; -1 for all cores")] = 1,
     dask: Annotated[
-        str | None, typer.Option("--dask", metavar="ADDRESS", help="run the jobs on this Dask scheduler")
+        str | None, option("--dask", "run the jobs on this Dask scheduler", metavar="ADDRESS")
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="ask again what ran out of time")] = False,
+    retry: Annotated[bool, option("--retry", "ask again what ran out of time")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fill a folder with schedules for all fragments and failures.
