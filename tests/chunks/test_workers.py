@@ -205,7 +205,6 @@ def test_a_child_starts_light() -> None:
         "pydantic",
         "torch",
         "asyncio",
-        "subprocess",
     }
     assert not heavy & set(modules)
 

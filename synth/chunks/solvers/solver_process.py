@@ -1,8 +1,8 @@
-"""The other side of `workers`: a process that does the tasks that come down its standard input.
+"""The other side of `worker`: a process that does the tasks that come over a connection.
 
-Run as `python -m arborcast.synth.chunks.solvers.solver_process MEMORY_BYTES PARENT MODULE...`. It imports
-next to nothing of its own: a solver comes in with the first task that needs it. It never outlives the process
-that started it.
+Run as `python -m arborcast.synth.chunks.solvers.solver_process DESCRIPTOR MEMORY_BYTES PARENT MODULE...`. It
+imports next to nothing of its own: a solver comes in with the first task that needs it. It never outlives the
+process that started it.
 """
 
 from __future__ import annotations
@@ -13,55 +13,50 @@ import importlib
 import os
 import pickle
 import signal
-import struct
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import BinaryIO
-
-PREFIX = struct.Struct(">Q")
-"""The length of the pickle that follows it."""
+from typing import Any
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 _OUT_OF_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory")
 
 
-def main(memory_bytes: int, parent: int, modules: Sequence[str]) -> None:
-    """Do tasks until standard input ends.
+def main(descriptor: int, memory_bytes: int, parent: int, modules: Sequence[str]) -> None:
+    """Do tasks until the connection ends.
 
     Args:
+        descriptor: of the connection, over which tasks come as pickles and replies go.
         memory_bytes: of address space; 0 for no limit.
         parent: the id of the process that started this one.
         modules: to import before the first task, which would need them anyway.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     _die_with(parent)
-    # Solvers may write to standard output; the replies get a way of their own.
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    connection: Connection[Any, Any] = Connection(descriptor)
     _limit(memory_bytes)
     tasks: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, tasks), daemon=True).start()
+    threading.Thread(target=_read, args=(connection, tasks), daemon=True).start()
     for module in modules:
         with contextlib.suppress(ImportError):  # the task that needs it will say so
             importlib.import_module(module)
     while True:
         reply, may_go_on = _reply(tasks.get())
-        replies.write(PREFIX.pack(len(reply)) + reply)
-        replies.flush()
+        connection.send_bytes(reply)
         if not may_go_on:
             os._exit(1)
 
 
-def _read(source: BinaryIO, tasks: SimpleQueue[bytes]) -> None:
+def _read(connection: Connection[Any, Any], tasks: SimpleQueue[bytes]) -> None:
     """Take in tasks; the end of them is the end of this process, whatever it is doing."""
     while True:
-        prefix = source.read(PREFIX.size)
-        if len(prefix) < PREFIX.size:
+        try:
+            tasks.put(connection.recv_bytes())
+        except (EOFError, OSError):
             os._exit(0)
-        tasks.put(source.read(PREFIX.unpack(prefix)[0]))
 
 
 def _reply(task: bytes) -> tuple[bytes, bool]:
@@ -112,4 +107,4 @@ def _limit(memory_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

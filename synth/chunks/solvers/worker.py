@@ -1,7 +1,7 @@
 """One child process that runs solvers: with a memory limit, ended at any moment, and never outliving us.
 
-Solvers do not stop when they are asked to, and some take the whole process with them when they fail. Nothing
-here waits for a child without a deadline: the pipes do not block, and `wait` looks after all of them.
+Solvers do not stop when they are asked to, and some take the whole process with them when they fail. So
+nobody waits for what a child works out but `wait`, which has a deadline and looks after several at once.
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from arborcast.synth.chunks.solvers.solver_process import PREFIX
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 
 Parameters = ParamSpec("Parameters")
 
-_PIECE_BYTES = 1 << 20
-
+_LAST_WORDS_BYTES = 1 << 20
 
 MEMORY_BYTES = 4 << 30
 """Address space of a child unless said otherwise."""
@@ -41,6 +39,7 @@ class Worker:
     Attributes:
         solver: what it works on or last worked on, as messages name it.
         is_busy: whether it has a task whose result was not taken.
+        connection: over which tasks go and results come.
     """
 
     def __init__(self, *, memory_bytes: int | None = MEMORY_BYTES, modules: Sequence[str] = ()) -> None:
@@ -53,9 +52,8 @@ class Worker:
         self.solver = ""
         self.is_busy = False
         self._memory_bytes = memory_bytes
-        self._outbox = memoryview(b"")
-        self._inbox = bytearray()
         self._has_ended = False
+        self.connection, theirs = connection.Pipe()
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
         self._process = subprocess.Popen(
             # -P: no module of the folder we happen to be in may take the place of one of ours.
@@ -64,21 +62,17 @@ class Worker:
                 "-P",
                 "-m",
                 "arborcast.synth.chunks.solvers.solver_process",
-                str(memory_bytes or 0),
-                str(os.getpid()),
+                *map(str, (theirs.fileno(), memory_bytes or 0, os.getpid())),
                 *modules,
             ],
             env=_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            stdout=self._complaints,  # solvers may write to it
             stderr=self._complaints,
-            bufsize=0,
+            pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C comes to us alone
         )
-        assert self._process.stdin is not None and self._process.stdout is not None, "both are pipes"
-        self._input, self._output = self._process.stdin, self._process.stdout
-        for pipe in (self._input, self._output):
-            os.set_blocking(pipe.fileno(), False)
+        theirs.close()
 
     @property
     def pid(self) -> int:
@@ -93,7 +87,7 @@ class Worker:
     @property
     def is_done(self) -> bool:
         """Whether `result` will not wait."""
-        return self._has_ended or self._has_reply
+        return self._has_ended or self.connection.poll()
 
     def start(
         self,
@@ -120,28 +114,8 @@ class Worker:
         task = pickle.dumps((function, args, kwargs))
         self.solver = solver
         self.is_busy = True
-        self._outbox = memoryview(PREFIX.pack(len(task)) + task)
-        self.transfer()
-
-    def transfer(self) -> None:
-        """Send and receive what can be without waiting."""
-        with contextlib.suppress(BlockingIOError):
-            try:
-                while self._outbox:
-                    self._outbox = self._outbox[os.write(self._input.fileno(), self._outbox[:_PIECE_BYTES]) :]
-            except BrokenPipeError:  # what it was is seen at the end of the other pipe
-                self._outbox = memoryview(b"")
-        with contextlib.suppress(BlockingIOError):
-            while not self.is_done:
-                received = os.read(self._output.fileno(), _PIECE_BYTES)
-                self._inbox += received
-                self._has_ended = not received
-
-    def watch(self, selector: selectors.BaseSelector) -> None:
-        """Register what `transfer` may be waiting for."""
-        selector.register(self._output, selectors.EVENT_READ)
-        if self._outbox:
-            selector.register(self._input, selectors.EVENT_WRITE)
+        with contextlib.suppress(ConnectionError):  # what it was is seen when the result is asked for
+            self.connection.send_bytes(task)  # a thread of the child takes it in at any time
 
     def result(self) -> Any:
         """What the task returned, once `is_done`.
@@ -152,14 +126,14 @@ class Worker:
         """
         assert self.is_busy, "there is a task"
         self.is_busy = False
-        if not self._has_reply:
-            assert self._has_ended, "the task is done"
+        assert self.is_done, "the task is done"
+        try:
+            # What the child wrote is as trustworthy as the child, which runs our own code.
+            kind, content = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
             reason = self._reason()
             self.kill()
-            raise WorkerDiedError(f"{self.solver}: {reason}")
-        # What the child wrote is as trustworthy as the child, which runs our own code.
-        kind, content = pickle.loads(memoryview(self._inbox)[PREFIX.size :])
-        self._inbox = bytearray()
+            raise WorkerDiedError(f"{self.solver}: {reason}") from None
         match kind:
             case "result":
                 return content
@@ -176,14 +150,8 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
-        for file in (self._input, self._output, self._complaints):
-            file.close()
-
-    @property
-    def _has_reply(self) -> bool:
-        """Whether the reply is complete; nothing comes after it before the next task."""
-        here = len(self._inbox)
-        return here >= PREFIX.size and here == PREFIX.size + PREFIX.unpack_from(self._inbox)[0]
+        self.connection.close()
+        self._complaints.close()
 
     @property
     def _out_of_memory(self) -> str:
@@ -195,7 +163,7 @@ class Worker:
         """Why the process ended without a reply."""
         status = self._process.wait()
         size = self._complaints.seek(0, os.SEEK_END)
-        self._complaints.seek(max(size - _PIECE_BYTES, 0))
+        self._complaints.seek(max(size - _LAST_WORDS_BYTES, 0))
         complaint = self._complaints.read().decode(errors="replace")
         if "bad_alloc" in complaint or "MemoryError" in complaint:
             return self._out_of_memory
@@ -209,16 +177,8 @@ class Worker:
 
 def wait(workers: Collection[Worker], deadline: Deadline) -> list[Worker]:
     """Those of some busy workers that are done, as soon as one is; none where the deadline passes first."""
-    while True:
-        done = [worker for worker in workers if worker.is_done]
-        if done or deadline.has_passed:
-            return done
-        with selectors.DefaultSelector() as selector:
-            for worker in workers:
-                worker.watch(selector)
-            selector.select(deadline.left_s)
-        for worker in workers:
-            worker.transfer()
+    connection.wait([worker.connection for worker in workers], deadline.left_s)
+    return [worker for worker in workers if worker.is_done]
 
 
 def _environment() -> dict[str, str]:
