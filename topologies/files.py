@@ -33,12 +33,7 @@ def load_file(
     The suffixes .json, .yaml, .yml and .xml decide. Under any other name, text that begins with `<` is XML,
     with `{` JSON; text with a line that begins with a GPU's name is nvidia-smi's; the rest is YAML.
 
-    Args:
-        path: the file.
-        gpu: GPU generation, for nvidia-smi text only.
-        pcie: PCIe paths become links, for nvidia-smi text and XML only.
-        rates: data sheet or NCCL's constants; for YAML and JSON, which hold their rates, data sheet only.
-        max_bytes: larger files are refused.
+    For the options see `load`.
 
     Raises:
         InputError: the file cannot be read, or breaks a rule of its kind; one line that begins with its name.

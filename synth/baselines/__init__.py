@@ -39,13 +39,8 @@ def solve_baseline(
 
     Ranks outside the collective are not used: patterns join ranks by a link or through switches only.
 
-    Args:
-        topology: the fabric.
-        collective: what to do on it.
-        method: one of `BASELINES`.
-        seed: of the searches for rings; the same seed gives the same schedule on any machine.
-        bound: the proven limit where the caller has it already; worked out here where None.
-        deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
+    The bound is worked out where it is not given, and the seed is of the searches for rings: the same one
+    gives the same schedule on any machine. Without a deadline there is no limit.
 
     Raises:
         InputError: an unknown method.

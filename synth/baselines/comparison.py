@@ -51,10 +51,7 @@ class Comparison:
 def compare(schedule: AnySchedule, sizes: Sequence[int], *, service: str | Service = EARLIEST) -> Comparison:
     """Simulate a correct schedule and every baseline of the same collective.
 
-    Args:
-        schedule: its method's name is its name in the comparison.
-        sizes: message sizes in bytes (the whole buffer).
-        service: the order of service of all that is simulated, see `synth.simulation.simulator.simulate`.
+    Its method's name is its name in the comparison; for `service` see `synth.simulation.simulator.simulate`.
 
     Raises:
         InputError: no order of service, or one that the implicit form does not have.

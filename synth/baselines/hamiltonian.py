@@ -57,12 +57,8 @@ def find_ring(
 ) -> Ring | None:
     """A ring that the capacities allow, or None where there is none.
 
-    Args:
-        fabric: what to make it of.
-        start: where the search begins; different starts find different rings.
-        rng: breaks ties.
-        deadline: when to give up.
-        program: whether to go on with an integer program where the search gives up.
+    Different starts find different rings. Where the search gives up, `program` says whether an integer
+    program goes on.
 
     Raises:
         BudgetError: neither the search nor the program came to an answer.

@@ -160,13 +160,8 @@ def embeddings(
 ) -> Iterator[tuple[int, ...] | None]:
     """Up to `most` ways to place positions 0..n-1 on n ranks with each edge on a joined pair.
 
-    Args:
-        edges: pairs of positions that exchange data.
-        joined: pairs of ranks with a way between them.
-        ranks: those to place on.
-        pinned: positions whose rank is given.
-        most: after so many, stop.
-        deadline: when to give up.
+    Edges are pairs of positions that exchange data, joined pairs are ranks with a way between them, pinned
+    are positions whose rank is given.
 
     Yields:
         The ranks of the positions in order; None at the end where the search ran out of its budget, so that

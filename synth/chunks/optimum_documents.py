@@ -22,8 +22,7 @@ from arborcast.synth.chunks.bounds.certificate import (
     TreeLengths,
 )
 from arborcast.synth.chunks.problem.instance import routes_of
-from arborcast.synth.chunks.problem.orbits import ChunkSend
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.prune import plan_from_document, plan_to_document
 from arborcast.synth.chunks.step_optimum import StepOptimum
 from arborcast.synth.errors import Prover
 from arborcast.synth.formats import bound_from_document, bound_to_document
@@ -35,11 +34,8 @@ Document: TypeAlias = dict[str, Any]
 def limit_to_document(limit: StepBound, topology: Topology, *, mirrored: bool = False) -> Document:
     """A limit with its certificate.
 
-    Args:
-        limit: of a problem.
-        topology: the fabric.
-        mirrored: whether the problem is a mirror image, on the reversed fabric; the document then gives
-            the lengths to the links as they are, of the last step first.
+    Of a problem that is `mirrored`, on the reversed fabric, the lengths are given to the links as they are,
+    of the last step first.
     """
     certificate: Document
     match limit.certificate:
@@ -125,27 +121,6 @@ def optimum_from_document(document: Mapping[str, Any], topology: Topology) -> St
         None if plan is None else plan_from_document(plan),
         None if smallest is None else str(smallest),
         tuple(map(Prover, document["refuted_by"])),
-    )
-
-
-def plan_to_document(plan: Plan) -> Document:
-    """Rounds and sends as rows of numbers."""
-    return {
-        "rounds": list(plan.rounds),
-        "sends": [[send.demand, send.chunk, send.route, send.step] for send in plan.sends],
-    }
-
-
-def plan_from_document(document: Mapping[str, Any]) -> Plan:
-    """The inverse.
-
-    Raises:
-        KeyError, TypeError, ValueError: the document is not one of ours.
-    """
-    sends = (tuple(map(int, row)) for row in document["sends"])
-    return Plan(
-        tuple(map(int, document["rounds"])),
-        tuple(ChunkSend(demand, chunk, route, step) for demand, chunk, route, step in sends),
     )
 
 

@@ -118,12 +118,7 @@ def step_optimum(
 ) -> StepOptimum:
     """The least R/C in so many steps.
 
-    Args:
-        searcher: of the problem.
-        steps: S, at least the latency of the problem.
-        static: the limit for any number of steps.
-        below: only a smaller R/C is of interest; None for any.
-        care: how much to do.
+    S is at least the latency of the problem; only a smaller R/C than `below` is of interest.
 
     Returns:
         The best found; `out_of_time` says whether the deadline of the searcher came first.

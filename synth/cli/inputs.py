@@ -129,14 +129,7 @@ def kept(schedule: AnySchedule, seconds: float, output: Path | None) -> Json:
 
 @contextmanager
 def failing_as_json(topology: Topology, collective: str, as_json: bool, **more: object) -> Iterator[None]:
-    """Print why there is no answer as one JSON object where that is asked for; the error goes on.
-
-    Args:
-        topology: the fabric that was asked about.
-        collective: the kind.
-        as_json: whether to print.
-        more: further keys where there is none at all.
-    """
+    """Print why there is no answer as one JSON object where that is asked for; the error goes on."""
     from arborcast.synth.cli.description import infeasible_document
 
     try:

@@ -30,7 +30,6 @@ from arborcast.synth.formats.documents import (
     topology_to_document,
 )
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
 from arborcast.synth.formats.schedules import (
     check_format,
     chunk_to_document,
@@ -41,6 +40,7 @@ from arborcast.synth.formats.schedules import (
     read_method,
     read_transfers,
     transfer_lines,
+    transfers_to_documents,
     write_entries,
 )
 from arborcast.synth.implicit_schedule import ImplicitSchedule
@@ -48,7 +48,6 @@ from arborcast.synth.symmetry.translations import Integers, Translations
 from arborcast.synth.topology import Link, Permutation, Topology
 
 IMPLICIT_FORMAT = "arborcast.implicit/1"
-MAX_IMPLICIT_BYTES = 1 << 28
 
 MAX_LINKS = 1 << 21
 """How many links a fabric may have when all orbits are written out."""
@@ -69,35 +68,12 @@ def write_implicit(schedule: ImplicitSchedule, path: Path | str) -> None:
         write_entries(file, head, entries)
 
 
-def read_implicit(path: Path | str, *, max_bytes: int = MAX_IMPLICIT_BYTES) -> ImplicitSchedule:
-    """The implicit schedule in a file.
-
-    Raises:
-        InputError: the file cannot be read, is larger than `max_bytes`, or is no implicit schedule file.
-    """
-    place = shorten_path(path)
-    text = read_text(path, max_bytes=max_bytes)
-    with without_collecting():
-        return implicit_from_document(parse_json(text, place), place)
-
-
 def implicit_to_document(schedule: ImplicitSchedule) -> Document:
     """The keys of an implicit schedule file."""
-    label = schedule.topology.label
     return {
         **_head(schedule),
         "chunks": [chunk_to_document(chunk) for chunk in schedule.chunks],
-        "transfers": [
-            {
-                "chunk": transfer.chunk,
-                "from": transfer.src,
-                "to": transfer.dst,
-                "via": [label(switch) for switch in transfer.via],
-                "step": transfer.step,
-                "reduce": transfer.reduce,
-            }
-            for transfer in schedule.transfers
-        ],
+        "transfers": transfers_to_documents(schedule.representative),
     }
 
 

@@ -37,21 +37,23 @@ LINES_AT_ONCE = 4096
 
 def schedule_to_document(schedule: Schedule) -> Document:
     """The keys of a schedule file."""
+    return {**_head(schedule), "transfers": transfers_to_documents(schedule)}
+
+
+def transfers_to_documents(schedule: Schedule) -> list[Document]:
+    """The transfers as files hold them."""
     label = schedule.topology.label
-    return {
-        **_head(schedule),
-        "transfers": [
-            {
-                "chunk": transfer.chunk,
-                "from": transfer.src,
-                "to": transfer.dst,
-                "via": [label(switch) for switch in transfer.via],
-                "step": transfer.step,
-                "reduce": transfer.reduce,
-            }
-            for transfer in schedule.transfers
-        ],
-    }
+    return [
+        {
+            "chunk": transfer.chunk,
+            "from": transfer.src,
+            "to": transfer.dst,
+            "via": [label(switch) for switch in transfer.via],
+            "step": transfer.step,
+            "reduce": transfer.reduce,
+        }
+        for transfer in schedule.transfers
+    ]
 
 
 def schedule_from_document(document: object, place: str) -> Schedule:

@@ -31,6 +31,10 @@ MAX_DENOMINATOR = 10**18
 MAPPING = with_config(ConfigDict(extra="forbid", strict=True))
 
 
+def _broken(rule: str) -> PydanticCustomError:
+    return PydanticCustomError("rule", "{text}", {"text": rule})
+
+
 def number_with(check: Callable[[Fraction], str | None]) -> PlainValidator:
     """A validator of exact numbers; `check` gives the broken rule, or None."""
 
@@ -38,10 +42,10 @@ def number_with(check: Callable[[Fraction], str | None]) -> PlainValidator:
         try:
             number = parse_number(value)
         except ValueError as error:
-            raise PydanticCustomError("rule", "{text}", {"text": str(error)}) from error
+            raise _broken(str(error)) from error
         rule = check(number)
         if rule is not None:
-            raise PydanticCustomError("rule", "{text}", {"text": f"{rule}, got {shorten(number)}"})
+            raise _broken(f"{rule}, got {shorten(number)}")
         return number
 
     return PlainValidator(validate)
@@ -71,18 +75,21 @@ def _amount_rule(number: Fraction) -> str | None:
 
 def _name(value: object) -> str:
     if not isinstance(value, str):
-        raise PydanticCustomError("rule", "{text}", {"text": f"must be text, got {shorten(value)}"})
+        raise _broken(f"must be text, got {shorten(value)}")
     if not value.isprintable() or not 0 < len(value) <= 1000:
-        text = f"must be 1 to 1000 printable characters, got {shorten(value)}"
-        raise PydanticCustomError("rule", "{text}", {"text": text})
+        raise _broken(f"must be 1 to 1000 printable characters, got {shorten(value)}")
     return value
 
 
-def _vertex(value: object) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        text = f"must be the number of a rank or the name of a switch, got {shorten(value)}"
-        raise PydanticCustomError("rule", "{text}", {"text": text})
-    return value
+def _number_or(text: str) -> PlainValidator:
+    """A validator of whole numbers or text, which it names."""
+
+    def validate(value: object) -> int | str:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise _broken(f"must be {text}, got {shorten(value)}")
+        return value
+
+    return PlainValidator(validate)
 
 
 Bandwidth: TypeAlias = Annotated[Fraction, number_with(_bandwidth_rule)]
@@ -90,7 +97,7 @@ Latency: TypeAlias = Annotated[Fraction, number_with(_latency_rule)]
 Amount: TypeAlias = Annotated[Fraction, number_with(_amount_rule)]
 AnyNumber: TypeAlias = Annotated[Fraction, number_with(lambda number: None)]
 Name: TypeAlias = Annotated[str, PlainValidator(_name)]
-VertexLabel: TypeAlias = Annotated[int | str, PlainValidator(_vertex)]
+VertexLabel: TypeAlias = Annotated[int | str, _number_or("the number of a rank or the name of a switch")]
 Index: TypeAlias = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 
 
@@ -319,16 +326,8 @@ MAX_GENERATORS = 64
 MAX_IMPLICIT_LINKS = 1 << 21
 
 
-def _entry(value: object) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        text = f'must be a whole number or a run such as "8..15", got {shorten(value)}'
-        raise PydanticCustomError("rule", "{text}", {"text": text})
-    return value
-
-
-Runs: TypeAlias = Annotated[
-    list[Annotated[int | str, PlainValidator(_entry)]], Field(max_length=2 * MAX_RANKS)
-]
+_Run: TypeAlias = Annotated[int | str, _number_or('a whole number or a run such as "8..15"')]
+Runs: TypeAlias = Annotated[list[_Run], Field(max_length=2 * MAX_RANKS)]
 
 
 @MAPPING

@@ -6,64 +6,24 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from arborcast.synth.pictures.canvas import INK, LETTERS_PER_INCH, PALETTE, QUIET, headline, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from arborcast.synth.chunks.frontier import Frontier
+    from arborcast.synth.chunks.sums.points import Point
+
 _MOST_UPRIGHT = 13
 """Steps of the axis up to which labels fit beside each other; on a longer one they are tilted."""
 
 
-class FrontierPoint(Protocol):
-    """What is drawn of a point (`synth.chunks.frontier.Point` is one).
-
-    Attributes:
-        chunks: C.
-        steps: S.
-        rounds: R.
-        least: the proven limit of R/C in so many steps.
-        is_proved: whether it is proved that nothing better exists in so many steps.
-    """
-
-    @property
-    def chunks(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def rounds(self) -> int: ...
-    @property
-    def least(self) -> Fraction: ...
-    @property
-    def is_proved(self) -> bool: ...
-
-
-class DrawnFrontier(Protocol):
-    """What is drawn of a frontier (`synth.chunks.frontier.Frontier` is one).
-
-    Attributes:
-        points: in order of steps, each with a smaller R/C than the one before.
-        static_ratio: the limit of R/C in any number of steps.
-        why_stopped: what ended the search.
-    """
-
-    @property
-    def points(self) -> Sequence[FrontierPoint]: ...
-    @property
-    def static_ratio(self) -> Fraction: ...
-    @property
-    def why_stopped(self) -> str: ...
-
-
-def draw_frontier(frontier: DrawnFrontier, path: Path | str, *, title: str) -> None:
+def draw_frontier(frontier: Frontier, path: Path | str, *, title: str) -> None:
     """Draw the points with their (C, S, R), what they dominate, and what is proved to be out of reach.
 
-    Args:
-        frontier: what was found; without points only the static limit is drawn.
-        path: an .svg or .png file.
-        title: says whose frontier it is.
+    Without points only the static limit is drawn.
 
     Raises:
         InputError: an unknown suffix, no matplotlib, or the file cannot be written.
@@ -92,11 +52,11 @@ def draw_frontier(frontier: DrawnFrontier, path: Path | str, *, title: str) -> N
         headline(figure, title, fill(note, int(LETTERS_PER_INCH * width)))
 
 
-def _ratio(point: FrontierPoint) -> Fraction:
+def _ratio(point: Point) -> Fraction:
     return Fraction(point.rounds, point.chunks)
 
 
-def _heights(frontier: DrawnFrontier) -> tuple[float, float]:
+def _heights(frontier: Frontier) -> tuple[float, float]:
     """Room for the labels above the first point, and for that of the static limit below its line."""
     values = [float(frontier.static_ratio)]
     values += [float(value) for point in frontier.points for value in (_ratio(point), point.least)]
@@ -105,7 +65,7 @@ def _heights(frontier: DrawnFrontier) -> tuple[float, float]:
     return max(0.0, lowest - 0.18 * span), highest + 0.3 * span
 
 
-def _draw_stairs(axes: Axes, points: Sequence[FrontierPoint], highest: float) -> None:
+def _draw_stairs(axes: Axes, points: Sequence[Point], highest: float) -> None:
     """The best known R/C in at most so many steps, and above it what is dominated."""
     across = [point.steps for point in points]
     up = [float(_ratio(point)) for point in points]
@@ -115,7 +75,7 @@ def _draw_stairs(axes: Axes, points: Sequence[FrontierPoint], highest: float) ->
     axes.step(across, up, where="post", color=PALETTE[0], linewidth=1.4, alpha=0.6, zorder=2)
 
 
-def _draw_points(axes: Axes, points: Sequence[FrontierPoint], *, tilted: bool) -> None:
+def _draw_points(axes: Axes, points: Sequence[Point], *, tilted: bool) -> None:
     style: dict[str, Any] = {"linestyle": "none", "color": PALETTE[0], "zorder": 4}
     disc: dict[str, Any] = style | {"marker": "o", "markersize": 7, "markeredgewidth": 1.6}
     proved = [point for point in points if point.is_proved]
@@ -144,11 +104,11 @@ def _draw_points(axes: Axes, points: Sequence[FrontierPoint], *, tilted: bool) -
         _label(axes, point, tilted=tilted)
 
 
-def _steps(points: Sequence[FrontierPoint]) -> list[int]:
+def _steps(points: Sequence[Point]) -> list[int]:
     return [point.steps for point in points]
 
 
-def _label(axes: Axes, point: FrontierPoint, *, tilted: bool) -> None:
+def _label(axes: Axes, point: Point, *, tilted: bool) -> None:
     """Up and to the right of a point the picture is empty: the stairs run along its level and then down."""
     least = f", limit {point.least}" if point.least != _ratio(point) else ""
     name = f"({point.chunks}, {point.steps}, {point.rounds})"

@@ -55,10 +55,7 @@ class Ribbon:
 def draw_steps(schedule: Schedule, path: Path | str, *, max_steps: int = MAX_STEPS) -> None:
     """Draw which rank sends how much to which in each step, and whose data it is.
 
-    Args:
-        schedule: one with rounds.
-        path: an .svg or .png file.
-        max_steps: where it has more steps, the first ones are drawn.
+    Of a schedule with more steps, the first `max_steps` are drawn.
 
     Raises:
         InputError: the schedule has no rounds or no transfers, an unknown suffix, no matplotlib, or the
@@ -108,10 +105,7 @@ def _colours_of(schedule: Schedule, by_owner: bool) -> list[int]:
 def ribbons_of(transfers: Iterable[Transfer], colours: Sequence[int], unit: float) -> Iterator[Ribbon]:
     """Ribbons stacked at both ends: what leaves a rank in the order of its targets, and the reverse.
 
-    Args:
-        transfers: what is sent.
-        colours: the number of the colour of each chunk.
-        unit: height of one chunk, in rows.
+    Each chunk has the number of a colour and the height `unit`, in rows.
     """
     bundles: Counter[tuple[int, int, int, int]] = Counter(
         (transfer.step, transfer.src, transfer.dst, colours[transfer.chunk]) for transfer in transfers

@@ -30,12 +30,8 @@ def draw_timeline(
 ) -> None:
     """Draw when each link carries what.
 
-    Args:
-        schedule: what to run.
-        size_bytes: size of the whole buffer.
-        path: an .svg or .png file.
-        pieces: pieces per chunk; None lets the simulator choose.
-        max_links: where more links are used, those that are busy longest are shown.
+    Without `pieces` the simulator chooses; of more links than `max_links` those that are busy longest are
+    shown.
 
     Raises:
         InputError: a wrong size, an unknown suffix, no matplotlib, or the file cannot be written.

@@ -74,10 +74,7 @@ class _Tree:
 def draw_trees(schedule: Schedule, path: Path | str, *, max_panels: int = MAX_PANELS) -> None:
     """Draw the tree of each chunk, the largest shares first.
 
-    Args:
-        schedule: each chunk's reductions must form a tree and its copies too.
-        path: an .svg or .png file.
-        max_panels: the others are only counted.
+    Each chunk's reductions must form a tree and its copies too; beyond `max_panels` chunks are only counted.
 
     Raises:
         InputError: a chunk moves along no tree, an unknown suffix, no matplotlib, or the file cannot be

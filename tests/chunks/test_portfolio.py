@@ -63,7 +63,10 @@ def run(
         deadline=Deadline.after(seconds),
         workers=workers,
         slices=slices,
-        encodings={name: f"tests.support.fake_searches:{script}" for name, (script, _) in zip(names, scripts, strict=True)},
+        encodings={
+            name: f"tests.support.fake_searches:{script}"
+            for name, (script, _) in zip(names, scripts, strict=True)
+        },
     )
 
 

@@ -25,7 +25,6 @@ from arborcast.synth.formats.implicit import (
     from_runs,
     implicit_from_document,
     implicit_to_document,
-    read_implicit,
     to_runs,
     write_implicit,
 )
@@ -96,7 +95,7 @@ def test_schedules_survive_a_file(spec: str, tmp_path: Path) -> None:
     ):
         schedule = replace(case(spec), bound=Bound(Fraction(9, 2), certificate))
         write_implicit(schedule, file)
-        assert read_implicit(file) == schedule
+        assert read_schedule(file) == schedule
         assert implicit_from_document(json.loads(file.read_text()), "f") == schedule
         assert implicit_to_document(schedule) == json.loads(file.read_text())
 
@@ -108,7 +107,7 @@ def test_a_thousand_ranks_take_little_room(spec: str, tmp_path: Path) -> None:
     write_implicit(schedule, file)
     # A transfer to each other rank, 100 bytes each at most, and a generator or two.
     assert file.stat().st_size < 200_000
-    assert read_implicit(file) == schedule
+    assert read_schedule(file) == schedule
 
 
 def test_either_format_by_its_key(tmp_path: Path) -> None:
@@ -338,7 +337,7 @@ def test_runs_drawn() -> None:
 def test_a_file_larger_than_allowed_is_refused(tmp_path: Path) -> None:
     write_implicit(small(), tmp_path / "ring.json")
     with pytest.raises(InputError, match=r"ring.json: must be at most 100 bytes, got more"):
-        read_implicit(tmp_path / "ring.json", max_bytes=100)
+        read_schedule(tmp_path / "ring.json", max_bytes=100)
     with pytest.raises(InputError, match=r"ring.json: must be at most 100 bytes, got more"):
         read_schedule(tmp_path / "ring.json", max_bytes=100)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -38,8 +39,8 @@ class Drawn:
     why_stopped: str = "the static limit is attained"
 
 
-ALLGATHER = Drawn([DrawnPoint(2, 2, 3, Fraction(3, 2)), DrawnPoint(6, 3, 7, Fraction(7, 6))])
-UNPROVED = Drawn(
+ALLGATHER: Any = Drawn([DrawnPoint(2, 2, 3, Fraction(3, 2)), DrawnPoint(6, 3, 7, Fraction(7, 6))])
+UNPROVED: Any = Drawn(
     [DrawnPoint(1, 2, 2, Fraction(7, 4), False), DrawnPoint(2, 3, 3, Fraction(3, 2))],
     why_stopped="the deadline passed",
 )

@@ -36,11 +36,6 @@ def cut_bound(problem: Problem, steps: int, *, deadline: Deadline) -> StepBound:
     Exact for gather and scatter. Blocks from the same sources to one target each must flow at once too.
     Tenths of a second for 8 ranks in 8 steps, a second for 32 ranks.
 
-    Args:
-        problem: what there is to send.
-        steps: S, at least the latency of the problem.
-        deadline: when to give up.
-
     Raises:
         ValueError: there is no schedule of so few steps.
         TimedOutError: the deadline passed.
@@ -56,11 +51,6 @@ def flow_bound(problem: Problem, steps: int, *, deadline: Deadline) -> StepBound
     At least `cut_bound`, and exact for gather, scatter and alltoall, which take tenths of a second up to 16
     ranks. Where data is copied, time grows with the number of targets of all demands together: half a second
     for 60 and seconds for 240 in few steps.
-
-    Args:
-        problem: what there is to send.
-        steps: S, at least the latency of the problem.
-        deadline: when to give up.
 
     Returns:
         The optimum of the linear program, unless its prices are no multiples of one over a number up to

@@ -219,14 +219,7 @@ def add_rounds(program: IntegerProgram, steps: int, rounds: int) -> list[int]:
 
 
 def add_limits(program: IntegerProgram, orbits: Orbits, rounds: Sequence[int], sends: SendColumns) -> None:
-    """A row for each link and step: what is sent over it fits into the step's rounds.
-
-    Args:
-        program: to add to.
-        orbits: whose links.
-        rounds: the column of each step's rounds.
-        sends: see `SendColumns`.
-    """
+    """A row for each link and step: what is sent over it fits into the step's rounds."""
     for limit in orbits.limits:
         loads: list[Counter[int]] = [Counter() for _ in rounds]
         for (chunk_class, route), times in Counter(limit.users).items():

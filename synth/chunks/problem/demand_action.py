@@ -73,8 +73,7 @@ class DemandAction:
     def fixing(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
         """For each demand, how many of some permutations that keep the demands map it to itself.
 
-        Args:
-            images: a row for each permutation, the image of each vertex.
+        `images` has a row for each permutation, the image of each vertex.
         """
         sources, targets = self._ends
         points, vertices = self._points
@@ -89,9 +88,7 @@ class DemandAction:
 
         That is so where the order of the stabiliser of each demand divides the number of chunks.
 
-        Args:
-            images: a row for each element of the group, the image of each vertex.
-            chunks: of each demand.
+        `images` has a row for each element of the group, the image of each vertex.
         """
         return not bool((chunks % self.fixing(images)).any())
 

@@ -10,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.collective import Demand
 
-Arrivals: TypeAlias = dict[int, ChunkSend]
-"""The send by which each rank first gets a chunk."""
+TimedRoute: TypeAlias = tuple[int, int]
+"""The index of a route and the step in which a tree uses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,45 +31,54 @@ class Plan:
 def prune(problem: Problem, chunks: int, rounds: Iterable[int], sends: Iterable[ChunkSend]) -> Plan:
     """Keep the first arrival of each chunk at each rank, and of those what leads to a target.
 
-    Args:
-        problem: what the sends solve.
-        chunks: C, the chunks of each demand.
-        rounds: of each step.
-        sends: of every chunk, in any order.
-
     Raises:
         ValueError: a target never gets some chunk, which only a bug of ours can bring about.
     """
-    of_chunk: dict[tuple[int, int], list[ChunkSend]] = defaultdict(list)
+    of_chunk: dict[tuple[int, int], list[TimedRoute]] = defaultdict(list)
     for send in sends:
-        of_chunk[send.demand, send.chunk].append(send)
+        of_chunk[send.demand, send.chunk].append((send.route, send.step))
     kept: list[ChunkSend] = []
     for demand, chunk in product(range(len(problem.demands)), range(chunks)):
-        arrivals = _arrivals(problem, problem.demands[demand], of_chunk[demand, chunk])
-        missing = problem.demands[demand].targets - arrivals.keys()
+        useful = useful_sends(problem, problem.demands[demand], of_chunk[demand, chunk])
+        missing = problem.demands[demand].targets - {problem.routes[route].dst for route, _ in useful}
         if missing:
             raise ValueError(f"demand {demand}, chunk {chunk}: never reaches rank {min(missing)}")
-        kept += _useful(problem, problem.demands[demand].targets, arrivals)
+        kept += (ChunkSend(demand, chunk, route, step) for route, step in useful)
     kept.sort(key=lambda send: (send.step, send.demand, send.chunk, send.route))
     return Plan(tuple(rounds), tuple(kept))
 
 
-def _arrivals(problem: Problem, demand: Demand, sends: Iterable[ChunkSend]) -> Arrivals:
+def useful_sends(problem: Problem, demand: Demand, sends: Iterable[TimedRoute]) -> set[TimedRoute]:
+    """Of the sends of one chunk the first arrival at each rank, and of those what leads to a target."""
     held_since = dict.fromkeys(demand.sources, 0)
-    arrivals: Arrivals = {}
-    for send in sorted(sends, key=lambda send: (send.step, send.route)):
-        route = problem.routes[send.route]
-        if route.dst not in held_since and held_since.get(route.src, send.step + 1) <= send.step:
-            held_since[route.dst] = send.step + 1
-            arrivals[route.dst] = send
-    return arrivals
-
-
-def _useful(problem: Problem, targets: Iterable[int], arrivals: Mapping[int, ChunkSend]) -> list[ChunkSend]:
-    useful: dict[int, ChunkSend] = {}
-    for target in sorted(targets):
+    arrivals: dict[int, TimedRoute] = {}
+    for index, step in sorted(sends, key=lambda send: (send[1], send[0])):
+        route = problem.routes[index]
+        if route.dst not in held_since and held_since.get(route.src, step + 1) <= step:
+            held_since[route.dst] = step + 1
+            arrivals[route.dst] = (index, step)
+    useful: set[TimedRoute] = set()
+    for target in demand.targets:
         rank = target
-        while rank in arrivals and rank not in useful:
-            useful[rank] = arrivals[rank]
-            rank = problem.routes[arrivals[rank].route].src
-    return list(useful.values())
+        while rank in arrivals and arrivals[rank] not in useful:
+            useful.add(arrivals[rank])
+            rank = problem.routes[arrivals[rank][0]].src
+    return useful
+
+
+def plan_to_document(plan: Plan) -> dict[str, Any]:
+    """Rounds and sends as rows of numbers."""
+    sends = [[send.demand, send.chunk, send.route, send.step] for send in plan.sends]
+    return {"rounds": list(plan.rounds), "sends": sends}
+
+
+def plan_from_document(document: Mapping[str, Any]) -> Plan:
+    """The inverse.
+
+    Raises:
+        KeyError, TypeError, ValueError: the document is not one of ours.
+    """
+    rounds, sends = document["rounds"], document["sends"]
+    if not all(type(number) is int and number >= 0 for row in (rounds, *sends) for number in row):
+        raise ValueError("sends and rounds must be natural numbers")
+    return Plan(tuple(rounds), tuple(ChunkSend(*send) for send in sends))

@@ -50,14 +50,9 @@ def schedule_of(
 ) -> Schedule:
     """The schedule that a plan is.
 
-    Args:
-        topology: the one that was asked about, not its mirror image.
-        collective: what was asked for.
-        problem: what the plan solves: of `mirrored(topology, collective)`.
-        chunks: C, the chunks of each demand.
-        plan: rounds and sends, pruned to a tree per chunk.
-        method: what found it.
-        bound: the proven limit of the collective's rate.
+    The topology is the one that was asked about, not its mirror image; the problem is that of
+    `mirrored(topology, collective)`, with so many chunks per demand, and the plan is pruned to a tree per
+    chunk.
     """
     rounds = plan.rounds
     transfers = list(_transfers(problem, chunks, plan))
@@ -75,12 +70,7 @@ def allreduce_of(
 ) -> Schedule:
     """The allreduce that reduces every chunk to its owner and then spreads it from there.
 
-    Args:
-        collective: an allreduce among the ranks of both halves.
-        scattered: a step-synchronous reduce-scatter.
-        gathered: a step-synchronous allgather with the same chunks.
-        method: what found them.
-        bound: the proven limit of the allreduce.
+    Both halves are step-synchronous, among the ranks of the allreduce, and have the same chunks.
     """
     assert scattered.rounds is not None and gathered.rounds is not None, "both halves are step-synchronous"
     assert scattered.chunks == gathered.chunks, "both halves have the same chunks in the same order"

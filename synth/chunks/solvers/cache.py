@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.chunks.problem.outcome import Impossible
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.prune import Plan, plan_from_document, plan_to_document
 from arborcast.synth.errors import InputError, Prover
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.reading import read_text
@@ -55,9 +54,7 @@ class ChunkCache:
     def __init__(self, folder: Path | str | None = None, *, max_bytes: int = MAX_BYTES) -> None:
         """Nothing is read or written yet.
 
-        Args:
-            folder: where None, "chunks" in the folder of all caches (`synth.kernels.cache_folder`).
-            max_bytes: see the class.
+        Without a folder it is "chunks" in the folder of all caches (`synth.kernels.cache_folder`).
         """
         self.folder = cache_folder() / "chunks" if folder is None else Path(folder)
         self.max_bytes = max_bytes
@@ -76,26 +73,14 @@ class ChunkCache:
     ) -> str:
         """The key of one instance.
 
-        Args:
-            problem: of any name and with any latencies, which play no part.
-            chunks: C.
-            steps: S.
-            rounds: R.
-            encodings: that take part, in the order of preference.
-            seed: of the solvers.
-            details: whatever else the answer depends on.
+        The names and latencies of the problem play no part; `details` are whatever else the answer depends
+        on.
         """
         size = [chunks, steps, rounds]
         return self.key_of("instance", problem, size=size, encodings=encodings, seed=seed, **details)
 
     def key_of(self, subject: str, problem: Problem, **details: Detail) -> str:
-        """The key of anything about a problem.
-
-        Args:
-            subject: what kind of answer it is.
-            problem: what it is about.
-            details: everything else that it depends on.
-        """
+        """The key of anything about a problem."""
         content = {
             "topology": _topology_document(problem.topology),
             "demands": [[sorted(demand.sources), sorted(demand.targets)] for demand in problem.demands],
@@ -105,12 +90,7 @@ class ChunkCache:
         return self.key_of_content(subject, content)
 
     def key_of_content(self, subject: str, content: Mapping[str, object]) -> str:
-        """The key of an answer that depends on plain JSON values, the solvers and our sources only.
-
-        Args:
-            subject: what kind of answer it is.
-            content: those values by name.
-        """
+        """The key of an answer that depends on plain JSON values, the solvers and our sources only."""
         state = {"solvers": _solver_versions(), "sources": _sources()}
         return hashlib.sha256(_canonical({"subject": subject, **content, **state}).encode()).hexdigest()
 
@@ -203,10 +183,7 @@ def _answer_from(document: Mapping[str, Any]) -> Plan | Impossible:
         case "impossible":
             return Impossible(Prover(document["proved_by"]))
         case "found":
-            rounds, sends = document["rounds"], document["sends"]
-            if not all(type(number) is int and number >= 0 for row in (rounds, *sends) for number in row):
-                raise ValueError("sends and rounds must be natural numbers")
-            return Plan(tuple(rounds), tuple(ChunkSend(*send) for send in sends))
+            return plan_from_document(document)
         case other:
             raise ValueError(f"outcome {other!r}")
 
@@ -214,8 +191,7 @@ def _answer_from(document: Mapping[str, Any]) -> Plan | Impossible:
 def _document_of(answer: Plan | Impossible) -> dict[str, Any]:
     if isinstance(answer, Impossible):
         return {"outcome": "impossible", "proved_by": answer.proved_by.value}
-    sends = [[send.demand, send.chunk, send.route, send.step] for send in answer.sends]
-    return {"outcome": "found", "rounds": list(answer.rounds), "sends": sends}
+    return {"outcome": "found", **plan_to_document(answer)}
 
 
 def _topology_document(topology: Topology) -> dict[str, Any]:

@@ -20,8 +20,7 @@ CONNECT_S = 10
 def running_on(scheduler: str | None) -> Iterator[None]:
     """Let joblib use a Dask cluster inside the block; None leaves it as it is.
 
-    Args:
-        scheduler: the address of the cluster's scheduler, such as tcp://10.0.0.1:8786.
+    The scheduler is an address such as tcp://10.0.0.1:8786.
 
     Raises:
         InputError: Dask is not installed, or nothing answers at the address.

@@ -51,12 +51,8 @@ class Searcher:
     def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> Answer:
         """A plan, a solver's word that there is none, or `Unfinished` after so many slices.
 
-        Args:
-            chunks: C, the chunks of each demand.
-            steps: S, at least the latency of the problem.
-            rounds: R, at least S.
-            slices: how much effort to spend (see `synth.chunks.solvers.portfolio`); None until there is an
-            answer.
+        S is at least the latency of the problem, R at least S; for `slices` see
+        `synth.chunks.solvers.portfolio`.
 
         Raises:
             TimedOutError: the deadline passed.

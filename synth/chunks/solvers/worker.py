@@ -99,11 +99,8 @@ class Worker:
     ) -> None:
         """Hand it a task; `wait` says when it is done and `result` what came out.
 
-        Args:
-            solver: what messages name.
-            function: importable by its name.
-            args: of the function; pickled, as the result is.
-            kwargs: likewise.
+        The solver is what messages name; the function must be importable by its name, and what it takes and
+        returns is pickled.
 
         Raises:
             ValueError: the function belongs to `__main__`, which a child cannot import.
@@ -278,12 +275,7 @@ class Workers:
     ) -> Result:
         """The result of one task.
 
-        Args:
-            solver: what messages name.
-            function: importable by its name.
-            args: of the function; pickled, as the result is.
-            deadline: when the child is killed.
-            kwargs: of the function.
+        See `Worker.start`; the child is killed at the deadline.
 
         Raises:
             TimedOutError: the deadline passed first.

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from arborcast.synth.chunks.bounds.certificate import StepLengths
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import ChunkClass, Group, Orbits, Send
+from arborcast.synth.chunks.problem.prune import TimedRoute
 from arborcast.synth.chunks.trees.multiplicative_weights import link_orbits
-from arborcast.synth.chunks.trees.pricing import TimedRoute, TimedTree, in_order
+from arborcast.synth.chunks.trees.pricing import TimedTree, in_order
 from arborcast.synth.lp.linear_program import LinearProgram
 
 _GRAIN = 1 << 30

@@ -44,12 +44,8 @@ def plan_of(
 ) -> tuple[int, Plan]:
     """A schedule that attains the bound, with few chunks.
 
-    Args:
-        problem: what the packing solves.
-        steps: S.
-        bound: the packing; where it leaves a gap to what is proved, its own R/C is attained.
-        group: automorphisms that keep the problem: plans that it keeps, too, are tried first.
-        deadline: when to stop trying for fewer chunks.
+    Where the packing leaves a gap to what is proved, its own R/C is attained. Plans that the group keeps are
+    tried first; the deadline ends the search for fewer chunks.
 
     Returns:
         C and the plan. No smaller C can attain the bound if C is the first of `eligible`.

@@ -17,15 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.prune import TimedRoute, useful_sends
 from arborcast.synth.collective import Demand
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.kernels.compiled import Ints, kernel
 
 Prices: TypeAlias = NDArray[Any]
 """One row per step, one entry per link of the topology, not negative; int64, float64, or Python integers."""
-
-TimedRoute: TypeAlias = tuple[int, int]
-"""The index of a route and the step in which a tree uses it."""
 
 TimedTree: TypeAlias = tuple[TimedRoute, ...]
 """The sends of a tree, in order of step and route."""
@@ -116,7 +114,10 @@ class TreeSearch:
         sends = trace(*graph, pair_costs, table)
         cost: Any = table[0, -1, -1]
         timed = [(self._route(costs[step], pair), step) for pair, step in sends.tolist()]
-        return (float(cost) if costs.dtype == np.float64 else int(cost)), self._pruned(timed)
+        tree = in_order(
+            useful_sends(self.problem, self._block, timed)
+        )  # the table does not count what is free
+        return (float(cost) if costs.dtype == np.float64 else int(cost)), tree
 
     def run_exactly(self, prices: Sequence[Sequence[int]]) -> tuple[int, TimedTree]:
         """`cheapest_tree` with integers of any size, as fast as their size allows."""
@@ -204,23 +205,6 @@ class TreeSearch:
         if pair + 1 < len(self._first_routes):
             after = int(self._first_routes[pair + 1])
         return min(range(first, after), key=lambda route: costs[route])
-
-    def _pruned(self, sends: Iterable[TimedRoute]) -> TimedTree:
-        """Without what is not needed: where sends cost nothing, the table does not count them."""
-        routes = self.problem.routes
-        since = dict.fromkeys(self._block.sources, 0)
-        arrival: dict[int, TimedRoute] = {}
-        for route, step in in_order(sends):
-            if routes[route].dst not in since:
-                since[routes[route].dst] = step + 1
-                arrival[routes[route].dst] = (route, step)
-        kept: set[TimedRoute] = set()
-        for target in sorted(self._block.targets):
-            rank = target
-            while rank in arrival and arrival[rank] not in kept:
-                kept.add(arrival[rank])
-                rank = routes[arrival[rank][0]].src
-        return in_order(kept)
 
 
 def in_order(sends: Iterable[TimedRoute]) -> TimedTree:

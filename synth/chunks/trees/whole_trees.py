@@ -47,12 +47,7 @@ class TightTrees:
     ) -> None:
         """Begin with no trees.
 
-        Args:
-            problem: what there is to send.
-            steps: S.
-            lengths: the prices.
-            group: automorphisms that keep the problem, the identity first.
-            seed: of the trees drawn at random.
+        `lengths` are the prices; the group keeps the problem, its identity first.
         """
         self.found: dict[Candidate, None] = {}
         self._classes = Orbits(problem, len(group), group).classes
@@ -68,10 +63,8 @@ class TightTrees:
     def look(self, trees: int, deadline: Deadline, *, evenly: bool) -> None:
         """Look for so many more trees, of which some will be known.
 
-        Args:
-            trees: how many, of all classes together.
-            deadline: when to stop with those found.
-            evenly: choose among equally cheap trees those that load the links evenly; otherwise any.
+        `evenly` prefers among equally cheap trees those that load the links evenly. Ends with those found at
+        the deadline.
         """
         for _ in range(max(1, trees // len(self._searches))):
             fine = self._even() if evenly else self._uneven()
@@ -101,14 +94,6 @@ def whole_plan(
     deadline: Deadline,
 ) -> Plan | None:
     """C chunks in S steps of R rounds along some of the candidates, if the integer program finds how.
-
-    Args:
-        orbits: the problem, C and the group, in which the candidates' classes are counted.
-        steps: S.
-        rounds: R.
-        candidates: what the trees are chosen from.
-        nodes: how long to search.
-        deadline: when to stop.
 
     Returns:
         The plan; None if there is none along these trees, or none was found in time.
