@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 from arborcast.synth.baselines.budget import Budget, BudgetError
 from arborcast.synth.baselines.paths import Path, Paths
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.errors import TimedOutError
-from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.lp.highs import new_model, run
 from arborcast.synth.topology import Hop
 
 Ring: TypeAlias = tuple[Path, ...]
@@ -244,11 +243,7 @@ def _optimum(model: Any, deadline: Deadline) -> list[int] | None:
         BudgetError: the program ran out of the cases that it may look at.
         TimedOutError: the deadline passed.
     """
-    limit_time(model, deadline.left_s)
-    model.run()
-    status = model.modelStatusToString(model.getModelStatus())
-    if status == "Time limit reached":
-        raise TimedOutError("the search for a ring did not end within its deadline")
+    status = run(model, deadline.left_s, late="the search for a ring did not end within its deadline")
     if status == "Infeasible":
         return None
     if status != "Optimal":  # out of cases

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any
 
 from arborcast.synth.baselines.budget import Budget, BudgetError
 from arborcast.synth.baselines.hamiltonian import Fabric, Ring, find_ring, links_of, rings_of
@@ -18,8 +17,8 @@ from arborcast.synth.baselines.rings import no_ring, ring_schedule
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.errors import InfeasibleError, TimedOutError
-from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.errors import InfeasibleError
+from arborcast.synth.lp.highs import new_model, run
 from arborcast.synth.schedule import Method, Schedule
 from arborcast.synth.topology import Hop, Topology
 
@@ -182,7 +181,7 @@ def _pick(
 
     # Rings are counted in whole numbers: a gap below one is none.
     model = new_model(mip_max_nodes=PICKING_CASES, mip_rel_gap=0.0, mip_abs_gap=0.999)
-    limit_time(model, deadline.left_s)
+    late = "the choice of link-disjoint rings did not end within its deadline"
     through: dict[Hop, list[tuple[int, int]]] = {}
     for column, ring in enumerate(rings):
         links = links_of(ring)
@@ -194,11 +193,11 @@ def _pick(
         columns = [column for column, _ in entries]
         passes_of = [float(passes) for _, passes in entries]
         model.addRow(0.0, float(fabric.capacity[hop]), len(entries), columns, passes_of)
-    _run(model)
+    run(model, deadline.left_s, late=late)
     most = _most_at(fabric, rings, dict(zip(through, model.getSolution().row_dual, strict=False)))
     for column in range(len(rings)):
         model.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-    closed = _run(model) == "Optimal"
+    closed = run(model, deadline.left_s, late=late) == "Optimal"
     values = model.getSolution().col_value
     # Rounding a fraction of a unit up may overfill a link, so that whole numbers are counted out again.
     left = dict(fabric.capacity)
@@ -211,14 +210,6 @@ def _pick(
             for hop, passes in links.items():
                 left[hop] -= passes * times
     return picked, most, closed
-
-
-def _run(model: Any) -> str:
-    model.run()
-    status: str = model.modelStatusToString(model.getModelStatus())
-    if status == "Time limit reached":
-        raise TimedOutError("the choice of link-disjoint rings did not end within its deadline")
-    return status
 
 
 def _most_at(fabric: Fabric, rings: Sequence[Ring], duals: Mapping[Hop, float]) -> int:

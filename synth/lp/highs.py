@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from arborcast.synth.errors import TimedOutError
+
 _SEEDS = 1 << 31
 _LEAST_TIME_S = 1e-3  # less is no time at all, in which HiGHS need not even look at the program
 
@@ -23,6 +25,20 @@ def new_model(*, seed: int = 0, **options: bool | int | float | str) -> Any:
     for name, value in (fixed | options).items():
         model.setOptionValue(name, value)
     return model
+
+
+def run(model: Any, seconds: float | None = None, *, late: str = "HiGHS did not end in time") -> str:
+    """Solve, within so many seconds; how it ended, in HiGHS's words ("Optimal", "Infeasible", ...).
+
+    Raises:
+        TimedOutError: the seconds passed, in the words of `late`.
+    """
+    limit_time(model, seconds)
+    model.run()
+    status: str = model.modelStatusToString(model.getModelStatus())
+    if status == "Time limit reached":
+        raise TimedOutError(late)
+    return status
 
 
 def limit_time(model: Any, seconds: float | None) -> None:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from arborcast.synth.chunks.bounds.time_expanded import WAIT, TimeExpanded
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.errors import TimedOutError
+from arborcast.synth.errors import NumericalError
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.lp.highs import limit_time, new_model
+from arborcast.synth.lp.highs import new_model, run
 
 Prices: TypeAlias = NDArray[np.float64]
 """One row per step, one entry per link of the topology; see `FlowPrices` for the unit."""
@@ -118,7 +118,7 @@ class ProgramRows:
 
         Raises:
             TimedOutError: the deadline passed.
-            ArithmeticError: HiGHS failed.
+            NumericalError: HiGHS failed.
         """
         import highspy
 
@@ -141,13 +141,9 @@ class ProgramRows:
             np.concatenate(self.column)[order].astype(np.int32),
             np.concatenate(self.value)[order],
         )
-        limit_time(model, deadline.left_s)
-        model.run()
-        status = model.getModelStatus()
-        if status == highspy.HighsModelStatus.kTimeLimit:
-            raise TimedOutError(f"the limit by flows was not found within {deadline.allowed_s} s")
-        if status != highspy.HighsModelStatus.kOptimal:
-            raise ArithmeticError(f"HiGHS ended with {model.modelStatusToString(status)}")
+        late = f"the limit by flows was not found within {deadline.allowed_s} s"
+        if (status := run(model, deadline.left_s, late=late)) != "Optimal":
+            raise NumericalError(f"HiGHS ended with {status}")
         return np.array(model.getSolution().row_dual, dtype=np.float64)
 
 
@@ -181,7 +177,7 @@ class FlowProgram:
 
         Raises:
             TimedOutError: the deadline passed.
-            ArithmeticError: HiGHS failed.
+            NumericalError: HiGHS failed.
         """
         prices = np.maximum(-self._rows.prices(self._columns, self._graph.steps, deadline), 0)
         (arcs,) = np.nonzero(self._of_arc >= 0)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from arborcast.synth.chunks.problem.orbits import Orbits
 from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
-from arborcast.synth.errors import Prover
-from arborcast.synth.lp.highs import new_model
+from arborcast.synth.errors import NumericalError, Prover
+from arborcast.synth.lp.highs import new_model, run
 
 Values: TypeAlias = NDArray[np.int64]
 """The value of each column."""
@@ -104,29 +104,27 @@ class IntegerProgram:
                 is infeasible takes longer to prove, and some solutions are found sooner.
 
         Raises:
-            ArithmeticError: HiGHS failed, or its solution is none when it is rounded.
+            NumericalError: HiGHS failed, or its solution is none when it is rounded.
         """
-        import highspy
-
-        untyped: Any = highspy
         # The first solution is as good as any other: the cost is no goal.
         inside = dict.fromkeys(_PROGRAMS_INSIDE, programs_inside)
         model = new_model(seed=seed, mip_max_improving_sols=1, **inside)
-        self._pass_to(model, untyped)
+        self.pass_to(model)
         if effort is not None:
             _stop_after(model, effort * TERMS_PER_EFFORT // max(1, self.terms))
-        model.run()
-        status = model.getModelStatus()
-        reasons = untyped.HighsModelStatus
-        if status in {reasons.kOptimal, reasons.kSolutionLimit}:
-            return self._checked(np.rint(np.array(model.getSolution().col_value)).astype(np.int64))
-        if status in {reasons.kInfeasible, reasons.kUnboundedOrInfeasible}:  # all columns have bounds
-            return Impossible(Prover.HIGHS)
-        if status == reasons.kInterrupt:
-            return Unfinished()
-        raise ArithmeticError(f"HiGHS ended with {model.modelStatusToString(status)}")
+        match status := run(model):
+            case "Optimal" | "Solution limit reached":
+                return self.solution_of(model)
+            case "Infeasible" | "Primal infeasible or unbounded":  # all columns have bounds
+                return Impossible(Prover.HIGHS)
+            case "Interrupted by user":
+                return Unfinished()
+        raise NumericalError(f"HiGHS ended with {status}")
 
-    def _pass_to(self, model: Any, highspy: Any) -> None:
+    def pass_to(self, model: Any) -> None:
+        """State it in an empty model of HiGHS."""
+        import highspy
+
         columns, rows = len(self._costs), len(self._row_least)
         model.passModel(
             columns,
@@ -146,21 +144,26 @@ class IntegerProgram:
             np.full(columns, int(highspy.HighsVarType.kInteger), dtype=np.int32),
         )
 
-    def _checked(self, values: Values) -> Values:
-        """The same values, if they keep every bound exactly."""
+    def solution_of(self, model: Any) -> Values:
+        """What HiGHS found, in whole numbers.
+
+        Raises:
+            NumericalError: these do not keep every bound exactly.
+        """
+        values: Values = np.rint(np.array(model.getSolution().col_value)).astype(np.int64)
         terms = np.array(self._coefficients, dtype=np.int64) * values[np.array(self._columns, dtype=np.int64)]
         sums = np.diff(np.concatenate([[0], np.cumsum(terms)])[self._starts])
         within = (np.array(self._row_least) <= sums) & (sums <= np.array(self._row_most))
         if not within.all():
             row = int(np.argmin(within))
-            raise ArithmeticError(
+            raise NumericalError(
                 f"HiGHS: row {row} must be from {self._row_least[row]} to {self._row_most[row]}, its "
                 f"solution in whole numbers gives {sums[row]}"
             )
         bounded = (np.array(self._least) <= values) & (values <= np.array(self._most))
         if not bounded.all():
             column = int(np.argmin(bounded))
-            raise ArithmeticError(
+            raise NumericalError(
                 f"HiGHS: column {column} must be from {self._least[column]} to {self._most[column]}, "
                 f"its solution in whole numbers gives {values[column]}"
             )
@@ -190,7 +193,7 @@ class Attempts:
                 is made in any case, and what it takes too much is missing later.
 
         Raises:
-            ArithmeticError: HiGHS failed.
+            NumericalError: HiGHS failed.
         """
         self._saved += effort or 0
         while effort is None or self._number == 0 or self._cost <= self._saved:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from random import Random
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from arborcast.synth.chunks.bounds.certificate import StepLengths
+from arborcast.synth.chunks.encodings.integer_program import IntegerProgram
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Group, Orbits, Send
 from arborcast.synth.chunks.problem.prune import Plan, prune
@@ -98,46 +99,26 @@ def whole_plan(
     Returns:
         The plan; None if there is none along these trees, or none was found in time.
     """
-    model = new_model(mip_max_nodes=nodes)
-    limit_time(model, deadline.left_s)
-    _state(model, orbits, steps, rounds, candidates)
-    model.run()
-    values = np.rint(model.getSolution().col_value).astype(np.int64).tolist()
-    if not _is_solved(model):
-        return None
-    numbers, durations = values[: len(candidates)], values[len(candidates) :]
-    _check(orbits, rounds, candidates, numbers, durations)
-    return prune(orbits.problem, orbits.chunks, durations, orbits.unfold(_sends(candidates, numbers)))
-
-
-def _is_solved(model: Any) -> bool:
-    import highspy
-
-    return bool(model.getModelStatus() == highspy.HighsModelStatus.kOptimal)
-
-
-def _state(model: Any, orbits: Orbits, steps: int, rounds: int, candidates: Sequence[Candidate]) -> None:
-    """How often to take each tree and how long each step lasts, in whole numbers."""
-    import highspy
-
-    count = len(candidates)
-    total = count + steps
-    lower = np.array([0.0] * count + [1.0] * steps)
-    upper = np.array([float(orbits.classes[chunk_class].count) for chunk_class, _ in candidates])
-    model.addVars(total, lower, np.concatenate((upper, np.full(steps, float(rounds)))))
-    whole = np.full(total, highspy.HighsVarType.kInteger)
-    model.changeColsIntegrality(total, np.arange(total, dtype=np.int32), whole)
-
-    def require(least: float, columns: Mapping[int, int], most: float) -> None:
-        indices = np.array(list(columns), dtype=np.int32)
-        model.addRow(least, most, len(columns), indices, np.array(list(columns.values()), dtype=np.float64))
-
-    require(rounds, dict.fromkeys(range(count, total), 1), rounds)
+    program = IntegerProgram()
+    for chunk_class, _ in candidates:
+        program.add_column(orbits.classes[chunk_class].count)
+    lengths = [program.add_column(rounds, least=1) for _ in range(steps)]
+    program.add_row(lengths, [1] * steps, least=rounds, most=rounds)
     for chunk_class, members in enumerate(orbits.classes):
-        own = {column: 1 for column, (of_class, _) in enumerate(candidates) if of_class == chunk_class}
-        require(members.count, own, members.count)
+        own = [column for column, (of_class, _) in enumerate(candidates) if of_class == chunk_class]
+        program.add_row(own, [1] * len(own), least=members.count, most=members.count)
     for (limit, step), uses in _uses(orbits, candidates).items():
-        require(-highspy.kHighsInf, uses | {count + step: -orbits.limits[limit].capacity}, 0)
+        capacity = orbits.limits[limit].capacity
+        program.add_row([*uses, lengths[step]], [*uses.values(), -capacity], most=0)
+    model = new_model(mip_max_nodes=nodes)
+    program.pass_to(model)
+    limit_time(model, deadline.left_s)
+    model.run()
+    if model.modelStatusToString(model.getModelStatus()) != "Optimal":
+        return None
+    values = program.solution_of(model).tolist()
+    sends = orbits.unfold(_sends(candidates, values[: len(candidates)]))
+    return prune(orbits.problem, orbits.chunks, values[len(candidates) :], sends)
 
 
 def _uses(orbits: Orbits, candidates: Sequence[Candidate]) -> dict[tuple[int, int], dict[int, int]]:
@@ -152,23 +133,6 @@ def _uses(orbits: Orbits, candidates: Sequence[Candidate]) -> dict[tuple[int, in
             for limit_number, times in limits_of[chunk_class, route].items():
                 uses[limit_number, step][column] += times
     return {key: dict(counts) for key, counts in uses.items()}
-
-
-def _check(
-    orbits: Orbits, rounds: int, candidates: Sequence[Candidate], numbers: list[int], durations: list[int]
-) -> None:
-    """Once more in integers: HiGHS answers within its tolerances."""
-    taken: Counter[int] = Counter()
-    for (chunk_class, _), number in zip(candidates, numbers, strict=True):
-        taken[chunk_class] += number
-    fits = all(
-        sum(times * numbers[column] for column, times in uses.items())
-        <= orbits.limits[limit].capacity * durations[step]
-        for (limit, step), uses in _uses(orbits, candidates).items()
-    )
-    complete = all(taken[index] == members.count for index, members in enumerate(orbits.classes))
-    if not (fits and complete and sum(durations) == rounds and min(durations) >= 1):
-        raise ArithmeticError("HiGHS found whole trees that do not fit when counted in integers")
 
 
 def _sends(candidates: Sequence[Candidate], numbers: list[int]) -> Iterator[Send]:
