@@ -68,13 +68,13 @@ def solver(
     """
     from arborcast import topologies
     from arborcast.synth import bounds
+    from arborcast.synth.chunks.encodings.registry import ENCODINGS
     from arborcast.synth.chunks.problem.instance import Problem
     from arborcast.synth.chunks.problem.orbits import Orbits
     from arborcast.synth.chunks.problem.outcome import Found, Instance
     from arborcast.synth.chunks.problem.prune import prune
     from arborcast.synth.chunks.problem.symmetry import useful_groups
     from arborcast.synth.chunks.problem.time_reversal import schedule_of
-    from arborcast.synth.chunks.solvers.portfolio import ENCODINGS
     from arborcast.synth.collective import Collective
     from arborcast.synth.schedule import Method
 
@@ -88,7 +88,7 @@ def solver(
             return {"verdict": "no such group"}
         orbits = Orbits(problem, int(chunks), groups[int(group)])
     instance = Instance(orbits, int(steps), int(rounds))
-    module, _, name = ENCODINGS[encoding].partition(":")
+    module, _, name = ENCODINGS[encoding].place.partition(":")
     search = getattr(import_module(module), name)
     start, cpu_start = time.perf_counter(), time.process_time()
     outcome = search(instance, seed=0).run(None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from arborcast.synth.chunks.encodings.registry import ENCODINGS
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.request import Request
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from arborcast.synth.packing.solver import TreeMethod
 
 
-NEED_SIZE = ("smt", "ilp", "sat")
+NEED_SIZE = tuple(ENCODINGS)
 """The methods that search for a schedule of given chunks, steps and rounds."""
 
 SERVES: dict[str, frozenset[str]] = {

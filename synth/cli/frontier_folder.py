@@ -66,22 +66,6 @@ MOST_DRAWN = 5000
 """Sends up to which a schedule is drawn: more would be a cloud, and megabytes of it."""
 
 
-def check_folder(folder: Path) -> None:
-    """See that a frontier can be written there, before any time is spent on it.
-
-    Raises:
-        InputError: there is something else of that name, its parent does not exist, or pictures cannot be
-            drawn here.
-    """
-    from arborcast.synth.pictures.canvas import check_path
-
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: must be a folder to write to, got a file")
-    if not folder.parent.is_dir():
-        raise InputError(f"{folder}: its parent folder {folder.parent} does not exist")
-    check_path(folder / PICTURE)
-
-
 def write_frontier(frontier: Frontier, folder: Path) -> dict[str, Any]:
     """Write `frontier.json`, `frontier.svg`, and of each point a schedule and a picture of its steps.
 

@@ -74,8 +74,9 @@ def groups(
 
     The slowest is as fast as possible, then the next slowest, with proof.
     """
+    from arborcast.synth.formats.atomic import check_folder
     from arborcast.synth.formats.sizes import parse_size
-    from arborcast.synth.groups.folder import check_folder, write_groups
+    from arborcast.synth.groups.folder import write_groups
     from arborcast.synth.groups.simulator import simulate_groups
     from arborcast.synth.groups.solver import solve_groups
 

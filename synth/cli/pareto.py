@@ -54,10 +54,13 @@ def pareto(
     """
     from arborcast import synth
     from arborcast.synth.chunks.solvers.jobs import running_on
-    from arborcast.synth.cli.frontier_folder import check_folder, frontier_to_document, write_frontier
+    from arborcast.synth.cli.frontier_folder import PICTURE, frontier_to_document, write_frontier
+    from arborcast.synth.formats.atomic import check_folder
+    from arborcast.synth.pictures.canvas import check_path
 
     if output is not None:
         check_folder(output)
+        check_path(output / PICTURE)
     on = load_fabric(fabric)
     topology = on.topology
     what = f"frontier of {collective} on {topology.name}"

@@ -17,6 +17,18 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.formats.reading import shorten_path
 
 
+def check_folder(folder: Path) -> None:
+    """See that a folder can be made and written to, before any time is spent on what it shall hold.
+
+    Raises:
+        InputError: there is something else of that name, or its parent does not exist.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: must be a folder to write to, got a file")
+    if not folder.parent.is_dir():
+        raise InputError(f"{folder}: its parent folder {folder.parent} does not exist")
+
+
 def write_atomically(path: Path | str, content: str | bytes) -> None:
     """Put `content` (text as UTF-8) into the file, replacing what was there.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from arborcast.synth.errors import InputError, ScheduleError
 from arborcast.synth.formats import read_explicit, write_explicit
-from arborcast.synth.formats.atomic import write_atomically
+from arborcast.synth.formats.atomic import check_folder, write_atomically
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
 from arborcast.synth.groups.certificate import JointCertificate, Level
@@ -20,18 +20,6 @@ from arborcast.synth.topology import Topology
 GROUPS_FORMAT = "arborcast.groups/1"
 GROUPS_FILE = "groups.json"
 _MAX_BYTES = 1 << 28
-
-
-def check_folder(folder: Path) -> None:
-    """See that groups can be written there, before any time is spent on them.
-
-    Raises:
-        InputError: there is something else of that name, or its parent does not exist.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: must be a folder to write to, got a file")
-    if not folder.parent.is_dir():
-        raise InputError(f"{folder}: its parent folder {folder.parent} does not exist")
 
 
 def write_groups(found: GroupSchedules, folder: Path) -> list[Path]:

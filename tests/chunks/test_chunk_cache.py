@@ -102,7 +102,7 @@ def test_names_and_latencies_play_no_part() -> None:
 
 
 def test_keys_are_the_same_in_every_process() -> None:
-    code = "import test_chunk_cache; print(test_chunk_cache.key())"
+    code = "from tests.chunks import test_chunk_cache; print(test_chunk_cache.key())"
     paths = os.pathsep.join(path or "." for path in sys.path)
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": seed}

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arborcast.synth.chunks.encodings.registry import ENCODINGS
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Orbits, Send
 from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
 from arborcast.synth.chunks.solvers import portfolio
 from arborcast.synth.chunks.solvers.portfolio import (
-    ENCODINGS,
     Entrant,
     NoneSymmetric,
     Verdict,
@@ -357,7 +357,7 @@ def test_a_bug_in_an_encoding_is_no_outcome(pair: Workers) -> None:
 @pytest.mark.parametrize("name", sorted(ENCODINGS))
 @pytest.mark.parametrize("orbits", [Orbits.trivial(PROBLEM, 2), Orbits(PROBLEM, 2, ROTATED.group)])
 def test_an_answer_does_not_depend_on_what_its_process_did_before(name: str, orbits: Orbits) -> None:
-    pytest.importorskip(ENCODINGS[name].partition(":")[0])
+    pytest.importorskip(ENCODINGS[name].place.partition(":")[0])
     asked: dict[str, Any] = {"steps": 3, "rounds": 4, "seed": 3, "deadline": Deadline.after(60)}
 
     def answer(orbits: Orbits) -> Verdict:

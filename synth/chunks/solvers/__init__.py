@@ -1,5 +1,5 @@
 """Encodings run in child processes and raced by counted effort; answers are kept on disk by content.
 
-`search` answers one instance, from the cache or by `portfolio`; `worker_entry` is what a child runs;
+`search` answers one instance, from the cache or by `portfolio`;
 `refutation` writes an infeasibility as DIMACS with its DRAT proof.
 """

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from arborcast.synth.chunks.encodings.registry import ENCODINGS
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.outcome import Impossible
 from arborcast.synth.chunks.problem.prune import Plan, plan_from_document, plan_to_document
@@ -37,7 +38,6 @@ MAX_BYTES = 256 << 20
 
 _FORMAT = "arborcast.cache/2"
 _MAX_ENTRY_BYTES = 64 << 20
-_SOLVERS = ("z3-solver", "highspy", "python-sat")
 _STALE_DRAFT_S = 3600.0  # a writer that has not renamed its draft after an hour is dead
 _unwritable: set[Path] = set()
 """Folders of which it was said that they cannot be written."""
@@ -215,7 +215,7 @@ def _digest(document: object) -> str:
 @cache
 def _solver_versions() -> dict[str, str]:
     versions = {}
-    for name in _SOLVERS:
+    for name in (encoding.package for encoding in ENCODINGS.values()):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

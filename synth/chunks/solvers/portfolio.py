@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from arborcast.synth.chunks.encodings.registry import ENCODINGS, Encoding, search_slice
 from arborcast.synth.chunks.problem.orbits import Orbits
 from arborcast.synth.chunks.problem.outcome import (
     Found,
@@ -37,22 +38,11 @@ from arborcast.synth.chunks.problem.outcome import (
     Unfinished,
 )
 from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, Workers, wait
-from arborcast.synth.chunks.solvers.worker_entry import search_slice
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.progress import report
 
 log = logging.getLogger(__name__)
-
-ENCODINGS: Mapping[str, str] = {
-    "smt": "arborcast.synth.chunks.encodings.smt:SmtSearch",
-    "ilp": "arborcast.synth.chunks.encodings.ilp:IlpSearch",
-    "sat": "arborcast.synth.chunks.encodings.sat:BooleanSearch",
-}
-"""Where the `Search` of each encoding is found, as `module:class`.
-
-What a search answers must depend on its instance, seed and efforts alone, not on what its process did before.
-"""
 
 FIRST_EFFORT = 100
 """Effort of the first slice, in units of about a millisecond."""
@@ -125,7 +115,7 @@ def race(
     deadline: Deadline,
     workers: Workers,
     slices: int | None = None,
-    encodings: Mapping[str, str] = ENCODINGS,
+    encodings: Mapping[str, Encoding] = ENCODINGS,
 ) -> Verdict:
     """The answer of the entrant that is first in the order of (slice, preference).
 
@@ -139,7 +129,7 @@ def race(
         deadline: when the children are killed.
         workers: where the solvers run.
         slices: how many each may spend; None for as many as it takes.
-        encodings: where the encodings are found.
+        encodings: by name.
 
     Raises:
         TimedOutError: the deadline passed first.
@@ -148,7 +138,7 @@ def race(
     """
     instances = [Instance(entrant.orbits, steps, rounds) for entrant in entrants]
     runners = [
-        _Runner(preference, entrant, instance, encodings[entrant.encoding], seed)
+        _Runner(preference, entrant, instance, encodings[entrant.encoding].place, seed)
         for preference, (entrant, instance) in enumerate(zip(entrants, instances, strict=True))
     ]
     try:
@@ -166,7 +156,7 @@ class _Runner:
         preference: its place in the order of the entrants.
         entrant: which.
         instance: what it is asked.
-        encoding: `module:class`.
+        place: of its `Search`.
         seed: of its solver.
         index: of the slice it is in or will be in next.
         worker: the child that holds its search, from its first slice on.
@@ -176,7 +166,7 @@ class _Runner:
     preference: int
     entrant: Entrant
     instance: Instance
-    encoding: str
+    place: str
     seed: int
     index: int = 0
     worker: Worker | None = None
@@ -201,7 +191,7 @@ class _Runner:
             self.worker = workers.take(self.entrant.encoding)
             instance = self.instance
         effort = effort_of(self.index)
-        self.worker.start(self.entrant.encoding, search_slice, self.encoding, instance, self.seed, effort)
+        self.worker.start(self.entrant.encoding, search_slice, self.place, instance, self.seed, effort)
 
     def leave(self, workers: Workers) -> None:
         """Stop, in the middle of a slice where it is in one."""

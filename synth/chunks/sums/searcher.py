@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
+from arborcast.synth.chunks.encodings.registry import Encoding
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Found, Impossible, Unfinished
@@ -25,11 +26,11 @@ from arborcast.synth.symmetry.permutations import identity
 
 SumAnswer: TypeAlias = SumPlan | Impossible | Unfinished
 
-SEARCHES: Mapping[str, str] = {
-    "sums": "arborcast.synth.chunks.sums.search:SumSearch",
-    "spread": "arborcast.synth.chunks.sums.search:SpreadSearch",
-    "fewest": "arborcast.synth.chunks.sums.search:FewestSearch",
-    "fewest sums": "arborcast.synth.chunks.sums.search:FewestSumSearch",
+SEARCHES: Mapping[str, Encoding] = {
+    "sums": Encoding("arborcast.synth.chunks.sums.search:SumSearch", "python-sat"),
+    "spread": Encoding("arborcast.synth.chunks.sums.search:SpreadSearch", "python-sat"),
+    "fewest": Encoding("arborcast.synth.chunks.sums.search:FewestSearch", "python-sat"),
+    "fewest sums": Encoding("arborcast.synth.chunks.sums.search:FewestSumSearch", "python-sat"),
 }
 """Where the searches are found, as `module:class`."""
 

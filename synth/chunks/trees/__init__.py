@@ -1,5 +1,5 @@
 """The exact limit of R/C in S steps: packings of trees in the time-expanded graph, by column generation.
 
-`column_generation` is the entry (`master`, `multiplicative_weights`, `pricing`); `plan` and `whole_trees`
+`column_generation` is the entry (`master`, `pricing`); `plan` and `whole_trees`
 make schedules with few chunks of a packing.
 """

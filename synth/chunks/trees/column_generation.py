@@ -23,8 +23,7 @@ from arborcast.synth.chunks.bounds.certificate import StepBound, StepLengths, Tr
 from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS, certified_ratio
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Group
-from arborcast.synth.chunks.trees.master import TreeMaster
-from arborcast.synth.chunks.trees.multiplicative_weights import Pressure
+from arborcast.synth.chunks.trees.master import Pressure, TreeMaster
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError, TimedOutError

@@ -4,6 +4,10 @@ It is written down as its dual: prices of links in steps, which each tree limits
 then a new row, from which the dual simplex goes on where it stood. A group of symmetries merges the prices
 of links, and the rows of demands, that it maps to each other; the optimum is the same, because prices and
 packings may be averaged over the group.
+
+`Pressure` gives prices that grow with the load of the trees taken so far, by multiplicative weights (Plotkin,
+Shmoys, Tardos 1995): a source of trees that fit together, before the first linear program and among equally
+cheap trees.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ from arborcast.synth.chunks.bounds.certificate import StepLengths
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import ChunkClass, Group, Orbits, Send
 from arborcast.synth.chunks.problem.prune import TimedRoute
-from arborcast.synth.chunks.trees.multiplicative_weights import link_orbits
 from arborcast.synth.chunks.trees.pricing import TimedTree, in_order
+from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.linear_program import LinearProgram
 
 _GRAIN = 1 << 30
@@ -151,3 +155,44 @@ class TreeMaster:
             for (demand, _), sends_of_copy in copies.items():
                 packed[demand, in_order(sends_of_copy)] += each
         return packed
+
+
+class Pressure:
+    """The load of some trees and of their images under a group, on each link in each step.
+
+    Attributes:
+        orbits: the number of the orbit of each link; links of one orbit have one load.
+    """
+
+    def __init__(self, problem: Problem, steps: int, group: Group) -> None:
+        self.orbits = link_orbits(problem, group)
+        self._routes = problem.routes
+        capacities = np.array(problem.capacities, dtype=np.float64)
+        # An image of a tree is as likely to use any link of an orbit.
+        self._offered = capacities * np.bincount(self.orbits)[self.orbits]
+        self._load = np.zeros((steps, int(self.orbits.max()) + 1))
+        self._turns = 0
+
+    def add(self, tree: TimedTree, times: int) -> None:
+        """Take a tree so many times."""
+        for route, step in tree:
+            for link in self._routes[route].links:
+                self._load[step, self.orbits[link]] += times
+
+    def prices(self) -> NDArray[np.float64]:
+        """From 0 to 1, which the busiest link of each step costs; the more often asked, the steeper."""
+        relative = self._load[:, self.orbits] / self._offered
+        highest = relative.max(axis=1, keepdims=True)
+        prices = np.where(highest > 0, relative / np.where(highest > 0, highest, 1), 1)
+        for _ in range(2 + ((1 + self._turns).bit_length() - 1) // 2):
+            prices = prices * prices  # unlike other powers, the same on every machine
+        self._turns += 1
+        return np.asarray(prices)
+
+
+def link_orbits(problem: Problem, group: Group) -> Ints:
+    """For each link the number of its orbit under the group."""
+    links = problem.topology.links
+    index = {(link.src, link.dst): position for position, link in enumerate(links)}
+    first = [min(index[element[link.src], element[link.dst]] for element in group) for link in links]
+    return np.unique(first, return_inverse=True)[1].astype(np.int64)

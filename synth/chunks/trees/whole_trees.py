@@ -22,7 +22,7 @@ from arborcast.synth.chunks.encodings.integer_program import IntegerProgram
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Group, Orbits, Send
 from arborcast.synth.chunks.problem.prune import Plan, prune
-from arborcast.synth.chunks.trees.multiplicative_weights import Pressure
+from arborcast.synth.chunks.trees.master import Pressure
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import limit_time, new_model

@@ -1,0 +1,46 @@
+"""The encodings by name, and what a child does with one: a search, kept from one slice to the next."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from arborcast.synth.chunks.problem.outcome import Instance, Outcome, Search
+
+_HERE = "arborcast.synth.chunks.encodings"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One way to put an instance to a solver.
+
+    Attributes:
+        place: of its `Search`, as `module:class`. What it answers must depend on its instance, seed and
+            efforts alone, not on what its process did before.
+        package: that the solver comes in; answers depend on its version.
+    """
+
+    place: str
+    package: str
+
+
+ENCODINGS: Mapping[str, Encoding] = {
+    "smt": Encoding(f"{_HERE}.smt:SmtSearch", "z3-solver"),
+    "ilp": Encoding(f"{_HERE}.ilp:IlpSearch", "highspy"),
+    "sat": Encoding(f"{_HERE}.sat:BooleanSearch", "python-sat"),
+}
+
+_held: list[Search] = []
+"""At most one; it belongs to whoever this process works for."""
+
+
+def search_slice(place: str, instance: Instance | None, seed: int, effort: int) -> Outcome:
+    """Spend some effort on the search of a place; None goes on with the instance that this process began."""
+    if instance is not None:
+        _held.clear()  # before the next one takes its memory
+        module, _, name = place.partition(":")
+        _held.append(getattr(importlib.import_module(module), name)(instance, seed=seed))
+    return _held[0].run(effort)
