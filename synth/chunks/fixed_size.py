@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,12 +21,12 @@ from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
 from arborcast.synth.chunks.problem.prune import Plan
 from arborcast.synth.chunks.problem.symmetry import problem_group
-from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored, schedule_of
+from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
 from arborcast.synth.chunks.step_optimum import explain
-from arborcast.synth.chunks.sums.compositions import parts_of, static_ratio
+from arborcast.synth.chunks.sums.compositions import Half, parts_of, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.searcher import SumAnswer, SumSearcher, Trial
@@ -153,50 +153,32 @@ def _with_proof(
 class _Question:
     """A collective that is one problem, and who answers it."""
 
-    topology: Topology
-    collective: Collective
-    limit: Bound
+    half: Half
     searcher: Searcher
 
     @classmethod
     def of(
         cls, topology: Topology, collective: Collective, limit: Bound, searcher: Callable[[Problem], Searcher]
     ) -> _Question:
-        return cls(topology, collective, limit, searcher(Problem.of(*mirrored(topology, collective))))
-
-    @property
-    def latency(self) -> int:
-        latency = self.searcher.problem.latency
-        assert latency is not None, "a collective with a rate above zero reaches everybody"
-        return latency
+        half = Half.of(topology, collective, limit)
+        return cls(half, searcher(half.problem))
 
     def solve(self, size: Size, method: Method) -> Schedule:
         self._check_limits(size)
         answer = self.searcher.search(size.chunks, size.steps, size.rounds)
         if isinstance(answer, Impossible):
-            words = f"{self.collective.kind} {size}: there is none, "
+            words = f"{self.half.collective.kind} {size}: there is none, "
             words += "proved by" if answer.is_proof else "not proved: according to"
             raise InfeasibleError(f"{words} {answer.proved_by}", proved_by=[answer.proved_by])
         assert isinstance(answer, Plan), "without a limit of effort every search ends"
-        return schedule_of(
-            self.topology,
-            self.collective,
-            self.searcher.problem,
-            size.chunks,
-            answer,
-            method=method,
-            bound=self.limit,
-        )
+        return self.half.schedule(size.chunks, answer, method)
 
     def _check_limits(self, size: Size) -> None:
         """Raise InfeasibleError where a limit answers without any search."""
-        name = self.collective.kind
-        _check_steps(name, self.latency, size)
-        static = static_ratio(self.topology, self.collective, self.limit)
-        _check_ratio(name, size, [StepBound(size.steps, static, StaticLimit(self.limit))])
-        _check_ratio(
-            name, size, [cut_bound(self.searcher.problem, size.steps, deadline=self.searcher.deadline)]
-        )
+        name = self.half.collective.kind
+        _check_steps(name, self.half.latency, size)
+        _check_ratio(name, size, [replace(self.half.static, steps=size.steps)])
+        _check_ratio(name, size, [cut_bound(self.half.problem, size.steps, deadline=self.searcher.deadline)])
 
 
 FIRST_SLICES = 2
@@ -303,7 +285,7 @@ class _Composition:
             _Question.of(self.topology, part, bounds.bound(self.topology, part), searcher)
             for part in parts_of(self.collective)
         ]
-        together = sum(half.latency for half in halves)
+        together = sum(each.half.latency for each in halves)
         _check_steps("allreduce, as a reduce-scatter and an allgather", together, self.size, proved_by=())
         provers: dict[Prover, None] = {}
         for steps in self._splits(halves):
@@ -328,7 +310,7 @@ class _Composition:
 
     def _splits(self, halves: Sequence[_Question]) -> list[tuple[int, int]]:
         """Steps of the two halves, the most even division first."""
-        first, second = (half.latency for half in halves)
+        first, second = (each.half.latency for each in halves)
         divisions = [(s, self.size.steps - s) for s in range(first, self.size.steps - second + 1)]
         return sorted(divisions, key=lambda pair: abs(pair[0] - pair[1]))
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborcast.synth.chunks.encodings.registry import ENCODINGS
+from arborcast.synth.chunks.encodings.registry import ENCODINGS, Encoding
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Orbits, Send
 from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
@@ -64,7 +64,7 @@ def run(
         workers=workers,
         slices=slices,
         encodings={
-            name: f"tests.support.fake_searches:{script}"
+            name: Encoding(f"tests.support.fake_searches:{script}", "")
             for name, (script, _) in zip(names, scripts, strict=True)
         },
     )
