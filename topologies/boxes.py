@@ -6,6 +6,7 @@ of `topologies.rates`; where none has been published it says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from arborcast.synth.errors import TopologyError
@@ -41,15 +42,7 @@ def dgx1(*, name: str, rates: Rates) -> Topology:
     Rates: 25 GB/s each way per link (V100 data sheet: 300 GB/s over 6 links, both ways); 20 in NCCL's
     model. Symmetries: {0,1,4,5} and {2,3,6,7} are the two orbits of ranks.
     """
-    rate = GPUS["v100"].rate(rates)
-    links = [
-        link
-        for first, row in enumerate(DGX1_NVLINKS)
-        for second, count in enumerate(row[:first])
-        if count
-        for link in cable(first, second, count * rate, NVLINK_LATENCY_US)
-    ]
-    return Topology.build(name, 8, links, symmetries=[_flip(1), _flip(4)])
+    return _cube_mesh(name, GPUS["v100"].rate(rates), flips=(1, 4))
 
 
 def dgx1_p100(*, name: str, rates: Rates) -> Topology:
@@ -57,19 +50,20 @@ def dgx1_p100(*, name: str, rates: Rates) -> Topology:
 
     Source: P100 data sheet, 160 GB/s over 4 links, both ways. All ranks are alike.
     """
-    rate = GPUS["p100"].rate(rates)
+    return _cube_mesh(name, GPUS["p100"].rate(rates), most=1, flips=(1, 2, 4))
+
+
+def _cube_mesh(name: str, rate: Fraction, *, most: int = 2, flips: Sequence[int]) -> Topology:
+    """The mesh of both, with at most so many links per pair; flipped bits of rank numbers are symmetries."""
     links = [
         link
         for first, row in enumerate(DGX1_NVLINKS)
         for second, count in enumerate(row[:first])
         if count
-        for link in cable(first, second, rate, NVLINK_LATENCY_US)
+        for link in cable(first, second, min(count, most) * rate, NVLINK_LATENCY_US)
     ]
-    return Topology.build(name, 8, links, symmetries=[_flip(1), _flip(2), _flip(4)])
-
-
-def _flip(bit: int) -> tuple[int, ...]:
-    return tuple(rank ^ bit for rank in range(8))
+    symmetries = [tuple(rank ^ bit for rank in range(8)) for bit in flips]
+    return Topology.build(name, 8, links, symmetries=symmetries)
 
 
 def dgx2(*, name: str, rates: Rates) -> Topology:

@@ -215,5 +215,5 @@ def _kept(cache: ChunkCache, key: str, problem: Problem, static: StepBound) -> S
             raise ValueError(f"its certificate proves {proved}, it says {limit.ratio}")
         return optimum
     except (KeyError, TypeError, ValueError) as error:  # InputError is a ValueError
-        log.warning("kept optimum %s is computed anew: %r", key, error)
+        log.warning("cache entry %s ignored: %r", key, error)
         return None

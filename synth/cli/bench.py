@@ -15,7 +15,7 @@ import typer
 
 from arborcast.synth.cli.bench_run import bench_run
 from arborcast.synth.cli.console import fail, print_json, print_lines, progress
-from arborcast.synth.cli.inputs import load_fabric
+from arborcast.synth.cli.inputs import load_fabric, text_of
 from arborcast.synth.cli.options import (
     AsJson,
     FabricOptions,
@@ -234,7 +234,7 @@ def report(
     writable(output)
     write_report(results, output, markdown)
     if as_json:
-        print_json({"page": str(output), "markdown": None if markdown is None else str(markdown)})
+        print_json({"page": str(output), "markdown": text_of(markdown)})
         return
     print_lines([f"written   {path}" for path in (output, markdown) if path is not None])
 
@@ -292,11 +292,7 @@ def _tell(
 
         write_document(output, found)
     if as_json:
-        print_json({**found, "file": _text(output), "picture": _text(picture)})
+        print_json({**found, "file": text_of(output), "picture": text_of(picture)})
         return
     print_lines([text])
     print_lines([f"written   {path}" for path in (output, picture) if path is not None])
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborcast.synth.pictures.canvas import FAINT, INK, QUIET, headline, picture
+from arborcast.synth.pictures.canvas import FAINT, INK, QUIET, counted, headline, picture
 from arborcast.synth.pictures.placement import Placement, Point, place
 from arborcast.synth.topology import Topology, Vertex
 
@@ -48,7 +48,7 @@ def draw_topology(topology: Topology, path: Path | str) -> None:
         _draw_links(axes, topology, placement, rates, scale)
         _draw_vertices(axes, topology, placement, scale)
         _draw_legend(figure, topology, rates)
-        headline(figure, f"{topology.name}: {_count(topology.ranks, 'rank')}, {_describe_links(topology)}")
+        headline(figure, f"{topology.name}: {counted(topology.ranks, 'rank')}, {_describe_links(topology)}")
 
 
 def _draw_groups(axes: Axes, placement: Placement) -> None:
@@ -187,11 +187,6 @@ def _rate(rate: Fraction) -> str:
     return f"{float(rate):.4g} GB/s"
 
 
-def _count(number: int, thing: str) -> str:
-    plural = f"{thing}es" if thing.endswith("ch") else f"{thing}s"
-    return f"{number} {thing if number == 1 else plural}"
-
-
 def _describe_links(topology: Topology) -> str:
-    links = f"{_count(len(topology.links), 'directed link')}"
-    return f"{_count(len(topology.switches), 'switch')}, {links}" if topology.switches else links
+    links = f"{counted(len(topology.links), 'directed link')}"
+    return f"{counted(len(topology.switches), 'switch')}, {links}" if topology.switches else links

@@ -19,6 +19,7 @@ from arborcast.synth.pictures.canvas import (
     PALETTE,
     QUIET,
     check_path,
+    counted,
     headline,
     picture,
 )
@@ -195,7 +196,7 @@ def _head(axes: Axes, schedule: Schedule, step: int) -> None:
     axes.text(
         step + 0.5,
         -0.82,
-        f"step {step + 1}: {_count(rounds, 'round')}{', reduces' if reduces else ''}",
+        f"step {step + 1}: {counted(rounds, 'round')}{', reduces' if reduces else ''}",
         ha="center",
         va="bottom",
         fontsize=9,
@@ -205,7 +206,7 @@ def _head(axes: Axes, schedule: Schedule, step: int) -> None:
     axes.text(
         step + 0.5,
         -0.78,
-        f"{_count(len(passing), 'send')}, {100 * busy:.0f} % of the links",
+        f"{counted(len(passing), 'send')}, {100 * busy:.0f} % of the links",
         ha="center",
         va="top",
         fontsize=7.5,
@@ -236,12 +237,8 @@ def _title(schedule: Schedule) -> str:
     counts = ((len(rounds), "step"), (sum(rounds), "round"), (len(schedule.transfers), "send"))
     return (
         f"{schedule.collective.kind} on {schedule.topology.name}: "
-        f"{', '.join(_count(number, name) for number, name in counts)}"
+        f"{', '.join(counted(number, name) for number, name in counts)}"
     )
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _note(schedule: Schedule, steps: int, by_owner: bool) -> str:

@@ -200,7 +200,7 @@ def test_no_machine_changes_the_verdict(plans: list[Plan], slices: int, count: i
                 deadline=Deadline(),
                 workers=machine,  # type: ignore[arg-type]
                 slices=slices,
-                encodings=dict.fromkeys(names, ""),
+                encodings=dict.fromkeys(names, Encoding("", "")),
             )
 
     if expected is WorkerDiedError:
@@ -230,7 +230,7 @@ def test_a_claim_heard_together_with_a_proof_takes_nothing_from_it(
         seed=0,
         deadline=Deadline(),
         workers=machine,  # type: ignore[arg-type]
-        encodings=dict.fromkeys(plans, ""),
+        encodings=dict.fromkeys(plans, Encoding("", "")),
     )
     assert verdict == Verdict(REFUTED, None, 0)
 

@@ -149,7 +149,7 @@ class ChunkCache:
         return self.folder / f"{key}.json"
 
     def _warn_of_entry(self, key: str, why: str) -> None:
-        log.warning("kept answer %s is computed anew: %s", self._path(key), why)
+        log.warning("cache entry %s ignored: %s", self._path(key), why)
 
     def _bound_size(self, written: int) -> None:
         """Remove the oldest entries, looking at the folder only after much was written."""

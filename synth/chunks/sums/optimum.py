@@ -394,7 +394,7 @@ def _kept(cache: ChunkCache, key: str, problem: Problem, static: StepBound | Non
     try:
         return _read(document, problem, static)
     except (KeyError, TypeError, ValueError) as error:  # InputError is a ValueError
-        log.warning("kept optimum %s is computed anew: %r", key, error)
+        log.warning("cache entry %s ignored: %r", key, error)
         return None
 
 
