@@ -48,7 +48,7 @@ class Plan:
     Attributes:
         stages: together all layers, each once, in order.
         microbatches: that each batch is divided into.
-        order: one of `arborcast.pipeline.order.ORDERS`.
+        order: one of `pipeline.order.ORDERS`.
         recompute: whether the backward pass repeats the forward pass instead of keeping its results.
         max_in_flight: most microbatches whose results any rank keeps at once; None for what the order does.
         topology: the fabric whose ranks the stages name; None where it is said elsewhere.

@@ -206,14 +206,14 @@ def number_of(option: str, text: str, keeps: Callable[[Fraction], bool], rule: s
     Raises:
         InputError: it is none, or does not keep the rule.
     """
-    from arborcast.synth.formats.numerals import parse_number, shorten
+    from arborcast.synth.formats.numerals import parse_number
 
     try:
         value = parse_number(text)
     except ValueError as error:
         raise InputError(f"{option}: {error}") from error
     if not keeps(value):
-        raise InputError(f"{option}: {rule}, got {shorten(text)}")
+        raise InputError(f"{option}: {rule}, got {text}")
     return value
 
 

@@ -13,6 +13,7 @@ from typing import Self
 
 import numpy as np
 
+from arborcast.synth.errors import ScheduleError
 from arborcast.synth.kernels.arborescence import Routes, levels
 from arborcast.synth.kernels.compiled import Ints, kernel
 from arborcast.synth.kernels.link_graph import LinkGraph
@@ -38,7 +39,7 @@ class ArrayTree:
         """A tree of the graph's topology as arrays.
 
         Raises:
-            KeyError: an edge passes a link that the topology lacks.
+            ScheduleError: an edge passes a link that the topology lacks.
         """
         index = {(link.src, link.dst): place for place, link in enumerate(graph.topology.links)}
         parents = np.full(graph.topology.ranks, -1, dtype=np.int64)
@@ -46,6 +47,9 @@ class ArrayTree:
         for edge in tree.edges:
             path = (edge.parent, *edge.via, edge.child)
             parents[edge.child] = edge.parent
+            for src, dst in pairwise(path):
+                if (src, dst) not in index:
+                    raise ScheduleError(f"tree of rank {tree.root}: there is no link {src}->{dst}")
             ways[edge.child] = [index[hop] for hop in pairwise(path)]
         lengths = [len(ways.get(child, ())) for child in range(graph.topology.ranks)]
         links = [link for child in sorted(ways) for link in ways[child]]

@@ -13,7 +13,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from arborcast.synth.api import approach
-from arborcast.synth.cli import app
+from arborcast.synth.cli.app import app
 from arborcast.synth.collective import NAMED_KINDS, Collective, Kind
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.formats import topology_to_document

@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 from tests.support.torchrun_job import DIES_AT, STEPS, TORN_LINK, gradient, mesh, serial_result
 
 HOME = Path(__file__).resolve().parents[2]
-JOB = HOME / "tests" / "torchrun_job.py"
+JOB = HOME / "tests" / "support" / "torchrun_job.py"
 LIMIT_S = 150
 
 
