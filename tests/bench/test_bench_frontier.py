@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import select
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from arborcast.bench.adapters import sccl
 from arborcast.bench.adapters.answer import CannotAskError
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
+from tests.support.waiting import PATIENCE_S
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -68,14 +70,21 @@ def test_a_folder_that_is_no_checkout_is_named(tmp_path: Path) -> None:
 
 
 def test_children_end_with_the_process_that_is_stopped(bench: Any, tmp_path: Path) -> None:
-    late = tmp_path / "late"
-    child = f"import time, pathlib; time.sleep(2); pathlib.Path({str(late)!r}).touch()"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    child = f"import signal; file = open({str(pipe)!r}, 'w'); print('here', file=file, flush=True); signal.pause()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    done = bench("harness.processes").run([sys.executable, "-c", parent], 0.7)
-    assert done.timed_out
-    # As long as the child would have needed: it must not have written.
-    subprocess.run([sys.executable, "-c", "import time; time.sleep(2)"], check=True)
-    assert not late.exists()
+    for limit_s in (1, 4, 16, 64):  # until the child has come so far
+        assert bench("harness.processes").run([sys.executable, "-c", parent], limit_s).timed_out
+        if select.select([reading], [], [], 0)[0] and os.read(reading, 5):
+            break
+    else:
+        pytest.fail("the child did not start")
+    # Nothing and nobody else holds the other end: what remains to be read is the end.
+    assert select.select([reading], [], [], PATIENCE_S)[0]
+    assert os.read(reading, 1) == b""
+    os.close(reading)
 
 
 ROW_KEYS = {

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.test_cli import refused
 from tests.cli.test_cli import synth as synth  # noqa: PLC0414  (a fixture)
+from tests.support.chunk_replay import no_time_from
 
 EXCHANGE = """
 name: halo-exchange
@@ -68,11 +69,12 @@ def test_without_o_pareto_writes_nothing(synth: Any, tmp_path: Path, monkeypatch
     assert not list((tmp_path / "here").iterdir())
 
 
-def test_pareto_out_of_time_says_what_it_has(synth: Any) -> None:
-    ran = synth("pareto", "dgx1", "broadcast", "--max-steps", "40", "--deadline", "3", "--json")
+def test_pareto_out_of_time_says_what_it_has(synth: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_time_from(monkeypatch, 4)
+    ran = synth("pareto", "dgx1", "broadcast", "--max-steps", "40", "--deadline", "1000", "--json")
     assert ran.status == 3
     assert not ran.document["complete"] and ran.document["timed_out"]
-    assert "the deadline of 3 s passed" in ran.err
+    assert "the deadline of 1000 s passed at 4 steps" in ran.err
 
 
 def test_a_custom_collective_is_a_file(synth: Any, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tests.executors.test_interpreter import inputs_for
 from tests.support.definition import define
 from tests.support.drawn_schedules import direct, full_mesh, recursive_doubling, ring_allreduce
 from tests.support.ranks import Failure, run_ranks, store_path
+from tests.support.waiting import until
 
 RANKS = 4
 TRANSPORTS = ("sockets", "shared memory")
@@ -164,7 +165,7 @@ def test_counts_that_differ_raise_everywhere_with_both(transport: str) -> None:
 
 
 def die(rank: int, size: int, transport: str, how: int) -> None:
-    with engine_of(rank, size, transport, timeout_s=1 if how == signal.SIGSTOP else 30) as engine:
+    with engine_of(rank, size, transport, timeout_s=3 if how == signal.SIGSTOP else 30) as engine:
         pids = [int(pid) for pid in share(engine, os.getpid())]
         try:
             for sequence in range(1, 50):
@@ -172,8 +173,10 @@ def die(rank: int, size: int, transport: str, how: int) -> None:
                     os.kill(os.getpid(), how)
                 run_ring(engine, 1_000_000, sequence)
         finally:
+            store_path().with_name(f"gone-{rank}").touch()
             if rank == 3 and how == signal.SIGSTOP:
-                time.sleep(2)  # until the others have given up: what it sends now must not reach them before
+                # What it sends from now on must not reach the others before they have given up.
+                until(lambda: all(store_path().with_name(f"gone-{other}").exists() for other in (0, 2)))
                 os.kill(pids[1], signal.SIGCONT)
 
 
@@ -206,5 +209,5 @@ def test_a_stopped_rank_is_a_timeout(transport: str) -> None:
     for rank, result in enumerate(results):
         assert isinstance(result, Failure) and result.error == "ExecutionError"
         assert result.message.startswith(f"rank {rank}: allreduce of 1000000 elements (float32 sum)")
-        assert "nothing happened for 1 s" in result.message
+        assert "nothing happened for 3 s" in result.message
     assert any(re.search("(begin together with|from|to) rank 1", result.message) for result in results)

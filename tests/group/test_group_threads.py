@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import time
+import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,16 +19,17 @@ from torch._C import _distributed_c10d as c10d
 
 from arborcast.backends.schedules import held as schedules
 from tests.support.ranks import Failure, run_ranks
+from tests.support.waiting import any_inside, until
 
 COUNT = 1 << 16
-PATIENCE_S = 30
+PATIENCE_S = 100
 
 
 def _begin(rank: int, size: int, port: int) -> None:
     import arborcast.torch_backend  # noqa: F401
 
     timeout = timedelta(seconds=PATIENCE_S)
-    store = c10d.TCPStore("127.0.0.1", port, size, rank == 0, timeout=timeout)
+    store = c10d.TCPStore("127.0.0.1", port, size, timeout=timeout)
     dist.init_process_group("synth", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
@@ -36,17 +37,21 @@ def _group_during_synthesis(rank: int, size: int, port: int) -> float:
     """Sum of what was gathered; the default group waits for a table while gloo makes another group."""
     module: Any = schedules
     make = module.synthesize_table
+    is_waiting = Path(f"{os.environ['TEST_STORE']}-waiting")
+    begun = threading.Event()
 
     def slowly(*arguments: Any) -> Any:
-        time.sleep(1)
+        until(lambda: is_waiting.exists() and begun.is_set())
         return make(*arguments)
 
-    module.synthesize_table = slowly
     _begin(rank, size, port)
+    module.synthesize_table = slowly
     output = torch.zeros(size * COUNT)
     work = dist.all_gather_single(output, torch.full((COUNT,), float(rank)), async_op=True)
     if rank:
-        time.sleep(0.5)  # by now the queue of this rank waits for the table
+        until(lambda: any_inside("_wait_for"))  # the queue of this rank waits for the table
+        is_waiting.touch()
+    begun.set()
     group = dist.new_group(backend="gloo")
     dist.all_reduce(torch.ones(1), group=group)
     work.wait()
@@ -56,7 +61,8 @@ def _group_during_synthesis(rank: int, size: int, port: int) -> float:
 
 def test_a_group_can_be_made_while_another_waits_for_schedules() -> None:
     # The two would share a connection to the TCP store, and each of them wait for the other's.
-    results = run_ranks(2, _group_during_synthesis, _free_port(), backend=None, timeout_s=PATIENCE_S)
+    store = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    results = run_ranks(2, _group_during_synthesis, store.port, backend=None)
     assert results == [COUNT, COUNT]
 
 
@@ -92,15 +98,20 @@ def test_large_and_small_calls_are_the_same_to_autograd(backend: str) -> None:
 
 def _with_child(rank: int, size: int) -> str:
     dist.all_reduce(torch.ones(COUNT))
+    was_told = Path(f"{os.environ['TEST_STORE']}-told")
     if rank == 1:
-        if os.fork() == 0:
-            time.sleep(PATIENCE_S)
-            os._exit(0)
+        if os.fork() == 0:  # which keeps open all that its parent had
+            try:
+                until(was_told.exists)
+            finally:
+                os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         dist.all_reduce(torch.ones(COUNT))
     except Exception as error:
         return str(error)
+    finally:
+        was_told.touch()
     return "no error"
 
 
@@ -111,17 +122,11 @@ def test_a_killed_rank_is_noticed_though_its_child_lives_on(transport: str) -> N
         _with_child,
         backend="synth",
         environ={"ARBORCAST_TRANSPORT": transport},
-        timeout_s=8,  # the child keeps the pipe of its rank open until then
+        group_timeout_s=1000,  # more than this test may take: the death must be noticed before
         may_fail=True,
     )
     assert "rank 1 closed its connection" in told
     assert isinstance(killed, Failure)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _in_place(rank: int, size: int) -> list[bool]:

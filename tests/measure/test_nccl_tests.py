@@ -39,7 +39,7 @@ torch = pytest.importorskip("torch")
 
 from arborcast.backends.measure.sweep import run_sweep, run_under_torchrun  # noqa: E402
 from tests.support.commands import Said, run_job  # noqa: E402
-from tests.support.ranks import free_ports, run_ranks, store_path, threads_of_gloo  # noqa: E402
+from tests.support.ranks import rendezvous, run_ranks, store_path, threads_of_gloo  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "arborcast")
@@ -254,24 +254,21 @@ def sends_what_it_lacks() -> Schedule:
     return make("broadcast", [Chunk(Fraction(1), 0)], steps, total=3)
 
 
-def threads_left(rank: int, size: int, ports: list[int]) -> list[tuple[str, int]]:
+def threads_left(rank: int, size: int, told: list[dict[str, str]]) -> list[tuple[str, int]]:
     """What three measurements in a row ended with, and the threads of gloo that were there then."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    os.environ["RANK"] = str(rank)
 
     def refuse(_: int) -> Sweep:
         raise InputError("not this one")
 
     found = []
-    for port, prepare in zip(
-        ports,
-        (
-            refuse,
-            lambda _: sweep(sends_what_it_lacks(), iterations=1, via="messages"),
-            lambda _: sweep(ring_allreduce(3), iterations=1, warmup=0),
-        ),
-        strict=True,
-    ):
-        os.environ["MASTER_PORT"] = str(port)
+    asked = (
+        refuse,
+        lambda _: sweep(sends_what_it_lacks(), iterations=1, via="messages"),
+        lambda _: sweep(ring_allreduce(3), iterations=1, warmup=0),
+    )
+    for settings, prepare in zip(told, asked, strict=True):
+        os.environ |= settings
         held: BaseException | None = None
         try:
             run_under_torchrun(prepare, timeout_s=30, on_row=lambda _: None)
@@ -283,7 +280,9 @@ def threads_left(rank: int, size: int, ports: list[int]) -> list[tuple[str, int]
 
 def test_no_thread_of_gloo_is_left() -> None:
     """Even while an error lives: one that is left when the process ends can abort it."""
-    for found in run_ranks(3, threads_left, free_ports(3), backend=None):
+    with rendezvous(3) as one, rendezvous(3) as two, rendezvous(3) as three:
+        results = run_ranks(3, threads_left, [one, two, three], backend=None)
+    for found in results:
         assert [threads for _, threads in found] == [0, 0, 0]
         first, second, third = (error for error, _ in found)
         assert (first, third) == ("InputError", "NoneType")
@@ -361,18 +360,17 @@ def bench(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def job(size: int, *words: str) -> list[subprocess.CompletedProcess[str]]:
     """The ranks of one measurement, started with the variables that torchrun sets."""
-    (port,) = free_ports(1)
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     results: dict[int, subprocess.CompletedProcess[str]] = {}
 
     def one(rank: int) -> None:
         results[rank] = bench(*words, **common, RANK=str(rank))
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with rendezvous(size) as common:
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     return [results[rank] for rank in range(size)]
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from torch._C import _distributed_c10d as c10d
+
 from tests.support.torchrun_job import DIES_AT, STEPS, TORN_LINK, gradient, mesh, serial_result
+from tests.support.waiting import until
 
 HOME = Path(__file__).resolve().parents[2]
 JOB = HOME / "tests" / "support" / "torchrun_job.py"
@@ -120,10 +121,9 @@ def test_two_agents_restart_a_job_although_only_one_counts_the_restart(
 ) -> None:
     topology = tmp_path / "topology.json"
     topology.write_text(json.dumps(mesh(4)))
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    store = c10d.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     launch = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job", "--max-restarts", "3")
+    launch += ("--rdzv-conf", "is_host=false", "--rdzv-endpoint", f"localhost:{store.port}")
     jobs = [
         torchrun(
             tmp_path,
@@ -131,7 +131,7 @@ def test_two_agents_restart_a_job_although_only_one_counts_the_restart(
             "train",
             ranks=2,
             path=(installed, HOME),
-            launch=(*launch, "--rdzv-endpoint", f"localhost:{port}"),
+            launch=launch,
             ARBORCAST_TOPOLOGY=str(topology),
         )
         for _ in range(2)
@@ -173,11 +173,8 @@ def test_ctrl_c_ends_a_job_whose_ranks_wait_for_each_other(tmp_path: Path) -> No
         ARBORCAST_TOPOLOGY="full:2",
     )
     files = [tmp_path / f"pid-{rank}.json" for rank in range(ranks)]
-    end = time.monotonic() + LIMIT_S
-    while not all(file.exists() and file.read_text() for file in files):
-        assert job.poll() is None and time.monotonic() < end, finish(job, 1)[-3000:]
-        time.sleep(0.1)
-    time.sleep(0.5)  # rank 1 is inside its second call
+    until(lambda: job.poll() is not None or all(file.exists() and file.read_text() for file in files), LIMIT_S)
+    assert job.poll() is None, finish(job)[-3000:]
     os.killpg(job.pid, signal.SIGINT)  # what a terminal does
     finish(job)
     for file in files:

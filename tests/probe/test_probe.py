@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from arborcast import synth, topologies
 from tests.support.commands import Said, run_job
 from tests.support.ranks import run_ranks
+from tests.support.waiting import PATIENCE_S
 
 torch = pytest.importorskip("torch")
 
@@ -209,7 +210,7 @@ def lost_peer(rank: int, size: int) -> str:
     network = network_of(rank, size, "sockets")
     torch.distributed.barrier()
     if rank == 1:
-        time.sleep(0.2)
+        assert select.select([network.channels[0].fileno()], [], [], PATIENCE_S)[0]  # something has come
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         flood(network.channels, to=[1], of=[], period=Period(60, 0.01), timeout_s=30)

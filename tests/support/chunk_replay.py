@@ -5,19 +5,40 @@ Neither shares anything with the encodings: they know of ranks, routes and capac
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
+import pytest
+
+from arborcast.synth.chunks import curve
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.orbits import Orbits
 from arborcast.synth.chunks.problem.outcome import Found, Instance
+from arborcast.synth.chunks.solvers.search import Searcher
+from arborcast.synth.chunks.step_optimum import StepOptimum
 from arborcast.synth.collective import Collective, Kind
 from arborcast.topologies import load
 
 Held = frozenset[int]
 State = tuple[tuple[Held, ...], ...]
 """For each demand the ranks that hold each of its chunks, in an order that forgets which chunk is which."""
+
+
+def no_time_from(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Let the clock jump beyond every deadline when the search on a frontier comes to so many steps."""
+    clock, search = time.monotonic, curve.step_optimum
+    ahead_s = 0.0
+
+    def searched(searcher: Searcher, count: int, *others: Any) -> StepOptimum:
+        nonlocal ahead_s
+        ahead_s = 1e6 if count >= steps else 0.0
+        return search(searcher, count, *others)
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + ahead_s)
+    monkeypatch.setattr(curve, "step_optimum", searched)
 
 
 def instance_of(spec: str, kind: str, chunks: int, steps: int, rounds: int, root: int = 0) -> Instance:

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 
 from arborcast.synth.cli import app as cli
-from tests.support.ranks import free_ports, run_ranks
+from tests.support.ranks import rendezvous, run_ranks
 
 RANKS_IMPORT = (
     "arborcast.backends.measure.sweep",
@@ -32,8 +32,8 @@ class Said:
 
 def run_job(size: int, *words: str) -> list[Said]:
     """The ranks of a command, with the variables that torchrun sets."""
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": str(size)}
-    return run_ranks(size, _as_rank, words, backend=None, environ=told)
+    with rendezvous(size) as told:
+        return run_ranks(size, _as_rank, words, backend=None, environ=told)
 
 
 def _as_rank(rank: int, size: int, words: tuple[str, ...]) -> Said:

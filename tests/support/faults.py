@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,9 +26,8 @@ MIB = 1 << 20
 LARGE = 64 * MIB // 4  # elements
 SMALL = 1000
 TIMEOUT_S = 5.0  # of groups where a deadline has to pass
-PATIENCE_S = 60.0  # of groups where failing at once must be told from a deadline
-AT_ONCE_S = 30.0  # well below PATIENCE_S, well above what a busy machine needs
-SLACK_S = 30.0
+LIMIT_S = 100.0  # of the ranks of a test: one that is still at work then has no answer
+PATIENCE_S = 10 * LIMIT_S  # of groups that must fail at once: who waits for this deadline has no answer
 WAYS = ("sockets", "shared memory")
 PIECE = r"(output|input|scratch)\[\d+:\d+\]"  # how messages show what was to be sent or received
 
@@ -41,13 +39,11 @@ class Ended:
     Attributes:
         error: class of what it raised, None where it returned.
         message: of the error.
-        seconds: from the call to its end.
         is_right: whether the result is; None where there is none.
     """
 
     error: str | None
     message: str
-    seconds: float
     is_right: bool | None
 
 
@@ -65,12 +61,11 @@ def total(ranks: int, count: int = LARGE, salt: int = 0) -> Tensor:
 
 
 def ended(call: Callable[[], Any], is_right: Callable[[], bool] = lambda: True) -> Ended:
-    start = time.monotonic()
     try:
         call()
     except Exception as error:
-        return Ended(type(error).__name__, str(error), time.monotonic() - start, None)
-    return Ended(None, "", time.monotonic() - start, is_right())
+        return Ended(type(error).__name__, str(error), None)
+    return Ended(None, "", is_right())
 
 
 def allreduce(rank: int, size: int, count: int = LARGE, salt: int = 0) -> Ended:
@@ -169,15 +164,14 @@ def launch(
         backend="synth" if has_group else None,
         environ=environ,
         group_timeout_s=group_timeout_s,
-        timeout_s=100,
+        timeout_s=LIMIT_S,
         may_fail=True,
     )
 
 
-def check_failed(result: Any, *words: str, within_s: float = TIMEOUT_S + SLACK_S) -> None:
+def check_failed(result: Any, *words: str) -> None:
     assert isinstance(result, Ended), result
     assert result.error is not None, f"returned, right: {result.is_right}"
-    assert result.seconds < within_s, result
     for word in words:
         assert re.search(word, result.message), f"{word!r} is missing: {result.message}"
 

@@ -18,11 +18,11 @@ import importlib
 import multiprocessing
 import os
 import signal
-import socket
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -223,13 +223,22 @@ def _main(pipe: Connection, of_others: list[Connection], rank: int, launch: _Lau
         dist.destroy_process_group()
 
 
-def free_ports(number: int) -> list[int]:
-    """Where nobody listens, for groups that are joined by MASTER_PORT."""
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
+@contextmanager
+def rendezvous(size: int) -> Iterator[dict[str, str]]:
+    """The environment in which ranks find each other as under torchrun; only RANK is not in it.
+
+    The store is of this process, as it is of torchrun's agent, at a port that the system picks and that stays
+    taken meanwhile. Ranks that join several groups, one after the other, need one for each.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(size),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
 
 
 def threads_of_gloo() -> int:

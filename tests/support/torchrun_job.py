@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +87,14 @@ def leave(folder: Path, rank: int, ranks: int) -> None:
 
 
 def hang(folder: Path, rank: int, ranks: int) -> None:
+    from tests.support.waiting import mark_inside
+
     dist.all_reduce(torch.ones(COUNT))
-    (folder / f"pid-{rank}.json").write_text(str(os.getpid()))
+    file = folder / f"pid-{rank}.json"
     if rank == 0:
-        time.sleep(600)
+        file.write_text(str(os.getpid()))
+        threading.Event().wait()  # which nobody sets
+    mark_inside("wait", file, str(os.getpid()))  # of the second call
     dist.all_reduce(torch.ones(COUNT))
 
 

@@ -17,7 +17,7 @@ from arborcast import pipeline, topologies
 from arborcast.synth.errors import InputError
 from examples import train_pipeline
 from tests.group.test_train_ddp import ROOT, TORCHRUN, run
-from tests.support.ranks import free_ports, run_ranks, threads_of_gloo
+from tests.support.ranks import rendezvous, run_ranks, threads_of_gloo
 
 RANKS_IMPORT = ("torch._dynamo",)
 
@@ -29,12 +29,12 @@ PLAN = pipeline.Plan(
 )
 
 
-def examples_of(rank: int, size: int, calls: list[list[str]], ports: list[int]) -> list[tuple[int, str, str]]:
+def examples_of(rank: int, size: int, calls: list[list[str]], told: list[dict[str, str]]) -> list[tuple[int, str, str]]:
     """The status of each call, and what the rank says there."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    os.environ["RANK"] = str(rank)
     found = []
-    for arguments, port in zip(calls, ports, strict=True):
-        os.environ["MASTER_PORT"] = str(port)
+    for arguments, settings in zip(calls, told, strict=True):
+        os.environ |= settings
         said, complained = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
             status = train_pipeline.main(arguments)
@@ -50,7 +50,9 @@ def test_a_plan_is_refused_by_all_or_its_losses_are_serial_ones(tmp_path: Path) 
     too_large = replace(PLAN, stages=((0, 3, (0,)), (3, 8, (3,))), topology=None)
     pipeline.write_plan(too_large, tmp_path / "large.json")
     calls = [["--plan", str(tmp_path / "large.json")], options]
-    (refused, (status, said, _)), *others = run_ranks(3, examples_of, calls, free_ports(2), backend=None)
+    with rendezvous(3) as first, rendezvous(3) as second:
+        results = run_ranks(3, examples_of, calls, [first, second], backend=None)
+    (refused, (status, said, _)), *others = results
     assert refused == (2, "", "train_pipeline: plan: rank must be in 0..2 of topology full:3, got 3\n")
     assert status == 0
     assert others == [[(2, "", ""), (0, "", "")]] * 2  # one rank speaks, all know

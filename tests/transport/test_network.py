@@ -10,7 +10,6 @@ import select
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +27,7 @@ from arborcast.backends.transport.listener import Listener, PendingConnection
 from arborcast.backends.transport.network import Network
 from arborcast.backends.transport.shared_memory import create_memory
 from tests.support.ranks import Failure, run_ranks, store_path
+from tests.support.waiting import mark_inside, until, wait_for_end
 
 MESSAGE = 1_500_000
 
@@ -103,10 +103,12 @@ def test_one_transport_for_all(transport: str) -> None:
 def on_demand(rank: int, size: int) -> list[int]:
     """A chain first; then 0 and 2, of which 2 calls while 0 still waits for 1; then all."""
     network = Network(file_store(size), rank, size, timeout_s=30)
+    has_called = store_path().with_name("called")
     if rank == 1:
-        time.sleep(0.5)
+        until(has_called.exists)
     network.connect({1} if rank == 0 else {0, 2} if rank == 1 else ())
     if rank == 2:
+        mark_inside("_read_reply", has_called)
         network.connect({0})
         network.connect({1})
     elif rank == 0:
@@ -262,12 +264,9 @@ def dies_before_connecting(rank: int, size: int) -> str:
     store = file_store(size)
     network = Network(store, rank, size, timeout_s=20)
     if rank == 0:
-        store.wait(["1 is there"])
-        store.set("0 is gone", "")
+        store.set("0 will go", str(os.getpid()))
         os._exit(1)
-    store.set("1 is there", "")
-    store.wait(["0 is gone"])
-    time.sleep(0.2)
+    wait_for_end(int(store.get("0 will go")))
     with pytest.raises(ExecutionError) as caught:
         network.connect({0})
     return str(caught.value)

@@ -1,0 +1,51 @@
+"""Waiting for what has happened, never for a time: conditions, ends of processes, and where a thread is."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PATIENCE_S = 90.0  # no test passes or fails by it but one whose condition never comes
+
+
+def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.001)
+
+
+def _is_inside(function: str, thread: int | None) -> bool:
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+
+def any_inside(function: str) -> bool:
+    """Whether any thread of this process is inside a Python function of that name."""
+    return any(_is_inside(function, thread) for thread in sys._current_frames())
+
+
+def mark_inside(function: str, mark: Path, text: str = "") -> None:
+    """Write a file, from a thread of its own, as soon as the main thread is inside such a function."""
+
+    def watch() -> None:
+        until(lambda: _is_inside(function, threading.main_thread().ident))
+        mark.write_text(text)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def wait_for_end(pid: int) -> None:
+    """Until a process, not yet waited for by its parent, has ended."""
+    end = os.pidfd_open(pid)
+    try:
+        assert select.select([end], [], [], PATIENCE_S)[0], f"process {pid} goes on"
+    finally:
+        os.close(end)
