@@ -73,7 +73,7 @@ def test_children_end_with_the_process_that_is_stopped(bench: Any, tmp_path: Pat
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    child = f"import signal; file = open({str(pipe)!r}, 'w'); print('here', file=file, flush=True); signal.pause()"
+    child = f"import signal; file = open({str(pipe)!r}, 'w', 1); print('here', file=file); signal.pause()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     for limit_s in (1, 4, 16, 64):  # until the child has come so far
         assert bench("harness.processes").run([sys.executable, "-c", parent], limit_s).timed_out

@@ -31,8 +31,8 @@ from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import InfeasibleError, InputError
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
-from tests.support.strategies import topologies
 from tests.support.chunk_replay import no_time_from
+from tests.support.strategies import topologies
 
 
 def frontier(spec: str, kind: str, **knobs: Any) -> Frontier:

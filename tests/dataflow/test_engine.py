@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from tests.support.drawn_schedules import (
     uneven_allreduce,
 )
 from tests.support.fake_channels import FakeNetwork, fake_networks, in_threads
+from tests.support.waiting import any_inside, is_inside, until
 
 DRAWN = {
     "ring": ring_allreduce(4),
@@ -215,7 +217,7 @@ def test_a_rank_that_vanishes_is_named_with_the_piece() -> None:
 
     def work(engine: Engine) -> Any:
         if engine.rank == 1:
-            time.sleep(0.1)
+            until(lambda: any_inside("sleep"))  # others wait
             networks[1].vanish()
             return None
         return job.run(engine, inputs[engine.rank])
@@ -238,7 +240,7 @@ def test_the_first_cause_is_passed_on() -> None:
 
     def work(engine: Engine) -> Any:
         if engine.rank == 0:
-            time.sleep(0.05)
+            until(lambda: any_inside("sleep"))  # others wait
             engine.give_up("rank 0: out of memory")
             return None
         return job.run(engine, job.inputs()[engine.rank])
@@ -251,14 +253,13 @@ def test_the_first_cause_is_passed_on() -> None:
 
 def test_who_goes_without_a_word_is_explained_by_another() -> None:
     networks = fake_networks(3)
-    engines = [Engine(network.rank, network, timeout_s=30, search_s=5) for network in networks]
+    engines = [Engine(network.rank, network, timeout_s=100, search_s=60) for network in networks]
 
     def work(engine: Engine) -> None:
         if engine.rank == 1:
-            time.sleep(0.05)
             networks[1].vanish()
         elif engine.rank == 2:
-            time.sleep(0.2)
+            until(lambda: any_inside("find_reason"))  # rank 0 misses rank 1, and looks for the cause
             engine.give_up("rank 2: disk full")
         else:
             Job(direct("gather", 3, root=0), 4).run(engine, np.arange(4))
@@ -360,8 +361,13 @@ def test_standing_by_returns_when_rung_for() -> None:
             engine.ring()
 
         engine.begin(an_opening(4, by=bytes(8)))
-        timer = threading.Timer(0.1, finish)
-        timer.start()
+        here = threading.get_ident()
+
+        def finish_within() -> None:
+            until(lambda: is_inside("wait_external", here))
+            finish()
+
+        threading.Thread(target=finish_within).start()
         engine.wait_external(is_done.is_set, look_every_s=1000)
         return is_done.is_set()
 
@@ -376,7 +382,7 @@ def test_standing_by_notices_a_peer_that_gives_up() -> None:
     def work(engine: Engine) -> None:
         engine.begin(an_opening(4, by=bytes(8)))
         if engine.rank == 1:
-            time.sleep(0.1)
+            until(lambda: any_inside("wait_external"))
             engine.give_up("rank 1: gloo says no")
             return
         engine.wait_external(lambda: False, look_every_s=1000)
@@ -388,14 +394,16 @@ def test_standing_by_notices_a_peer_that_gives_up() -> None:
 def test_standing_by_outlives_a_peer_that_left_in_peace() -> None:
     networks = fake_networks(2)
     engines = engines_of(networks)
+    has_left = threading.Event()
 
     def work(engine: Engine) -> None:
         engine.begin(an_opening(4, by=bytes(8)))
         if engine.rank == 1:
             engine.wait_external()
             networks[1].close()
+            has_left.set()
             return
-        end = time.monotonic() + 0.3
-        engine.wait_external(lambda: time.monotonic() > end, look_every_s=0.05)
+        looks = itertools.count()
+        engine.wait_external(lambda: has_left.is_set() and next(looks) > 3, look_every_s=0.05)
 
     assert each(engines, work) == [None, None]

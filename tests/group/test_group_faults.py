@@ -26,7 +26,6 @@ from tests.support.faults import (
     PATIENCE_S,
     PIECE,
     RANKS,
-    TIMEOUT_S,
     WAYS,
     Ended,
     allreduce,

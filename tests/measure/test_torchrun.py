@@ -173,7 +173,9 @@ def test_ctrl_c_ends_a_job_whose_ranks_wait_for_each_other(tmp_path: Path) -> No
         ARBORCAST_TOPOLOGY="full:2",
     )
     files = [tmp_path / f"pid-{rank}.json" for rank in range(ranks)]
-    until(lambda: job.poll() is not None or all(file.exists() and file.read_text() for file in files), LIMIT_S)
+    until(
+        lambda: job.poll() is not None or all(file.exists() and file.read_text() for file in files), LIMIT_S
+    )
     assert job.poll() is None, finish(job)[-3000:]
     os.killpg(job.pid, signal.SIGINT)  # what a terminal does
     finish(job)

@@ -20,7 +20,8 @@ def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> Non
         time.sleep(0.001)
 
 
-def _is_inside(function: str, thread: int | None) -> bool:
+def is_inside(function: str, thread: int | None) -> bool:
+    """Whether a thread of this process, told by its identity, is inside a Python function of that name."""
     frame = sys._current_frames().get(thread or 0)
     while frame is not None and frame.f_code.co_name != function:
         frame = frame.f_back
@@ -29,14 +30,14 @@ def _is_inside(function: str, thread: int | None) -> bool:
 
 def any_inside(function: str) -> bool:
     """Whether any thread of this process is inside a Python function of that name."""
-    return any(_is_inside(function, thread) for thread in sys._current_frames())
+    return any(is_inside(function, thread) for thread in sys._current_frames())
 
 
 def mark_inside(function: str, mark: Path, text: str = "") -> None:
     """Write a file, from a thread of its own, as soon as the main thread is inside such a function."""
 
     def watch() -> None:
-        until(lambda: _is_inside(function, threading.main_thread().ident))
+        until(lambda: is_inside(function, threading.main_thread().ident))
         mark.write_text(text)
 
     threading.Thread(target=watch, daemon=True).start()

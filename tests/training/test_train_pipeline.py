@@ -29,7 +29,9 @@ PLAN = pipeline.Plan(
 )
 
 
-def examples_of(rank: int, size: int, calls: list[list[str]], told: list[dict[str, str]]) -> list[tuple[int, str, str]]:
+def examples_of(
+    rank: int, size: int, calls: list[list[str]], told: list[dict[str, str]]
+) -> list[tuple[int, str, str]]:
     """The status of each call, and what the rank says there."""
     os.environ["RANK"] = str(rank)
     found = []
