@@ -36,11 +36,15 @@ def any_inside(function: str) -> bool:
 def mark_inside(function: str, mark: Path, text: str = "") -> None:
     """Write a file, from a thread of its own, as soon as the main thread is inside such a function."""
 
+    has_started = threading.Event()
+
     def watch() -> None:
+        has_started.wait()  # `Thread.start` itself is inside a `wait`
         until(lambda: is_inside(function, threading.main_thread().ident))
         mark.write_text(text)
 
     threading.Thread(target=watch, daemon=True).start()
+    has_started.set()
 
 
 def wait_for_end(pid: int) -> None:
