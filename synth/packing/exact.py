@@ -148,10 +148,7 @@ def _whole(graph: LogicalGraph, tree: Tree) -> PartialTree:
         raise InputError(f"proposed tree of root {tree.root}: must span the {ranks} ranks of {name}")
     if tree.weight <= 0:
         raise InputError(f"proposed tree of root {tree.root}: weight must be positive, got {tree.weight}")
-    try:
-        return PartialTree.of(graph, tree)
-    except KeyError as missing:
-        raise InputError(f"proposed tree of root {tree.root}: {name} has no link {missing}") from missing
+    return PartialTree.of(graph, tree)
 
 
 def _check(topology: Topology, demands: Mapping[int, Fraction]) -> None:

@@ -123,7 +123,7 @@ def test_trees_of_forestcoll_run_backwards_for_a_reduce_scatter() -> None:
         (
             lambda f: f["trees"][0]["paths"].__setitem__(0, [[0, 1]]),
             ScheduleError,
-            "there is no link 0->1",
+            "has no link 0->1",
         ),
         (lambda f: f["trees"].pop(), ValueError, "trees of rank 2 must carry 1 units, got 0"),
         (lambda f: f["trees"][1].update(count=2), ValueError, "trees of rank 1 must carry 1 units, got 2"),

@@ -114,7 +114,7 @@ def test_a_link_that_is_far_too_fast_is_contradicted(tmp_path: Path) -> None:
             ("--transport", "pigeon"),
             "Invalid value for '--transport': 'pigeon' is not one of 'auto', 'sockets', 'shared memory'.",
         ),
-        (("--tolerance", "-1"), "--tolerance: must not be negative, got '-1'"),
+        (("--tolerance", "-1"), "--tolerance: must not be negative, got -1"),
         (("--nonsense",), "No such option: --nonsense"),
     ],
 )
