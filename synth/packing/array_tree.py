@@ -49,7 +49,9 @@ class ArrayTree:
             parents[edge.child] = edge.parent
             for src, dst in pairwise(path):
                 if (src, dst) not in index:
-                    raise ScheduleError(f"tree of root {tree.root}: {graph.topology.name} has no link {src}->{dst}")
+                    raise ScheduleError(
+                        f"tree of root {tree.root}: {graph.topology.name} has no link {src}->{dst}"
+                    )
             ways[edge.child] = [index[hop] for hop in pairwise(path)]
         lengths = [len(ways.get(child, ())) for child in range(graph.topology.ranks)]
         links = [link for child in sorted(ways) for link in ways[child]]
