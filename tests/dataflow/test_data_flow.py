@@ -22,30 +22,14 @@ from arborcast.synth.simulation.service import AHEAD
 from tests.executors.test_interpreter import inputs_for
 from tests.support.definition import define
 from tests.support.drawn_schedules import (
-    allgather_over_relay,
-    custom_exchange,
-    direct,
+    DRAWN,
     make,
     recursive_doubling,
     ring_allreduce,
     schedules,
-    tree_broadcast,
-    uneven_allreduce,
 )
 from tests.support.flow_simulation import Simulation, StuckError
 from tests.support.interpreter import interpret
-
-DRAWN = {
-    "ring": ring_allreduce(4),
-    "tree": tree_broadcast(),
-    "exchange": recursive_doubling(),
-    "uneven": uneven_allreduce(),
-    "relay": allgather_over_relay(),
-    "gather": direct("gather", 3, root=1),
-    "scatter": direct("scatter", 3, root=2),
-    "alltoall": direct("alltoall", 3),
-    "custom": custom_exchange(),
-}
 
 
 def out(start: int, stop: int) -> Slice:

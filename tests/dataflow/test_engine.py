@@ -27,29 +27,15 @@ from arborcast.synth.schedule import Schedule
 from tests.executors.test_interpreter import inputs_for
 from tests.support.definition import define
 from tests.support.drawn_schedules import (
-    allgather_over_relay,
-    custom_exchange,
+    DRAWN,
     direct,
-    recursive_doubling,
     ring_allreduce,
     schedules,
     tree_broadcast,
-    uneven_allreduce,
 )
 from tests.support.fake_channels import FakeNetwork, fake_networks, in_threads
 from tests.support.waiting import any_inside, is_inside, until
 
-DRAWN = {
-    "ring": ring_allreduce(4),
-    "tree": tree_broadcast(),
-    "exchange": recursive_doubling(),
-    "uneven": uneven_allreduce(),
-    "relay": allgather_over_relay(),
-    "gather": direct("gather", 3, root=1),
-    "scatter": direct("scatter", 3, root=2),
-    "alltoall": direct("alltoall", 3),
-    "custom": custom_exchange(),
-}
 SUM = operator_of(torch.distributed.ReduceOp.SUM, torch.int64)
 
 

@@ -30,14 +30,12 @@ from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from tests.support.deadlock import DeadlockError
 from tests.support.definition import combine, define, finish
 from tests.support.drawn_schedules import (
-    allgather_over_relay,
-    custom_exchange,
+    DRAWN,
     direct,
     make,
     recursive_doubling,
     ring_allreduce,
     schedules,
-    tree_broadcast,
     uneven_allreduce,
 )
 
@@ -249,19 +247,6 @@ def _clash(one: Operation, other: Operation) -> bool:
         for a, b in ((one, other), (other, one))
         for part in _touched(b)
     )
-
-
-DRAWN = {
-    "ring": ring_allreduce(4),
-    "tree": tree_broadcast(),
-    "exchange": recursive_doubling(),
-    "uneven": uneven_allreduce(),
-    "relay": allgather_over_relay(),
-    "gather": direct("gather", 3, root=1),
-    "scatter": direct("scatter", 3, root=2),
-    "alltoall": direct("alltoall", 3),
-    "custom": custom_exchange(),
-}
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -251,3 +251,17 @@ def reductions_before_sends() -> Schedule:
         for word in of_step.split()
     ]
     return make("allreduce", [Chunk(Fraction(1), 0)], transfers, total=4)
+
+
+DRAWN = {
+    "ring": ring_allreduce(4),
+    "tree": tree_broadcast(),
+    "exchange": recursive_doubling(),
+    "uneven": uneven_allreduce(),
+    "relay": allgather_over_relay(),
+    "gather": direct("gather", 3, root=1),
+    "scatter": direct("scatter", 3, root=2),
+    "alltoall": direct("alltoall", 3),
+    "custom": custom_exchange(),
+}
+"""One of each sort, by name: what every executor is tried on."""
