@@ -20,30 +20,19 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from tests.support.definition import define
 from tests.support.drawn_schedules import (
-    allgather_over_relay,
-    custom_exchange,
-    direct,
+    DRAWN,
     make,
     recursive_doubling,
     reductions_before_sends,
     ring_allreduce,
     schedules,
-    tree_broadcast,
     uneven_allreduce,
 )
 from tests.support.interpreter import Freedom, interpret
 
-DRAWN = {
-    "ring": ring_allreduce(4),
-    "tree": tree_broadcast(),
-    "exchange": recursive_doubling(),
+CASES = {
+    **DRAWN,
     "sent before it is replaced": reductions_before_sends(),
-    "uneven": uneven_allreduce(),
-    "relay": allgather_over_relay(),
-    "gather": direct("gather", 3, root=1),
-    "scatter": direct("scatter", 3, root=2),
-    "alltoall": direct("alltoall", 3),
-    "custom": custom_exchange(),
     "two additions at once": make(
         "reduce-scatter",
         [Chunk(Fraction(1, 3), owner) for owner in range(3)],
@@ -110,11 +99,11 @@ def check(
 
 
 @pytest.mark.parametrize("freedom", Freedom)
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", CASES)
 def test_drawn_schedules(name: str, freedom: Freedom) -> None:
     for size in (0, 1, 2, 23):
         for pieces in (1, 3):
-            check(DRAWN[name], size, pieces, freedom, window=2)
+            check(CASES[name], size, pieces, freedom, window=2)
 
 
 @given(
