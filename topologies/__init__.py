@@ -7,7 +7,8 @@ topologies.load("cluster.yaml", ranks=[0, 1, 3])
 from __future__ import annotations
 
 from arborcast.topologies.catalog import Entry, Parameter, catalog
-from arborcast.topologies.files import load
+from arborcast.topologies.files import load, load_machine
+from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import GPUS, Rates
 
-__all__ = ["GPUS", "Entry", "Parameter", "Rates", "catalog", "load"]
+__all__ = ["GPUS", "Entry", "Machine", "Nic", "Parameter", "Rates", "catalog", "load", "load_machine"]

@@ -92,6 +92,7 @@ class Entry:
         parameters: the first of them may be given without its key.
         sources: the rates to choose from, none for shapes that stand for no product.
         beyond: what its hardware can do that the model leaves out.
+        gpu: what its ranks are, as in `topologies.GPUS`; None for shapes that stand for no product.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Entry:
     parameters: tuple[Parameter, ...] = ()
     sources: tuple[Rates, ...] = ()
     beyond: Callable[[Topology, int], Beyond] | None = field(default=None, repr=False)
+    gpu: str | None = None
 
     @property
     def arguments(self) -> str:
@@ -227,11 +229,18 @@ def _shape(shown: str) -> Parameter:
 
 _BOTH = (Rates.DATASHEET, Rates.NCCL)
 _ENTRIES = (
-    Entry("dgx1", "8 V100, hybrid cube mesh of NVLinks", boxes.dgx1, (), _BOTH),
-    Entry("dgx1-p100", "8 P100, the same cube mesh with single links", boxes.dgx1_p100, (), _BOTH),
-    Entry("dgx2", "16 V100 on NVSwitch", boxes.dgx2, (), _BOTH),
+    Entry("dgx1", "8 V100, hybrid cube mesh of NVLinks", boxes.dgx1, (), _BOTH, gpu="v100"),
     Entry(
-        "dgx-a100", "boxes of 8 A100 on NVSwitch, NICs to a fabric", boxes.dgx_a100, (_BOXES, _RAILS), _BOTH
+        "dgx1-p100", "8 P100, the same cube mesh with single links", boxes.dgx1_p100, (), _BOTH, gpu="p100"
+    ),
+    Entry("dgx2", "16 V100 on NVSwitch", boxes.dgx2, (), _BOTH, gpu="v100"),
+    Entry(
+        "dgx-a100",
+        "boxes of 8 A100 on NVSwitch, NICs to a fabric",
+        boxes.dgx_a100,
+        (_BOXES, _RAILS),
+        _BOTH,
+        gpu="a100",
     ),
     Entry(
         "dgx-h100",
@@ -240,8 +249,16 @@ _ENTRIES = (
         (_BOXES, _RAILS),
         _BOTH,
         nvlink_sharp,
+        gpu="h100",
     ),
-    Entry("mi250", "boxes of 16 MI250 dies, NICs to a fabric", boxes.mi250, (_BOXES,), (Rates.DATASHEET,)),
+    Entry(
+        "mi250",
+        "boxes of 16 MI250 dies, NICs to a fabric",
+        boxes.mi250,
+        (_BOXES,),
+        (Rates.DATASHEET,),
+        gpu="mi250",
+    ),
     Entry("torus", "a grid that wraps round", grids.torus, (_shape("4x4"), *_LINKS)),
     Entry("mesh", "a grid that does not wrap round", grids.mesh, (_shape("3x4"), *_LINKS)),
     Entry("ring", "ranks in a circle, both ways", grids.ring, (_RANKS, *_LINKS)),

@@ -1,4 +1,7 @@
-"""`load`: a topology by its name in the catalog or from a file, whose kind says which reader goes with it."""
+"""`load`: a topology by its name in the catalog or from a file, whose kind says which reader goes with it.
+
+`load_machine` gives what else is known of it: GPUs, NICs, hosts, what was assumed.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
 from arborcast.synth.topology import Topology
 from arborcast.topologies.catalog import catalog, entry_named
+from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
 
 MAX_TOPOLOGY_BYTES = 16 << 20
@@ -27,8 +31,8 @@ def load_file(
     pcie: bool = False,
     rates: Rates = Rates.DATASHEET,
     max_bytes: int = MAX_TOPOLOGY_BYTES,
-) -> Topology:
-    """The topology in a file: YAML, JSON, the text of `nvidia-smi topo -m`, or NCCL's XML.
+) -> Machine:
+    """The machine in a file: YAML, JSON, the text of `nvidia-smi topo -m`, or NCCL's XML.
 
     The suffixes .json, .yaml, .yml and .xml decide. Under any other name, text that begins with `<` is XML,
     with `{` JSON; text with a line that begins with a GPU's name is nvidia-smi's; the rest is YAML.
@@ -45,11 +49,11 @@ def load_file(
         if gpu is not None and kind != "nvidia-smi":
             raise TopologyError(f"{place}: gpu is for nvidia-smi text only, and this is {kind}")
         if kind == "nvidia-smi":
-            from arborcast.topologies.nvidia_smi import parse_nvidia_smi
+            from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
 
             return parse_nvidia_smi(text, place, gpu=gpu, pcie=pcie, rates=rates)
         if kind == "XML":
-            from arborcast.topologies.nccl_xml import parse_nccl_xml
+            from arborcast.topologies.readers.nccl_xml import parse_nccl_xml
 
             return parse_nccl_xml(text, place, pcie=pcie, rates=rates)
         if pcie or rates is not Rates.DATASHEET:
@@ -58,7 +62,7 @@ def load_file(
             raise TopologyError(
                 f"{place}: {option} does not go with {kind}, which holds its own links{instead}"
             )
-        return _from_document(text, place, kind)
+        return Machine.of(_from_document(text, place, kind))
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error
 
@@ -106,7 +110,20 @@ def load(
     pcie: bool = False,
     rates: str = "datasheet",
 ) -> Topology:
-    """The topology that a spec names.
+    """The topology that a spec names: the graph of `load_machine`, which takes and raises the same."""
+    return load_machine(spec, ranks=ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates).topology
+
+
+def load_machine(
+    spec: str,
+    *,
+    ranks: Sequence[int] | None = None,
+    relays: bool = False,
+    gpu: str | None = None,
+    pcie: bool = False,
+    rates: str = "datasheet",
+) -> Machine:
+    """The machine that a spec names.
 
     What stands before the first colon decides. If it is a name of the catalog (`DGX1` is `dgx1`), the catalog
     counts (a file of that name is reached as `./dgx1`). Otherwise the spec is a path when it contains a
@@ -137,18 +154,16 @@ def load(
                 else "pcie is for nvidia-smi text and NCCL XML"
             )
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
-        topology = entry.build(arguments, chosen)
+        machine = Machine.of(entry.build(arguments, chosen), gpu=entry.gpu)
     elif _is_path(spec):
-        from arborcast.topologies.files import load_file
-
-        topology = load_file(spec, gpu=gpu, pcie=pcie, rates=chosen)
+        machine = load_file(spec, gpu=gpu, pcie=pcie, rates=chosen)
     else:
         raise TopologyError(_unknown(spec, name))
     if ranks is None:
         if relays:
             raise TopologyError(f"{shorten(spec)}: relays need ranks that take part, got none")
-        return topology
-    return topology.reordered(ranks) if relays else topology.subset(ranks)
+        return machine
+    return machine.reordered(ranks, relays=relays)
 
 
 def _is_path(spec: str) -> bool:

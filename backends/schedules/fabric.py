@@ -112,7 +112,7 @@ def _described(topology: str | os.PathLike[str] | Topology) -> tuple[Topology, s
         case str():
             return topologies.load(topology), f"from {topology}"
         case path:  # a file even where the catalog has something of that name
-            return load_file(os.fspath(path)), f"from {os.fspath(path)}"
+            return load_file(os.fspath(path)).topology, f"from {os.fspath(path)}"
 
 
 def _places(ranks: Sequence[int] | None, whole: Topology, world_size: int) -> Sequence[int]:

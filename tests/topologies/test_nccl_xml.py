@@ -14,7 +14,7 @@ from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from arborcast.topologies.boxes import DGX1_NVLINKS
-from arborcast.topologies.nccl_xml import parse_nccl_xml
+from arborcast.topologies.readers.nccl_xml import parse_nccl_xml
 from arborcast.topologies.rates import Rates
 
 
@@ -78,25 +78,25 @@ def cables(topology: Topology) -> dict[tuple[int | str, int | str], str]:
 
 
 def test_dgx1_is_the_catalogs() -> None:
-    topology = parse_nccl_xml(dgx1(), "f")
+    topology = parse_nccl_xml(dgx1(), "f").topology
     assert (topology.links, topology.symmetries) == (load("dgx1").links, load("dgx1").symmetries)
-    assert parse_nccl_xml(dgx1(), "f", rates=Rates.NCCL).links == load("dgx1", rates="nccl").links
+    assert parse_nccl_xml(dgx1(), "f", rates=Rates.NCCL).topology.links == load("dgx1", rates="nccl").links
 
 
 def test_nvswitches_are_one_switch_with_all_links() -> None:
-    topology = parse_nccl_xml(hgx(), "f")
+    topology = parse_nccl_xml(hgx(), "f").topology
     assert topology.links == load("dgx-h100").links
     assert topology.symmetries == load("dgx-h100").symmetries
-    assert parse_nccl_xml(hgx(), "f", rates=Rates.NCCL).links == load("dgx-h100", rates="nccl").links
+    assert parse_nccl_xml(hgx(), "f", rates=Rates.NCCL).topology.links == load("dgx-h100", rates="nccl").links
 
 
 def test_ranks_count_before_devices() -> None:
     turned = [str((dev + 1) % 8) for dev in range(8)]
-    topology = parse_nccl_xml(dgx1(turned), "f")
+    topology = parse_nccl_xml(dgx1(turned), "f").topology
     # device 0 is rank 1, device 3 rank 4: two links
     assert topology.bandwidth[1, 4] == 50
     assert topology.bandwidth == load("dgx1", ranks=[7, 0, 1, 2, 3, 4, 5, 6]).bandwidth
-    assert parse_nccl_xml(dgx1(["-1"] * 8), "f").links == load("dgx1").links
+    assert parse_nccl_xml(dgx1(["-1"] * 8), "f").topology.links == load("dgx1").links
 
 
 def test_the_kind_of_file_is_recognised(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_kind_of_file_is_recognised(tmp_path: Path) -> None:
 def test_targets_that_are_not_there_are_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
     pair = [gpu(0, [(busid(1), 1, ""), (busid(5), 2, "0x030200")]), gpu(1, [(busid(0), 1, "")])]
     with caplog.at_level(logging.WARNING):
-        assert cables(parse_nccl_xml(system(pair), "f")) == {(0, 1): "25"}
+        assert cables(parse_nccl_xml(system(pair), "f").topology) == {(0, 1): "25"}
     assert f"gpu 0 ({busid(0)}): its NVLinks to {busid(5)}" in caplog.text
 
 
@@ -119,8 +119,8 @@ def test_pcie_is_a_tree_of_what_is_shared() -> None:
         [bridge("", "0", bridge("8 GT/s", "4", gpu(3, [])))],
     )
     with pytest.raises(TopologyError, match="shows no NVLinks; pcie=True"):
-        parse_nccl_xml(text, "f")
-    topology = parse_nccl_xml(text, "f", pcie=True, rates=Rates.NCCL)
+        parse_nccl_xml(text, "f").topology
+    topology = parse_nccl_xml(text, "f", pcie=True, rates=Rates.NCCL).topology
     names = [switch.name for switch in topology.switches]
     by_ends = cables(topology)
     lower, upper = [name for name in names if name.startswith("cpu")], [n for n in names if n[0] == "p"]
@@ -139,7 +139,7 @@ def test_pcie_is_a_tree_of_what_is_shared() -> None:
     }
     climb = next(rate for ends, rate in by_ends.items() if set(ends) == {upper[0], of_gpu[2]})
     assert climb == "12"  # 16 GT/s x 8
-    datasheet = parse_nccl_xml(text, "f", pcie=True)
+    datasheet = parse_nccl_xml(text, "f", pcie=True).topology
     assert datasheet.bandwidth[0, 4 + names.index(upper[0])] == Fraction(16 * 128, 130)
 
 
@@ -176,7 +176,7 @@ def test_pcie_is_a_tree_of_what_is_shared() -> None:
 )
 def test_refused_xml(text: str, message: str) -> None:
     with pytest.raises(TopologyError, match=f"^f: .*{message}") as caught:
-        parse_nccl_xml(text, "f")
+        parse_nccl_xml(text, "f").topology
     assert "\n" not in str(caught.value)
 
 
@@ -190,12 +190,12 @@ def test_refused_xml(text: str, message: str) -> None:
 def test_odd_pcie_links(speed: str, width: str, message: str) -> None:
     text = system([bridge(speed, width, gpu(0, []), gpu(1, []))])
     with pytest.raises(TopologyError, match=f"pci 0000:f0:00.0: {message}"):
-        parse_nccl_xml(text, "f", pcie=True)
+        parse_nccl_xml(text, "f", pcie=True).topology
 
 
 def test_deep_nesting_is_no_trouble() -> None:
     deep = "<pci busid='a'>" * 3000 + gpu(0, []) + "</pci>" * 3000
-    topology = parse_nccl_xml(system([deep, gpu(1, [])]), "f", pcie=True, rates=Rates.NCCL)
+    topology = parse_nccl_xml(system([deep, gpu(1, [])]), "f", pcie=True, rates=Rates.NCCL).topology
     assert cables(topology) == {(0, "cpu0"): "12", (1, "cpu0"): "12"}
 
 
@@ -218,7 +218,7 @@ pieces = st.sampled_from(
 def test_any_text_is_a_topology_or_one_line(text: str, pcie: bool) -> None:
     for whole in (text, f"<system>{text}</system>"):
         try:
-            parse_nccl_xml(whole, "f", pcie=pcie)
+            parse_nccl_xml(whole, "f", pcie=pcie).topology
         except InputError as error:
             assert len(str(error).splitlines()) == 1
 
@@ -232,6 +232,6 @@ def test_mutilated_xml_is_a_topology_or_one_line(data: st.DataObject, pcie: bool
         where = data.draw(st.integers(0, len(words) - 1))
         words[where] = data.draw(st.sampled_from(words) | st.sampled_from(["", "-1", "99999999999", "x"]))
     try:
-        parse_nccl_xml("".join(words), "f", pcie=pcie)
+        parse_nccl_xml("".join(words), "f", pcie=pcie).topology
     except InputError as error:
         assert len(str(error).splitlines()) == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
-from arborcast.topologies.nvidia_smi import parse_nvidia_smi
+from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
 from arborcast.topologies.rates import Rates
 
 DGX1 = """
@@ -63,11 +63,11 @@ def cables(topology: Topology) -> dict[tuple[int | str, int | str], str]:
 
 
 def test_dgx1_is_the_catalogs(caplog: pytest.LogCaptureFixture) -> None:
-    topology = parse_nvidia_smi(DGX1, "f", gpu="V100")
+    topology = parse_nvidia_smi(DGX1, "f", gpu="V100").topology
     known = load("dgx1")
     assert (topology.ranks, topology.links, topology.symmetries) == (8, known.links, known.symmetries)
     assert not caplog.records
-    by_nccl = parse_nvidia_smi(DGX1, "f", gpu="v100", rates=Rates.NCCL)
+    by_nccl = parse_nvidia_smi(DGX1, "f", gpu="v100", rates=Rates.NCCL).topology
     assert by_nccl.links == load("dgx1", rates="nccl").links
 
 
@@ -79,8 +79,8 @@ def test_the_kind_of_file_is_recognised(tmp_path: Path) -> None:
 
 def test_a_guessed_generation_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert parse_nvidia_smi(DGX1, "dgx.txt").links == load("dgx1").links
-        parse_nvidia_smi(PCIE_ONLY, "cards.txt", pcie=True)
+        assert parse_nvidia_smi(DGX1, "dgx.txt").topology.links == load("dgx1").links
+        parse_nvidia_smi(PCIE_ONLY, "cards.txt", pcie=True).topology
     assert "dgx.txt: nvidia-smi does not say which GPUs these are; assuming v100 (25 GB/s" in caplog.text
     assert "cards.txt: nvidia-smi does not say which GPUs these are; assuming the PCIe of a" in caplog.text
 
@@ -107,7 +107,7 @@ def test_a_guessed_generation_is_said(caplog: pytest.LogCaptureFixture) -> None:
 def test_shared_nvlinks_become_a_switch(
     count: int, nvlinks: int, gpu: str | None, switched: bool, rate: str
 ) -> None:
-    topology = parse_nvidia_smi(matrix(lambda _a, _b: f"NV{nvlinks}", count), "f", gpu=gpu)
+    topology = parse_nvidia_smi(matrix(lambda _a, _b: f"NV{nvlinks}", count), "f", gpu=gpu).topology
     assert [switch.name for switch in topology.switches] == ["nvswitch"] * switched
     assert len(topology.links) == (2 * count if switched else count * (count - 1))
     assert {link.bandwidth for link in topology.links} == {Fraction(rate)}
@@ -116,7 +116,7 @@ def test_shared_nvlinks_become_a_switch(
 
 def test_a_gpu_with_broken_links_on_an_nvswitch() -> None:
     text = matrix(lambda a, b: "NV16" if 2 in (a, b) else "NV18", 4)
-    assert cables(parse_nvidia_smi(text, "f", gpu="h100")) == {
+    assert cables(parse_nvidia_smi(text, "f", gpu="h100").topology) == {
         (0, "nvswitch"): "450",
         (1, "nvswitch"): "450",
         (2, "nvswitch"): "400",
@@ -126,22 +126,22 @@ def test_a_gpu_with_broken_links_on_an_nvswitch() -> None:
 
 def test_pairs_with_bridges_and_two_nvswitch_domains() -> None:
     bridges = matrix(lambda a, b: "NV12" if a // 2 == b // 2 else "SYS", 4)
-    assert cables(parse_nvidia_smi(bridges, "f")) == {(0, 1): "300", (2, 3): "300"}
+    assert cables(parse_nvidia_smi(bridges, "f").topology) == {(0, 1): "300", (2, 3): "300"}
     halves = matrix(lambda a, b: "NV12" if a // 4 == b // 4 else "SYS", 8)
-    topology = parse_nvidia_smi(halves, "f", gpu="a100")
+    topology = parse_nvidia_smi(halves, "f", gpu="a100").topology
     assert [switch.name for switch in topology.switches] == ["nvswitch0", "nvswitch1"]
     assert topology.bandwidth[5, 9] == 300
 
 
 def test_p100_box() -> None:
     text = DGX1.replace("NV2", "NV1")
-    assert parse_nvidia_smi(text, "f").links == load("dgx1-p100").links
+    assert parse_nvidia_smi(text, "f").topology.links == load("dgx1-p100").links
 
 
 def test_pcie_paths_are_a_tree_when_asked() -> None:
     with pytest.raises(TopologyError, match=r"f: shows no NVLinks; pcie=True \(--pcie\)"):
-        parse_nvidia_smi(PCIE_ONLY, "f", gpu="v100")
-    topology = parse_nvidia_smi(PCIE_ONLY, "f", gpu="v100", pcie=True, rates=Rates.NCCL)
+        parse_nvidia_smi(PCIE_ONLY, "f", gpu="v100").topology
+    topology = parse_nvidia_smi(PCIE_ONLY, "f", gpu="v100", pcie=True, rates=Rates.NCCL).topology
     assert cables(topology) == {
         (0, "pcie0"): "12",
         (1, "pcie0"): "12",
@@ -153,7 +153,7 @@ def test_pcie_paths_are_a_tree_when_asked() -> None:
 
 
 def test_nics_tell_which_gpus_are_near_each_other() -> None:
-    topology = parse_nvidia_smi(DGX1, "f", gpu="v100", pcie=True)
+    topology = parse_nvidia_smi(DGX1, "f", gpu="v100", pcie=True).topology
     tree = {ends: rate for ends, rate in cables(topology).items() if isinstance(ends[1], str)}
     # 8 GT/s x 16 lanes / 8 bits, less 128b/130b
     slot = str(Fraction(16 * 128, 130))
@@ -187,18 +187,18 @@ def test_nics_tell_which_gpus_are_near_each_other() -> None:
 def test_broken_matrices(old: str, new: str, message: str) -> None:
     text = DGX1.replace(old, new) if old in ("GPU", "NV1") else DGX1.replace(old, new, 1)
     with pytest.raises(TopologyError, match=f"^f: .*{message}") as caught:
-        parse_nvidia_smi(text, "f", gpu="v100")
+        parse_nvidia_smi(text, "f", gpu="v100").topology
     assert "\n" not in str(caught.value)
 
 
 def test_counts_that_no_gpu_has() -> None:
     text = matrix(lambda _a, _b: "NV12", 8)
     with pytest.raises(TopologyError, match="shows NV12, must be at most NV6 for v100"):
-        parse_nvidia_smi(text, "f", gpu="v100")
+        parse_nvidia_smi(text, "f", gpu="v100").topology
     with pytest.raises(TopologyError, match="gpu 'gtx': must be one of a100, a30"):
-        parse_nvidia_smi(text, "f", gpu="gtx")
+        parse_nvidia_smi(text, "f", gpu="gtx").topology
     with pytest.raises(TopologyError, match="a GPU with 99 NVLinks, must be at most 18"):
-        parse_nvidia_smi(matrix(lambda _a, _b: "NV99", 3), "f")
+        parse_nvidia_smi(matrix(lambda _a, _b: "NV99", 3), "f").topology
 
 
 tokens = st.sampled_from(
@@ -213,7 +213,7 @@ tokens = st.sampled_from(
 @settings(max_examples=300)
 def test_any_text_is_a_topology_or_one_line(text: str, pcie: bool, gpu: str | None) -> None:
     try:
-        parse_nvidia_smi(text, "f", pcie=pcie, gpu=gpu)
+        parse_nvidia_smi(text, "f", pcie=pcie, gpu=gpu).topology
     except InputError as error:
         assert len(str(error).splitlines()) == 1
 
@@ -225,7 +225,7 @@ def test_any_matrix_is_a_topology_or_one_line(count: int, data: st.DataObject, p
     drawn = {(a, b): data.draw(cell) for b in range(count) for a in range(b)}
     text = matrix(lambda a, b: drawn[min(a, b), max(a, b)], count)
     try:
-        topology = parse_nvidia_smi(text, "f", pcie=pcie)
+        topology = parse_nvidia_smi(text, "f", pcie=pcie).topology
     except InputError as error:
         assert len(str(error).splitlines()) == 1
         return

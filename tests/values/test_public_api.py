@@ -26,7 +26,7 @@ PUBLIC: dict[ModuleType, str] = {
     groups: """
         GroupSchedule GroupSchedules JointCertificate JointVerdict Level solve_groups verify_groups""",
     topologies: """
-        Entry GPUS Parameter Rates catalog load""",
+        Entry GPUS Machine Nic Parameter Rates catalog load load_machine""",
     pipeline: """
         Action Comparison Divisible Layer LinkCosts Plan Prediction Profile Stage Tie Timeline Trainer compare
         plan predict profile read_plan read_profile simulate trace write_plan write_profile""",

@@ -18,6 +18,7 @@ from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Topology, Vertex
 from arborcast.topologies.builders import cable, check_size, with_obvious_symmetries
+from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import (
     BETWEEN_SOCKETS,
     GPUS,
@@ -56,8 +57,8 @@ class Matrix:
 
 def parse_nvidia_smi(
     text: str, place: str, *, gpu: str | None = None, pcie: bool = False, rates: Rates = Rates.DATASHEET
-) -> Topology:
-    """The topology that the text shows; GPU i is rank i, NICs are no vertices.
+) -> Machine:
+    """The machine that the text shows; GPU i is rank i, NICs are no vertices.
 
     A set of GPUs joined by NVLinks counts as linked directly when no GPU needs more NVLinks for that than
     its generation has; otherwise its GPUs share their links over an NVSwitch: every pair then shows the
@@ -76,12 +77,12 @@ def parse_nvidia_smi(
         TopologyError: no matrix, a broken matrix, counts that no GPU has, no links at all.
     """
     try:
-        return _topology(_read(text), place, gpu, pcie, rates)
+        return _machine(_read(text), place, gpu, pcie, rates)
     except InputError as error:
         raise TopologyError(f"{place}: {error}") from error
 
 
-def _topology(matrix: Matrix, place: str, gpu: str | None, pcie: bool, rates: Rates) -> Topology:
+def _machine(matrix: Matrix, place: str, gpu: str | None, pcie: bool, rates: Rates) -> Machine:
     count = len(matrix.gpus)
     if count < 2:
         raise TopologyError(f"must show at least 2 GPUs, got {count}")
@@ -119,7 +120,9 @@ def _topology(matrix: Matrix, place: str, gpu: str | None, pcie: bool, rates: Ra
         switches += names
     if not links:
         raise TopologyError("shows no NVLinks; pcie=True (--pcie) takes the PCIe paths as links")
-    return with_obvious_symmetries(Topology.build("nvidia-smi", count, links, switches))
+    topology = with_obvious_symmetries(Topology.build("nvidia-smi", count, links, switches))
+    kind = None if known is None else known.name
+    return Machine(topology, (kind,) * count, devices=matrix.gpus, hosts=(0,) * count)
 
 
 def _domains(matrix: Matrix) -> list[tuple[int, ...]]:

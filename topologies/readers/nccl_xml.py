@@ -19,6 +19,7 @@ from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import MAX_VERTICES, cable, with_obvious_symmetries
+from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import (
     BETWEEN_SOCKETS,
     NVLINK_LATENCY_US,
@@ -55,8 +56,8 @@ class _Gpu:
         return f"gpu {self.dev} ({self.busid})"
 
 
-def parse_nccl_xml(text: str, place: str, *, pcie: bool = False, rates: Rates = Rates.DATASHEET) -> Topology:
-    """The topology that the XML describes.
+def parse_nccl_xml(text: str, place: str, *, pcie: bool = False, rates: Rates = Rates.DATASHEET) -> Machine:
+    """The machine that the XML describes.
 
     Rank i is the GPU with rank="i" where these are 0, 1, 2... each once, otherwise the GPUs in the order of
     `dev`. All NVSwitches are one switch, as in NCCL, and a GPU's links to them add up. NVLinks to what the
@@ -84,7 +85,13 @@ def parse_nccl_xml(text: str, place: str, *, pcie: bool = False, rates: Rates = 
             switches += names
         if not links:
             raise TopologyError("shows no NVLinks; pcie=True (--pcie) takes the PCIe links")
-        return with_obvious_symmetries(Topology.build("nccl", len(gpus), links, switches))
+        topology = with_obvious_symmetries(Topology.build("nccl", len(gpus), links, switches))
+        return Machine(
+            topology,
+            gpus=tuple(gpu.kind.name for gpu in gpus),
+            devices=tuple(f"dev {gpu.dev} ({gpu.busid})" for gpu in gpus),
+            hosts=(0,) * len(gpus),
+        )
     except InputError as error:
         raise TopologyError(f"{place}: {error}") from error
 
