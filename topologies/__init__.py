@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from arborcast.topologies.catalog import Entry, Parameter, catalog
 from arborcast.topologies.files import load, load_machine
+from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine, Nic
-from arborcast.topologies.rates import GPUS, Rates
+from arborcast.topologies.rates import Rates
 
 __all__ = ["GPUS", "Entry", "Machine", "Nic", "Parameter", "Rates", "catalog", "load", "load_machine"]

@@ -12,7 +12,8 @@ from fractions import Fraction
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import cable, check_size, rotation, side_by_side, without_identity
-from arborcast.topologies.rates import FABRIC_HOP_US, GPUS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
+from arborcast.topologies.gpus import GPUS
+from arborcast.topologies.rates import FABRIC_HOP_US, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 
 # NVLinks per pair of GPUs of a DGX-1 with V100, numbered as nvidia-smi does (NCCL issue 671).
 DGX1_NVLINKS = (

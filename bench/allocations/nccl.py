@@ -23,7 +23,8 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.lp.highs import new_model
 from arborcast.synth.topology import Hop, Topology
-from arborcast.topologies.rates import GPUS, Rates, slot_rate
+from arborcast.topologies.gpus import GPUS, slot_rate
+from arborcast.topologies.rates import Rates
 
 PCIE = slot_rate(GPUS["v100"], Rates.NCCL)
 """GB/s of a ring over PCIe of generation 3, 16 lanes: 12.

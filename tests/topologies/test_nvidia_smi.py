@@ -195,7 +195,7 @@ def test_counts_that_no_gpu_has() -> None:
     text = matrix(lambda _a, _b: "NV12", 8)
     with pytest.raises(TopologyError, match="shows NV12, must be at most NV6 for v100"):
         parse_nvidia_smi(text, "f", gpu="v100").topology
-    with pytest.raises(TopologyError, match="gpu 'gtx': must be one of a100, a30"):
+    with pytest.raises(TopologyError, match="gpu 'gtx': must be one of a10, a100, a100-pcie, a30"):
         parse_nvidia_smi(text, "f", gpu="gtx").topology
     with pytest.raises(TopologyError, match="a GPU with 99 NVLinks, must be at most 18"):
         parse_nvidia_smi(matrix(lambda _a, _b: "NV99", 3), "f").topology

@@ -19,15 +19,14 @@ from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import MAX_VERTICES, cable, with_obvious_symmetries
+from arborcast.topologies.gpus import Gpu, gpu_of_capability
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import (
     BETWEEN_SOCKETS,
     NVLINK_LATENCY_US,
     NVSWITCH_HOP_US,
     PCIE_HOP_US,
-    Gpu,
     Rates,
-    gpu_of_capability,
     pcie_rate,
 )
 
@@ -136,7 +135,11 @@ def _gpus(root: Element) -> list[_Gpu]:
         dev = _whole(element, "dev", f"gpu at {busid}")
         sm = _whole(element, "sm", f"gpu at {busid}")
         rank = _whole(element, "rank", f"gpu at {busid}") if element.get("rank") is not None else None
-        gpus.append(_Gpu(element, busid.lower(), dev, rank, gpu_of_capability(sm)))
+        counts = [_whole(link, "count", f"gpu at {busid}: nvlink") for link in element.iter("nvlink")]
+        kind = gpu_of_capability(sm, links=sum(counts))
+        if kind is None or not kind.links:
+            raise TopologyError(f"sm {sm}: must be a compute capability with NVLinks known here")
+        gpus.append(_Gpu(element, busid.lower(), dev, rank, kind))
     if len(gpus) < 2:
         raise TopologyError(f"must hold at least 2 gpus, got {len(gpus)}")
     if len(gpus) > MAX_VERTICES // 4:
@@ -181,9 +184,9 @@ def _nvlinks(gpus: list[_Gpu], rates: Rates) -> tuple[list[Link], list[str]]:
             if end == gpu.vertex:
                 raise TopologyError(f"{gpu.where}: nvlink must lead elsewhere, got {shorten(target)} itself")
             counts[gpu.vertex, end] = counts.get((gpu.vertex, end), 0) + count
-        if total > gpu.kind.nvlinks:
+        if total > gpu.kind.links:
             raise TopologyError(
-                f"{gpu.where}: must have at most {gpu.kind.nvlinks} NVLinks ({gpu.kind.name}), got {total}"
+                f"{gpu.where}: must have at most {gpu.kind.links} NVLinks ({gpu.kind.name}), got {total}"
             )
     links: list[Link] = []
     for (src, dst), count in counts.items():

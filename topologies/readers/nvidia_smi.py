@@ -18,17 +18,14 @@ from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Topology, Vertex
 from arborcast.topologies.builders import cable, check_size, with_obvious_symmetries
+from arborcast.topologies.gpus import GPUS, Gpu, gpu_named, slot_rate
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import (
     BETWEEN_SOCKETS,
-    GPUS,
     NVLINK_LATENCY_US,
     NVSWITCH_HOP_US,
     PCIE_HOP_US,
-    Gpu,
     Rates,
-    gpu_named,
-    slot_rate,
 )
 
 _log = logging.getLogger(__name__)
@@ -105,7 +102,7 @@ def _machine(matrix: Matrix, place: str, gpu: str | None, pcie: bool, rates: Rat
     switches: list[str] = []
     if known is not None:
         for domain in domains:
-            if _most_direct(matrix, domain) <= known.nvlinks:
+            if _most_direct(matrix, domain) <= known.links:
                 links += _direct_links(matrix, domain, known, rates)
             else:
                 hub = count + len(switches)
@@ -175,7 +172,7 @@ def _guess(matrix: Matrix, domains: Iterable[Sequence[int]]) -> Gpu:
         return GPUS["p100"]
     if needed == 4 and linked == {4}:
         return GPUS["a6000"]
-    return next(GPUS[name] for name in ("v100", "a800", "a100", "h100") if needed <= GPUS[name].nvlinks)
+    return next(GPUS[name] for name in ("v100", "a800", "a100", "h100") if needed <= GPUS[name].links)
 
 
 def _direct_links(matrix: Matrix, domain: Sequence[int], gpu: Gpu, rates: Rates) -> list[Link]:
@@ -194,11 +191,11 @@ def _switched_links(matrix: Matrix, domain: Sequence[int], gpu: Gpu, rates: Rate
             direct = _most_direct(matrix, domain)
             raise TopologyError(
                 f"{matrix.gpus[first]} to {matrix.gpus[second]}: these NVLinks fit neither direct links "
-                f"({direct} at one GPU; {gpu.name} has {gpu.nvlinks}) nor an NVSwitch (all pairs alike)"
+                f"({direct} at one GPU; {gpu.name} has {gpu.links}) nor an NVSwitch (all pairs alike)"
             )
     most = max(own.values())
-    if most > gpu.nvlinks:
-        raise TopologyError(f"shows NV{most}, must be at most NV{gpu.nvlinks} for {gpu.name}")
+    if most > gpu.links:
+        raise TopologyError(f"shows NV{most}, must be at most NV{gpu.links} for {gpu.name}")
     return [
         link
         for here, count in own.items()
