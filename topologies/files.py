@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
 from arborcast.synth.errors import InputError, TopologyError
@@ -19,6 +21,8 @@ from arborcast.topologies.catalog import catalog, entry_named
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
 
+_log = logging.getLogger(__name__)
+
 MAX_TOPOLOGY_BYTES = 16 << 20
 
 _MATRIX_HEADER = re.compile(r"^(?:[ \t]|\x1b\[[0-9;]*[A-Za-z])*GPU[0-9]+\s", re.MULTILINE)
@@ -29,6 +33,7 @@ def load_file(
     *,
     gpu: str | None = None,
     pcie: bool = False,
+    between_sockets: Fraction | None = None,
     rates: Rates = Rates.DATASHEET,
     max_bytes: int = MAX_TOPOLOGY_BYTES,
 ) -> Machine:
@@ -46,25 +51,34 @@ def load_file(
     place = shorten_path(path)
     kind = _kind(Path(path).suffix.lower(), text)
     try:
-        if gpu is not None and kind != "nvidia-smi":
-            raise TopologyError(f"{place}: gpu is for nvidia-smi text only, and this is {kind}")
         if kind == "nvidia-smi":
             from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
 
-            return parse_nvidia_smi(text, place, gpu=gpu, pcie=pcie, rates=rates)
+            return parse_nvidia_smi(
+                text, place, gpu=gpu, pcie=pcie, between_sockets=between_sockets, rates=rates
+            )
         if kind == "XML":
             from arborcast.topologies.readers.nccl_xml import parse_nccl_xml
 
-            return parse_nccl_xml(text, place, pcie=pcie, rates=rates)
-        if pcie or rates is not Rates.DATASHEET:
-            option = "pcie" if pcie else f"rates {rates.value}"
-            instead = "" if pcie else f"; take rates {Rates.DATASHEET.value}"
+            return parse_nccl_xml(
+                text, place, gpu=gpu, pcie=pcie, between_sockets=between_sockets, rates=rates
+            )
+        option = _option_of_readers(gpu, pcie, between_sockets)
+        if option is not None or rates is not Rates.DATASHEET:
+            instead = "" if option else f"; take rates {Rates.DATASHEET.value}"
             raise TopologyError(
-                f"{place}: {option} does not go with {kind}, which holds its own links{instead}"
+                f"{place}: {option or f'rates {rates.value}'} does not go with {kind}, which holds its own "
+                f"links{instead}"
             )
         return Machine.of(_from_document(text, place, kind))
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error
+
+
+def _option_of_readers(gpu: str | None, pcie: bool, between_sockets: Fraction | None) -> str | None:
+    """One of these that was given: what says more of a machine than the text of a tool does."""
+    given = {"gpu": gpu is not None, "pcie": pcie, "between_sockets": between_sockets is not None}
+    return next((option for option, is_given in given.items() if is_given), None)
 
 
 def _kind(suffix: str, text: str) -> str:
@@ -108,10 +122,13 @@ def load(
     relays: bool = False,
     gpu: str | None = None,
     pcie: bool = False,
+    between_sockets: Fraction | int | None = None,
     rates: str = "datasheet",
 ) -> Topology:
     """The topology that a spec names: the graph of `load_machine`, which takes and raises the same."""
-    return load_machine(spec, ranks=ranks, relays=relays, gpu=gpu, pcie=pcie, rates=rates).topology
+    return load_machine(
+        spec, ranks=ranks, relays=relays, gpu=gpu, pcie=pcie, between_sockets=between_sockets, rates=rates
+    ).topology
 
 
 def load_machine(
@@ -121,6 +138,7 @@ def load_machine(
     relays: bool = False,
     gpu: str | None = None,
     pcie: bool = False,
+    between_sockets: Fraction | int | None = None,
     rates: str = "datasheet",
 ) -> Machine:
     """The machine that a spec names.
@@ -135,8 +153,9 @@ def load_machine(
             or JSON topology file, the saved text of `nvidia-smi topo -m`, or an NCCL topology XML.
         ranks: the ranks that take part; they are renumbered 0, 1, 2... in this order.
         relays: keep the other ranks, behind those that take part, instead of leaving them out.
-        gpu: GPU generation of nvidia-smi text, which does not say it (v100, a100, h100, ...).
-        pcie: take the PCIe paths of nvidia-smi text or NCCL XML as links too.
+        gpu: what the GPUs are where a tool's text does not say it, or says otherwise (see `GPUS`).
+        pcie: take the PCIe paths of nvidia-smi text or NCCL XML as links too, where it shows other links.
+        between_sockets: GB/s each way between two CPU sockets; see `topologies.rates` for the default.
         rates: "datasheet", or "nccl" for NCCL's planning constants.
 
     Raises:
@@ -144,19 +163,21 @@ def load_machine(
         InputError: the file cannot be read.
     """
     chosen = Rates.of(rates)
+    crossing = None if between_sockets is None else Fraction(between_sockets)
+    if crossing is not None and crossing <= 0:
+        raise TopologyError(f"between_sockets: must be above 0 GB/s, got {crossing}")
     name, _, arguments = spec.partition(":")
     entry = entry_named(name)
     if entry is not None:
-        if gpu is not None or pcie:
-            rule = (
-                "gpu is for nvidia-smi text"
-                if gpu is not None
-                else "pcie is for nvidia-smi text and NCCL XML"
-            )
+        option = _option_of_readers(gpu, pcie, crossing)
+        if option is not None:
+            rule = f"{option} is for nvidia-smi text and NCCL XML"
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
         machine = Machine.of(entry.build(arguments, chosen), gpu=entry.gpu)
     elif _is_path(spec):
-        machine = load_file(spec, gpu=gpu, pcie=pcie, rates=chosen)
+        machine = load_file(spec, gpu=gpu, pcie=pcie, between_sockets=crossing, rates=chosen)
+        for note in machine.notes:
+            _log.warning("%s: %s", shorten_path(spec), note)
     else:
         raise TopologyError(_unknown(spec, name))
     if ranks is None:

@@ -98,7 +98,7 @@ def topologies(as_json: AsJson = False) -> None:
 
 @app.command()
 @with_voice
-@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "rates")
+@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "between_sockets", "rates")
 def show(
     fabric: FabricOptions,
     picture: Picture = None,

@@ -37,7 +37,7 @@ MOST_LINES = 64
 """Groups that are listed on the screen; --json lists all."""
 
 
-@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "rates")
+@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "between_sockets", "rates")
 def groups(
     fabric: FabricOptions,
     group: Annotated[

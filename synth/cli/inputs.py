@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arborcast.synth.cli.console import Json, print_json
-from arborcast.synth.cli.options import FabricOptions, rank_list
+from arborcast.synth.cli.options import FabricOptions, number_of, rank_list
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def load_fabric(options: FabricOptions) -> Asked:
         relays=options.relays,
         gpu=options.gpu,
         pcie=options.pcie,
+        between_sockets=_above_zero(options.between_sockets),
         rates=options.rates,
     )
     members = topology.ranks if chosen is None else len(chosen)
@@ -66,6 +68,12 @@ def load_fabric(options: FabricOptions) -> Asked:
     faulty = without(topology, links=options.without_link or (), ranks=options.without_rank or ())
     left = sum(before < members for before in faulty.kept)
     return Asked(faulty.topology, tuple(range(left)), faulty)
+
+
+def _above_zero(text: str | None) -> Fraction | None:
+    if text is None:
+        return None
+    return number_of("--between-sockets", text, lambda rate: rate > 0, "must be above 0 GB/s")
 
 
 def collective_on(name: str, on: Asked, root: int | None) -> Collective:

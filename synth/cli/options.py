@@ -83,9 +83,19 @@ Root = Annotated[
     int | None, number("--root", "root rank, numbered after --ranks (default 0)", metavar="RANK")
 ]
 Gpu = Annotated[
-    str | None, option("--gpu", "GPU generation of `nvidia-smi topo -m` text: v100, a100, h100, ...")
+    str | None, option("--gpu", "what the GPUs of nvidia-smi text or NCCL XML are: v100, a100, h100, ...")
 ]
-Pcie = Annotated[bool, option("--pcie", "take PCIe paths of nvidia-smi text or NCCL XML as links")]
+Pcie = Annotated[
+    bool, option("--pcie", "take PCIe paths of nvidia-smi text or NCCL XML as links, NVLinks or not")
+]
+BetweenSockets = Annotated[
+    str | None,
+    option(
+        "--between-sockets",
+        "GB/s each way between two CPU sockets; by default what NCCL plans with",
+        metavar="GB/S",
+    ),
+]
 Rates = Annotated[str, option("--rates", "datasheet, or nccl for NCCL's planning constants")]
 WithoutLink = Annotated[
     list[str] | None,
@@ -121,6 +131,7 @@ class FabricOptions:
     without_rank: WithoutRank = None
     gpu: Gpu = None
     pcie: Pcie = False
+    between_sockets: BetweenSockets = None
     rates: Rates = "datasheet"
 
 

@@ -33,7 +33,7 @@ Model = Annotated[
 ]
 
 
-@about_a_fabric("ranks", "gpu", "pcie", "rates")
+@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates")
 def plan(
     model: Model,
     fabric: FabricOptions,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from arborcast.synth.sweeps.questions import Question
 
 
-@about_a_fabric("ranks", "gpu", "pcie", "rates")
+@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates")
 def sweep(
     fabric: FabricOptions,
     output: Annotated[Path, option("-o", "--output", "output folder; a sweep resumes there")],

@@ -239,3 +239,11 @@ def test_any_matrix_is_a_topology_or_one_line(count: int, data: st.DataObject, p
             reached |= new
             todo += new
         assert reached == set(range(topology.size))
+
+
+def test_the_way_between_sockets_may_be_stated() -> None:
+    text = matrix(lambda one, other: "NODE" if one // 2 == other // 2 else "SYS", 4)
+    for stated, expected in ((None, "10"), (Fraction(22), "22"), (Fraction(99), "4096/65")):
+        topology = parse_nvidia_smi(text, "f", gpu="h100", pcie=True, between_sockets=stated).topology
+        host = next(index for index in range(4, topology.size) if topology.label(index) == "host0")
+        assert {str(link.bandwidth) for link in topology.links if link.dst == host} == {expected}

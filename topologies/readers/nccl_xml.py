@@ -19,7 +19,7 @@ from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import MAX_VERTICES, cable, with_obvious_symmetries
-from arborcast.topologies.gpus import Gpu, gpu_of_capability
+from arborcast.topologies.gpus import Gpu, gpu_named, gpu_of_capability
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import (
     BETWEEN_SOCKETS,
@@ -55,7 +55,15 @@ class _Gpu:
         return f"gpu {self.dev} ({self.busid})"
 
 
-def parse_nccl_xml(text: str, place: str, *, pcie: bool = False, rates: Rates = Rates.DATASHEET) -> Machine:
+def parse_nccl_xml(
+    text: str,
+    place: str,
+    *,
+    gpu: str | None = None,
+    pcie: bool = False,
+    between_sockets: Fraction | None = None,
+    rates: Rates = Rates.DATASHEET,
+) -> Machine:
     """The machine that the XML describes.
 
     Rank i is the GPU with rank="i" where these are 0, 1, 2... each once, otherwise the GPUs in the order of
@@ -66,8 +74,10 @@ def parse_nccl_xml(text: str, place: str, *, pcie: bool = False, rates: Rates = 
     Args:
         text: the XML; a DTD and entities are refused.
         place: what errors begin with.
+        gpu: what the GPUs are where the file does not say it.
         pcie: whether PCIe links become links too: a tree of switches with the speed and width of each, the
             CPUs joined pairwise (10 GB/s each way, see `topologies.rates`).
+        between_sockets: GB/s each way between two CPUs; 10 unless given.
         rates: the data sheet's GB/s per NVLink of the compute capability, or NCCL's constant.
 
     Raises:
@@ -76,10 +86,11 @@ def parse_nccl_xml(text: str, place: str, *, pcie: bool = False, rates: Rates = 
     """
     try:
         root = _parse(text)
-        gpus = _gpus(root)
+        gpus = _gpus(root, None if gpu is None else gpu_named(gpu))
         links, switches = _nvlinks(gpus, rates)
         if pcie:
-            more, names = _pcie(root, gpus, rates, first=len(gpus) + len(switches))
+            crossing = between_sockets or BETWEEN_SOCKETS
+            more, names = _pcie(root, gpus, crossing, rates, first=len(gpus) + len(switches))
             links += more
             switches += names
         if not links:
@@ -123,7 +134,7 @@ def _walk(root: Element) -> Iterator[tuple[Element, Element | None]]:
         stack.extend((child, element) for child in reversed(element))
 
 
-def _gpus(root: Element) -> list[_Gpu]:
+def _gpus(root: Element, known: Gpu | None) -> list[_Gpu]:
     """The GPUs in the order of their ranks."""
     gpus: list[_Gpu] = []
     for element, parent in _walk(root):
@@ -136,7 +147,7 @@ def _gpus(root: Element) -> list[_Gpu]:
         sm = _whole(element, "sm", f"gpu at {busid}")
         rank = _whole(element, "rank", f"gpu at {busid}") if element.get("rank") is not None else None
         counts = [_whole(link, "count", f"gpu at {busid}: nvlink") for link in element.iter("nvlink")]
-        kind = gpu_of_capability(sm, links=sum(counts))
+        kind = known or gpu_of_capability(sm, links=sum(counts))
         if kind is None or not kind.links:
             raise TopologyError(f"sm {sm}: must be a compute capability with NVLinks known here")
         gpus.append(_Gpu(element, busid.lower(), dev, rank, kind))
@@ -203,7 +214,9 @@ def _nvlinks(gpus: list[_Gpu], rates: Rates) -> tuple[list[Link], list[str]]:
     return links, ["nvswitch"] if any(dst == hub for _, dst in counts) else []
 
 
-def _pcie(root: Element, gpus: list[_Gpu], rates: Rates, *, first: int) -> tuple[list[Link], list[str]]:
+def _pcie(
+    root: Element, gpus: list[_Gpu], between_sockets: Fraction, rates: Rates, *, first: int
+) -> tuple[list[Link], list[str]]:
     """The tree from the GPUs up to the CPUs, without the vertices that only pass on one link's traffic."""
     order = list(_walk(root))
     parents = {id(element): parent for element, parent in order}
@@ -236,7 +249,7 @@ def _pcie(root: Element, gpus: list[_Gpu], rates: Rates, *, first: int) -> tuple
     if len(sockets) > MAX_SOCKETS:
         raise TopologyError(f"must have at most {MAX_SOCKETS} cpus with gpus, got {len(sockets)}")
     for one, other in combinations(sockets, 2):
-        links += cable(one, other, BETWEEN_SOCKETS, PCIE_HOP_US)
+        links += cable(one, other, between_sockets, PCIE_HOP_US)
     return links, names
 
 

@@ -53,7 +53,13 @@ class Matrix:
 
 
 def parse_nvidia_smi(
-    text: str, place: str, *, gpu: str | None = None, pcie: bool = False, rates: Rates = Rates.DATASHEET
+    text: str,
+    place: str,
+    *,
+    gpu: str | None = None,
+    pcie: bool = False,
+    between_sockets: Fraction | None = None,
+    rates: Rates = Rates.DATASHEET,
 ) -> Machine:
     """The machine that the text shows; GPU i is rank i, NICs are no vertices.
 
@@ -68,18 +74,21 @@ def parse_nvidia_smi(
         place: what errors begin with.
         gpu: the generation (see `topologies.GPUS`).
         pcie: whether PCIe paths become links too, as a tree of switches (see `topologies.nvidia_smi`).
+        between_sockets: GB/s each way on a path that shows SYS; 10 unless given (see `topologies.rates`).
         rates: which rates an NVLink has.
 
     Raises:
         TopologyError: no matrix, a broken matrix, counts that no GPU has, no links at all.
     """
     try:
-        return _machine(_read(text), place, gpu, pcie, rates)
+        return _machine(_read(text), place, gpu, pcie, between_sockets or BETWEEN_SOCKETS, rates)
     except InputError as error:
         raise TopologyError(f"{place}: {error}") from error
 
 
-def _machine(matrix: Matrix, place: str, gpu: str | None, pcie: bool, rates: Rates) -> Machine:
+def _machine(
+    matrix: Matrix, place: str, gpu: str | None, pcie: bool, between_sockets: Fraction, rates: Rates
+) -> Machine:
     count = len(matrix.gpus)
     if count < 2:
         raise TopologyError(f"must show at least 2 GPUs, got {count}")
@@ -112,7 +121,10 @@ def _machine(matrix: Matrix, place: str, gpu: str | None, pcie: bool, rates: Rat
             switches = ["nvswitch"]
     if pcie and known is not None:
         rate = slot_rate(known, rates)
-        more, names = pcie_tree(matrix.gpus, matrix.nics, matrix.cells, rate, first=count + len(switches))
+        first = count + len(switches)
+        more, names = pcie_tree(
+            matrix.gpus, matrix.nics, matrix.cells, rate, first=first, between_sockets=between_sockets
+        )
         links += more
         switches += names
     if not links:
@@ -277,6 +289,7 @@ def pcie_tree(
     rate: Fraction,
     *,
     first: Vertex,
+    between_sockets: Fraction = BETWEEN_SOCKETS,
 ) -> tuple[list[Link], list[str]]:
     """Links and names of the switches of the tree over the GPUs; its switches are `first` and on.
 
@@ -289,6 +302,7 @@ def pcie_tree(
         cells: the connection of each ordered pair of devices.
         rate: GB/s each way of one PCIe link; links up to the host get no more than the way between sockets.
         first: the number of the first switch.
+        between_sockets: GB/s each way between two sockets.
     """
     devices = [*gpus, *nics]
     group = {device: device for device in devices}
@@ -323,7 +337,7 @@ def pcie_tree(
             switch = first + len(names)
             names.append(f"{word}{counted}")
             counted += 1
-            offered = min(rate, BETWEEN_SOCKETS) if level == "SYS" else rate
+            offered = min(rate, between_sockets) if level == "SYS" else rate
             for vertex in sorted(vertices):
                 links += cable(vertex, switch, offered, PCIE_HOP_US)
             top[kept] = switch
