@@ -17,8 +17,7 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.topologies.rates import Rates, pcie_rate
 
 NVIDIA, AMD = "NVIDIA", "AMD"
-
-_VENDORS = {0x10DE: NVIDIA, 0x1002: AMD}
+NVIDIA_ID, AMD_ID = 0x10DE, 0x1002  # of PCI
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +125,15 @@ _KNOWN = (
     _gpu("gb200", "10.0", "18 x 50", 5, SXM, "2941", "GB200 NVL72 data sheet: 130 TB/s for 72"),
     _gpu("b300", "10.3", "18 x 50", 6, SXM, "3182", "DGX B300 data sheet: NVLink 14.4 TB/s for 8"),
     _gpu("gb300", "10.3", "18 x 50", 6, SXM, "31a1 31c2 31c3", "GB300 NVL72 data sheet: 130 TB/s for 72"),
+    _gpu(
+        "vr200",
+        "10.7",
+        "36 x 50",
+        6,
+        SXM,
+        "307f",
+        "Vera Rubin NVL72 page: 3.6 TB/s a GPU; NCCL's MLOPart notes",
+    ),
     _gpu("pro6000", "12.0", "", 5, "", "2bb1 2bb4 2bb5", "RTX PRO 6000 Blackwell data sheet: PCIe Gen5 x16"),
     _gpu("rtx5090", "12.0", "", 5, "", "2b85 2b87", "RTX Blackwell white paper: PCIe Gen5"),
     _gpu("gb10", "12.1", "", 5, "", "2e12", "DGX Spark data sheet: one GPU a box"),
@@ -187,13 +195,24 @@ def _nearest(candidates: list[Gpu], links: int) -> Gpu | None:
     return min(candidates, key=strangeness, default=None)
 
 
+def others_like(gpu: Gpu) -> list[str]:
+    """Names of the products with the same capability or architecture, and as many links."""
+    return [
+        other.name
+        for other in _KNOWN
+        if other is not gpu
+        and (other.capability, other.architecture, other.links)
+        == (gpu.capability, gpu.architecture, gpu.links)
+    ]
+
+
 def gpu_of_device(vendor: int, device: int) -> Gpu | None:
     """The GPU with these PCI ids; None where they are unknown."""
-    maker = _VENDORS.get(vendor)
+    maker = {NVIDIA_ID: NVIDIA, AMD_ID: AMD}.get(vendor)
     return next((gpu for gpu in _KNOWN if gpu.vendor == maker and device in gpu.devices), None)
 
 
-_GIGATRANSFERS = {
+GIGATRANSFERS = {
     1: Fraction(5, 2),
     2: Fraction(5),
     3: Fraction(8),
@@ -201,8 +220,9 @@ _GIGATRANSFERS = {
     5: Fraction(32),
     6: Fraction(64),
 }
+"""GT/s a lane of each PCIe generation."""
 
 
 def slot_rate(gpu: Gpu, rates: Rates) -> Fraction:
     """One-way GB/s of the PCIe slot, 16 lanes wide, of a GPU."""
-    return pcie_rate(_GIGATRANSFERS[gpu.pcie_generation], 16, rates)
+    return pcie_rate(GIGATRANSFERS[gpu.pcie_generation], 16, rates)

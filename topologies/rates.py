@@ -59,5 +59,27 @@ Data sheets give the raw link only (UPI: 20.8 GB/s), far above what peer traffic
 figure stands in both sets of rates.
 """
 
+
+def crossing_sockets(architecture: str, vendor: str, family: int, model: int) -> Fraction:
+    """GB/s each way between two CPUs of one model, as NCCL plans (`ncclTopoGetInterCpuBw`, topo.h 2.30).
+
+    Args:
+        architecture: x86_64, arm64 or ppc64.
+        vendor: as CPUID says it.
+        family: of x86.
+        model: of x86; Intel's count up from Skylake (0x55) over Sapphire Rapids (0x8F) to Emerald (0xCF).
+    """
+    if architecture in {"arm64", "ppc64"}:
+        return Fraction(6 if architecture == "arm64" else 32)
+    if vendor == "AuthenticAMD":
+        return Fraction(16)
+    if vendor == "GenuineIntel":
+        newest = ((0xCF, 40), (0x8F, 22), (0x55, 10))
+        return Fraction(next((rate for least, rate in newest if family == 6 and model >= least), 6))
+    if vendor.strip() in {"CentaurHauls", "Shanghai"}:
+        return Fraction(9 if (family, model) == (7, 0x5B) else 6)
+    return BETWEEN_SOCKETS
+
+
 PCIE_HOP_US = Fraction(1)
 """One PCIe link: assumed; public figures for a whole path between two GPUs are 2 to 10 us."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
-from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
 from arborcast.topologies.rates import Rates
+from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
 
 DGX1 = """
 \x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tGPU5\tGPU6\tGPU7\tmlx5_0\tCPU Affinity\tNUMA Affinity\x1b[0m

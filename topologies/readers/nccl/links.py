@@ -1,0 +1,240 @@
+"""Where NVLinks and xGMI links of NCCL's XML lead, and what is assumed where the file leaves them out.
+
+An `nvlink` or `xgmi` element names the PCI address and the class of its target, and counts the links.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.topology import Link, Vertex
+from arborcast.topologies.builders import cable
+from arborcast.topologies.gpus import AMD, Gpu, others_like
+from arborcast.topologies.rates import NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
+from arborcast.topologies.readers.nccl.gpus import Device
+from arborcast.topologies.readers.nccl.tree import bus_address, whole
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+NVSWITCH_CLASS, CPU_CLASS = "0x068000", "0x068001"  # the latter: the NVLink bridge of a POWER CPU
+
+FABRIC = "fffffff:ff"
+"""How the target begins of NVLinks to switches that the host cannot see: those of the whole NVLink domain."""
+
+
+@dataclass(slots=True)
+class Wiring:
+    """Where the links of all GPUs lead.
+
+    Attributes:
+        pairs: links from one GPU to another, by their ranks.
+        switched: links from a GPU to a switch, by its rank and the switch's key: the host, or None for the
+            one of all hosts.
+        to_cpu: links from a GPU to its CPU.
+    """
+
+    pairs: Counter[tuple[Vertex, Vertex]] = field(default_factory=Counter)
+    switched: Counter[tuple[Vertex, int | None]] = field(default_factory=Counter)
+    to_cpu: Counter[Vertex] = field(default_factory=Counter)
+
+
+def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, notes: list[str]) -> Wiring:
+    """The links that the file shows, or those of the board that a GPU is sold on only.
+
+    The latter is assumed where the file holds the slots of GPUs alone, and where it shows no links at all and
+    somebody says which GPUs these are.
+
+    Args:
+        devices: the GPUs.
+        known: what they are, where somebody says so.
+        pcie: whether PCIe paths were asked for, so that nothing need be refused for missing links.
+        notes: gets what had to be assumed.
+
+    Raises:
+        TopologyError: a wrong count, other links back than there, GPUs whose links would be a guess.
+    """
+    if any(device.links for device in devices):
+        return _shown(devices, notes)
+    are_bare = devices[0].gpu is None
+    unsure = [device.kind for device in devices if device.kind and device.kind.board and not device.is_told]
+    if are_bare or known is not None:
+        if not pcie and all(device.kind is None for device in devices):
+            raise TopologyError(
+                f"holds {len(devices)} slots of GPUs, neither which these are nor their NVLinks: gpu= (--gpu "
+                "a100, h100, ...) says which, pcie=True (--pcie) takes PCIe paths alone"
+            )
+        return _boards(devices, notes)
+    if unsure and not pcie:
+        names = ", ".join([unsure[0].name, *others_like(unsure[0])])
+        raise TopologyError(
+            f"shows neither links of its GPUs nor which these are ({names}?): gpu= (--gpu) says which, with "
+            "the NVLinks of an SXM board, pcie=True (--pcie) takes PCIe paths alone"
+        )
+    return Wiring()
+
+
+def _shown(devices: Sequence[Device], notes: list[str]) -> Wiring:
+    """Count links by where they lead; those to the GPU itself and to what the file lacks are left out."""
+    by_address = {(device.host, device.address): device for device in devices}
+    wiring = Wiring()
+    to_itself: list[str] = []
+    to_nothing: list[str] = []
+    for device in devices:
+        total = 0
+        for link in device.links:
+            count = whole(link, "count", f"{device.where}: {link.tag}")
+            if count < 1:
+                raise TopologyError(f"{device.where}: {link.tag} count must be at least 1, got {count}")
+            total += count
+            end = _end(device, link, by_address)
+            if isinstance(end, str):
+                to_nothing.append(f"{device.where} to {shorten(end)}")
+            elif end is device:
+                to_itself.append(device.where)
+            elif isinstance(end, Device):
+                wiring.pairs[device.vertex, end.vertex] += count
+            elif end is _CPU:
+                wiring.to_cpu[device.vertex] += count
+            else:
+                wiring.switched[device.vertex, end.key] += count
+        _check_total(device, total)
+    _check_both_ways(devices, wiring)
+    if to_itself:
+        notes.append(f"links of {_some(to_itself)} to itself are left out")
+    if to_nothing:
+        notes.append(f"links to what the file does not hold are left out: {_some(to_nothing)}")
+    notes += _odd_counts(devices, wiring)
+    return wiring
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    key: int | None
+
+
+_CPU = _Switch(-1)
+
+
+def _end(device: Device, link: Element, by_address: dict[tuple[int, str], Device]) -> Device | _Switch | str:
+    """What a link leads to; its target where the file does not hold it."""
+    kind = (link.get("tclass") or "").strip().lower()
+    target = bus_address(link.get("target") or "")
+    if kind.startswith(CPU_CLASS):
+        return _CPU
+    if target.startswith(FABRIC):
+        return _Switch(None)
+    if kind.startswith(NVSWITCH_CLASS):
+        return _Switch(device.host)
+    return by_address.get((device.host, target), target)
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _check_total(device: Device, total: int) -> None:
+    kind = device.kind
+    if total and (kind is None or not kind.links):
+        why = "nothing says which GPU it is" if kind is None else f"a {kind.name} has none"
+        raise TopologyError(f"{device.where}: has {total} links, but {why}; gpu= (--gpu) says which it is")
+    # RCCL's own models of machines to come have more than the GPUs that they are written for.
+    if kind is not None and total > kind.links and kind.vendor != AMD:
+        raise TopologyError(
+            f"{device.where}: must have at most {kind.links} NVLinks ({kind.name}), got {total}"
+        )
+
+
+def _check_both_ways(devices: Sequence[Device], wiring: Wiring) -> None:
+    for (src, dst), count in wiring.pairs.items():
+        back = wiring.pairs.get((dst, src), 0)
+        if back != count:
+            raise TopologyError(
+                f"{devices[src].where}: has {count} links to {devices[dst].where}, must be alike back, "
+                f"got {back}"
+            )
+
+
+def _odd_counts(devices: Sequence[Device], wiring: Wiring) -> Iterable[str]:
+    """Lines on GPUs with more links than their kind has, and with fewer to a switch than others."""
+    totals: Counter[Vertex] = Counter()
+    for (vertex, _), count in wiring.pairs.items():
+        totals[vertex] += count
+    for device in devices:
+        if device.kind is not None and totals[device.vertex] > device.kind.links:
+            yield (
+                f"shows {totals[device.vertex]} xGMI links at {device.where}, where a {device.kind.name} has "
+                f"{device.kind.links}; --gpu says what else it is"
+            )
+            break
+    most: dict[int | None, int] = {}
+    for (_, switch), count in wiring.switched.items():
+        most[switch] = max(count, most.get(switch, 0))
+    for (vertex, switch), count in wiring.switched.items():
+        if count < most[switch]:
+            yield f"shows {count} NVLinks to a switch at {devices[vertex].where}, others have {most[switch]}"
+
+
+def _boards(devices: Sequence[Device], notes: list[str]) -> Wiring:
+    wiring = Wiring()
+    said: dict[str, str] = {}
+    for host in range(max(device.host for device in devices) + 1):
+        here = [device for device in devices if device.host == host]
+        for device in here:
+            if device.kind is not None and device.kind.board == "nvswitch":
+                wiring.switched[device.vertex, host] += device.kind.links
+                said[device.kind.name] = f"{device.kind.links} from each to an NVSwitch"
+        meshed = [device for device in here if device.kind is not None and device.kind.board == "mesh"]
+        for one, other in combinations(meshed, 2):
+            if one.kind is not None and one.kind is other.kind and len(meshed) <= one.kind.links + 1:
+                wiring.pairs[one.vertex, other.vertex] += 1
+                wiring.pairs[other.vertex, one.vertex] += 1
+                said[one.kind.name] = "1 from each to each"
+    for name, how in said.items():
+        notes.append(f"leaves links to be detected: those of {name} are assumed, {how}; --gpu says otherwise")
+    return wiring
+
+
+def links_of(devices: Sequence[Device], wiring: Wiring, rates: Rates) -> tuple[list[Link], list[str]]:
+    """The links between GPUs, and those to the switches after them, with the names of these."""
+    links = [
+        Link(src, dst, count * _rate(devices[src], rates), NVLINK_LATENCY_US)
+        for (src, dst), count in wiring.pairs.items()
+    ]
+    keys = list(dict.fromkeys(switch for _, switch in wiring.switched))
+    hubs = {key: len(devices) + index for index, key in enumerate(keys)}
+    for (vertex, switch), count in wiring.switched.items():
+        links += cable(vertex, hubs[switch], count * _rate(devices[vertex], rates), NVSWITCH_HOP_US)
+    names = ["nvswitch"] if len(keys) == 1 else [f"nvswitch{index}" for index in range(len(keys))]
+    return links, names
+
+
+def _rate(device: Device, rates: Rates) -> Fraction:
+    if device.kind is None:
+        raise AssertionError("links of an unknown GPU were refused before")
+    return device.kind.rate(rates)
+
+
+def links_to_cpus(devices: Sequence[Device], wiring: Wiring, rates: Rates) -> dict[Vertex, Fraction]:
+    """GB/s each way between a GPU and its CPU beside PCIe: NVLink-C2C, MI300A's, NVLinks of POWER.
+
+    Raises:
+        TopologyError: a wrong number.
+    """
+    found = {vertex: count * _rate(devices[vertex], rates) for vertex, count in wiring.to_cpu.items()}
+    for device in devices:
+        for element in device.parts("c2c"):
+            where = f"{device.where}: c2c"
+            megabytes, count = whole(element, "bw", where), whole(element, "count", where)
+            if megabytes < 1 or count < 1:
+                raise TopologyError(f"{where}: bw and count must be at least 1, got {megabytes} and {count}")
+            before = found.get(device.vertex, Fraction(0))
+            found[device.vertex] = before + Fraction(megabytes * count, 1000)
+    return found

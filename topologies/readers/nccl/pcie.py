@@ -1,0 +1,238 @@
+"""PCIe in NCCL's XML: the tree from the GPUs up to the CPUs, and the way between CPUs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.topology import Link, Vertex
+from arborcast.topologies.builders import cable
+from arborcast.topologies.gpus import GIGATRANSFERS
+from arborcast.topologies.rates import PCIE_HOP_US, Rates, crossing_sockets, pcie_rate
+from arborcast.topologies.readers.nccl.gpus import Device
+from arborcast.topologies.readers.nccl.tree import Tree
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+MAX_SOCKETS = 64
+
+
+@dataclass(slots=True)
+class PcieTree:
+    """The vertices and links of PCIe.
+
+    Attributes:
+        links: both ways of each.
+        names: of the switches.
+        over: the vertex that stands for each element above a GPU, by the element's identity.
+    """
+
+    links: list[Link]
+    names: list[str]
+    over: dict[int, Vertex]
+
+
+def pcie_links(
+    tree: Tree,
+    devices: Sequence[Device],
+    rates: Rates,
+    *,
+    first: Vertex,
+    between_sockets: Fraction | None,
+    coherent: Mapping[Vertex, Fraction],
+    notes: list[str],
+) -> PcieTree:
+    """The tree, without the vertices that only pass on the traffic of one link.
+
+    Args:
+        tree: the file.
+        devices: its GPUs.
+        rates: how much of a slot's bits counts.
+        first: the number of the first switch.
+        between_sockets: GB/s each way between two CPUs; None for NCCL's figure for their model.
+        coherent: GB/s each way from GPUs to their CPU beside PCIe.
+        notes: gets what had to be assumed.
+
+    Raises:
+        TopologyError: an odd speed or width, a GPU with devices behind it, too many CPUs.
+    """
+    of_slot = {id(device.slot): device for device in devices}
+    speeds = _Speeds(rates, notes)
+    # What reaches each element from below: the element on top there, and the GB/s of the way up to here.
+    below: dict[int, list[tuple[Element, Fraction]]] = {}
+    stands_for: dict[int, Element] = {}
+    cables: list[tuple[Element, Element, Fraction]] = []
+    switches: list[Element] = []
+    for element in reversed(tree.order):  # children before parents
+        reached = below.pop(id(element), [])
+        device = of_slot.get(id(element))
+        if device is not None and reached:
+            raise TopologyError(f"pci {device.address}: must hold a gpu or further devices, not both")
+        is_top = element.tag == "cpu" or tree.parent(element) is None
+        if not (is_top or element.tag == "pci") or (device is None and not reached):
+            continue
+        top = element
+        if is_top or len(reached) > 1:
+            switches.append(element)
+            cables += ((child, element, rate) for child, rate in reversed(reached))
+        elif device is None:
+            top = reached[0][0]
+        stands_for[id(element)] = top
+        parent = tree.parent(element)
+        if not is_top and parent is not None:
+            offered = speeds.of(element, device, [rate for _, rate in reached])
+            if top is not element:
+                offered = min(offered, reached[0][1])
+            below.setdefault(id(parent), []).append((top, offered))
+    speeds.tell()
+    switches.reverse()
+    vertices = {id(device.slot): device.vertex for device in devices}
+    vertices |= {id(element): first + index for index, element in enumerate(switches)}
+    found = PcieTree([], _names(tree, switches, devices), {})
+    found.over = {key: vertices[id(top)] for key, top in stands_for.items()}
+    for one, other, rate in cables:
+        found.links += cable(vertices[id(one)], vertices[id(other)], rate, PCIE_HOP_US)
+    found.links += _coherent(tree, devices, vertices, coherent)
+    sockets = [element for element in switches if element.tag == "cpu"]
+    found.links += _between(tree, sockets, vertices, between_sockets, notes)
+    return found
+
+
+def _coherent(
+    tree: Tree, devices: Sequence[Device], vertices: Mapping[int, Vertex], rates: Mapping[Vertex, Fraction]
+) -> list[Link]:
+    """The links of GPUs to their CPUs beside PCIe."""
+    if not rates:
+        return []
+    cpus: dict[int, Element | None] = {}
+    for element in tree.order:
+        parent = tree.parent(element)
+        cpus[id(element)] = element if element.tag == "cpu" else None if parent is None else cpus[id(parent)]
+    links: list[Link] = []
+    for device in devices:
+        cpu = cpus[id(device.slot)]
+        if device.vertex in rates and cpu is not None:
+            links += cable(device.vertex, vertices[id(cpu)], rates[device.vertex], PCIE_HOP_US)
+    return links
+
+
+def _names(tree: Tree, switches: Sequence[Element], devices: Sequence[Device]) -> list[str]:
+    """cpu0, cpu1, pcie0, ... in the order of the file, with the host in front where there are several."""
+    hosts = {tree.host(device.slot): device.host for device in devices}
+    counted: Counter[str] = Counter()
+    names = []
+    for element in switches:
+        kind = "cpu" if element.tag == "cpu" else "pcie"
+        if len(hosts) > 1 and tree.parent(element) is not None:
+            kind = f"host{hosts[tree.host(element)]}.{kind}"
+        names.append(f"{kind}{counted[kind]}")
+        counted[kind] += 1
+    return names
+
+
+def _between(
+    tree: Tree,
+    sockets: Sequence[Element],
+    vertices: Mapping[int, Vertex],
+    stated: Fraction | None,
+    notes: list[str],
+) -> list[Link]:
+    by_host: dict[int, list[Element]] = {}
+    for socket in sockets:
+        by_host.setdefault(tree.host(socket), []).append(socket)
+    links: list[Link] = []
+    assumed: set[Fraction] = set()
+    for here in by_host.values():
+        if len(here) > MAX_SOCKETS:
+            raise TopologyError(f"must have at most {MAX_SOCKETS} cpus with gpus on a host, got {len(here)}")
+        for one, other in combinations(here, 2):
+            rate = stated or min(_crossing(one), _crossing(other))
+            links += cable(vertices[id(one)], vertices[id(other)], rate, PCIE_HOP_US)
+            assumed.add(rate)
+    if assumed and stated is None:
+        figures = ", ".join(f"{float(rate):g}" for rate in sorted(assumed))
+        notes.append(
+            f"between its CPUs {figures} GB/s each way are assumed, as NCCL does for their model; "
+            "--between-sockets says otherwise"
+        )
+    return links
+
+
+def _crossing(cpu: Element) -> Fraction:
+    family, model = (
+        int(value) if re.fullmatch(r"[0-9]{1,6}", value) else 0
+        for value in (cpu.get("familyid") or "", cpu.get("modelid") or "")
+    )
+    return crossing_sockets(cpu.get("arch") or "", cpu.get("vendor") or "", family, model)
+
+
+# --- slots --------------------------------------------------------------------------------------------
+
+
+class _Speeds:
+    """GB/s each way of slots, and what was assumed of those that hide it."""
+
+    def __init__(self, rates: Rates, notes: list[str]) -> None:
+        self._rates = rates
+        self._notes = notes
+        self._hidden: list[str] = []
+
+    def of(self, element: Element, device: Device | None, below: Sequence[Fraction]) -> Fraction:
+        """GB/s each way between a pci element and its parent.
+
+        Virtual machines hide the speed or width of slots, and those that they emulate say 2.5 GT/s and one
+        lane. Then a GPU counts with 16 lanes of its own generation, a bridge as no slower than what is below
+        it, the rest as generation 3 with 16 lanes (in NCCL's rates all do).
+        """
+        speed, width = link_speed(element), link_width(element)
+        if (speed, width) == (Fraction(5, 2), 1):
+            speed = width = None
+        if speed is None or width is None:
+            self._hidden.append(element.get("busid") or "?")
+            if below and speed is None and self._rates is Rates.DATASHEET:
+                return max(below)
+        if speed is None:
+            kind = None if device is None or self._rates is Rates.NCCL else device.kind
+            speed = GIGATRANSFERS[3 if kind is None else kind.pcie_generation]
+        return pcie_rate(speed, width or 16, self._rates)
+
+    def tell(self) -> None:
+        """Note what was assumed."""
+        if self._hidden:
+            more = f" and {len(self._hidden) - 1} more" if len(self._hidden) > 1 else ""
+            self._notes.append(
+                f"pci {shorten(self._hidden[-1])}{more} hides its speed or width, as virtual machines do: 16 "
+                "lanes of its GPU's generation, or what is below, are assumed; link_speed and link_width say "
+                "otherwise"
+            )
+
+
+def link_speed(element: Element) -> Fraction | None:
+    """Gigatransfers a second; None where a virtual machine hides it."""
+    text = (element.get("link_speed") or "").strip()
+    if text.lower() in {"", "0", "unknown", "unknown speed"}:
+        return None
+    number = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,3})?)(?: ?GT/s)?(?: PCIe(?:/s)?)?", text)
+    if number is None or not Fraction(number[1]):
+        busid = shorten(element.get("busid") or "?")
+        raise TopologyError(f"pci {busid}: link_speed must be such as 16.0 GT/s, got {shorten(text)}")
+    return Fraction(number[1])
+
+
+def link_width(element: Element) -> int | None:
+    """Lanes; None where a virtual machine hides it."""
+    text = (element.get("link_width") or "").strip()
+    if text in {"", "0", "255"}:
+        return None
+    if text not in {"1", "2", "4", "8", "12", "16", "32"}:
+        busid = shorten(element.get("busid") or "?")
+        raise TopologyError(f"pci {busid}: link_width must be 1 to 32 lanes, got {shorten(text)}")
+    return int(text)
