@@ -146,6 +146,7 @@ _KNOWN = (
     _gpu("mi325x", "gfx942", "7 x 64", 5, OAM, "74a5 74b9", "MI325X data sheet: 7 links of 128 GB/s"),
     _gpu("mi300a", "gfx942", "8 x 64", 5, "", "74a0", "MI300A data sheet: 8 links of 128 GB/s"),
     _gpu("mi350x", "gfx950", "7 x 76.8", 5, OAM, "75a0 75b0", "CDNA 4 white paper: 7 links of 153.6 GB/s"),
+    _gpu("mi350p", "gfx950", "", 5, "", "75a8", "RCCL's model of 8 MI350P on PCIe Gen5 switches, no xGMI"),
     _gpu("mi355x", "gfx950", "7 x 76.8", 5, OAM, "75a3 75b3", "CDNA 4 white paper: 7 links of 153.6 GB/s"),
 )
 

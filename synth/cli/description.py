@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.selection import Choice
     from arborcast.topologies.catalog import Beyond
+    from arborcast.topologies.machine import Machine
 
 TOLD = (
     "chunks",
@@ -274,6 +275,45 @@ def describe_topology(topology: Topology) -> list[str]:
         f"{_counted(len(topology.links), 'directed link')}"
     )
     return [headline, *(_matrix(topology) if topology.size <= 20 else _summary(topology))]
+
+
+def machine_document(machine: Machine, ranks: Sequence[int]) -> Json:
+    """What these of its ranks are and where NICs hang, beside the graph: for `show --json`."""
+    gpus = [machine.gpus[rank] for rank in ranks]
+    label = machine.topology.label
+    return {
+        **({} if None in gpus else {"gpu": gpus[0] if len(set(gpus)) == 1 else gpus}),
+        "devices": [machine.devices[rank] for rank in ranks],
+        "hosts": [machine.hosts[rank] for rank in ranks],
+        "nics": [
+            {"name": nic.name, "rate": str(nic.rate), "near": [label(vertex) for vertex in nic.near]}
+            for nic in machine.nics
+        ],
+        "notes": list(machine.notes),
+    }
+
+
+def describe_machine(machine: Machine, ranks: Sequence[int]) -> list[str]:
+    """The same in words: a table of what the file calls the ranks, and one line on NICs."""
+    several = len(set(machine.hosts)) > 1
+    rows = [
+        (
+            f"  {number}",
+            machine.devices[rank],
+            machine.gpus[rank] or "",
+            f"host {machine.hosts[rank]}" if several else "",
+        )
+        for number, rank in enumerate(ranks[:_MOST_NAMED])
+        if machine.devices[rank]
+    ]
+    lines = ["", *_aligned(("  rank", "device", "gpu", ""), rows)] if rows else []
+    if rows and len(ranks) > _MOST_NAMED:
+        lines.append(f"  ... of {len(ranks)}; --json has all")
+    if machine.nics:
+        speeds = Counter(nic.rate for nic in machine.nics)
+        named = ", ".join(f"{count} of {gigabytes(rate)}" for rate, count in sorted(speeds.items(), reverse=True))
+        lines += ["", f"  nics     {named}"]
+    return lines
 
 
 def _counted(number: int, one: str, many: str = "") -> str:

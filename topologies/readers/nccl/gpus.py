@@ -72,9 +72,9 @@ class Device:
         return self.parts("nvlink", "xgmi")
 
     @property
-    def is_told(self) -> bool:
-        """Whether its PCI device says which product it is."""
-        return self.kind is not None and hexadecimal(self.slot, "device") in self.kind.devices
+    def number(self) -> int | None:
+        """Its PCI device; None where the file does not say it."""
+        return hexadecimal(self.slot, "device")
 
 
 def find_devices(tree: Tree, known: Gpu | None, notes: list[str]) -> list[Device]:
@@ -165,7 +165,7 @@ def _sort(devices: list[Device], notes: list[str]) -> None:
 
 def _kind(device: Device) -> Gpu | None:
     slot, gpu = device.slot, device.gpu
-    vendor, number = hexadecimal(slot, "vendor"), hexadecimal(slot, "device")
+    vendor, number = hexadecimal(slot, "vendor"), device.number
     told = None if vendor is None or number is None else gpu_of_device(vendor, number)
     if told is not None or gpu is None:
         return told
@@ -179,7 +179,11 @@ def _kind(device: Device) -> Gpu | None:
 
 def _choices(devices: Iterable[Device]) -> list[str]:
     """A line for each product that was taken where others are alike in all that the file shows."""
-    taken = dict.fromkeys(device.kind for device in devices if device.kind is not None and not device.is_told)
+    taken = dict.fromkeys(
+        device.kind
+        for device in devices
+        if device.kind is not None and device.number not in device.kind.devices
+    )
     return [
         f"takes GPUs for {kind.name} that may be {', '.join(others)}: --gpu says which"
         for kind in taken

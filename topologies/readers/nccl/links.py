@@ -64,7 +64,8 @@ def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, not
     if any(device.links for device in devices):
         return _shown(devices, notes)
     are_bare = devices[0].gpu is None
-    unsure = [device.kind for device in devices if device.kind and device.kind.board and not device.is_told]
+    # A dump names the PCI device: such a file shows all links that there are.
+    unsure = [device.kind for device in devices if device.kind and device.kind.board and not device.number]
     if are_bare or known is not None:
         if not pcie and all(device.kind is None for device in devices):
             raise TopologyError(
@@ -177,16 +178,22 @@ def _odd_counts(devices: Sequence[Device], wiring: Wiring) -> Iterable[str]:
     most: dict[int | None, int] = {}
     for (_, switch), count in wiring.switched.items():
         most[switch] = max(count, most.get(switch, 0))
-    for (vertex, switch), count in wiring.switched.items():
-        if count < most[switch]:
-            yield f"shows {count} NVLinks to a switch at {devices[vertex].where}, others have {most[switch]}"
+    fewer = [
+        f"{devices[vertex].where} ({count}, others {most[switch]})"
+        for (vertex, switch), count in wiring.switched.items()
+        if count < most[switch]
+    ]
+    if fewer:
+        yield f"shows fewer NVLinks to a switch than others at {_some(fewer)}"
 
 
 def _boards(devices: Sequence[Device], notes: list[str]) -> Wiring:
     wiring = Wiring()
     said: dict[str, str] = {}
-    for host in range(max(device.host for device in devices) + 1):
-        here = [device for device in devices if device.host == host]
+    by_host: dict[int, list[Device]] = {}
+    for device in devices:
+        by_host.setdefault(device.host, []).append(device)
+    for host, here in by_host.items():
         for device in here:
             if device.kind is not None and device.kind.board == "nvswitch":
                 wiring.switched[device.vertex, host] += device.kind.links

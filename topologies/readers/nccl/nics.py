@@ -16,7 +16,7 @@ from arborcast.topologies.machine import Nic
 from arborcast.topologies.rates import Rates, pcie_rate
 from arborcast.topologies.readers.nccl.gpus import Device
 from arborcast.topologies.readers.nccl.pcie import link_speed, link_width
-from arborcast.topologies.readers.nccl.tree import Tree, bus_address, whole
+from arborcast.topologies.readers.nccl.tree import Tree, bus_address, printable, whole
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -50,7 +50,7 @@ def find_nics(
     ends = 0
     for element in tree.order:
         if element.tag == "net":
-            name = element.get("name") or f"net{element.get('dev') or ''}"
+            name = printable(element.get("name") or f"net{element.get('dev') or ''}")
             speed = whole(element, "speed", f"net {shorten(name)}") if element.get("speed") is not None else 0
             if speed <= 0:
                 silent.append(name)

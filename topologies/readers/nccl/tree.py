@@ -76,12 +76,17 @@ def hexadecimal(element: Element, attribute: str) -> int | None:
     return int(value, 16) if re.fullmatch(r"0x[0-9a-f]{1,8}", value) else None
 
 
+def printable(text: str) -> str:
+    """A name out of the file, as lists and messages can hold it."""
+    return "".join(char if char.isprintable() else "?" for char in text.strip())[:64]
+
+
 def bus_address(text: str) -> str:
     """A PCI address in one form: tools write the domain with 4 or 8 digits, the rest in either case."""
     parts = re.fullmatch(
         r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})[.:]([0-9a-f])", text.strip().lower()
     )
     if parts is None:
-        return text.strip().lower()
+        return printable(text.lower())
     domain, bus, device, function = (int(part, 16) for part in parts.groups())
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
