@@ -26,7 +26,9 @@ from arborcast.synth.cli.description import (
     beyond_document,
     describe_beyond,
     describe_bound,
+    describe_machine,
     describe_topology,
+    machine_document,
     model_of,
 )
 from arborcast.synth.cli.files import expand, program, run, simulate, verify
@@ -110,16 +112,19 @@ def show(
 
     picture = picture or output
     writable(picture)
-    topology = load_fabric(fabric).topology
+    on = load_fabric(fabric)
+    topology = on.topology
     if picture is not None:
         from arborcast.synth.pictures import draw_topology
 
         draw_topology(topology, picture)
     if as_json:
         beyond = beyond_document(hardware_beyond(fabric.spec, topology))
-        print_json({**topology_to_document(topology), "picture": text_of(picture), "beyond": beyond})
+        more = {"picture": text_of(picture), "beyond": beyond, **machine_document(on.machine_left)}
+        print_json({**topology_to_document(topology), **more})
         return
-    print_lines([*describe_topology(topology), *describe_beyond(hardware_beyond(fabric.spec, topology))])
+    beyond_lines = describe_beyond(hardware_beyond(fabric.spec, topology))
+    print_lines([*describe_topology(topology), *describe_machine(on.machine_left), *beyond_lines])
     if picture is not None:
         print_lines([f"drawn     {picture}"])
 

@@ -277,14 +277,13 @@ def describe_topology(topology: Topology) -> list[str]:
     return [headline, *(_matrix(topology) if topology.size <= 20 else _summary(topology))]
 
 
-def machine_document(machine: Machine, ranks: Sequence[int]) -> Json:
-    """What these of its ranks are and where NICs hang, beside the graph: for `show --json`."""
-    gpus = [machine.gpus[rank] for rank in ranks]
+def machine_document(machine: Machine) -> Json:
+    """What its ranks are and where NICs hang, beside the graph: for `show --json`."""
     label = machine.topology.label
     return {
-        **({} if None in gpus else {"gpu": gpus[0] if len(set(gpus)) == 1 else gpus}),
-        "devices": [machine.devices[rank] for rank in ranks],
-        "hosts": [machine.hosts[rank] for rank in ranks],
+        **({} if None in machine.gpus else {"gpu": machine.gpu or list(machine.gpus)}),
+        "devices": list(machine.devices),
+        "hosts": list(machine.hosts),
         "nics": [
             {"name": nic.name, "rate": str(nic.rate), "near": [label(vertex) for vertex in nic.near]}
             for nic in machine.nics
@@ -293,25 +292,20 @@ def machine_document(machine: Machine, ranks: Sequence[int]) -> Json:
     }
 
 
-def describe_machine(machine: Machine, ranks: Sequence[int]) -> list[str]:
+def describe_machine(machine: Machine) -> list[str]:
     """The same in words: a table of what the file calls the ranks, and one line on NICs."""
     several = len(set(machine.hosts)) > 1
     rows = [
-        (
-            f"  {number}",
-            machine.devices[rank],
-            machine.gpus[rank] or "",
-            f"host {machine.hosts[rank]}" if several else "",
-        )
-        for number, rank in enumerate(ranks[:_MOST_NAMED])
-        if machine.devices[rank]
+        (f"  {rank}", device, machine.gpus[rank] or "", f"host {machine.hosts[rank]}" if several else "")
+        for rank, device in enumerate(machine.devices[:_MOST_NAMED])
+        if device
     ]
     lines = ["", *_aligned(("  rank", "device", "gpu", ""), rows)] if rows else []
-    if rows and len(ranks) > _MOST_NAMED:
-        lines.append(f"  ... of {len(ranks)}; --json has all")
+    if rows and len(machine.devices) > _MOST_NAMED:
+        lines.append(f"  ... of {len(machine.devices)}; --json has all")
     if machine.nics:
-        speeds = Counter(nic.rate for nic in machine.nics)
-        named = ", ".join(f"{count} of {gigabytes(rate)}" for rate, count in sorted(speeds.items(), reverse=True))
+        speeds = sorted(Counter(nic.rate for nic in machine.nics).items(), reverse=True)
+        named = ", ".join(f"{count} of {gigabytes(rate)}" for rate, count in speeds)
         lines += ["", f"  nics     {named}"]
     return lines
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.topology import Topology
     from arborcast.topologies.catalog import Beyond
+    from arborcast.topologies.machine import Machine
 
 
 class NotCorrectError(Exception):
@@ -35,12 +36,21 @@ class Asked:
     Attributes:
         topology: the fabric, what is left of it where something failed.
         taking_part: the ranks of it that take part; all others are relays.
+        machine: what else is known of what the spec names, before anything failed.
         faulty: how it came from a healthy one; None where nothing failed.
     """
 
     topology: Topology
     taking_part: tuple[int, ...]
+    machine: Machine
     faulty: Faulty | None = None
+
+    @property
+    def machine_left(self) -> Machine:
+        """What is known of the ranks that are left; its graph still has the links that failed."""
+        if self.faulty is None:
+            return self.machine
+        return self.machine.reordered(self.faulty.kept[: self.topology.ranks])
 
 
 def load_fabric(options: FabricOptions) -> Asked:
@@ -48,10 +58,10 @@ def load_fabric(options: FabricOptions) -> Asked:
 
     Failed links and ranks are named as in the fragment; those that are left are numbered 0, 1, 2... again.
     """
-    from arborcast.topologies import load
+    from arborcast.topologies import load_machine
 
     chosen = None if options.ranks is None else rank_list(options.ranks)
-    topology = load(
+    machine = load_machine(
         options.spec,
         ranks=chosen,
         relays=options.relays,
@@ -60,14 +70,15 @@ def load_fabric(options: FabricOptions) -> Asked:
         between_sockets=_above_zero(options.between_sockets),
         rates=options.rates,
     )
+    topology = machine.topology
     members = topology.ranks if chosen is None else len(chosen)
     if not options.without_link and not options.without_rank:
-        return Asked(topology, tuple(range(members)))
+        return Asked(topology, tuple(range(members)), machine)
     from arborcast.synth.faults.faulty import without
 
     faulty = without(topology, links=options.without_link or (), ranks=options.without_rank or ())
     left = sum(before < members for before in faulty.kept)
-    return Asked(faulty.topology, tuple(range(left)), faulty)
+    return Asked(faulty.topology, tuple(range(left)), machine, faulty)
 
 
 def _above_zero(text: str | None) -> Fraction | None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from arborcast.synth.cli import app as cli
+from tests.support.nccl_files import FABRIC, gpu, nic, system
 
 SQUARE = """
 name: square-with-a-diagonal
@@ -78,6 +79,29 @@ def test_show_prints_the_matrix_and_draws(synth: Any, tmp_path: Path) -> None:
     assert picture.read_text().startswith("<?xml")
     document = synth("show", "dgx1", "--json").document
     assert (document["ranks"], len(document["links"])) == (8, 32)
+
+
+def test_show_says_which_device_each_rank_is(synth: Any, tmp_path: Path) -> None:
+    nvlinks = [(FABRIC, 18, "0x068000")]
+    host = [*(gpu(dev, nvlinks, device="10de:2901") for dev in range(4)), nic("mlx5_0", 400000)]
+    file = tmp_path / "hosts.xml"
+    file.write_text(system(host, host, hosts=["0x1", "0x2"]))
+    chosen = ("show", str(file), "--ranks", "7,6,1,0", "--without-rank", "1")
+    assert synth(*chosen).out.splitlines()[-6:] == [
+        "  rank  device                gpu",
+        "  0     dev 3 (0000:04:00.0)  b200  host 1",
+        "  1     dev 1 (0000:02:00.0)  b200  host 0",
+        "  2     dev 0 (0000:01:00.0)  b200  host 0",
+        "",
+        "  nics     2 of 50 GB/s",
+    ]
+    document = synth(*chosen, "--json").document
+    assert document["devices"] == ["dev 3 (0000:04:00.0)", "dev 1 (0000:02:00.0)", "dev 0 (0000:01:00.0)"]
+    assert (document["gpu"], document["hosts"], document["notes"]) == ("b200", [1, 0, 0], [])
+    assert document["nics"] == [
+        {"name": "mlx5_0", "rate": "50", "near": [2, 1]},
+        {"name": "mlx5_0", "rate": "50", "near": [0]},
+    ]
 
 
 @pytest.mark.parametrize(
