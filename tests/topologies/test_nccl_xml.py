@@ -417,6 +417,10 @@ def test_gpus_that_are_neither_told_nor_linked_are_no_machine_of_pcie() -> None:
     assert parsed(text, pcie=True).topology.switches[0].name == "cpu0"
     told = system([gpu(dev, (), 'sm="90"', device="10de:2330") for dev in range(8)])
     assert "no NVLinks or xGMI, which h100 can have" in parsed(told).notes[0]
+    new = system([gpu(dev, (), 'sm="90"', device="10de:23ff") for dev in range(8)])
+    assert parsed(new).topology.links == parsed(told).topology.links
+    card = system([gpu(dev, (), 'sm="256" gcn="gfx950"', device="1002:75a8") for dev in range(8)])
+    assert parsed(card).gpu == "mi350p"
 
 
 def test_displays_count_where_nothing_else_does() -> None:
