@@ -159,9 +159,12 @@ def test_a_switch_with_fewer_links_to_one_gpu_is_said() -> None:
     text = hgx(4).replace('count="4"', 'count="3"', 1)
     machine = parsed(text, gpu="h100")
     assert cables(machine.topology)[0, "nvswitch"] == "425"
-    assert machine.notes == (
-        f"shows fewer NVLinks to a switch than others at gpu 0 ({busid(0)}) (17, others 18)",
-    )
+    fewer = "shows fewer NVLinks to a switch than others at gpu"
+    assert machine.notes == (f"{fewer} 0 ({busid(0)}) (17, others 18)",)
+    none = [gpu(dev, [(FABRIC, 18, NVSWITCH)] * (dev != 1), device="10de:31c2") for dev in range(4)]
+    machine = parsed(system(none))
+    assert machine.notes == (f"{fewer} 1 ({busid(1)}) (0, others 18)",)
+    assert allreduce(machine) == 0
 
 
 def test_addresses_are_the_same_in_every_spelling() -> None:

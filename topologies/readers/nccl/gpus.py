@@ -93,7 +93,8 @@ def find_devices(tree: Tree, known: Gpu | None, notes: list[str]) -> list[Device
     if not devices:
         raise TopologyError(
             "must hold at least 2 gpus, got neither gpu elements nor pci elements of a GPU's class: files "
-            "for NCCL_TOPO_FILE may leave them out, NCCL_TOPO_DUMP_FILE has NCCL write all"
+            "for NCCL_TOPO_FILE may leave them out, NCCL_TOPO_DUMP_FILE has NCCL write all; the catalog has "
+            "machines of clouds"
         )
     if len(devices) < 2:
         raise TopologyError(f"must hold at least 2 gpus, got {len(devices)}")

@@ -179,9 +179,12 @@ def _odd_counts(devices: Sequence[Device], wiring: Wiring) -> Iterable[str]:
     for (_, switch), count in wiring.switched.items():
         most[switch] = max(count, most.get(switch, 0))
     fewer = [
-        f"{devices[vertex].where} ({count}, others {most[switch]})"
-        for (vertex, switch), count in wiring.switched.items()
-        if count < most[switch]
+        f"{device.where} ({count}, others {links})"
+        for switch, links in most.items()
+        for device in devices
+        if switch in {None, device.host}
+        and (count := wiring.switched.get((device.vertex, switch), 0)) < links
+        and (count or not device.links)
     ]
     if fewer:
         yield f"shows fewer NVLinks to a switch than others at {_some(fewer)}"
