@@ -180,10 +180,9 @@ def _odd_counts(devices: Sequence[Device], wiring: Wiring) -> Iterable[str]:
         most[switch] = max(count, most.get(switch, 0))
     fewer = [
         f"{device.where} ({count}, others {links})"
-        for switch, links in most.items()
         for device in devices
-        if switch in {None, device.host}
-        and (count := wiring.switched.get((device.vertex, switch), 0)) < links
+        for switch in (None, device.host)
+        if (links := most.get(switch, 0)) > (count := wiring.switched.get((device.vertex, switch), 0))
         and (count or not device.links)
     ]
     if fewer:
