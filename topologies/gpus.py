@@ -34,8 +34,8 @@ class Gpu:
         capability: compute capability, 80 for 8.0; None for AMD's.
         architecture: LLVM's name of the target, such as gfx90a; "" for NVIDIA's.
         source: where its figures stand.
-        board: what joins the 8 GPUs of the boards that it is sold on: "nvswitch", "mesh" (one link to each
-            other GPU), or "" where that differs from box to box or there is nothing.
+        board: what joins the GPUs of the boards that it is sold on: "nvswitch", "mesh" (one link to each
+            other GPU), "wired" where that differs from box to box, or "" where nothing or a bridge does.
         devices: PCI device ids.
     """
 
@@ -85,17 +85,19 @@ def _planned(capability: int | None, architecture: str) -> str:
     return next(rate for least, rate in known.items() if capability >= least)
 
 
-SXM, OAM = "nvswitch", "mesh"
+SXM, OAM, BOX = "nvswitch", "mesh", "wired"
 
 # Of several products with one capability or architecture, the first that fits what a file shows is taken.
 _KNOWN = (
     _gpu("k80", "3.7", "", 3, "", "102d", "Tesla K80 board specification: PCIe Gen3 x16"),
     _gpu("m40", "5.2", "", 3, "", "17fd 13f2", "Tesla M40 product brief: PCIe Gen3 x16; M60 alike"),
     _gpu("titanx", "5.2", "", 3, "", "17c2", "GeForce GTX TITAN X specification: PCIe 3.0"),
-    _gpu("p100", "6.0", "4 x 20", 3, "", "15f9", "Tesla P100 data sheet: NVLink 160 GB/s"),
+    _gpu("p100", "6.0", "4 x 20", 3, BOX, "15f9", "Tesla P100 data sheet: NVLink 160 GB/s"),
     _gpu("p100-pcie", "6.0", "", 3, "", "15f7 15f8", "Tesla P100 PCIe data sheet: no NVLink"),
     _gpu("p40", "6.1", "", 3, "", "1b38 1bb3 1b00 1b02 1b06", "Tesla P40 data sheet; P4, 1080 Ti alike"),
-    _gpu("v100", "7.0", "6 x 25", 3, "", "1db1 1db2 1db5 1db7 1db8 1df5", "V100 data sheet: NVLink 300 GB/s"),
+    _gpu(
+        "v100", "7.0", "6 x 25", 3, BOX, "1db1 1db2 1db5 1db7 1db8 1df5", "V100 data sheet: NVLink 300 GB/s"
+    ),
     _gpu("v100-pcie", "7.0", "", 3, "", "1db3 1db4 1db6 1df6", "V100 data sheet (PCIe): no NVLink"),
     _gpu("t4", "7.5", "", 3, "", "1eb8", "T4 data sheet: PCIe Gen3 x16"),
     _gpu("rtx2080ti", "7.5", "2 x 25", 3, "", "1e04 1e07 1e30 1e78", "Turing white paper: NVLink 100 GB/s"),
@@ -139,12 +141,12 @@ _KNOWN = (
     _gpu("gb10", "12.1", "", 5, "", "2e12", "DGX Spark data sheet: one GPU a box"),
     _gpu("mi50", "gfx906", "2 x 46", 4, "", "66a0 66a1", "MI50 data sheet: 2 links, 184 GB/s"),
     _gpu("mi100", "gfx908", "3 x 46", 4, "", "738c 738e", "MI100 data sheet: 3 links, 276 GB/s"),
-    _gpu("mi250x", "gfx90a", "8 x 50", 4, "", "7408", "CDNA 2 white paper: 8 links of 100 GB/s a die"),
-    _gpu("mi250", "gfx90a", "8 x 50", 4, "", "740c", "CDNA 2 white paper: 8 links of 100 GB/s a die"),
+    _gpu("mi250x", "gfx90a", "8 x 50", 4, BOX, "7408", "CDNA 2 white paper: 8 links of 100 GB/s a die"),
+    _gpu("mi250", "gfx90a", "8 x 50", 4, BOX, "740c", "CDNA 2 white paper: 8 links of 100 GB/s a die"),
     _gpu("mi210", "gfx90a", "3 x 50", 4, "", "740f", "MI210 data sheet: 3 links, 300 GB/s"),
     _gpu("mi300x", "gfx942", "7 x 64", 5, OAM, "74a1 74a9 74b5", "MI300X data sheet: 7 links of 128 GB/s"),
     _gpu("mi325x", "gfx942", "7 x 64", 5, OAM, "74a5 74b9", "MI325X data sheet: 7 links of 128 GB/s"),
-    _gpu("mi300a", "gfx942", "8 x 64", 5, "", "74a0", "MI300A data sheet: 8 links of 128 GB/s"),
+    _gpu("mi300a", "gfx942", "8 x 64", 5, BOX, "74a0", "MI300A data sheet: 8 links of 128 GB/s"),
     _gpu("mi350x", "gfx950", "7 x 76.8", 5, OAM, "75a0 75b0", "CDNA 4 white paper: 7 links of 153.6 GB/s"),
     _gpu("mi350p", "gfx950", "", 5, "", "75a8", "RCCL's model of 8 MI350P on PCIe Gen5 switches, no xGMI"),
     _gpu("mi355x", "gfx950", "7 x 76.8", 5, OAM, "75a3 75b3", "CDNA 4 white paper: 7 links of 153.6 GB/s"),

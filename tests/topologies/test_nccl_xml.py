@@ -405,6 +405,11 @@ def test_a_clouds_file_without_devices_must_be_told_what_they_are() -> None:
         *(f"pcie{n}" for n in range(4)),
     }
     assert bridged.nics[0].near == (bridged.topology.ranks + 1,)  # cpu0, pcie0, ...: the first PCIe switch
+    with pytest.raises(
+        TopologyError, match="f: does not show how the links of its v100 are wired, which differs"
+    ):
+        parsed(cloud(""), gpu="v100")
+    assert parsed(cloud(""), gpu="v100", pcie=True).topology.links == bridged.topology.links
     alone = parsed(cloud(""), pcie=True)
     assert alone.topology.links == bridged.topology.links
     assert alone.gpu is None

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 NVSWITCH_CLASS, CPU_CLASS = "0x068000", "0x068001"  # the latter: the NVLink bridge of a POWER CPU
 
+_ALIKE = {"nvswitch", "mesh"}
+"""Boards whose wiring is the same in every box."""
+
 FABRIC = "fffffff:ff"
 """How the target begins of NVLinks to switches that the host cannot see: those of the whole NVLink domain."""
 
@@ -65,12 +68,24 @@ def find_wiring(devices: Sequence[Device], known: Gpu | None, *, pcie: bool, not
         return _shown(devices, notes)
     are_bare = devices[0].gpu is None
     # A dump names the PCI device: such a file shows all links that there are.
-    unsure = [device.kind for device in devices if device.kind and device.kind.board and not device.number]
+    unsure = [
+        device.kind
+        for device in devices
+        if device.kind is not None and device.kind.board in _ALIKE and device.number is None
+    ]
     if are_bare or known is not None:
         if not pcie and all(device.kind is None for device in devices):
             raise TopologyError(
                 f"holds {len(devices)} slots of GPUs, neither which these are nor their NVLinks: gpu= (--gpu "
                 "a100, h100, ...) says which, pcie=True (--pcie) takes PCIe paths alone"
+            )
+        wired = next(
+            (device.kind for device in devices if device.kind and device.kind.board == "wired"), None
+        )
+        if wired is not None and not pcie:
+            raise TopologyError(
+                f"does not show how the links of its {wired.name} are wired, which differs from box to box: "
+                "a dump (NCCL_TOPO_DUMP_FILE) does, pcie=True (--pcie) takes PCIe paths alone"
             )
         return _boards(devices, notes)
     if unsure and not pcie:
