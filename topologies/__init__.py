@@ -6,7 +6,8 @@ topologies.load("cluster.yaml", ranks=[0, 1, 3])
 
 from __future__ import annotations
 
-from arborcast.topologies.catalog import Entry, Parameter, catalog
+from arborcast.topologies.catalog import catalog
+from arborcast.topologies.entries import Entry, Parameter
 from arborcast.topologies.files import load, load_machine
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine, Nic

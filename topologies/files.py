@@ -173,7 +173,7 @@ def load_machine(
         if option is not None:
             rule = f"{option} is for nvidia-smi text and NCCL XML"
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
-        machine = Machine.of(entry.build(arguments, chosen), gpu=entry.gpu)
+        machine = entry.build(arguments, chosen)
     elif _is_path(spec):
         machine = load_file(spec, gpu=gpu, pcie=pcie, between_sockets=crossing, rates=chosen)
         for note in machine.notes:

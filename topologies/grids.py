@@ -7,7 +7,7 @@ nothing to cite.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from arborcast.synth.errors import TopologyError
@@ -22,6 +22,7 @@ from arborcast.topologies.builders import (
     side_by_side,
     without_identity,
 )
+from arborcast.topologies.entries import Entry, Parameter, bandwidth, count, extents, latency
 
 
 def torus(*, name: str, extents: Sequence[int], bandwidth: Fraction, latency: Fraction) -> Topology:
@@ -29,28 +30,64 @@ def torus(*, name: str, extents: Sequence[int], bandwidth: Fraction, latency: Fr
 
     Symmetries: the translations, so all ranks are alike.
     """
-    links = _grid(name, extents, bandwidth, latency, wraps=True)
-    symmetries = [
-        grid_images(extents, dimension, rotation(extent).__getitem__)
-        for dimension, extent in enumerate(extents)
-    ]
-    return Topology.build(name, math.prod(extents), links, symmetries=without_identity(symmetries))
+    return lattice(name, extents, [bandwidth] * len(extents), latency, [True] * len(extents))
 
 
 def mesh(*, name: str, extents: Sequence[int], bandwidth: Fraction, latency: Fraction) -> Topology:
     """A grid that does not wrap round. Symmetries: the reflection of each dimension."""
-    links = _grid(name, extents, bandwidth, latency, wraps=False)
-    symmetries = [
-        grid_images(extents, dimension, range(extent)[::-1].__getitem__)
-        for dimension, extent in enumerate(extents)
-    ]
-    return Topology.build(name, math.prod(extents), links, symmetries=without_identity(symmetries))
+    return lattice(name, extents, [bandwidth] * len(extents), latency, [False] * len(extents))
 
 
 def ring(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:
     """Ranks in a circle, linked both ways. Symmetries: the rotation."""
-    links = _grid(name, [ranks], bandwidth, latency, wraps=True)
-    return Topology.build(name, ranks, links, symmetries=without_identity([rotation(ranks)]))
+    return lattice(name, [ranks], [bandwidth], latency, [True])
+
+
+def lattice(
+    name: str,
+    extents: Sequence[int],
+    bandwidths: Sequence[Fraction],
+    latency: Fraction,
+    wraps: Sequence[bool],
+    twists: Mapping[int, Sequence[int]] | None = None,
+) -> Topology:
+    """A grid, some dimensions of which wrap round, perhaps to elsewhere than they began.
+
+    Symmetries: of each dimension one step on where it wraps round, else the reflection.
+
+    Args:
+        name: of the topology.
+        extents: ranks along each dimension; the last counts fastest.
+        bandwidths: GB/s each way of the links along each dimension.
+        latency: us of every link.
+        wraps: whether each dimension wraps round.
+        twists: what the step over the end of a dimension adds to the coordinates (Camara et al., TPDS 2010);
+            nothing for those that are left out.
+    """
+    ranks = math.prod(extents)
+    check_size(name, ranks, 2 * ranks * len(extents))
+    links: list[Link] = []
+    symmetries: list[tuple[int, ...]] = []
+    for dimension, extent in enumerate(extents):
+        twist = (twists or {}).get(dimension, [0] * len(extents))
+        onward = [_onward(coordinates(rank, extents), dimension, extents, twist) for rank in range(ranks)]
+        stride = math.prod(extents[dimension + 1 :])
+        for rank, end in enumerate(onward):
+            if rank // stride % extent < extent - 1 or (wraps[dimension] and extent > 2):
+                links += cable(rank, end, bandwidths[dimension], latency)
+        mirror = grid_images(extents, dimension, range(extent)[::-1].__getitem__)
+        symmetries.append(tuple(onward) if wraps[dimension] else mirror)
+    return Topology.build(name, ranks, links, symmetries=without_identity(symmetries))
+
+
+def _onward(place: Sequence[int], dimension: int, extents: Sequence[int], twist: Sequence[int]) -> int:
+    """The rank one step on along a dimension, over its end and twisted there."""
+    moved = list(place)
+    moved[dimension] += 1
+    if moved[dimension] == extents[dimension]:
+        moved[dimension] = 0
+        moved = [(at + by) % extent for at, by, extent in zip(moved, twist, extents, strict=True)]
+    return number_of(moved, extents)
 
 
 def hypercube(*, name: str, dimension: int, bandwidth: Fraction, latency: Fraction) -> Topology:
@@ -83,23 +120,6 @@ def full(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> To
         for link in cable(first, second, bandwidth, latency)
     ]
     return Topology.build(name, ranks, links, symmetries=without_identity([rotation(ranks)]))
-
-
-def _grid(
-    name: str, extents: Sequence[int], bandwidth: Fraction, latency: Fraction, *, wraps: bool
-) -> list[Link]:
-    ranks = math.prod(extents)
-    check_size(name, ranks, 2 * ranks * len(extents))
-    links: list[Link] = []
-    for rank in range(ranks):
-        place = coordinates(rank, extents)
-        for dimension, extent in enumerate(extents):
-            step = place[dimension] + 1
-            if step == extent and not (wraps and extent > 2):
-                continue
-            neighbour = (*place[:dimension], step % extent, *place[dimension + 1 :])
-            links += cable(rank, number_of(neighbour, extents), bandwidth, latency)
-    return links
 
 
 def star(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:
@@ -208,3 +228,46 @@ def dragonfly(
     )
     switches = [f"group{group}.router{index}" for group in range(groups) for index in range(routers)]
     return Topology.build(name, ranks, links, switches, without_identity(symmetries))
+
+
+_BANDWIDTH = Parameter("bandwidth", "GB/s", bandwidth, Fraction(1))
+_LATENCY = Parameter("latency", "US", latency, Fraction(0))
+_LINKS = (_BANDWIDTH, _LATENCY)
+_RANKS = Parameter("ranks", "N", count, required=True)
+
+
+def _shape(shown: str) -> Parameter:
+    return Parameter("extents", shown, extents, required=True)
+
+
+ENTRIES: Sequence[Entry] = (
+    Entry("torus", "a grid that wraps round", torus, (_shape("4x4"), *_LINKS)),
+    Entry("mesh", "a grid that does not wrap round", mesh, (_shape("3x4"), *_LINKS)),
+    Entry("ring", "ranks in a circle, both ways", ring, (_RANKS, *_LINKS)),
+    Entry(
+        "hypercube",
+        "2 to the power of D ranks",
+        hypercube,
+        (Parameter("dimension", "D", count, required=True), *_LINKS),
+    ),
+    Entry("full", "every rank linked to every other", full, (_RANKS, *_LINKS)),
+    Entry("star", "ranks around one switch", star, (_RANKS, *_LINKS)),
+    Entry(
+        "fat-tree",
+        "switches over switches over ranks, children counted from the top",
+        fat_tree,
+        (_shape("2x4x8"), Parameter("oversubscription", "R", bandwidth, Fraction(1)), *_LINKS),
+    ),
+    Entry(
+        "dragonfly",
+        "groups x routers x ranks, a cable between each two groups",
+        dragonfly,
+        (
+            _shape("4x2x2"),
+            _BANDWIDTH,
+            Parameter("local", "GB/s", bandwidth),
+            Parameter("global", "GB/s", bandwidth, keyword="between"),
+            _LATENCY,
+        ),
+    ),
+)

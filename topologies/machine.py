@@ -19,13 +19,13 @@ class Nic:
 
     Attributes:
         name: as the file calls it.
-        rate: GB/s each way.
+        rate: GB/s each way; None where the file does not say it.
         near: the vertices of the topology that it hangs on: one switch of a PCIe tree, or, where PCIe is
             left out, the ranks that are nearest to it.
     """
 
     name: str
-    rate: Fraction
+    rate: Fraction | None
     near: tuple[Vertex, ...]
 
 

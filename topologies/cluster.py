@@ -1,0 +1,351 @@
+"""Several hosts to one topology: `join` cables their NICs to a fabric.
+
+What stands between a GPU and the fabric is modelled as far as it can hold traffic up: where a GPU has NICs of
+its own, links at their rates; where GPUs share NICs, a vertex that each of them reaches as fast as the NICs
+and its PCIe slot allow; where the host's PCIe switches are in its topology, links from those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.topology import Link, Permutation, Topology, Vertex
+from arborcast.topologies.builders import cable, check_size
+from arborcast.topologies.fabrics import SWITCH_HOP_US, Fabric, Wiring
+from arborcast.topologies.gpus import GPUS, slot_rate
+from arborcast.topologies.machine import Machine, Nic
+from arborcast.topologies.rates import FABRIC_HOP_US, Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Hosts that are joined.
+
+    Attributes:
+        machine: all of them as one, with no NIC left over.
+        owners: the number of the host that each vertex belongs to; None for those of the fabric.
+    """
+
+    machine: Machine
+    owners: tuple[int | None, ...]
+
+
+def with_nics(machine: Machine, rate: Fraction | None = None, *, option: str = "nic") -> Machine:
+    """The machine with the NICs that a fabric joins: its fastest, as others serve storage and management.
+
+    Args:
+        machine: as read from a file or the catalog.
+        rate: GB/s each way of every NIC, whatever the file says; one per rank where it shows none.
+        option: what errors call `rate`.
+
+    Raises:
+        TopologyError: the machine shows no NICs, or not how fast they are, and no rate is given.
+    """
+    name = machine.topology.name
+    if not machine.nics:
+        if rate is None:
+            raise TopologyError(f"{name}: shows no NICs; {option} GB/s gives each of its ranks one")
+        return replace(machine, nics=own_nics(machine.topology.ranks, rate))
+    if rate is not None:
+        return replace(machine, nics=tuple(replace(nic, rate=rate) for nic in machine.nics))
+    rates = {nic.name: nic.rate for nic in machine.nics}
+    known = {nic: speed for nic, speed in rates.items() if speed is not None}
+    for nic in machine.nics:
+        if nic.rate is None:
+            raise TopologyError(f"{name}: does not say how fast {nic.name} is; {option} GB/s does")
+    most = max(known.values())
+    slower = [f"{nic} ({float(speed):g})" for nic, speed in known.items() if speed < most]
+    note = f"{name}: NICs of less than {float(most):g} GB/s are left out: {', '.join(slower)}"
+    return replace(
+        machine,
+        nics=tuple(nic for nic in machine.nics if nic.rate == most),
+        notes=(*machine.notes, note) if slower else machine.notes,
+    )
+
+
+def own_nics(ranks: int, rate: Fraction, *, each: int = 1) -> tuple[Nic, ...]:
+    """So many NICs for each rank."""
+    return tuple(Nic(f"nic{index}", rate, (index // each,)) for index in range(ranks * each))
+
+
+def shared_nics(ranks: int, rate: Fraction, *, nics: int) -> tuple[Nic, ...]:
+    """So many NICs that ranks share evenly, neighbours the same one."""
+    per = ranks // nics
+    return tuple(
+        Nic(f"nic{index}", rate, tuple(range(index * per, (index + 1) * per))) for index in range(nics)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """NICs of a host that hang on the same vertices.
+
+    Attributes:
+        near: these vertices, numbered as in the host's own topology.
+        nics: indices of the NICs.
+        vertex: that of the NICs, which stands after the host's switches; None where `near` is one vertex.
+    """
+
+    near: tuple[Vertex, ...]
+    nics: tuple[int, ...]
+    vertex: Vertex | None
+
+
+def _ports(machine: Machine) -> tuple[_Port, ...]:
+    groups: dict[tuple[Vertex, ...], list[int]] = {}
+    everyone = tuple(range(machine.topology.ranks))
+    for index, nic in enumerate(machine.nics):
+        groups.setdefault(tuple(sorted(set(nic.near))) or everyone, []).append(index)
+    ports: list[_Port] = []
+    free = machine.topology.size
+    for near, nics in groups.items():
+        ports.append(_Port(near, tuple(nics), free if len(near) > 1 else None))
+        free += len(near) > 1
+    return tuple(ports)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A host with its place among the vertices of the cluster.
+
+    Attributes:
+        machine: the host.
+        ports: of its NICs.
+        first_rank: where its ranks begin.
+        first_switch: where its switches begin, those that stand for shared NICs last.
+    """
+
+    machine: Machine
+    ports: tuple[_Port, ...]
+    first_rank: int
+    first_switch: int
+
+    @property
+    def size(self) -> int:
+        """Its vertices: ranks, switches, shared NICs."""
+        return self.machine.topology.size + sum(port.vertex is not None for port in self.ports)
+
+    def vertex(self, own: Vertex) -> Vertex:
+        """The vertex of the cluster that one of the host is."""
+        ranks = self.machine.topology.ranks
+        return self.first_rank + own if own < ranks else self.first_switch + own - ranks
+
+    def names(self) -> Iterator[str]:
+        """Of its switches."""
+        yield from (switch.name for switch in self.machine.topology.switches)
+        shared = [port for port in self.ports if port.vertex is not None]
+        yield from (f"nic{index}" for index in range(len(shared)))
+
+
+def join(
+    name: str,
+    hosts: Sequence[Machine],
+    fabric: Fabric,
+    *,
+    word: str = "host",
+    rates: Rates = Rates.DATASHEET,
+) -> Cluster:
+    """Hosts cabled to a fabric by all of their NICs.
+
+    Ranks are numbered host by host; then come the switches of each host, called `host3.nvswitch`, then those
+    of the fabric. Equal hosts are symmetric: the symmetries of one are declared for all at once, and so are
+    the rotations of hosts that the fabric allows.
+
+    Args:
+        name: of the topology.
+        hosts: machines with NICs of known rate (see `with_nics`).
+        fabric: see `topologies.fabrics`.
+        word: what the names of a host's switches begin with.
+        rates: whose figure the PCIe slot of a GPU has that shares a NIC.
+
+    Raises:
+        TopologyError: too large, a fabric that does not fit, or fewer than 2 hosts.
+    """
+    if len(hosts) < 2:
+        raise TopologyError(f"{name}: must join at least 2 hosts, got {len(hosts)}")
+    placed = _placed(hosts)
+    speeds = [[nic.rate or Fraction(0) for nic in host.nics] for host in hosts]
+    wiring = fabric.wire(name, speeds)
+    first = placed[-1].first_switch + placed[-1].size - placed[-1].machine.topology.ranks
+    ranks, size = placed[0].first_switch, first + len(wiring.switches)
+    check_size(name, size, sum(len(host.topology.links) + 4 * len(host.nics) for host in hosts))
+    links = [
+        link for number, host in enumerate(placed) for link in _links(host, number, wiring, first, rates)
+    ]
+    for one, other, rate in wiring.cables:
+        links += cable(first + one, first + other, rate, SWITCH_HOP_US)
+    names = [f"{word}{number}.{own}" for number, host in enumerate(placed) for own in host.names()]
+    owners: list[int | None] = [None] * size
+    for number, host in enumerate(placed):
+        for own in range(host.size):
+            owners[host.vertex(own)] = number
+    topology = Topology.build(name, ranks, links, [*names, *wiring.switches])
+    joined = Machine(
+        replace(topology, symmetries=tuple(_symmetries(topology, placed, wiring, first))),
+        gpus=tuple(gpu for host in hosts for gpu in host.gpus),
+        devices=tuple(device for host in hosts for device in host.devices),
+        hosts=_numbered(hosts),
+        notes=tuple(dict.fromkeys(note for host in hosts for note in host.notes)),
+    )
+    return Cluster(joined, tuple(owners))
+
+
+def _placed(hosts: Sequence[Machine]) -> list[_Placed]:
+    rank, switch = 0, sum(host.topology.ranks for host in hosts)
+    placed: list[_Placed] = []
+    ports: dict[int, tuple[_Port, ...]] = {}  # by identity: most hosts are the same object
+    for host in hosts:
+        placed.append(_Placed(host, ports.setdefault(id(host), _ports(host)), rank, switch))
+        rank += host.topology.ranks
+        switch += placed[-1].size - host.topology.ranks
+    return placed
+
+
+def _numbered(hosts: Sequence[Machine]) -> tuple[int, ...]:
+    """Hosts of all ranks: a machine may be several itself."""
+    numbers: list[int] = []
+    for host in hosts:
+        start = max(numbers, default=-1) + 1
+        numbers += [start + own for own in host.hosts]
+    return tuple(numbers)
+
+
+def _links(host: _Placed, number: int, wiring: Wiring, first: Vertex, rates: Rates) -> Iterator[Link]:
+    """The links inside a host, and from it to the fabric, whose switches begin at `first`."""
+    machine = host.machine
+    for link in machine.topology.links:
+        yield replace(link, src=host.vertex(link.src), dst=host.vertex(link.dst))
+    for port in host.ports:
+        total = sum((machine.nics[nic].rate or Fraction(0) for nic in port.nics), Fraction(0))
+        end = host.vertex(port.near[0] if port.vertex is None else port.vertex)
+        if port.vertex is not None:
+            for near in port.near:
+                yield from cable(host.vertex(near), end, min(total, _slot(machine, near, total, rates)))
+        for nic in port.nics:
+            switch = first + wiring.port(number, nic)
+            yield from cable(end, switch, machine.nics[nic].rate or Fraction(0), FABRIC_HOP_US)
+
+
+def _slot(machine: Machine, near: Vertex, unknown: Fraction, rates: Rates) -> Fraction:
+    """GB/s each way of the PCIe slot of a rank; `unknown` where its GPU is, and for switches."""
+    gpu = machine.gpus[near] if near < machine.topology.ranks else None
+    return unknown if gpu is None else slot_rate(GPUS[gpu], rates)
+
+
+def _symmetries(
+    topology: Topology, placed: Sequence[_Placed], wiring: Wiring, first: Vertex
+) -> Iterator[Permutation]:
+    """Those of equal hosts, applied to all of them at once, and rotations of equal hosts.
+
+    Each is tried on the topology: what NICs and fabric break is not declared.
+    """
+    classes: dict[tuple[Topology, tuple[Nic, ...]], list[int]] = {}
+    for number, host in enumerate(placed):
+        classes.setdefault((host.machine.topology, host.machine.nics), []).append(number)
+    moves: list[_Move] = []
+    for numbers in classes.values():
+        sample = placed[numbers[0]]
+        within = [_within(sample, images) for images in sample.machine.topology.symmetries]
+        if None in within:
+            within += [_within(sample, images) for images in _port_turns(sample)]
+        moves += [_Move(dict(zip(numbers, numbers, strict=True)), inside) for inside in within if inside]
+        blocks = wiring.blocks if len(classes) == 1 else ()
+        moves += [_Move(turn, _still(sample)) for turn in _turns(numbers, blocks)]
+    for move in moves:
+        found = _images(move, placed, wiring, first, topology.size)
+        if found is None or found == tuple(range(topology.size)):
+            continue
+        with suppress(TopologyError):
+            topology.check_symmetry(found)
+            yield found
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """A permutation of a host's vertices, those of shared NICs included, and of its NICs."""
+
+    vertices: Mapping[Vertex, Vertex]
+    nics: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Hosts that take each other's places, all changed in the same way inside."""
+
+    hosts: Mapping[int, int]
+    within: _Within
+
+
+def _still(host: _Placed) -> _Within:
+    vertices, nics = range(host.size), range(len(host.machine.nics))
+    return _Within(dict(zip(vertices, vertices, strict=True)), dict(zip(nics, nics, strict=True)))
+
+
+def _within(host: _Placed, images: Permutation) -> _Within | None:
+    """A symmetry of a host's topology with what it does to NICs; None where these do not follow."""
+    by_near = {port.near: port for port in host.ports}
+    vertices = dict(enumerate(images))
+    nics: dict[int, int] = {}
+    for port in host.ports:
+        image = by_near.get(tuple(sorted(images[vertex] for vertex in port.near)))
+        if image is None or len(image.nics) != len(port.nics):
+            return None
+        nics.update(zip(port.nics, image.nics, strict=True))
+        if port.vertex is not None and image.vertex is not None:
+            vertices[port.vertex] = image.vertex
+    return _Within(vertices, nics)
+
+
+def _port_turns(host: _Placed) -> Iterator[Permutation]:
+    """Rotations among ranks that share NICs, and of these groups, where they are symmetries of the host."""
+    topology = host.machine.topology
+    groups = [port.near for port in host.ports]
+    if sorted(rank for group in groups for rank in group) != list(range(topology.ranks)):
+        return
+    if len(set(map(len, groups))) > 1:
+        return
+    within = {rank: group[(at + 1) % len(group)] for group in groups for at, rank in enumerate(group)}
+    onward = zip(groups, (*groups[1:], groups[0]), strict=True)
+    among = {rank: image for group, other in onward for rank, image in zip(group, other, strict=True)}
+    for images in (within, among):
+        candidate = tuple(images.get(vertex, vertex) for vertex in range(topology.size))
+        with suppress(TopologyError):
+            topology.check_symmetry(candidate)
+            yield candidate
+
+
+def _turns(numbers: Sequence[int], blocks: Sequence[int]) -> Iterator[Mapping[int, int]]:
+    """Rotations of hosts within blocks, of blocks within larger ones, of all."""
+    sizes = [1, *blocks, len(numbers)]
+    for small, large in pairwise(sizes):
+        if small < large and large % small == 0 and len(numbers) % large == 0:
+            yield {
+                number: numbers[index // large * large + (index + small) % large]
+                for index, number in enumerate(numbers)
+            }
+
+
+def _images(
+    move: _Move, placed: Sequence[_Placed], wiring: Wiring, first: Vertex, size: int
+) -> Permutation | None:
+    """What a move does to all vertices; None where two NICs of one switch would go to different ones."""
+    images = list(range(size))
+    switches: dict[int, int] = {}
+    for number, host in enumerate(placed):
+        target = move.hosts.get(number)
+        if target is not None:
+            for own, image in move.within.vertices.items():
+                images[host.vertex(own)] = placed[target].vertex(image)
+        for nic in range(len(host.machine.nics)):
+            here = wiring.port(number, nic)
+            there = here if target is None else wiring.port(target, move.within.nics[nic])
+            if switches.setdefault(here, there) != there:
+                return None
+    for here, there in switches.items():
+        images[first + here] = first + there
+    return tuple(images)

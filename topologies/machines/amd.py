@@ -1,0 +1,66 @@
+"""AMD's boxes: MI250 in a partial mesh of Infinity Fabric, MI300X and later all joined to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.builders import cable, check_size, rotation
+from arborcast.topologies.cluster import own_nics
+from arborcast.topologies.entries import BOTH, Entry
+from arborcast.topologies.gpus import GPUS
+from arborcast.topologies.machine import Machine
+from arborcast.topologies.machines.boxes import BOXES, box_entry, several
+from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
+
+# Infinity Fabric links per pair of dies of an MI250 box (16 dies in 8 packages).
+MI250_LINKS = (
+    *((0, 1, 4), (0, 4, 2), (0, 8, 1), (1, 5, 1), (1, 9, 1), (1, 10, 1), (2, 3, 4), (2, 6, 1), (2, 9, 1)),
+    *((2, 10, 1), (3, 7, 2), (3, 11, 1), (4, 5, 4), (4, 6, 1), (5, 6, 1), (5, 7, 1), (6, 7, 4), (8, 9, 4)),
+    *((8, 12, 2), (9, 13, 1), (10, 11, 4), (10, 14, 1), (11, 15, 2), (12, 13, 4), (12, 14, 1), (13, 14, 1)),
+    *((13, 15, 1), (14, 15, 4)),
+)
+MI250_MIRROR = (3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 15, 14, 13, 12)
+
+
+def _mi250(*, name: str, boxes: int, rates: Rates) -> Machine:
+    """Boxes of 16 dies, each with 16 GB/s to the fabric, its share of the box's NICs."""
+    rate = GPUS["mi250"].rate(rates)
+    check_size(name, 16 * boxes + 1, 4 * len(MI250_LINKS) * boxes)
+    links: list[Link] = []
+    for first, second, count in MI250_LINKS:
+        links += cable(first, second, rate * count, NVLINK_LATENCY_US)
+    topology = Topology.build(name, 16, links, symmetries=(rotation(16, 8), MI250_MIRROR))
+    return several(name, topology, own_nics(16, Fraction(16)), gpu="mi250", boxes=boxes, rails=1)
+
+
+def _mesh(gpu: str, source: str) -> Entry:
+    return box_entry(
+        gpu,
+        f"boxes of 8 {gpu.upper()}, each joined to each by Infinity Fabric, NICs to a fabric",
+        gpu,
+        "8 x 50",
+        vendor="AMD",
+        source=source,
+        shape="mesh",
+    )
+
+
+ENTRIES: Sequence[Entry] = (
+    Entry(
+        "mi250",
+        "boxes of 16 MI250 dies, NICs to a fabric",
+        _mi250,
+        (BOXES,),
+        BOTH,
+        None,
+        "mi250",
+        "AMD",
+        f"{GPUS['mi250'].source}; wiring and 16 GB/s a die to the fabric: ForestColl's (NSDI 2026) testbed",
+    ),
+    _mesh("mi300x", "AMD's reference design: a NIC of 400 Gb/s for each GPU (Azure ND MI300X v5 alike)"),
+    _mesh("mi325x", "AMD's reference design: a NIC of 400 Gb/s for each GPU"),
+    _mesh("mi350x", "ROCm documentation: 8 Pollara 400 NICs, one for each GPU"),
+    _mesh("mi355x", "ROCm documentation: 8 Pollara 400 NICs, one for each GPU"),
+)

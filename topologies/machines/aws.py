@@ -1,0 +1,44 @@
+"""Amazon's Trainium2: boxes that are a torus, and UltraServers of four that are one of three dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import partial
+
+from arborcast.topologies.cluster import own_nics
+from arborcast.topologies.entries import DATASHEET, Entry
+from arborcast.topologies.grids import lattice
+from arborcast.topologies.machine import Machine
+from arborcast.topologies.machines.boxes import BOXES, nic, rails, several
+from arborcast.topologies.rates import NVLINK_LATENCY_US
+
+_INSIDE, _ACROSS = Fraction(128), Fraction(64)
+
+
+def _trn2(*, name: str, boxes: int, nic: Fraction, rails: int, instances: int) -> Machine:
+    """Chips in a torus of 4x4 per instance; those of the same place in four instances are a ring."""
+    sides = [4, 4] if instances == 1 else [instances, 4, 4]
+    rates = [_INSIDE] * 2 if instances == 1 else [_ACROSS, _INSIDE, _INSIDE]
+    torus = lattice(name, sides, rates, NVLINK_LATENCY_US, [True] * len(sides))
+    chips = own_nics(torus.ranks, nic)
+    return several(name, torus, chips, gpu=None, boxes=boxes, rails=rails, host=16)
+
+
+def _entry(name: str, description: str, instances: int) -> Entry:
+    return Entry(
+        name,
+        description,
+        partial(_trn2, instances=instances),
+        (BOXES, nic(Fraction(25)), rails(1)),
+        DATASHEET,
+        vendor="AWS",
+        source="Neuron documentation: NeuronLink-v3 1.28 TB/s a chip both ways, of which SemiAnalysis (Dec. "
+        "2024) gives 128 GB/s each way to each of 4 neighbours, 64 across; EFAv3 3.2 Tb/s for 16 chips",
+    )
+
+
+ENTRIES: Sequence[Entry] = (
+    _entry("trn2", "instances of 16 Trainium2 in a torus of 4x4", 1),
+    _entry("trn2-ultra", "UltraServers: four trn2 instances in a torus of 4x4x4", 4),
+)

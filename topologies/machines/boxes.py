@@ -1,0 +1,181 @@
+"""Boxes of accelerators: around a switch or fully joined, alone or several of them on a fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.topology import Topology
+from arborcast.topologies import cluster
+from arborcast.topologies.builders import cable, check_size, rotation, side_by_side, without_identity
+from arborcast.topologies.entries import BOTH, Beyond, Entry, Parameter, bandwidth, count, one_of
+from arborcast.topologies.fabrics import Rails
+from arborcast.topologies.gpus import GPUS
+from arborcast.topologies.machine import Machine, Nic
+from arborcast.topologies.rates import NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
+
+BOXES = Parameter("boxes", "N", count, 1)
+
+
+def rails(default: int) -> Parameter:
+    """How many switches the NICs of boxes are dealt to."""
+    return Parameter("rails", "N", count, default, needs="boxes")
+
+
+def nic(default: Fraction | None) -> Parameter:
+    """GB/s each way of every NIC."""
+    return Parameter("nic", "GB/s", bandwidth, default, needs="boxes")
+
+
+def switched(name: str, gpus: int, rate: Fraction) -> Topology:
+    """A box whose GPUs reach one switch that blocks nothing, at so many GB/s each way.
+
+    All NVSwitch chips of a box, or of a rack, carry every pair of GPUs at full rate together: one vertex.
+    """
+    check_size(name, gpus + 1, 2 * gpus)
+    links = [link for gpu in range(gpus) for link in cable(gpu, gpus, rate, NVSWITCH_HOP_US)]
+    symmetries = without_identity([side_by_side(rotation(gpus), [0])])
+    return Topology.build(name, gpus, links, ["nvswitch"], symmetries)
+
+
+def meshed(name: str, gpus: int, rate: Fraction) -> Topology:
+    """A box whose GPUs all have a link to each other, of so many GB/s each way."""
+    check_size(name, gpus, gpus * (gpus - 1))
+    links = [
+        link
+        for second in range(gpus)
+        for first in range(second)
+        for link in cable(first, second, rate, NVLINK_LATENCY_US)
+    ]
+    return Topology.build(name, gpus, links, symmetries=without_identity([rotation(gpus)]))
+
+
+def several(
+    name: str,
+    topology: Topology,
+    nics: tuple[Nic, ...],
+    *,
+    gpu: str | None,
+    boxes: int,
+    rails: int,
+    rates: Rates = Rates.DATASHEET,
+    host: int | None = None,
+) -> Machine:
+    """One box with its NICs, or as many as are asked for on a fabric of `rails` switches.
+
+    `host` is the number of ranks of one host, where a box is several.
+    """
+    box = Machine.of(topology, gpu=gpu)
+    ranks = topology.ranks
+    per_host = host or ranks
+    box = Machine(topology, box.gpus, box.devices, tuple(rank // per_host for rank in range(ranks)), nics)
+    Rails(rails).wire(name, [[nic.rate or Fraction(0) for nic in nics]])  # a rule that holds for one box, too
+    if boxes == 1:
+        return box
+    check_size(name, boxes * topology.size, boxes * len(topology.links))
+    return cluster.join(name, [box] * boxes, Rails(rails), word="box", rates=rates).machine
+
+
+def box_entry(
+    name: str,
+    description: str,
+    gpu: str,
+    nics: str,
+    *,
+    vendor: str,
+    source: str,
+    gpus: int = 8,
+    shape: str = "switch",
+    deal: int = 1,
+    beyond: Callable[[Topology, int], Beyond] | None = None,
+) -> Entry:
+    """An entry for boxes in which all links of a GPU go to one switch, or an equal share to each other GPU.
+
+    Args:
+        name: of the entry.
+        description: in one line.
+        gpu: whose links count, as in `topologies.GPUS`.
+        nics: of a box, as "8 x 50": how many, and GB/s each way of each; GPUs own or share them evenly.
+        vendor: the heading.
+        source: where the NICs stand; that of the GPU's links is added.
+        gpus: in a box.
+        shape: "switch" or "mesh".
+        deal: number of fabric switches that NICs are dealt to, unless told.
+        beyond: see `Entry`.
+    """
+    ports, _, speed = nics.partition(" x ")
+
+    def build(*, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates) -> Machine:
+        rate = GPUS[gpu].links * GPUS[gpu].rate(rates)
+        topology = switched(name, gpus, rate) if shape == "switch" else meshed(name, gpus, rate / (gpus - 1))
+        hung = nics_of(gpus, nic, int(ports))
+        return several(name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates)
+
+    return Entry(
+        name,
+        description,
+        build,
+        (BOXES, nic(Fraction(speed)), rails(deal)),
+        BOTH,
+        beyond,
+        gpu,
+        vendor,
+        f"{GPUS[gpu].source}; {source}",
+    )
+
+
+def nics_of(gpus: int, rate: Fraction, nics: int) -> tuple[Nic, ...]:
+    """So many NICs of a box: each GPU has one or more of its own, or several share one."""
+    if nics >= gpus:
+        return cluster.own_nics(gpus, rate, each=nics // gpus)
+    return cluster.shared_nics(gpus, rate, nics=nics)
+
+
+def _boxes(
+    *,
+    name: str,
+    boxes: int,
+    gpus: int,
+    inside: Fraction,
+    nic: Fraction | None,
+    nics: int | None,
+    rails: int,
+    links: str,
+) -> Machine:
+    """Boxes of no vendor: each GPU has `inside` GB/s each way, to the switch of its box or to all others.
+
+    With links=mesh that is divided by the number of others: a link of inside / (gpus - 1) to each.
+    """
+    if gpus < 2:
+        raise TopologyError(f"{name}: gpus must be at least 2, got {gpus}")
+    ports = nics or gpus
+    if gpus % ports and ports % gpus:
+        raise TopologyError(
+            f"{name}: nics must divide the {gpus} GPUs of a box or be a multiple, got {ports}"
+        )
+    if boxes > 1 and nic is None:
+        raise TopologyError(f"{name}: several boxes need nic=GB/s of each NIC")
+    topology = switched(name, gpus, inside) if links == "switch" else meshed(name, gpus, inside / (gpus - 1))
+    hung = () if nic is None else nics_of(gpus, nic, ports)
+    if boxes == 1:
+        return Machine(topology, (None,) * gpus, ("",) * gpus, (0,) * gpus, hung)
+    return several(name, topology, hung, gpu=None, boxes=boxes, rails=rails)
+
+
+GENERIC = Entry(
+    "boxes",
+    "boxes of GPUs with inside= GB/s each way per GPU to the box's switch (links=mesh: to all others "
+    "together), nics= (one per GPU unless told) of nic= GB/s each",
+    _boxes,
+    (
+        Parameter("boxes", "N", count, required=True),
+        Parameter("gpus", "N", count, required=True),
+        Parameter("inside", "GB/s", bandwidth, required=True),
+        Parameter("nic", "GB/s", bandwidth),
+        Parameter("nics", "N", count),
+        rails(1),
+        Parameter("links", "switch|mesh", one_of("switch", "mesh"), "switch"),
+    ),
+)
+"""Boxes that stand for no product."""

@@ -1,0 +1,182 @@
+"""NVIDIA's boxes and racks: DGX-1 to DGX B300, HGX boards for some markets, GB200 and GB300 NVL72."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import partial
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.topology import Topology
+from arborcast.topologies.builders import cable
+from arborcast.topologies.cluster import shared_nics
+from arborcast.topologies.entries import BOTH, Beyond, Entry, Parameter, count
+from arborcast.topologies.gpus import GPUS
+from arborcast.topologies.machine import Machine
+from arborcast.topologies.machines.boxes import BOXES, box_entry, nic, nics_of, rails, several, switched
+from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
+
+# NVLinks per pair of GPUs of a DGX-1 with V100, numbered as nvidia-smi does (NCCL issue 671).
+DGX1_NVLINKS = (
+    (0, 1, 1, 2, 2, 0, 0, 0),
+    (1, 0, 2, 1, 0, 2, 0, 0),
+    (1, 2, 0, 2, 0, 0, 1, 0),
+    (2, 1, 2, 0, 0, 0, 0, 1),
+    (2, 0, 0, 0, 0, 1, 1, 2),
+    (0, 2, 0, 0, 1, 0, 2, 1),
+    (0, 0, 1, 0, 1, 2, 0, 2),
+    (0, 0, 0, 1, 2, 1, 2, 0),
+)
+
+_TRAY = 4
+_RACK = 72
+_MEASURED = {Fraction(450): "nccl-tests#212 tells of about 275", Fraction(200): "nccl#1374 of about 123"}
+
+
+def nvlink_sharp(topology: Topology, ranks: int) -> Beyond:
+    """What NVLink SHARP could give so many ranks of a Hopper or Blackwell box, or of a fragment of one.
+
+    In a star of n ports of b GB/s each way, switches that only forward allow n / (2 (n - 1)) * b: in and out
+    of every rank, all others' contributions to its part of the buffer and the sums of their parts must pass.
+    A switch that adds up what its ports send and hands the sum to all of them needs each port once each way:
+    b, which is also the limit, as the whole buffer must leave every rank. NCCL's NVLS, which reads sums and
+    writes copies through the switch, moves 1 / n more: at most n / (n + 1) * b (both by our derivation).
+    """
+    what = "NVSwitches that also reduce and copy; here they only forward"
+    rates = {link.bandwidth for link in topology.links}
+    if len(topology.switches) != 1 or len(rates) != 1 or len(topology.links) != 2 * topology.ranks:
+        return Beyond("NVLink SHARP", what)
+    (rate,) = rates
+    if ranks < 3:  # two ranks exchange at the rate of a port anyway
+        return Beyond("NVLink SHARP", what, rate)
+    reading = rate * ranks / (ranks + 1)
+    measured = f"; {_MEASURED[rate]}" if ranks == 8 and rate in _MEASURED else ""
+    return Beyond(
+        "NVLink SHARP",
+        f"{what}. An allreduce could reach {float(rate):.6g} GB/s, {float(reading):.6g} in the way of NCCL's "
+        f"NVLS{measured}",
+        rate,
+    )
+
+
+def cube_mesh(name: str, gpu: str, rates: Rates) -> Topology:
+    """The hybrid cube mesh of NVLinks of a DGX-1: some pairs of V100 have two links, P100 one each.
+
+    Symmetries: among V100 {0,1,4,5} and {2,3,6,7} are the two orbits of ranks; all P100 are alike.
+    """
+    most, flips = (1, (1, 2, 4)) if gpu == "p100" else (2, (1, 4))
+    rate = GPUS[gpu].rate(rates)
+    links = [
+        link
+        for first, row in enumerate(DGX1_NVLINKS)
+        for second, links_of_pair in enumerate(row[:first])
+        if links_of_pair
+        for link in cable(first, second, min(links_of_pair, most) * rate, NVLINK_LATENCY_US)
+    ]
+    symmetries = [tuple(rank ^ bit for rank in range(8)) for bit in flips]
+    return Topology.build(name, 8, links, symmetries=symmetries)
+
+
+def _dgx1(*, name: str, rates: Rates, gpu: str) -> Machine:
+    """A DGX-1: two GPUs share each of its four NICs of 100 Gb/s."""
+    topology = cube_mesh(name, gpu, rates)
+    return several(name, topology, shared_nics(8, Fraction("12.5"), nics=4), gpu=gpu, boxes=1, rails=1)
+
+
+def _dgx2(*, name: str, rates: Rates) -> Machine:
+    """A DGX-2: two GPUs share each of its eight NICs of 100 Gb/s."""
+    topology = switched(name, 16, 6 * GPUS["v100"].rate(rates))
+    return several(name, topology, shared_nics(16, Fraction("12.5"), nics=8), gpu="v100", boxes=1, rails=1)
+
+
+def _nvl72(*, name: str, boxes: int, gpus: int, nic: Fraction, rails: int, rates: Rates, gpu: str) -> Machine:
+    """NVL72 racks or slices of them: whole trays of four GPUs with a NIC each, in one domain of NVLink."""
+    if gpus % _TRAY or gpus > _RACK:
+        raise TopologyError(
+            f"{name}: gpus must be a multiple of {_TRAY} (a tray) of at most {_RACK}, got {gpus}"
+        )
+    topology = switched(name, gpus, GPUS[gpu].links * GPUS[gpu].rate(rates))
+    hung = nics_of(gpus, nic, gpus)
+    return several(name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates, host=_TRAY)
+
+
+def _rack(gpu: str, port: str, source: str) -> Entry:
+    return Entry(
+        f"{gpu}-nvl72",
+        f"racks of 72 {gpu.upper()} in one NVLink domain, or slices of whole trays of 4 (gpus=)",
+        partial(_nvl72, gpu=gpu),
+        (
+            Parameter("gpus", "N", count, _RACK),
+            BOXES,
+            nic(Fraction(port)),
+            rails(1),
+        ),
+        BOTH,
+        nvlink_sharp,
+        gpu,
+        "NVIDIA",
+        f"{GPUS[gpu].source}; {source}",
+    )
+
+
+def _dgx(name: str, gpu: str, port: str, source: str, *, sharp: bool = True) -> Entry:
+    """An entry for boxes of 8 on NVSwitch with a NIC for each GPU, dealt to two fabric switches."""
+    kind = gpu.upper()
+    without = " (NVLink SHARP not used)" if sharp else ""
+    return box_entry(
+        name,
+        f"boxes of 8 {kind} on NVSwitch{without}, NICs to a fabric",
+        gpu,
+        f"8 x {port}",
+        vendor="NVIDIA",
+        source=source,
+        deal=2,
+        beyond=nvlink_sharp if sharp else None,
+    )
+
+
+ENTRIES: Sequence[Entry] = (
+    Entry(
+        "dgx1",
+        "8 V100, hybrid cube mesh of NVLinks",
+        partial(_dgx1, gpu="v100"),
+        (),
+        BOTH,
+        None,
+        "v100",
+        "NVIDIA",
+        f"{GPUS['v100'].source}; DGX-1 user guide: 4 x 100 Gb/s",
+    ),
+    Entry(
+        "dgx1-p100",
+        "8 P100, the same cube mesh with single links",
+        partial(_dgx1, gpu="p100"),
+        (),
+        BOTH,
+        None,
+        "p100",
+        "NVIDIA",
+        f"{GPUS['p100'].source}; DGX-1 user guide: 4 x 100 Gb/s",
+    ),
+    Entry(
+        "dgx2",
+        "16 V100 on NVSwitch",
+        _dgx2,
+        (),
+        BOTH,
+        None,
+        "v100",
+        "NVIDIA",
+        f"{GPUS['v100'].source}; DGX-2 user guide: 8 x 100 Gb/s",
+    ),
+    _dgx("dgx-a100", "a100", "25", "DGX A100 user guide: 8 x 200 Gb/s", sharp=False),
+    _dgx("dgx-h100", "h100", "50", "DGX H100 user guide: 8 x 400 Gb/s"),
+    _dgx("dgx-h200", "h200", "50", "DGX H200 user guide: 8 x 400 Gb/s"),
+    _dgx("dgx-b200", "b200", "50", "DGX B200 user guide: 8 ConnectX-7 of 400 Gb/s"),
+    _dgx("dgx-b300", "b300", "100", "DGX B300 user guide: 8 ConnectX-8 of 800 Gb/s"),
+    _dgx("hgx-a800", "a800", "25", "boards have no NICs: 200 Gb/s as in a DGX A100", sharp=False),
+    _dgx("hgx-h800", "h800", "50", "boards have no NICs: 400 Gb/s as in a DGX H100"),
+    _dgx("hgx-h20", "h20", "50", "boards have no NICs: 400 Gb/s as in a DGX H100"),
+    _rack("gb200", "50", "GB200 NVL72 data sheet: 18 trays of 4 GPUs, a ConnectX-7 of 400 Gb/s for each"),
+    _rack("gb300", "100", "GB300 NVL72 data sheet: 18 trays of 4 GPUs, a ConnectX-8 of 800 Gb/s for each"),
+)

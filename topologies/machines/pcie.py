@@ -1,0 +1,98 @@
+"""Boxes of GPUs that only PCIe joins: sockets, each with its GPUs, straight or through PCIe switches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from itertools import combinations
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.builders import (
+    cable,
+    check_size,
+    grid_images,
+    rotation,
+    side_by_side,
+    without_identity,
+)
+from arborcast.topologies.entries import BOTH, Entry, Parameter, bandwidth, count
+from arborcast.topologies.gpus import GPUS, slot_rate
+from arborcast.topologies.machine import Machine, Nic
+from arborcast.topologies.rates import PCIE_HOP_US, Rates
+
+_MOST_SOCKETS = 8
+
+
+def _pcie(
+    *, name: str, gpus: int, sockets: int, switch: int, between: Fraction, rates: Rates, gpu: str
+) -> Machine:
+    """GPUs in equal parts under each socket; with `switch` above 1 so many on each PCIe switch.
+
+    A switch reaches its socket at the rate of one slot. Sockets are joined pairwise at `between`. Each
+    switch, or socket where there is none, has a NIC, whose rate whoever joins several boxes must say.
+    """
+    if gpus % (sockets * switch) or sockets > _MOST_SOCKETS:
+        raise TopologyError(
+            f"{name}: gpus must be a multiple of sockets (at most {_MOST_SOCKETS}) times those on a switch, "
+            f"got {gpus} GPUs, {sockets} sockets, {switch} on a switch"
+        )
+    rate = slot_rate(GPUS[gpu], rates)
+    switches = gpus // switch if switch > 1 else 0
+    check_size(name, gpus + switches + sockets, 4 * gpus)
+    links: list[Link] = []
+    under = switches or gpus  # what hangs on sockets: switches, or GPUs
+    for rank in range(gpus):
+        if switches:
+            links += cable(rank, gpus + rank // switch, rate, PCIE_HOP_US)
+    for index in range(under):
+        child = gpus + index if switches else index
+        links += cable(child, gpus + switches + index // (under // sockets), rate, PCIE_HOP_US)
+    for one, other in combinations(range(sockets), 2):
+        links += cable(gpus + switches + one, gpus + switches + other, between, PCIE_HOP_US)
+    names = [*(f"pcie{index}" for index in range(switches)), *(f"cpu{index}" for index in range(sockets))]
+    shape = (sockets, under // sockets, switch)
+    turns = [rotation(extent).__getitem__ for extent in shape]
+    symmetries = [
+        side_by_side(
+            grid_images(shape, dimension, turn),
+            grid_images(shape[:2], dimension, turn) if switches and dimension < 2 else range(switches),
+            rotation(sockets) if dimension == 0 else range(sockets),
+        )
+        for dimension, turn in enumerate(turns)
+    ]
+    box = Machine.of(Topology.build(name, gpus, links, names, without_identity(symmetries)), gpu=gpu)
+    nics = tuple(Nic(f"nic{index}", None, (gpus + index,)) for index in range(switches or sockets))
+    return replace(box, nics=nics)
+
+
+def _entry(name: str, between: int, why: str) -> Entry:
+    gpu = GPUS[name]
+    return Entry(
+        name,
+        f"a box of {name.upper()} on PCIe {gpu.pcie_generation}, switch= of them on each PCIe switch",
+        partial(_pcie, gpu=name),
+        (
+            Parameter("gpus", "N", count, 8),
+            Parameter("sockets", "N", count, 2),
+            Parameter("switch", "N", count, 1),
+            Parameter("between", "GB/s", bandwidth, Fraction(between)),
+        ),
+        BOTH,
+        gpu=name,
+        vendor="PCIe",
+        source=f"{gpu.source}; {between} GB/s between sockets: NCCL's constant for {why}",
+    )
+
+
+# Peer access over PCIe is switched off by NVIDIA's driver for GeForce cards; traffic then passes host memory
+# behind the same links.
+ENTRIES: Sequence[Entry] = (
+    _entry("rtx4090", 16, "AMD"),
+    _entry("rtx5090", 22, "Xeon of Sapphire Rapids"),
+    _entry("l4", 22, "Xeon of Sapphire Rapids"),
+    _entry("l40s", 22, "Xeon of Sapphire Rapids"),
+    _entry("pro6000", 40, "Xeon of Emerald Rapids"),
+)
