@@ -9,6 +9,7 @@ import difflib
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
 from arborcast.synth.topology import Topology
 from arborcast.topologies.catalog import catalog, entry_named
+from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
 
@@ -70,7 +72,7 @@ def load_file(
                 f"{place}: {option or f'rates {rates.value}'} does not go with {kind}, which holds its own "
                 f"links{instead}"
             )
-        return Machine.of(_from_document(text, place, kind))
+        return _from_document(text, place, kind)
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error
 
@@ -93,7 +95,7 @@ def _kind(suffix: str, text: str) -> str:
     return "nvidia-smi" if _MATRIX_HEADER.search(text) else "YAML"
 
 
-def _from_document(text: str, place: str, kind: str) -> Topology:
+def _from_document(text: str, place: str, kind: str) -> Machine:
     if kind == "JSON":
         document = parse_json(text, place)
     else:
@@ -109,7 +111,33 @@ def _from_document(text: str, place: str, kind: str) -> Topology:
         raise TopologyError(
             f"{place}: must be a topology, got a file of format {shorten(document['format'])}"
         )
-    return topology_from_document(document, place)
+    if document.keys() >= _SHOWN:
+        document = {key: value for key, value in document.items() if key in _KEYS}
+    gpu = document.pop("gpu", None)
+    topology = topology_from_document(document, place)
+    return replace(Machine.of(topology), gpus=_gpus(gpu, topology.ranks, place))
+
+
+_KEYS = {"name", "ranks", "switches", "links", "symmetries", "gpu"}
+_SHOWN = {"picture", "beyond"}
+"""What tells a topology that `synth show --json` has printed: it says more of it than a file may."""
+
+
+def _gpus(given: object, ranks: int, place: str) -> tuple[str | None, ...]:
+    """The GPU of each rank: one name for all, or a list."""
+    names = given if isinstance(given, list) else [given] * ranks
+    if len(names) != ranks:
+        raise TopologyError(
+            f"{place}: gpu: must be a name or one for each of {ranks} ranks, got {len(names)}"
+        )
+    for name in names:
+        if name is not None and not isinstance(name, str):
+            raise TopologyError(f"{place}: gpu: must be a name, got {shorten(name)}")
+    try:
+        known = {name: None if name is None else gpu_named(name).name for name in dict.fromkeys(names)}
+    except TopologyError as error:
+        raise TopologyError(f"{place}: {error}") from error
+    return tuple(known[name] for name in names)
 
 
 _SUFFIXES = {".yaml", ".yml", ".json", ".xml", ".txt"}
@@ -174,6 +202,11 @@ def load_machine(
             rule = f"{option} is for nvidia-smi text and NCCL XML"
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
         machine = entry.build(arguments, chosen)
+    elif arguments and Path(name).suffix.lower() in _SUFFIXES and not _exists(spec):
+        raise TopologyError(
+            f"{shorten(spec)}: a file takes no arguments; synth cluster {shorten_path(name)} --hosts N joins "
+            "several hosts"
+        )
     elif _is_path(spec):
         machine = load_file(spec, gpu=gpu, pcie=pcie, between_sockets=crossing, rates=chosen)
         for note in machine.notes:
@@ -188,13 +221,14 @@ def load_machine(
 
 
 def _is_path(spec: str) -> bool:
-    path = Path(spec)
     if not spec:  # pathlib takes this for the folder it is in
         return False
-    if "/" in spec or "\\" in spec or path.suffix.lower() in _SUFFIXES:
-        return True
+    return "/" in spec or "\\" in spec or Path(spec).suffix.lower() in _SUFFIXES or _exists(spec)
+
+
+def _exists(spec: str) -> bool:
     try:
-        return path.exists()
+        return Path(spec).exists()
     except (OSError, ValueError):  # no name the file system could have
         return False
 
@@ -202,5 +236,5 @@ def _is_path(spec: str) -> bool:
 def _unknown(spec: str, name: str) -> str:
     names = [entry.name for entry in catalog()]
     near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"the catalog has {', '.join(names)}"
+    hint = f"did you mean {', '.join(near)}?" if near else "synth topologies lists the catalog"
     return f"topology {shorten(spec)}: is neither in the catalog nor a file; {hint}"

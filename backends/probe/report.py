@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,72 +11,36 @@ from arborcast.backends.probe.inference import Inference
 from arborcast.backends.probe.measurements import Flow, Measurements, Spread
 from arborcast.backends.probe.prediction import Predictor
 from arborcast.synth.formats import topology_to_document
-from arborcast.synth.topology import Link, Topology
+from arborcast.synth.formats.topology_text import topology_to_yaml
 
 
 def topology_file(found: Inference, measured: Measurements) -> str:
     """A topology file (YAML) that says in its comments what it was made of. It holds no date."""
-    lines = [
-        *_head(found, measured),
-        "",
-        f"name: {json.dumps(found.topology.name)}",
-        f"ranks: {found.topology.ranks}",
-    ]
-    if found.topology.switches:
-        lines.append(f"switches: [{', '.join(switch.name for switch in found.topology.switches)}]")
-    lines.append("links:")
-    lines += [f"  - {{{ends}, {numbers}}}" for ends, numbers in _links(found.topology)]
-    return "\n".join([*lines, "", *_foot(measured)]) + "\n"
+    return topology_to_yaml(found.topology, head=_head(found, measured), foot=_foot(measured))
 
 
 def _head(found: Inference, measured: Measurements) -> Iterator[str]:
     alone = "one pair at a time" if measured.exact else "disjoint pairs at the same time (--parallel-rounds)"
-    yield "# Measured by `synth probe`. Bandwidths are GB/s (1e9 bytes), latencies one way in us."
-    yield f"# Rates of pairs: {alone}, {_repeats(measured)} times each. Transport: {transports(measured)}."
+    yield "Measured by `synth probe`. Bandwidths are GB/s (1e9 bytes), latencies one way in us."
+    yield f"Rates of pairs: {alone}, {_repeats(measured)} times each. Transport: {transports(measured)}."
     for host, ranks in hosts(measured).items():
-        yield f"# host {host}: ranks {', '.join(map(str, ranks))}"
-    yield f"# Shape: {describe_shape(found)}."
-    yield "# Rates that the measurement cannot tell apart are made equal, all are rounded to two digits."
+        yield f"host {host}: ranks {', '.join(map(str, ranks))}"
+    yield f"Shape: {describe_shape(found)}."
+    yield "Rates that the measurement cannot tell apart are made equal, all are rounded to two digits."
     for miss in found.misses:
-        yield f"# NOT EXPLAINED {miss}"
+        yield f"NOT EXPLAINED {miss}"
 
 
 def _foot(measured: Measurements) -> Iterator[str]:
-    yield "# Every measurement: minimum / median / maximum."
-    yield "# pair   latency us   GB/s alone"
+    yield "Every measurement: minimum / median / maximum."
+    yield "pair   latency us   GB/s alone"
     for flow in sorted(measured.solo):
-        yield f"# {_arrow(flow)}   {_three(measured.latency_us[flow])}   {_three(measured.solo[flow])}"
-    yield "# GB/s of flows that ran at once"
+        yield f"{_arrow(flow)}   {_three(measured.latency_us[flow])}   {_three(measured.solo[flow])}"
+    yield "GB/s of flows that ran at once"
     for load in measured.loads:
         repeats = next(iter(load.rates.values())).repeats
         each = ", ".join(f"{_arrow(flow)} {_three(load.rates[flow])}" for flow in load.flows)
-        yield f"# {repeats} times: {each}"
-
-
-def _links(topology: Topology) -> Iterator[tuple[str, str]]:
-    """Ends and numbers of each link; two that are alike both ways stand on one line."""
-    links = {(link.src, link.dst): link for link in topology.links}
-    done: set[tuple[int, int]] = set()
-    for (src, dst), link in links.items():
-        if (src, dst) in done:
-            continue
-        back = links.get((dst, src))
-        first, second = topology.label(src), topology.label(dst)
-        if back is not None and (back.bandwidth, back.latency_us) == (link.bandwidth, link.latency_us):
-            done.add((dst, src))
-            yield f"between: [{first}, {second}]", _numbers(link)
-        else:
-            yield f"from: {first}, to: {second}", _numbers(link)
-
-
-def _numbers(link: Link) -> str:
-    return f"bandwidth: {_decimal(link.bandwidth)}, latency_us: {_decimal(link.latency_us)}"
-
-
-def _decimal(value: Fraction) -> str:
-    """As a decimal where that is exact and short, else as a fraction."""
-    text = f"{float(value):.12g}"
-    return text if "e" not in text and Fraction(text) == value else str(value)
+        yield f"{repeats} times: {each}"
 
 
 def describe_shape(found: Inference) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from arborcast.synth.cli.bench import bench
+from arborcast.synth.cli.cluster import cluster
 from arborcast.synth.cli.console import (
     fail,
     gigabytes,
@@ -91,11 +92,23 @@ def topologies(as_json: AsJson = False) -> None:
 
     entries = catalog()
     if as_json:
-        keys = ("name", "arguments", "description")
+        keys = ("name", "arguments", "description", "vendor", "gpu", "source")
         print_json({"topologies": [{key: getattr(entry, key) for key in keys} for entry in entries]})
         return
-    rows = [(f"{entry.name}{entry.arguments}", entry.description) for entry in entries]
-    print_lines(table(("topology", "what it is"), rows, left=2))
+    vendors = dict.fromkeys(entry.vendor for entry in entries)
+    for vendor in vendors:
+        rows = [
+            (f"{entry.name}{entry.arguments}", entry.description)
+            for entry in entries
+            if entry.vendor == vendor
+        ]
+        print_lines([*table((vendor or "Shapes", ""), rows, left=2), ""])
+    print_lines(
+        [
+            "boxes= so many on a fabric, nic= GB/s each way of every NIC, rails= switches of the fabric that",
+            "NICs are dealt to. synth cluster joins other hosts; --json has the sources of all rates.",
+        ]
+    )
 
 
 @app.command()
@@ -157,7 +170,10 @@ def bound(
     print_lines([head, *describe_bound(found, topology), *describe_beyond(beyond)])
 
 
-for command in (solve, groups, pareto, verify, simulate, run, expand, program, repair, sweep, probe, plan):
+for command in (
+    *(solve, groups, pareto, verify, simulate, run, expand, program, repair, sweep, probe, plan),
+    cluster,
+):
     app.command()(with_voice(command))
 
 

@@ -67,7 +67,7 @@ def load_fabric(options: FabricOptions) -> Asked:
         relays=options.relays,
         gpu=options.gpu,
         pcie=options.pcie,
-        between_sockets=_above_zero(options.between_sockets),
+        between_sockets=above_zero("--between-sockets", options.between_sockets),
         rates=options.rates,
     )
     topology = machine.topology
@@ -81,10 +81,11 @@ def load_fabric(options: FabricOptions) -> Asked:
     return Asked(faulty.topology, tuple(range(left)), machine, faulty)
 
 
-def _above_zero(text: str | None) -> Fraction | None:
+def above_zero(option: str, text: str | None) -> Fraction | None:
+    """An option's GB/s; None where it was not given."""
     if text is None:
         return None
-    return number_of("--between-sockets", text, lambda rate: rate > 0, "must be above 0 GB/s")
+    return number_of(option, text, lambda rate: rate > 0, "must be above 0 GB/s")
 
 
 def collective_on(name: str, on: Asked, root: int | None) -> Collective:

@@ -15,7 +15,7 @@ from arborcast import synth
 from arborcast.backends.probe.inference import EXPLAINED, Inference, infer
 from arborcast.backends.probe.measurements import Flow, Load, Measurements, Spread
 from arborcast.backends.probe.prediction import Predictor
-from arborcast.topologies.boxes import DGX1_NVLINKS
+from arborcast.topologies.machines.nvidia import DGX1_NVLINKS
 from tests.support.simulated_fabrics import Fabric, boxes, mesh, star
 
 

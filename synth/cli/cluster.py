@@ -1,0 +1,124 @@
+"""`synth cluster`: several hosts, from files or the catalog, joined to a topology file to read and edit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from arborcast.synth.cli.console import print_json, print_lines
+from arborcast.synth.cli.description import describe_topology
+from arborcast.synth.cli.inputs import above_zero
+from arborcast.synth.cli.options import AsJson, BetweenSockets, Gpu, Pcie, Rates, number, option, writable
+from arborcast.synth.errors import InputError
+
+if TYPE_CHECKING:
+    from arborcast.synth.topology import Link
+    from arborcast.topologies import Machine
+    from arborcast.topologies.cluster import Cluster
+
+
+def cluster(
+    hosts: Annotated[
+        list[str],
+        typer.Argument(help="a file or a name of the catalog, once for each host", metavar="HOST..."),
+    ],
+    count: Annotated[int, number("--hosts", "so many hosts like the one that is named")] = 1,
+    fabric: Annotated[
+        str,
+        option(
+            "--fabric",
+            "full: one switch that blocks nothing; rail: a switch for NIC i of all hosts (rail:N: NICs are "
+            "dealt to N switches); fat-tree:RATIO: leaf switches whose way up is RATIO times thinner "
+            "(fat-tree:RATIO:HOSTS: so many hosts under each)",
+            metavar="FABRIC",
+        ),
+    ] = "full",
+    nic: Annotated[
+        str | None,
+        option(
+            "--nic",
+            "GB/s each way of every NIC; where a host shows none, one for each GPU",
+            metavar="GB/S",
+        ),
+    ] = None,
+    output: Annotated[Path | None, option("-o", "--output", "write the topology file here (YAML)")] = None,
+    gpu: Gpu = None,
+    pcie: Pcie = False,
+    between_sockets: BetweenSockets = None,
+    rates: Rates = "datasheet",
+    as_json: AsJson = False,
+) -> None:
+    """Join hosts by their NICs: a topology file of the whole cluster.
+
+    Without -o it is printed.
+    """
+    from arborcast.synth.formats import topology_to_document
+    from arborcast.synth.formats.atomic import write_atomically
+    from arborcast.topologies import load_machine
+    from arborcast.topologies.cluster import join, with_nics
+    from arborcast.topologies.fabrics import fabric_named
+    from arborcast.topologies.rates import Rates
+
+    writable(output)
+    if count < 1 or (count > 1 and len(hosts) > 1):
+        rule = "goes with one HOST" if count > 1 else "must be at least 1"
+        raise InputError(f"--hosts {count}: {rule}, got {len(hosts)}")
+    network, speed = fabric_named(fabric), above_zero("--nic", nic)
+    crossing = above_zero("--between-sockets", between_sockets)
+    machines: dict[str, Machine] = {}
+    for spec in dict.fromkeys(hosts):
+        machine = load_machine(spec, gpu=gpu, pcie=pcie, between_sockets=crossing, rates=rates)
+        named = replace(machine, topology=replace(machine.topology, name=_short(spec)))
+        machines[spec] = with_nics(named, speed, option="--nic")
+    specs = hosts * count
+    name = f"{_named(hosts, count)}, {fabric}"
+    found = join(name, [machines[spec] for spec in specs], network, rates=Rates.of(rates))
+    text = _file(found, specs, fabric, speed)
+    if output is not None:
+        write_atomically(output, text)
+    topology = found.machine.topology
+    if as_json:
+        print_json({**topology_to_document(topology), "file": None if output is None else str(output)})
+    elif output is None:
+        print_lines([text.removesuffix("\n")])
+    else:
+        print_lines([*describe_topology(topology), f"written   {output}"])
+
+
+def _short(spec: str) -> str:
+    """A host by its file's name without folder and suffix, or as the catalog calls it."""
+    return Path(spec).stem if "/" in spec or Path(spec).suffix.lower() in {".xml", ".txt", ".yaml"} else spec
+
+
+def _named(hosts: Sequence[str], count: int) -> str:
+    counts = {spec: count * hosts.count(spec) for spec in dict.fromkeys(hosts)}
+    return " + ".join(f"{number} x {_short(spec)}" for spec, number in counts.items())
+
+
+def _file(found: Cluster, specs: Sequence[str], fabric: str, nic: Fraction | None) -> str:
+    """The YAML: what it was made of, then the links host by host."""
+    from arborcast.synth.formats.topology_text import topology_to_yaml
+
+    topology, owners = found.machine.topology, found.owners
+    head = [
+        f"Made by `synth cluster`, fabric {fabric}. Bandwidths are GB/s each way (1e9 bytes), latencies us.",
+        *([f"Every NIC has {float(nic):g} GB/s, as --nic says."] if nic is not None else []),
+    ]
+    for host, spec in enumerate(specs):
+        ranks = [rank for rank in range(topology.ranks) if owners[rank] == host]
+        head.append(f"host{host}: ranks {ranks[0]}-{ranks[-1]}, {spec}")
+    head += [f"Assumed: {note}" for note in found.machine.notes]
+
+    def group(link: Link) -> str:
+        ends = {owners[link.src], owners[link.dst]}
+        inside = [end for end in ends if end is not None]
+        if not inside:
+            return "between switches of the fabric"
+        return f"host{inside[0]} to the fabric" if None in ends else f"inside host{inside[0]}"
+
+    return topology_to_yaml(topology, head=head, gpu=found.machine.gpus, group=group)

@@ -1,0 +1,101 @@
+"""Topology files for people: YAML with comments, a line for each cable, made to be read and edited."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+
+from arborcast.synth.topology import Link, Topology, Vertex
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
+_WORDS = {"null", "true", "false"}
+
+
+def topology_to_yaml(
+    topology: Topology,
+    *,
+    head: Iterable[str] = (),
+    foot: Iterable[str] = (),
+    gpu: Sequence[str | None] = (),
+    group: Callable[[Link], str] | None = None,
+) -> str:
+    """The text of a topology file. Two links that are alike both ways stand on one line.
+
+    Args:
+        topology: what it describes.
+        head: comment lines that go first, without their `#`.
+        foot: comment lines that go last.
+        gpu: the GPU of each rank, written where it is known of all of them.
+        group: the heading that a link stands under; groups come in the order of their first links.
+    """
+    before, after = _comments(head), _comments(foot)
+    lines = [*before, ""] if before else []
+    lines += [f"name: {_text(topology.name)}", f"ranks: {topology.ranks}"]
+    if gpu and None not in gpu:
+        names = [_text(name or "") for name in gpu]
+        lines.append(f"gpu: {names[0] if len(set(names)) == 1 else _flow(names)}")
+    if topology.switches:
+        names = [
+            f"{{name: {_text(switch.name)}, reduces: true}}" if switch.reduces else _text(switch.name)
+            for switch in topology.switches
+        ]
+        lines.append(f"switches: {_flow(names)}")
+    lines.append("links:" if topology.links else "links: []")
+    groups: dict[str, list[str]] = {}
+    for link, ends in _cables(topology):
+        numbers = f"bandwidth: {_decimal(link.bandwidth)}, latency_us: {_decimal(link.latency_us)}"
+        groups.setdefault(group(link) if group else "", []).append(f"  - {{{ends}, {numbers}}}")
+    for heading, entries in groups.items():
+        lines += [*([f"  # {heading}"] if heading else []), *entries]
+    if topology.symmetries:
+        lines += ["# Where each symmetry takes rank 0, 1, 2, ... and then the switches.", "symmetries:"]
+        lines += [
+            f"  - {_flow([_label(topology, image) for image in images])}" for images in topology.symmetries
+        ]
+    lines += ["", *after] if after else []
+    return "\n".join(lines) + "\n"
+
+
+def _cables(topology: Topology) -> Iterator[tuple[Link, str]]:
+    links = {(link.src, link.dst): link for link in topology.links}
+    done: set[tuple[Vertex, Vertex]] = set()
+    for (src, dst), link in links.items():
+        if (src, dst) in done:
+            continue
+        back = links.get((dst, src))
+        first, second = _label(topology, src), _label(topology, dst)
+        if back is not None and (back.bandwidth, back.latency_us) == (link.bandwidth, link.latency_us):
+            done.add((dst, src))
+            yield link, f"between: [{first}, {second}]"
+        else:
+            yield link, f"from: {first}, to: {second}"
+
+
+def _comments(lines: Iterable[str]) -> list[str]:
+    return [f"# {line}".rstrip() for line in lines]
+
+
+def _flow(items: Sequence[str]) -> str:
+    return f"[{', '.join(items)}]"
+
+
+def _label(topology: Topology, vertex: Vertex) -> str:
+    label = topology.label(vertex)
+    return str(label) if isinstance(label, int) else _text(label)
+
+
+def _text(text: str) -> str:
+    """As it is where YAML reads that as the same text, else in quotes."""
+    return (
+        text
+        if _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+        else json.dumps(text, ensure_ascii=False)
+    )
+
+
+def _decimal(value: Fraction) -> str:
+    """As a decimal where that is exact and short, else as a fraction."""
+    text = f"{float(value):.12g}"
+    return text if "e" not in text and Fraction(text) == value else str(value)
