@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Permutation, Topology, Vertex
-from arborcast.topologies.builders import cable, check_size
+from arborcast.topologies.builders import cable, check_size, with_obvious_symmetries
 from arborcast.topologies.fabrics import SWITCH_HOP_US, Fabric, Wiring
 from arborcast.topologies.gpus import GPUS, slot_rate
 from arborcast.topologies.machine import Machine, Nic
@@ -250,7 +250,9 @@ def _symmetries(
     moves: list[_Move] = []
     for numbers in classes.values():
         sample = placed[numbers[0]]
-        within = [_within(sample, images) for images in sample.machine.topology.symmetries]
+        host = sample.machine.topology
+        own = host.symmetries or with_obvious_symmetries(host).symmetries
+        within = [_within(sample, images) for images in own]
         if None in within:
             within += [_within(sample, images) for images in _port_turns(sample)]
         moves += [_Move(dict(zip(numbers, numbers, strict=True)), inside) for inside in within if inside]

@@ -83,7 +83,7 @@ def cluster(
         write_atomically(output, text)
     topology = found.machine.topology
     if as_json:
-        print_json({**topology_to_document(topology), "file": None if output is None else str(output)})
+        print_json({**topology_to_document(topology), "gpu": list(found.machine.gpus)})
     elif output is None:
         print_lines([text.removesuffix("\n")])
     else:

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import groupby
+from pathlib import Path
 
 import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast import synth
 from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.topology_text import topology_to_yaml
 from arborcast.synth.topology import Topology
-from arborcast.topologies import catalog, load
+from arborcast.topologies import GPUS, catalog, load, load_machine
 
 # every entry once or more, with vertices (ranks, switches), cables, and the ranks' bandwidth out
 SIZES = [
@@ -19,10 +23,66 @@ SIZES = [
     ("dgx2", 16, 1, 16, {150}),
     ("dgx-a100", 8, 1, 8, {300}),
     ("dgx-a100:boxes=2", 16, 2 + 2, 32, {325}),
-    ("dgx-a100:3,rails=8", 24, 3 + 8, 48, {325}),
+    ("dgx-a100:boxes=3,rails=8", 24, 3 + 8, 48, {325}),
     ("dgx-h100:boxes=2", 16, 2 + 2, 32, {500}),
     ("mi250", 16, 0, 28, {350}),
     ("mi250:boxes=2", 32, 1, 2 * 28 + 32, {366}),
+    ("dgx-h200:boxes=2", 16, 2 + 2, 32, {500}),
+    ("dgx-b200", 8, 1, 8, {900}),
+    ("dgx-b300:boxes=2", 16, 2 + 2, 32, {1000}),
+    ("dgx-h100:boxes=2,nic=25", 16, 2 + 2, 32, {475}),
+    ("hgx-a800", 8, 1, 8, {200}),
+    ("hgx-h800:boxes=16,rails=8", 128, 16 + 8, 256, {250}),
+    ("hgx-h20", 8, 1, 8, {450}),
+    ("gb200-nvl72", 72, 1, 72, {900}),
+    ("gb300-nvl72:gpus=8,boxes=2", 16, 2 + 1, 32, {1000}),
+    ("mi300x", 8, 0, 28, {7 * 64}),
+    ("mi325x:boxes=4", 32, 1, 4 * 28 + 32, {7 * 64 + 50}),
+    ("mi350x", 8, 0, 28, {Fraction("537.6")}),
+    ("mi355x:boxes=2", 16, 1, 2 * 28 + 16, {Fraction("587.6")}),
+    ("gaudi2", 8, 0, 28, {Fraction("262.5")}),
+    ("gaudi3:boxes=2", 16, 1, 2 * 28 + 16, {600}),
+    ("tpu-v4:4x4x4", 64, 0, 3 * 64, {300}),
+    ("tpu-v4:2x2x4", 16, 0, 8 + 8 + 3 * 4, {150, 200}),
+    ("tpu-v4:4x8x8_twisted", 256, 0, 3 * 256, {300}),
+    ("tpu-v5p:4x4x8_twisted", 128, 0, 3 * 128, {600}),
+    ("tpu-v5e:4x8", 32, 0, 3 * 8 + 4 * 7, {100, 150, 200}),
+    ("tpu-v6e:8x16", 128, 0, 7 * 16 + 8 * 16, {300, 400}),
+    ("trn2:boxes=2", 32, 1, 2 * 32 + 32, {4 * 128 + 25}),
+    ("trn2-ultra", 64, 0, 4 * 32 + 64, {4 * 128 + 2 * 64}),
+    ("p4d:boxes=2", 16, 2 + 8 + 1, 16 + 16 + 8, {Fraction("312.5")}),
+    ("p5:boxes=2", 16, 2 + 1, 32, {500}),
+    ("p5en:boxes=2,rails=8", 16, 2 + 8, 16 + 32, {500}),
+    ("p6-b200:boxes=2", 16, 2 + 1, 32, {950}),
+    ("p6-b300:boxes=2", 16, 2 + 1, 32, {1000}),
+    ("ndv2:boxes=2", 16, 2 + 1, 2 * 16 + 16 + 2, {Fraction("162.5")}),
+    ("ndv4:boxes=2", 16, 2 + 1, 32, {325}),
+    ("ndv5", 8, 1, 8, {450}),
+    ("ndv5-h200:boxes=2", 16, 2 + 1, 32, {500}),
+    ("ndv5-mi300x:boxes=2", 16, 1, 2 * 28 + 16, {498}),
+    ("ndv6-gb200:boxes=2", 8, 2 + 1, 16, {950}),
+    ("a3-high:boxes=2", 16, 2 + 8 + 1, 16 + 16 + 8, {475}),
+    ("a3-mega:boxes=2", 16, 2 + 1, 32, {475}),
+    ("a3-ultra:boxes=2", 16, 2 + 1, 32, {500}),
+    ("a4:boxes=2", 16, 2 + 1, 32, {950}),
+    ("a4x:boxes=18", 72, 18 + 1, 144, {950}),
+    ("oci-a100:boxes=2", 16, 2 + 1, 32, {325}),
+    ("oci-h100:boxes=2", 16, 2 + 1, 32, {500}),
+    ("oci-h200", 8, 1, 8, {450}),
+    ("oci-b200:boxes=2", 16, 2 + 1, 32, {950}),
+    ("oci-mi300x", 8, 0, 28, {448}),
+    ("perlmutter", 4, 0, 6, {300}),
+    ("perlmutter:nodes=2,groups=2", 16, 8, 4 * 6 + 16 + 2 * 6 + 1, {325}),
+    ("frontier", 8, 0, 12, {350, 300}),
+    ("frontier:nodes=32", 256, 8, 32 * 12 + 32 * 4 + 28, {350, 325}),
+    ("rtx4090", 8, 2, 8 + 1, {Fraction(2048, 65)}),
+    ("rtx5090:gpus=4,sockets=1", 4, 1, 4, {Fraction(4096, 65)}),
+    ("l4", 8, 2, 8 + 1, {Fraction(2048, 65)}),
+    ("l40s:switch=4", 8, 2 + 2, 8 + 2 + 1, {Fraction(2048, 65)}),
+    ("pro6000:switch=2,between=16", 8, 4 + 2, 8 + 4 + 1, {Fraction(4096, 65)}),
+    ("boxes:4,gpus=8,inside=900,nic=50,rails=8", 32, 4 + 8, 64, {950}),
+    ("boxes:2,gpus=8,inside=150,nic=12.5,nics=1", 16, 2 + 2 + 1, 16 + 16 + 2, {Fraction("162.5")}),
+    ("boxes:1,gpus=4,inside=300,links=mesh", 4, 0, 6, {300}),
     ("torus:4x4", 16, 0, 32, {4}),
     ("torus:2x3", 6, 0, 3 + 6, {3}),
     ("torus:2x2x2", 8, 0, 12, {3}),
@@ -43,9 +103,27 @@ ORBITS = {
     "dgx1-p100": 1,
     "dgx2": 1,
     "dgx-a100:boxes=2": 1,
-    "dgx-a100:3,rails=8": 1,
+    "dgx-a100:boxes=3,rails=8": 1,
     "dgx-h100:boxes=2": 1,
     "mi250:boxes=2": 4,
+    "hgx-h800:boxes=16,rails=8": 1,
+    "gb300-nvl72:gpus=8,boxes=2": 1,
+    "mi325x:boxes=4": 1,
+    "tpu-v4:4x8x8_twisted": 1,
+    "tpu-v5p:4x4x8_twisted": 1,
+    "tpu-v4:2x2x4": 2,
+    "tpu-v5e:4x8": 2 * 4,
+    "tpu-v6e:8x16": 4,
+    "trn2:boxes=2": 1,
+    "trn2-ultra": 1,
+    "p4d:boxes=2": 1,
+    "p5en:boxes=2,rails=8": 1,
+    "ndv2:boxes=2": 2,
+    "a3-high:boxes=2": 1,
+    "perlmutter:nodes=2,groups=2": 4,  # bundles between groups set the four switches apart
+    "frontier:nodes=32": 2,
+    "l40s:switch=4": 1,
+    "boxes:4,gpus=8,inside=900,nic=50,rails=8": 1,
     "torus:4x4": 1,
     "torus:2x3": 1,
     "mesh:3x4": 4,
@@ -80,6 +158,11 @@ NAMES = {
     "dgx-h100:rails=2,boxes=2": "dgx-h100:boxes=2",
     "dgx-h100:boxes=2,rails=8": "dgx-h100:boxes=2,rails=8",
     "mi250:2": "mi250:boxes=2",
+    "gb200-nvl72:8": "gb200-nvl72:gpus=8",
+    "gb200-nvl72:gpus=72,rails=4": "gb200-nvl72",
+    "tpu-v4:4x4x8-Twisted": "tpu-v4:4x4x8_twisted",
+    "boxes:gpus=8,inside=900,nic=50,boxes=4": "boxes:4,gpus=8,inside=900,nic=50",
+    "perlmutter:16,global=50": "perlmutter:nodes=16",  # one group has no cables to others
     "torus:04x4,latency=0.70": "torus:4x4,latency=0.7",
     "mesh:3x4,bandwidth=25/2": "mesh:3x4,bandwidth=12.5",
     "ring:3,bandwidth=1/3": "ring:3,bandwidth=1/3",
@@ -100,8 +183,99 @@ def test_the_name_is_the_spec_that_gives_the_same_again(spec: str, name: str) ->
 
 
 def test_every_entry_is_in_the_table() -> None:
-    entries = {entry.name for entry in catalog()}
-    assert entries == {spec.split(":")[0] for spec, *_ in SIZES} == {spec.split(":")[0] for spec in NAMES}
+    assert {entry.name for entry in catalog()} == {spec.split(":")[0] for spec, *_ in SIZES}
+
+
+@pytest.mark.parametrize("spec", [spec for spec, *_ in SIZES])
+def test_its_name_and_its_file_give_the_same_again(spec: str, tmp_path: Path) -> None:
+    machine = load_machine(spec)
+    topology = machine.topology
+    assert topology.name == spec
+    file = tmp_path / "machine.yaml"
+    file.write_text(topology_to_yaml(topology, head=["as in the catalog"], gpu=machine.gpus))
+    assert load(str(file)) == topology
+    assert load_machine(str(file)).gpus == machine.gpus
+
+
+def test_every_product_has_a_source_and_its_gpu_is_known() -> None:
+    for entry in catalog():
+        assert bool(entry.vendor) == bool(entry.source) == bool(entry.sources)
+        assert entry.gpu is None or entry.gpu in GPUS
+
+
+def test_vendors_stand_together() -> None:
+    vendors = [vendor for vendor, _ in groupby(catalog(), key=lambda entry: entry.vendor)]
+    assert len(vendors) == len(set(vendors))
+
+
+# Rates by hand: n ranks around a switch or alike in a torus, b GB/s out of each: allgather n / (n - 1) * b,
+# allreduce half of that; otherwise see the remark.
+BOUNDS = [
+    ("dgx-b200", "allreduce", Fraction(8 * 900, 2 * 7)),
+    ("hgx-h800", "allreduce", Fraction(8 * 200, 2 * 7)),
+    ("gb200-nvl72:gpus=4", "allreduce", Fraction(4 * 900, 2 * 3)),
+    ("gb300-nvl72:gpus=4", "allreduce", Fraction(600)),
+    ("gb200-nvl72", "allreduce", Fraction(72 * 900, 2 * 71)),
+    ("mi300x", "allreduce", Fraction(8 * 7 * 64, 2 * 7)),
+    ("mi300x:boxes=2", "allreduce", Fraction(16 * (7 * 64 + 50), 2 * 15)),
+    ("gaudi3", "allreduce", Fraction(8 * 7 * 75, 2 * 7)),
+    ("dgx-a100:boxes=2", "allgather", Fraction(16 * 325, 15)),  # 347, as ForestColl's
+    ("ndv2:boxes=2", "allgather", 2 * Fraction("12.5")),  # half of it through one NIC
+    ("p4d:boxes=2", "allreduce", Fraction(4 * 25, 2)),  # half of twice the buffer through 4 NICs of 12.5
+    ("hgx-h800:boxes=16,rails=8", "allreduce", Fraction(128 * 250, 2 * 127)),  # 126
+    ("tpu-v4:4x4x4", "allreduce", Fraction(64 * 6 * 50, 2 * 63)),
+    ("tpu-v4:4x4x8", "allreduce", Fraction(128 * 6 * 50, 2 * 127)),
+    ("tpu-v4:4x4x8_twisted", "allgather", Fraction(128 * 6 * 50, 127)),
+    ("tpu-v5p:4x4x4", "allgather", Fraction(64 * 6 * 100, 63)),
+    ("tpu-v6e:16x16", "allgather", Fraction(256 * 4 * 100, 255)),
+    ("tpu-v5e:2x2", "allgather", Fraction(4 * 2 * 50, 3)),
+    ("trn2", "allreduce", Fraction(16 * 4 * 128, 2 * 15)),
+    ("trn2-ultra", "allgather", Fraction(64 * (4 * 128 + 2 * 64), 63)),
+    ("rtx4090", "allreduce", Fraction(16)),  # each socket's half both in and out at 16
+    ("boxes:1,gpus=8,inside=900", "allreduce", Fraction(8 * 900, 2 * 7)),
+]
+
+
+@pytest.mark.parametrize(("spec", "collective", "rate"), BOUNDS)
+def test_bounds_by_hand(spec: str, collective: str, rate: Fraction) -> None:
+    assert synth.bound(load(spec), collective).rate == rate
+
+
+@pytest.mark.parametrize(("shape", "extents"), [("4x4x8", (4, 4, 8)), ("4x8x8", (4, 8, 8))])
+def test_twisted_tori_are_the_cubic_lattices_of_the_paper(shape: str, extents: tuple[int, ...]) -> None:
+    # Face- and body-centred lattice graphs of side 4 have diameter 3/2 * 4 (Camarero et al.), tori half the
+    # sum of their extents.
+    straight, twisted = (nx.Graph(_graph(load(f"tpu-v4:{shape}{end}"))) for end in ("", "_twisted"))
+    assert (nx.diameter(straight), nx.diameter(twisted)) == (sum(extents) // 2, 6)
+    # The first is a cube and its neighbour, each within itself wired as ever.
+    inside = {(a, b) for a, b in twisted.edges if abs(a - b) in {1, extents[2], extents[1] * extents[2]}}
+    assert inside <= set(straight.edges)
+
+
+@pytest.mark.parametrize(
+    ("spec", "outgoing"),
+    [
+        ("tpu-v4:4x8x12", {300}),
+        ("tpu-v4:1x2x4", {100, 150}),  # of a cube: a grid, two or three neighbours
+        ("tpu-v5e:16x16", {200}),
+        ("tpu-v5e:4x4", {100, 150, 200}),
+    ],
+)
+def test_a_slice_wraps_round_where_google_says(spec: str, outgoing: set[int]) -> None:
+    topology = load(spec)
+    assert {_outgoing(topology, rank) for rank in range(topology.ranks)} == outgoing
+    assert (0, 15) in load("tpu-v5e:8x16").bandwidth
+
+
+def test_racks_are_hosts_of_four_in_one_domain() -> None:
+    machine = load_machine("gb200-nvl72:gpus=12,boxes=2")
+    assert machine.hosts == tuple(rank // 4 for rank in range(24))
+    assert machine.gpus == ("gb200",) * 24
+    assert [switch.name for switch in machine.topology.switches] == [
+        "box0.nvswitch",
+        "box1.nvswitch",
+        "fabric",
+    ]
 
 
 @pytest.mark.parametrize(("spec", "orbits"), ORBITS.items())
@@ -165,13 +339,24 @@ def test_a100_nics_alternate_between_two_fabric_switches() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "rate"),
-    [("dgx1-p100", "18"), ("dgx2", "120"), ("dgx-a100", "240"), ("dgx-h100", "1854/5")],
+    [
+        ("dgx1-p100", "18"),
+        ("dgx2", "120"),
+        ("dgx-a100", "240"),
+        ("dgx-h100", "1854/5"),
+        ("hgx-h800", "164.8"),
+        ("gb200-nvl72", "721.8"),
+        ("mi250", "144"),
+        ("mi300x", "48"),
+        ("frontier", "144"),
+        ("rtx4090", "24"),
+    ],
 )
 def test_nccl_rates(spec: str, rate: str) -> None:
     assert load(spec, rates="nccl").links[0].bandwidth == Fraction(rate)
 
 
-@pytest.mark.parametrize("spec", ["mi250", "torus:4x4", "star:3"])
+@pytest.mark.parametrize("spec", ["gaudi3", "tpu-v4:4x4x4", "torus:4x4", "star:3"])
 def test_nccl_rates_where_there_are_none(spec: str) -> None:
     with pytest.raises(TopologyError, match=r"has no nccl rates, .*datasheet"):
         load(spec, rates="nccl")
@@ -243,7 +428,27 @@ def test_grids_are_networkx_grids(extents: list[int]) -> None:
         ("dgx1:3", "dgx1: takes no arguments, got '3'"),
         ("dgx-a100:boxes=0", "boxes: must be a whole number in 1..65536, got '0'"),
         ("dgx-a100:boxes=9000", "must have at most 65536 vertices"),
-        ("dgx-a100:2,rails=3", "rails must be 1, 2, 4 or 8 so that 8 GPUs share them evenly, got 3"),
+        ("dgx-a100:2,rails=3", "rails must divide the 8 NICs of a host, got 3"),
+        ("dgx-h100:nic=0", "nic: must be positive, got '0'"),
+        ("gb200-nvl72:gpus=6", r"gpus must be a multiple of 4 \(a tray\) of at most 72, got 6"),
+        ("gb200-nvl72:gpus=76", "at most 72, got 76"),
+        ("tpu-v4:4x4", "must be AxBxC with each side a multiple of 4, or none larger than 4"),
+        ("tpu-v4:4x4x6", "must be AxBxC with each side a multiple of 4"),
+        ("tpu-v4:16x16x20", "must have at most 4096 chips, got 5120"),
+        ("tpu-v4:4x4x4_twisted", "twisted must be n x n x 2n or n x 2n x 2n in whole cubes"),
+        ("tpu-v4:2x2x4_twisted", "twisted must be n x n x 2n or n x 2n x 2n in whole cubes"),
+        ("tpu-v4:4x4x8_bent", "shape: must be a whole number in 1..65536, got '8_bent'"),
+        ("tpu-v5e:4x32", "must be AxB with sides of at most 16"),
+        ("l40s:gpus=6,switch=4", "got 6 GPUs, 2 sockets, 4 on a switch"),
+        ("frontier:nodes=129", "nodes must be at most 128, those of a group, got 129"),
+        ("boxes:2", "an argument is missing, must be given as boxes:N,gpus=N,inside=GB/s"),
+        ("boxes:2,gpus=8,inside=900", "several boxes need nic=GB/s of each NIC"),
+        (
+            "boxes:2,gpus=8,inside=900,nic=50,nics=3",
+            "nics must divide the 8 GPUs of a box or be a multiple, got 3",
+        ),
+        ("boxes:1,gpus=1,inside=900", "gpus must be at least 2, got 1"),
+        ("boxes:1,gpus=8,inside=900,links=star", "links: must be switch or mesh, got 'star'"),
         ("fat-tree:2x2,oversubscription=1/2", "oversubscription must be at least 1, got 1/2"),
         ("dragonfly:4x4", "must be groups x routers x ranks"),
     ],

@@ -1,0 +1,147 @@
+"""`synth cluster` as a user runs it, and topologies that other commands print read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arborcast.topologies import load, load_machine
+from tests.cli.test_cli import refused
+from tests.cli.test_cli import synth as synth  # noqa: PLC0414  (a fixture)
+
+PAIR = """
+name: pair
+ranks: 2
+links: [{between: [0, 1], bandwidth: 100}]
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A file of one host."""
+    file = tmp_path / "pair.yaml"
+    file.write_text(PAIR)
+    return file
+
+
+def test_the_file_of_a_pod_is_written_read_and_edited(synth: Any, host: Path, tmp_path: Path) -> None:
+    pod = tmp_path / "pod.yaml"
+    said = synth("cluster", str(host), "--hosts", "4", "--nic", "25", "--fabric", "rail", "-o", str(pod))
+    assert (said.status, said.err) == (0, "")
+    assert "4 x pair, rail: 8 ranks, 2 switches" in said.out
+    lines = pod.read_text().splitlines()
+    assert lines[:3] == [
+        "# Made by `synth cluster`, fabric rail. Bandwidths are GB/s each way (1e9 bytes), latencies us.",
+        "# Every NIC has 25 GB/s, as --nic says.",
+        f"# host0: ranks 0-1, {host}",
+    ]
+    assert "  # host3 to the fabric" in lines
+    assert "  - {between: [7, fabric1], bandwidth: 25, latency_us: 0.85}" in lines
+    assert len(load(str(pod)).symmetries) == 2
+    # 8 ranks of 125 GB/s: the rate of a torus, were it one
+    assert synth("bound", str(pod), "allgather", "--json").document["rate"] == "1000/7"
+    pod.write_text(pod.read_text().replace("bandwidth: 25,", "bandwidth: 50,"))
+    assert load(str(pod)).bandwidth[7, 9] == 50
+
+
+def test_without_a_file_the_pod_is_printed(synth: Any, host: Path, tmp_path: Path) -> None:
+    said = synth("cluster", str(host), str(host), "mi300x", "--nic", "25", "--fabric", "fat-tree:2:1")
+    file = tmp_path / "printed.yaml"
+    file.write_text(said.out)
+    topology = load(str(file))
+    assert topology.name == "2 x pair + 1 x mi300x, fat-tree:2:1"
+    assert (topology.ranks, [switch.name for switch in topology.switches]) == (
+        12,
+        ["leaf0", "leaf1", "leaf2", "core"],
+    )
+    as_json = synth(
+        *["cluster", str(host), str(host), "mi300x"], *["--nic", "25", "--fabric", "fat-tree:2:1", "--json"]
+    )
+    file.with_suffix(".json").write_text(as_json.out)
+    assert load(str(file.with_suffix(".json"))) == topology
+
+
+def test_the_gpu_of_a_pod_stays_known(synth: Any, tmp_path: Path) -> None:
+    pod = tmp_path / "pod.yaml"
+    assert synth("cluster", "hgx-h800", "--hosts", "2", "-o", str(pod)).status == 0
+    assert load_machine(str(pod)).gpu == "h800"
+    assert synth("cluster", "hgx-h800", "mi300x", "-o", str(pod)).status == 0
+    assert load_machine(str(pod)).gpus == ("h800",) * 8 + ("mi300x",) * 8
+
+
+def test_wrong_input_is_one_line_and_writes_nothing(synth: Any, host: Path, tmp_path: Path) -> None:
+    pod = tmp_path / "pod.yaml"
+    cases = {
+        (str(host), "--hosts", "2"): ["pair: shows no NICs; --nic GB/s gives each of its ranks one"],
+        (str(host), "--nic", "25"): ["1 x pair, full: must join at least 2 hosts, got 1"],
+        (str(host), "--hosts", "0"): ["--hosts 0: must be at least 1"],
+        (str(host), str(host), "--hosts", "2"): ["--hosts 2: goes with one HOST, got 2"],
+        (str(host), "--hosts", "2", "--nic", "-1"): ["--nic: must be above 0 GB/s, got -1"],
+        (str(host), "--hosts", "2", "--nic", "25", "--fabric", "bus"): ["fabric 'bus': must be rail, rail:N"],
+        ("dgx-h100", "--hosts", "2", "--fabric", "rail:3"): ["rails must divide the 8 NICs of a host, got 3"],
+        ("nowhere", "--hosts", "2"): ["is neither in the catalog nor a file"],
+        ("l40s", "--hosts", "2"): ["l40s: does not say how fast nic0 is; --nic GB/s does"],
+    }
+    for words, facts in cases.items():
+        refused(synth("cluster", *words, "-o", str(pod)), *facts)
+        assert not pod.exists()
+    refused(
+        synth("cluster", "mi300x", "--hosts", "2", "-o", str(tmp_path)),
+        "must be a file to write, got a folder",
+    )
+    refused(synth("show", f"{host}:boxes=4,nic=25"), "a file takes no arguments; synth cluster")
+
+
+@pytest.mark.parametrize(
+    "spec", [["dgx1"], ["dgx1", "--ranks", "0,2,3"], ["dgx-h100"], ["star:4", "--without-rank", "3"]]
+)
+def test_what_show_prints_is_read_back(synth: Any, tmp_path: Path, spec: list[str]) -> None:
+    shown = synth("show", *spec, "--json")
+    file = tmp_path / "shown.json"
+    file.write_text(shown.out)
+    again = synth("show", str(file), "--json").document
+    for key in ("name", "ranks", "switches", "links"):
+        assert again[key] == shown.document[key]
+    for collective in ("allreduce", "allgather"):
+        rates = [
+            synth("bound", *words, collective, "--json").document["rate"] for words in (spec, [str(file)])
+        ]
+        assert rates[0] == rates[1]
+
+
+def test_a_fragment_with_relays_is_asked_of_what_show_printed(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "dgx1.json"
+    file.write_text(synth("show", "dgx1", "--json").out)
+    asked = ["allreduce", "--ranks", "0,1,6", "--relays", "--json"]
+    assert (
+        synth("bound", str(file), *asked).document["rate"] == synth("bound", "dgx1", *asked).document["rate"]
+    )
+
+
+def test_a_file_that_only_looks_shown_is_still_checked(synth: Any, tmp_path: Path) -> None:
+    file = tmp_path / "square.json"
+    document = {"ranks": 2, "links": [{"between": [0, 1], "bandwidth": 1}], "picture": None}
+    file.write_text(json.dumps(document))
+    refused(synth("show", str(file)), "picture")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "message"),
+    [
+        ("gtx", "gpu 'gtx': must be one of"),
+        ("[a100]", "gpu: must be a name or one for each of 2 ranks, got 1"),
+        ("{a: 1}", "gpu: must be a name, got"),
+        ("[1, a100]", "gpu: must be a name, got 1"),
+    ],
+)
+def test_wrong_gpus_of_a_file(synth: Any, host: Path, gpu: str, message: str) -> None:
+    host.write_text(f"gpu: {gpu}\n{PAIR}")
+    refused(synth("show", str(host)), "pair.yaml: ", message)
+
+
+def test_gpus_of_a_file(host: Path) -> None:
+    host.write_text(f"gpu: [A100, null]\n{PAIR}")
+    assert load_machine(str(host)).gpus == ("a100", None)

@@ -1,0 +1,295 @@
+"""Hosts joined by their NICs: drawn clusters, random ones beside a graph made by hand, wrong input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborcast import synth
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.topology_text import topology_to_yaml
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies import Machine, Nic, load, load_machine
+from arborcast.topologies.cluster import join, own_nics, shared_nics, with_nics
+from arborcast.topologies.fabrics import FatTree, Rails, fabric_named
+
+
+def cables(topology: Topology) -> dict[tuple[str, str], Fraction]:
+    """GB/s of each cable by the names of its ends; both ways are alike."""
+    label = topology.label
+    assert topology.is_symmetric
+    return {
+        (str(label(link.src)), str(label(link.dst))): link.bandwidth
+        for link in topology.links
+        if link.src < link.dst
+    }
+
+
+def pair(rate: int = 100, *, gpu: str | None = None) -> Machine:
+    """Two GPUs with a link."""
+    links = [Link(0, 1, Fraction(rate)), Link(1, 0, Fraction(rate))]
+    return Machine.of(Topology.build("pair", 2, links, symmetries=[(1, 0)]), gpu=gpu)
+
+
+def test_rails_drawn() -> None:
+    host = replace(pair(), nics=own_nics(2, Fraction(25)))
+    found = join("two", [host, host], Rails())
+    assert cables(found.machine.topology) == {
+        ("0", "1"): 100,
+        ("2", "3"): 100,
+        ("0", "fabric0"): 25,
+        ("1", "fabric1"): 25,
+        ("2", "fabric0"): 25,
+        ("3", "fabric1"): 25,
+    }
+    assert found.owners == (0, 0, 1, 1, None, None)
+    assert found.machine.hosts == (0, 0, 1, 1)
+    assert found.machine.nics == ()
+    assert set(found.machine.topology.symmetries) == {(1, 0, 3, 2, 5, 4), (2, 3, 0, 1, 4, 5)}
+
+
+def test_a_nic_that_gpus_share_is_a_vertex_behind_their_slots() -> None:
+    # PCIe generation 3: 128 Gb/s less 2 in 130 bits, 1024/65 GB/s; the NIC has 50.
+    host = replace(pair(gpu="v100"), nics=shared_nics(2, Fraction(50), nics=1))
+    topology = join("two", [host, host], Rails(1)).machine.topology
+    slot = Fraction(1024, 65)
+    assert cables(topology) == {
+        ("0", "1"): 100,
+        ("2", "3"): 100,
+        ("0", "host0.nic0"): slot,
+        ("1", "host0.nic0"): slot,
+        ("2", "host1.nic0"): slot,
+        ("3", "host1.nic0"): slot,
+        ("host0.nic0", "fabric"): 50,
+        ("host1.nic0", "fabric"): 50,
+    }
+    unknown = replace(pair(), nics=shared_nics(2, Fraction(50), nics=1))
+    assert cables(join("two", [unknown, unknown], Rails(1)).machine.topology)["0", "host0.nic0"] == 50
+
+
+def test_two_nics_of_the_same_gpus_share_their_slots() -> None:
+    nics = tuple(Nic(f"mlx5_{index}", Fraction(10), (0, 1)) for index in range(2))
+    host = replace(pair(gpu="v100"), nics=nics)
+    topology = join("two", [host, host], Rails()).machine.topology
+    found = cables(topology)
+    assert found["0", "host0.nic0"] == Fraction(1024, 65)  # less than both together
+    assert found["host0.nic0", "fabric0"] == found["host0.nic0", "fabric1"] == 10
+
+
+def test_nics_on_pcie_switches_are_reached_through_them() -> None:
+    machine = with_nics(load_machine("l40s:gpus=4,switch=2"), Fraction(25))
+    found = cables(join("two", [machine, machine], Rails()).machine.topology)
+    assert {ends: rate for ends, rate in found.items() if "fabric" in ends[1]} == {
+        (f"host{host}.pcie{index}", f"fabric{index}"): 25 for host in range(2) for index in range(2)
+    }
+    assert found["0", "host0.pcie0"] == found["host0.pcie0", "host0.cpu0"] == Fraction(2048, 65)
+    assert found["host0.cpu0", "host0.cpu1"] == 22
+
+
+def test_a_fat_tree_thins_out_above_its_leaves() -> None:
+    host = replace(pair(), nics=own_nics(2, Fraction(25)))
+    found = cables(join("six", [host] * 6, FatTree(Fraction(4))).machine.topology)
+    assert {ends: rate for ends, rate in found.items() if ends[1] == "core"} == {
+        (f"leaf{leaf}", "core"): Fraction(2 * 2 * 25, 4) for leaf in range(3)
+    }
+    assert found["8", "leaf2"] == found["11", "leaf2"] == 25
+    uneven = cables(join("three", [host] * 3, fabric_named("fat-tree:1:2")).machine.topology)
+    assert [uneven[f"leaf{leaf}", "core"] for leaf in range(2)] == [100, 50]
+
+
+def test_symmetries_of_a_fat_tree_turn_hosts_and_leaves() -> None:
+    host = replace(pair(), nics=own_nics(2, Fraction(25)))
+    topology = join("six", [host] * 6, FatTree(Fraction(4), 2)).machine.topology
+    assert set(topology.symmetries) == {
+        (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 12, 13, 14, 15),
+        (2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 12, 13, 14, 15),
+        (4, 5, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 13, 14, 12, 15),
+    }
+
+
+def test_hosts_of_two_kinds_are_symmetric_among_their_own() -> None:
+    one = replace(pair(100), nics=own_nics(2, Fraction(25)))
+    other = replace(pair(60, gpu="l4"), nics=own_nics(2, Fraction(50)))
+    found = join("mixed", [one, other, one], Rails(1)).machine
+    assert found.gpus == (None, None, "l4", "l4", None, None)
+    assert set(found.topology.symmetries) == {
+        (1, 0, 2, 3, 5, 4, 6),
+        (0, 1, 3, 2, 4, 5, 6),
+        (4, 5, 2, 3, 0, 1, 6),
+    }
+
+
+def test_the_catalog_joins_its_boxes_alike() -> None:
+    for name, nic in (("dgx-a100", 25), ("ndv2", 12.5), ("p4d", 12.5), ("mi300x", 50)):
+        box = load_machine(name)
+        assert {port.rate for port in box.nics} == {Fraction(nic)}
+        boxes = join("two", [with_nics(box)] * 2, Rails(1), word="box").machine.topology
+        rails = ",rails=1" if name == "dgx-a100" else ""
+        assert boxes.links == load(f"{name}:boxes=2{rails}").links
+
+
+def test_sixteen_hosts_of_h800() -> None:
+    host = load_machine("hgx-h800")
+    topology = join("pod", [with_nics(host)] * 16, Rails()).machine.topology
+    assert synth.bound(topology, "allreduce").rate == Fraction(128 * 250, 2 * 127)
+    found = synth.solve(topology, "allreduce", form="implicit")
+    assert found.rate == found.bound.rate
+
+
+def test_only_the_fastest_nics_join() -> None:
+    nics = (*own_nics(2, Fraction(50)), Nic("eth0", Fraction("1.25"), (0, 1)))
+    machine = with_nics(replace(pair(), nics=nics))
+    assert [nic.name for nic in machine.nics] == ["nic0", "nic1"]
+    assert machine.notes == ("pair: NICs of less than 50 GB/s are left out: eth0 (1.25)",)
+    assert {nic.rate for nic in with_nics(replace(pair(), nics=nics), Fraction(10)).nics} == {10}
+
+
+def test_hosts_without_nics_or_their_rates() -> None:
+    with pytest.raises(TopologyError, match=r"^pair: shows no NICs; nic GB/s gives each of its ranks one"):
+        with_nics(pair())
+    assert with_nics(pair(), Fraction(5)).nics == own_nics(2, Fraction(5))
+    unknown = replace(pair(), nics=(Nic("NIC0", None, (0, 1)),))
+    with pytest.raises(TopologyError, match=r"^pair: does not say how fast NIC0 is; --nic GB/s does"):
+        with_nics(unknown, option="--nic")
+    assert with_nics(unknown, Fraction(5)).nics == (Nic("NIC0", Fraction(5), (0, 1)),)
+
+
+@pytest.mark.parametrize(
+    ("text", "fabric"),
+    [
+        ("full", Rails(1)),
+        ("rail", Rails()),
+        ("RAIL:4", Rails(4)),
+        ("fat-tree:2", FatTree(Fraction(2))),
+        ("fat_tree:3/2:8", FatTree(Fraction(3, 2), 8)),
+    ],
+)
+def test_fabrics_by_name(text: str, fabric: object) -> None:
+    assert fabric_named(text) == fabric
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "fabric '': must be rail, rail:N, full, fat-tree:RATIO or fat-tree:RATIO:HOSTS"),
+        ("torus", "must be rail, rail:N, full"),
+        ("full:2", "must be rail, rail:N, full"),
+        ("fat-tree", "must be rail, rail:N, full"),
+        ("fat-tree:2:4:4", "must be rail, rail:N, full"),
+        ("rail:0", "fabric 'rail:0': must have a whole number in 1..65535, got '0'"),
+        ("fat-tree:1/2", "RATIO must be at least 1 and at most 1e6, got '1/2'"),
+        ("fat-tree:two", "must be a number such as"),
+    ],
+)
+def test_wrong_fabrics(text: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        fabric_named(text)
+
+
+def test_what_does_not_fit() -> None:
+    host = replace(pair(), nics=own_nics(2, Fraction(25)))
+    with pytest.raises(TopologyError, match="one: must join at least 2 hosts, got 1"):
+        join("one", [host], Rails())
+    with pytest.raises(TopologyError, match="two: rails must divide the 2 NICs of a host, got 4"):
+        join("two", [host] * 2, Rails(4))
+    with pytest.raises(TopologyError, match="at least 2 leaves, got 2 hosts with 2 under a leaf"):
+        join("two", [host] * 2, FatTree(Fraction(2), 2))
+    with pytest.raises(TopologyError, match="must have at most 65536 vertices, got 70001"):
+        join("many", [host] * 35_000, Rails(1))
+
+
+rates = st.integers(1, 40).map(lambda value: Fraction(value, 2))
+
+
+@st.composite
+def hosts(draw: st.DrawFn) -> Machine:
+    """A connected host of up to four ranks and a switch, with up to four NICs on any of its vertices."""
+    ranks, switches = draw(st.integers(1, 4)), draw(st.integers(0, 1))
+    size = ranks + switches
+    links = []
+    for vertex in range(1, size):
+        other = draw(st.integers(0, vertex - 1))
+        links += [Link(vertex, other, draw(rates)), Link(other, vertex, draw(rates))]
+    topology = Topology.build("host", ranks, links, ["switch"] * switches)
+    near = st.sets(st.integers(0, size - 1), min_size=1, max_size=3).map(sorted).map(tuple)
+    nics = tuple(Nic(f"nic{index}", draw(rates), draw(near)) for index in range(draw(st.integers(1, 4))))
+    return replace(Machine.of(topology), nics=nics)
+
+
+@given(st.lists(hosts(), min_size=1, max_size=2), st.integers(1, 3), st.data())
+@settings(max_examples=150, deadline=None)
+def test_random_clusters_are_the_graph_made_by_hand(
+    kinds: list[Machine], repeats: int, data: st.DataObject
+) -> None:
+    members = (kinds * repeats) if len(kinds) * repeats > 1 else kinds * 2
+    most = max(len(host.nics) for host in members)
+    rails = data.draw(st.sampled_from([count for count in range(1, most + 1) if most % count == 0]))
+    found = join("cluster", members, Rails(rails)).machine.topology
+
+    # By hand, with names: ("gpu", host, rank), ("switch", host), ("nic", host, where), ("fabric", rail).
+    by_hand = nx.DiGraph()
+    for number, host in enumerate(members):
+
+        def end(vertex: int, number: int = number, host: Machine = host) -> tuple[object, ...]:
+            ranks = host.topology.ranks
+            return ("gpu", number, vertex) if vertex < ranks else ("switch", number)
+
+        by_hand.add_nodes_from(end(vertex) for vertex in range(host.topology.size))
+        for link in host.topology.links:
+            by_hand.add_edge(end(link.src), end(link.dst), rate=link.bandwidth)
+        together = Counter[tuple[int, ...]]()
+        for nic in host.nics:
+            together[nic.near] += nic.rate or 0  # type: ignore[assignment]
+        for index, nic in enumerate(host.nics):
+            port: tuple[object, ...] = end(nic.near[0])
+            if len(nic.near) > 1:
+                port = ("nic", number, nic.near)
+                for vertex in nic.near:
+                    by_hand.add_edge(end(vertex), port, rate=together[nic.near])
+                    by_hand.add_edge(port, end(vertex), rate=together[nic.near])
+            fabric = ("fabric", index % rails)
+            before = by_hand.get_edge_data(port, fabric, {"rate": 0})["rate"]
+            by_hand.add_edge(port, fabric, rate=before + nic.rate)
+            by_hand.add_edge(fabric, port, rate=before + nic.rate)
+
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(found.size))
+    graph.add_edges_from((link.src, link.dst, {"rate": link.bandwidth}) for link in found.links)
+    sums = [
+        sorted(sum(data["rate"] for *_, data in each.out_edges(vertex, data=True)) for vertex in each)
+        for each in (graph, by_hand)
+    ]
+    assert sums[0] == sums[1]
+    assert nx.is_isomorphic(graph, by_hand, edge_match=lambda one, other: one["rate"] == other["rate"])
+    # ranks host by host keep their links
+    first = 0
+    for host in members:
+        for link in host.topology.links:
+            if max(link.src, link.dst) < host.topology.ranks:
+                assert found.bandwidth[first + link.src, first + link.dst] == link.bandwidth
+        first += host.topology.ranks
+    assert nx.is_strongly_connected(graph)  # NIC 0 of every host is on switch 0
+    if members[0] == members[-1] and len(kinds) == 1:
+        assert len(found.symmetries) >= 1  # the rotation of the hosts, at least
+
+
+@given(st.lists(hosts(), min_size=2, max_size=4), st.sampled_from(["full", "rail", "fat-tree:2:1"]))
+@settings(max_examples=40, deadline=None)
+def test_random_clusters_come_back_from_their_files(
+    tmp_path_factory: pytest.TempPathFactory, members: list[Machine], fabric: str
+) -> None:
+    found = join("a cluster: of hosts", members, fabric_named(fabric))
+    file: Path = tmp_path_factory.mktemp("cluster") / "pod.yaml"
+
+    def group(link: Link) -> str:
+        return f"of host {found.owners[link.src]}"
+
+    file.write_text(topology_to_yaml(found.machine.topology, head=["made up", ""], foot=["end"], group=group))
+    assert load(str(file)) == found.machine.topology
