@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from arborcast.synth.chunks.frontier import Frontier
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.selection import Choice
-    from arborcast.topologies.catalog import Beyond
+    from arborcast.topologies.entries import Beyond
     from arborcast.topologies.machine import Machine
 
 TOLD = (

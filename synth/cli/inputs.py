@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from arborcast.synth.faults.faulty import Faulty
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.topology import Topology
-    from arborcast.topologies.catalog import Beyond
+    from arborcast.topologies.entries import Beyond
     from arborcast.topologies.machine import Machine
 
 

@@ -41,8 +41,8 @@ def test_the_file_of_a_pod_is_written_read_and_edited(synth: Any, host: Path, tm
     assert "  # host3 to the fabric" in lines
     assert "  - {between: [7, fabric1], bandwidth: 25, latency_us: 0.85}" in lines
     assert len(load(str(pod)).symmetries) == 2
-    # 8 ranks of 125 GB/s: the rate of a torus, were it one
-    assert synth("bound", str(pod), "allgather", "--json").document["rate"] == "1000/7"
+    # six eighths of the buffer enter each host through two NICs
+    assert synth("bound", str(pod), "allgather", "--json").document["rate"] == "200/3"
     pod.write_text(pod.read_text().replace("bandwidth: 25,", "bandwidth: 50,"))
     assert load(str(pod)).bandwidth[7, 9] == 50
 

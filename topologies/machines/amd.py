@@ -57,7 +57,7 @@ ENTRIES: Sequence[Entry] = (
         None,
         "mi250",
         "AMD",
-        f"{GPUS['mi250'].source}; wiring and 16 GB/s a die to the fabric: ForestColl's (NSDI 2026) testbed",
+        f"{GPUS['mi250'].source}; wiring, and 16 GB/s a die to the fabric: ForestColl's topologies.py",
     ),
     _mesh("mi300x", "AMD's reference design: a NIC of 400 Gb/s for each GPU (Azure ND MI300X v5 alike)"),
     _mesh("mi325x", "AMD's reference design: a NIC of 400 Gb/s for each GPU"),

@@ -30,7 +30,10 @@ DGX1_NVLINKS = (
 
 _TRAY = 4
 _RACK = 72
-_MEASURED = {Fraction(450): "nccl-tests#212 tells of about 275", Fraction(200): "nccl#1374 of about 123"}
+_MEASURED = {
+    Fraction(450): "nccl-tests#212 tells of about 275",
+    Fraction(200): "nccl#1374 tells of about 123",
+}
 
 
 def nvlink_sharp(topology: Topology, ranks: int) -> Beyond:
@@ -120,7 +123,10 @@ def _rack(gpu: str, port: str, source: str) -> Entry:
 
 
 def _dgx(name: str, gpu: str, port: str, source: str, *, sharp: bool = True) -> Entry:
-    """An entry for boxes of 8 on NVSwitch with a NIC for each GPU, dealt to two fabric switches."""
+    """An entry for boxes of 8 on NVSwitch with a NIC for each GPU.
+
+    NICs are dealt to two fabric switches unless told, as in ForestColl's model of its A100 testbed.
+    """
     kind = gpu.upper()
     without = " (NVLink SHARP not used)" if sharp else ""
     return box_entry(
