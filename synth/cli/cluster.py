@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from arborcast.synth.topology import Link
     from arborcast.topologies import Machine
     from arborcast.topologies.cluster import Cluster
+
+_logger = logging.getLogger(__name__)
 
 
 def cluster(
@@ -75,6 +79,8 @@ def cluster(
         machine = load_machine(spec, gpu=gpu, pcie=pcie, between_sockets=crossing, rates=rates)
         named = replace(machine, topology=replace(machine.topology, name=_short(spec)))
         machines[spec] = with_nics(named, speed, option="--nic")
+        for note in machines[spec].notes[len(machine.notes) :]:
+            _logger.warning("%s", note)
     specs = hosts * count
     name = f"{_named(hosts, count)}, {fabric}"
     found = join(name, [machines[spec] for spec in specs], network, rates=Rates.of(rates))
@@ -109,9 +115,13 @@ def _file(found: Cluster, specs: Sequence[str], fabric: str, nic: Fraction | Non
         f"Made by `synth cluster`, fabric {fabric}. Bandwidths are GB/s each way (1e9 bytes), latencies us.",
         *([f"Every NIC has {float(nic):g} GB/s, as --nic says."] if nic is not None else []),
     ]
-    for host, spec in enumerate(specs):
-        ranks = [rank for rank in range(topology.ranks) if owners[rank] == host]
-        head.append(f"host{host}: ranks {ranks[0]}-{ranks[-1]}, {spec}")
+    ranks: dict[int | None, list[int]] = {}
+    for rank in range(topology.ranks):
+        ranks.setdefault(owners[rank], []).append(rank)
+    for spec, alike in groupby(range(len(specs)), key=specs.__getitem__):
+        run = list(alike)
+        named = f"host{run[0]}" if len(run) == 1 else f"host{run[0]} to host{run[-1]}"
+        head.append(f"{named}: ranks {ranks[run[0]][0]}-{ranks[run[-1]][-1]}, {spec}")
     head += [f"Assumed: {note}" for note in found.machine.notes]
 
     def group(link: Link) -> str:

@@ -36,7 +36,7 @@ def test_the_file_of_a_pod_is_written_read_and_edited(synth: Any, host: Path, tm
     assert lines[:3] == [
         "# Made by `synth cluster`, fabric rail. Bandwidths are GB/s each way (1e9 bytes), latencies us.",
         "# Every NIC has 25 GB/s, as --nic says.",
-        f"# host0: ranks 0-1, {host}",
+        f"# host0 to host3: ranks 0-7, {host}",
     ]
     assert "  # host3 to the fabric" in lines
     assert "  - {between: [7, fabric1], bandwidth: 25, latency_us: 0.85}" in lines
