@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from arborcast.synth.topology import Link, Topology
@@ -32,7 +33,12 @@ def _mi250(*, name: str, boxes: int, rates: Rates) -> Machine:
     for first, second, count in MI250_LINKS:
         links += cable(first, second, rate * count, NVLINK_LATENCY_US)
     topology = Topology.build(name, 16, links, symmetries=(rotation(16, 8), MI250_MIRROR))
-    return several(name, topology, own_nics(16, Fraction(16)), gpu="mi250", boxes=boxes, rails=1)
+    machine = several(name, topology, own_nics(16, Fraction(16)), gpu="mi250", boxes=boxes, rails=1)
+    if boxes == 1:
+        return machine
+    # Which of equally good trees solvers take depends on the order: it stays, with the boxes' rotation first.
+    *within, among = machine.topology.symmetries
+    return replace(machine, topology=replace(machine.topology, symmetries=(among, *within)))
 
 
 def _mesh(gpu: str, source: str) -> Entry:
