@@ -171,8 +171,8 @@ def bound(
 
 
 for command in (
-    *(solve, groups, pareto, verify, simulate, run, expand, program, repair, sweep, probe, plan),
-    cluster,
+    *(cluster, solve, groups, pareto, verify, simulate, run, expand, program),
+    *(repair, sweep, probe, plan),
 ):
     app.command()(with_voice(command))
 

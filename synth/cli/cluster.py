@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 def cluster(
     hosts: Annotated[
         list[str],
-        typer.Argument(help="a file or a name of the catalog, once for each host", metavar="HOST..."),
+        typer.Argument(help="a file or a name of the catalog, once for each host", metavar="HOST"),
     ],
     count: Annotated[int, number("--hosts", "so many hosts like the one that is named")] = 1,
     fabric: Annotated[
@@ -57,7 +57,7 @@ def cluster(
     rates: Rates = "datasheet",
     as_json: AsJson = False,
 ) -> None:
-    """Join hosts by their NICs: a topology file of the whole cluster.
+    """Join hosts by their NICs to one topology file.
 
     Without -o it is printed.
     """

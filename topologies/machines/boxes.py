@@ -165,8 +165,7 @@ def _boxes(
 
 GENERIC = Entry(
     "boxes",
-    "boxes of GPUs with inside= GB/s each way per GPU to the box's switch (links=mesh: to all others "
-    "together), nics= (one per GPU unless told) of nic= GB/s each",
+    "boxes of GPUs, inside= GB/s each way from each to its box's switch (links=mesh: to all others)",
     _boxes,
     (
         Parameter("boxes", "N", count, required=True),
