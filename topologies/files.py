@@ -9,17 +9,14 @@ import difflib
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 from arborcast.synth.errors import InputError, TopologyError
-from arborcast.synth.formats.documents import topology_from_document
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
+from arborcast.synth.formats.reading import read_text, shorten_path
 from arborcast.synth.topology import Topology
 from arborcast.topologies.catalog import catalog, entry_named
-from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
 
@@ -72,7 +69,9 @@ def load_file(
                 f"{place}: {option or f'rates {rates.value}'} does not go with {kind}, which holds its own "
                 f"links{instead}"
             )
-        return _from_document(text, place, kind)
+        from arborcast.topologies.readers.documents import parse_document
+
+        return parse_document(text, place, kind)
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error
 
@@ -93,51 +92,6 @@ def _kind(suffix: str, text: str) -> str:
     if start == "{":
         return "JSON"
     return "nvidia-smi" if _MATRIX_HEADER.search(text) else "YAML"
-
-
-def _from_document(text: str, place: str, kind: str) -> Machine:
-    if kind == "JSON":
-        document = parse_json(text, place)
-    else:
-        from arborcast.synth.formats.yaml_text import parse_yaml
-
-        document = parse_yaml(text, place)
-    if not isinstance(document, dict):
-        raise TopologyError(
-            f"{place}: must be a mapping with the keys ranks and links (or nvidia-smi text, or NCCL's XML), "
-            f"got {shorten(document)}"
-        )
-    if "format" in document:
-        raise TopologyError(
-            f"{place}: must be a topology, got a file of format {shorten(document['format'])}"
-        )
-    if document.keys() >= _SHOWN:
-        document = {key: value for key, value in document.items() if key in _KEYS}
-    gpu = document.pop("gpu", None)
-    topology = topology_from_document(document, place)
-    return replace(Machine.of(topology), gpus=_gpus(gpu, topology.ranks, place))
-
-
-_KEYS = {"name", "ranks", "switches", "links", "symmetries", "gpu"}
-_SHOWN = {"picture", "beyond"}
-"""What tells a topology that `synth show --json` has printed: it says more of it than a file may."""
-
-
-def _gpus(given: object, ranks: int, place: str) -> tuple[str | None, ...]:
-    """The GPU of each rank: one name for all, or a list."""
-    names = given if isinstance(given, list) else [given] * ranks
-    if len(names) != ranks:
-        raise TopologyError(
-            f"{place}: gpu: must be a name or one for each of {ranks} ranks, got {len(names)}"
-        )
-    for name in names:
-        if name is not None and not isinstance(name, str):
-            raise TopologyError(f"{place}: gpu: must be a name, got {shorten(name)}")
-    try:
-        known = {name: None if name is None else gpu_named(name).name for name in dict.fromkeys(names)}
-    except TopologyError as error:
-        raise TopologyError(f"{place}: {error}") from error
-    return tuple(known[name] for name in names)
 
 
 _SUFFIXES = {".yaml", ".yml", ".json", ".xml", ".txt"}

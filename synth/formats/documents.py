@@ -78,7 +78,7 @@ def read_topology(shape: Mapping[str, Any], place: str, prefix: str) -> Topology
         if first.setdefault(switch.name, index) != index:
             place_of = f"{place}: {prefix}switches[{index}]"
             raise InputError(f"{place_of}: names must be unique, got {shorten(switch.name)} twice")
-    vertex = _vertex_reader(ranks, list(first))
+    vertex = vertex_reader(ranks, list(first))
     links: list[Link] = []
     for index, entry in enumerate(shape["links"]):
         links.extend(_links(entry, vertex, f"{place}: {prefix}links[{index}]"))
@@ -130,7 +130,7 @@ def _images(
     return images
 
 
-def _vertex_reader(ranks: int, switches: Sequence[str]) -> Callable[[object, str], Vertex]:
+def vertex_reader(ranks: int, switches: Sequence[str]) -> Callable[[object, str], Vertex]:
     """A function that turns a label in a file into a vertex, or says why it is none."""
     numbers = {name: ranks + index for index, name in enumerate(switches)}
 
@@ -217,7 +217,7 @@ def read_bound(shape: Mapping[str, Any], topology: Topology, place: str, prefix:
 
 
 def _certificate(shape: Mapping[str, Any], topology: Topology, place: str, prefix: str) -> Certificate:
-    vertex = _vertex_reader(topology.ranks, [switch.name for switch in topology.switches])
+    vertex = vertex_reader(topology.ranks, [switch.name for switch in topology.switches])
 
     def vertices(labels: Iterable[object], where: str) -> frozenset[Vertex]:
         return frozenset(vertex(label, f"{place}: {prefix}{where}[{i}]") for i, label in enumerate(labels))

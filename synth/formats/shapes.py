@@ -134,6 +134,25 @@ class TopologyShape(TypedDict):
 
 
 @MAPPING
+class NicShape(TypedDict):
+    """A port to a network; no rate where it is unknown."""
+
+    name: Name
+    rate: NotRequired[Bandwidth | None]
+    near: list[VertexLabel]
+
+
+@MAPPING
+class MachineShape(TypedDict):
+    """What a topology file may say beside its graph."""
+
+    gpu: NotRequired[Name | list[Name | None]]
+    hosts: NotRequired[list[Annotated[int, Field(ge=0, le=MAX_RANKS)]]]
+    devices: NotRequired[list[str]]
+    nics: NotRequired[list[NicShape]]
+
+
+@MAPPING
 class DemandShape(TypedDict):
     """One block of a custom collective: who holds it before, who must hold it after."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from arborcast.topologies import load, load_machine
+from arborcast.synth.errors import TopologyError
+from arborcast.topologies import Nic, load, load_machine
 from tests.cli.test_cli import refused
 from tests.cli.test_cli import synth as synth  # noqa: PLC0414  (a fixture)
 
@@ -132,14 +134,39 @@ def test_a_file_that_only_looks_shown_is_still_checked(synth: Any, tmp_path: Pat
     ("gpu", "message"),
     [
         ("gtx", "gpu 'gtx': must be one of"),
-        ("[a100]", "gpu: must be a name or one for each of 2 ranks, got 1"),
-        ("{a: 1}", "gpu: must be a name, got"),
-        ("[1, a100]", "gpu: must be a name, got 1"),
+        ("[a100]", "gpu: must have one for each of 2 ranks, got 1"),
+        ("{a: 1}", "gpu: must be text, got"),
+        ("[1, a100]", "gpu: must be text, got [1, 'a100']"),
     ],
 )
 def test_wrong_gpus_of_a_file(synth: Any, host: Path, gpu: str, message: str) -> None:
     host.write_text(f"gpu: {gpu}\n{PAIR}")
     refused(synth("show", str(host)), "pair.yaml: ", message)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("nics: [{name: nic0}]", r"nics\[0\].near: is missing"),
+        ("nics: [{name: nic0, near: [2]}]", r"nics\[0\].near\[0\]: rank must be in 0..1, got 2"),
+        ("nics: [{name: nic0, near: [0], rate: 0}]", r"nics\[0\].rate: must be positive, got 0"),
+        ("hosts: [0]", "hosts: must have one for each of 2 ranks, got 1"),
+        ("devices: [0, 1]", r"devices\[0\]: must be text, got 0"),
+    ],
+)
+def test_wrong_machines_in_a_file(host: Path, more: str, message: str) -> None:
+    host.write_text(f"{more}\n{PAIR}")
+    with pytest.raises(TopologyError, match=f"pair.yaml: {message}"):
+        load(str(host))
+
+
+def test_nics_of_a_file_join_its_hosts(synth: Any, host: Path, tmp_path: Path) -> None:
+    host.write_text(f"nics: [{{name: nic0, rate: 12.5, near: [0, 1]}}]\nhosts: [0, 1]\n{PAIR}")
+    machine = load_machine(str(host))
+    assert (machine.hosts, machine.nics) == ((0, 1), (Nic("nic0", Fraction("12.5"), (0, 1)),))
+    pod = tmp_path / "pod.yaml"
+    assert synth("cluster", str(host), "--hosts", "2", "-o", str(pod)).status == 0
+    assert [switch.name for switch in load(str(pod)).switches] == ["host0.nic0", "host1.nic0", "fabric"]
 
 
 def test_gpus_of_a_file(host: Path) -> None:

@@ -1,0 +1,89 @@
+"""Topology files (YAML or JSON) to machines: the graph, and what they say of GPUs, hosts and NICs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.documents import prefixed, raising, topology_from_document, vertex_reader
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import parse_json
+from arborcast.synth.topology import Topology
+from arborcast.topologies.gpus import gpu_named
+from arborcast.topologies.machine import Machine, Nic
+
+_GRAPH = {"name", "ranks", "switches", "links", "symmetries"}
+_MACHINE = {"gpu", "hosts", "devices", "nics"}
+_SHOWN = {"picture", "beyond"}
+"""What tells a topology that `synth show --json` has printed: it says more of it than a file may."""
+
+
+def parse_document(text: str, place: str, kind: str) -> Machine:
+    """The machine in a topology file, or in what `synth show --json` printed.
+
+    Args:
+        text: of the file.
+        place: what errors begin with.
+        kind: "JSON" or "YAML".
+
+    Raises:
+        InputError: it breaks a rule of its kind.
+    """
+    if kind == "JSON":
+        document = parse_json(text, place)
+    else:
+        from arborcast.synth.formats.yaml_text import parse_yaml
+
+        document = parse_yaml(text, place)
+    if not isinstance(document, dict):
+        raise TopologyError(
+            f"{place}: must be a mapping with the keys ranks and links (or nvidia-smi text, or NCCL's XML), "
+            f"got {shorten(document)}"
+        )
+    if "format" in document:
+        raise TopologyError(
+            f"{place}: must be a topology, got a file of format {shorten(document['format'])}"
+        )
+    known = _GRAPH | _MACHINE if document.keys() >= _SHOWN else document.keys()
+    graph = {key: value for key, value in document.items() if key in known - _MACHINE}
+    topology = topology_from_document(graph, place)
+    return _machine(topology, {key: document[key] for key in document.keys() & _MACHINE}, place)
+
+
+def _machine(topology: Topology, given: Mapping[str, Any], place: str) -> Machine:
+    """The graph with what the file says beside it."""
+    machine = Machine.of(topology)
+    if not given:
+        return machine
+    from arborcast.synth.formats.shapes import MachineShape, check_shape
+
+    vertex = vertex_reader(topology.ranks, [switch.name for switch in topology.switches])
+    with raising(TopologyError):
+        said = check_shape(MachineShape, given, place)
+        gpu = said.get("gpu")
+        names = gpu if isinstance(gpu, list) else [gpu] * topology.ranks
+        nics: list[Nic] = []
+        for index, nic in enumerate(said.get("nics", [])):
+            where = f"{place}: nics[{index}].near"
+            near = tuple(vertex(label, f"{where}[{at}]") for at, label in enumerate(nic["near"]))
+            nics.append(Nic(nic["name"], nic.get("rate"), near))
+    each = {
+        "gpu": names,
+        "devices": said.get("devices", machine.devices),
+        "hosts": said.get("hosts", machine.hosts),
+    }
+    for key, values in each.items():
+        if len(values) != topology.ranks:
+            rule = f"must have one for each of {topology.ranks} ranks"
+            raise TopologyError(f"{place}: {key}: {rule}, got {len(values)}")
+    with prefixed(f"{place}: gpu"):
+        known = {name: None if name is None else gpu_named(name).name for name in dict.fromkeys(names)}
+    return replace(
+        machine,
+        gpus=tuple(known[name] for name in names),
+        devices=tuple(each["devices"]),
+        hosts=tuple(each["hosts"]),
+        nics=tuple(nics),
+    )
