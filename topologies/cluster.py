@@ -250,8 +250,8 @@ def _symmetries(
     moves: list[_Move] = []
     for numbers in classes.values():
         sample = placed[numbers[0]]
-        host = sample.machine.topology
-        own = host.symmetries or with_obvious_symmetries(host).symmetries
+        graph = sample.machine.topology
+        own = graph.symmetries or with_obvious_symmetries(graph).symmetries
         within = [_within(sample, images) for images in own]
         if None in within:
             within += [_within(sample, images) for images in _port_turns(sample)]

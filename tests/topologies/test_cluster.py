@@ -19,7 +19,6 @@ from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import Machine, Nic, load, load_machine
 from arborcast.topologies.cluster import join, own_nics, shared_nics, with_nics
 from arborcast.topologies.fabrics import FatTree, Rails, fabric_named
-from arborcast.topologies.machines.nvidia import DGX1_NVLINKS
 
 
 def cables(topology: Topology) -> dict[tuple[str, str], Fraction]:
@@ -145,34 +144,11 @@ def test_sixteen_hosts_of_h800() -> None:
 
 
 def test_two_ndv2_from_the_file_of_one(tmp_path: Path) -> None:
-    # Pairs of V100 on PCIe switches, NVLinks as in a DGX-1, one NIC of 100 Gb/s on the first switch.
-    slots = []
-    for gpu in range(8):
-        links = "".join(
-            f'<nvlink target="0000:0{peer}:00.0" count="{count}" tclass="0x030200"/>'
-            for peer, count in enumerate(DGX1_NVLINKS[gpu])
-            if count
-        )
-        slots.append(
-            f'<pci busid="0000:0{gpu}:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16">'
-            f'<gpu dev="{gpu}" sm="70" rank="{gpu}" gdr="1">{links}</gpu></pci>'
-        )
-    port = '<net name="mlx5_0" dev="0" speed="100000" port="1" guid="0x1" maxconn="131072" gdr="1"/>'
-    nic = (
-        '<pci busid="0000:f9:00.0" class="0x020700" link_speed="8.0 GT/s PCIe" link_width="16">'
-        f"<nic>{port}</nic></pci>"
-    )
-    bridges = "".join(
-        f'<pci busid="0000:f{pair}:00.0" class="0x060400" link_speed="8.0 GT/s PCIe" link_width="16">'
-        f"{slots[2 * pair]}{slots[2 * pair + 1]}{'' if pair else nic}</pci>"
-        for pair in range(4)
-    )
-    cpu = '<cpu numaid="0" affinity="ff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">'
-    file = tmp_path / "ndv2.xml"
-    file.write_text(f'<system version="1">{cpu}{bridges}</cpu></system>')
-    host = load_machine(str(file))
-    assert [(nic.rate, nic.near) for nic in host.nics] == [(Fraction("12.5"), (0, 1))]
-    pod = join("pod", [with_nics(host)] * 2, Rails()).machine.topology
+    # The links of a DGX-1, one NIC of 100 Gb/s beside two of the GPUs: all others reach it through NVLinks.
+    file = tmp_path / "ndv2.yaml"
+    nics = "nics: [{name: mlx5_0, rate: 12.5, near: [0, 1]}]\n"
+    file.write_text(topology_to_yaml(load("dgx1"), gpu=["v100"] * 8) + nics)
+    pod = join("pod", [with_nics(load_machine(str(file)))] * 2, Rails()).machine.topology
     assert synth.bound(pod, "allgather").rate == 25 == synth.bound(load("ndv2:boxes=2"), "allgather").rate
 
 
