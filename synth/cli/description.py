@@ -285,7 +285,11 @@ def machine_document(machine: Machine) -> Json:
         "devices": list(machine.devices),
         "hosts": list(machine.hosts),
         "nics": [
-            {"name": nic.name, "rate": str(nic.rate), "near": [label(vertex) for vertex in nic.near]}
+            {
+                "name": nic.name,
+                "rate": None if nic.rate is None else str(nic.rate),
+                "near": [label(vertex) for vertex in nic.near],
+            }
             for nic in machine.nics
         ],
         "notes": list(machine.notes),
@@ -304,8 +308,10 @@ def describe_machine(machine: Machine) -> list[str]:
     if rows and len(machine.devices) > _MOST_NAMED:
         lines.append(f"  ... of {len(machine.devices)}; --json has all")
     if machine.nics:
-        speeds = sorted(Counter(nic.rate for nic in machine.nics).items(), reverse=True)
-        named = ", ".join(f"{count} of {gigabytes(rate)}" for rate, count in speeds)
+        speeds = sorted(Counter(nic.rate or Fraction(0) for nic in machine.nics).items(), reverse=True)
+        named = ", ".join(
+            f"{count} of {gigabytes(rate) if rate else 'unknown rate'}" for rate, count in speeds
+        )
         lines += ["", f"  nics     {named}"]
     return lines
 

@@ -172,3 +172,12 @@ def test_nics_of_a_file_join_its_hosts(synth: Any, host: Path, tmp_path: Path) -
 def test_gpus_of_a_file(host: Path) -> None:
     host.write_text(f"gpu: [A100, null]\n{PAIR}")
     assert load_machine(str(host)).gpus == ("a100", None)
+
+
+def test_nics_of_unknown_rate_are_shown_and_read_back(synth: Any, tmp_path: Path) -> None:
+    assert "  nics     2 of unknown rate" in synth("show", "l40s").out
+    file = tmp_path / "l40s.json"
+    file.write_text(synth("show", "l40s", "--json").out)
+    machine = load_machine("l40s")
+    assert load_machine(str(file)) == machine
+    assert [nic.rate for nic in machine.nics] == [None, None]

@@ -58,14 +58,14 @@ def find_nics(
             elif speed > _MOST_MBITS:
                 too_fast.append(name)
                 speed //= 1000
-            nic = Nic(name, Fraction(speed, 8000), near.of(element))
+            rate = Fraction(speed, 8000)
         elif _is_bare_nic(element):
             name = bus_address(element.get("busid") or "?")
             bare.append(name)
             rate = pcie_rate(link_speed(element) or GIGATRANSFERS[3], link_width(element) or 16, rates)
-            nic = Nic(name, rate, near.of(element))
         else:
             continue
+        nic = Nic(name, rate, near.of(element))
         if not nic.near:
             continue
         ends += len(nic.near)
@@ -74,7 +74,9 @@ def find_nics(
         key = (tree.host(element), name)
         twin = found.get(key)
         if twin is not None:
-            nic = replace(twin, rate=max(twin.rate, nic.rate), near=tuple(sorted({*twin.near, *nic.near})))
+            nic = replace(
+                twin, rate=max(twin.rate or rate, rate), near=tuple(sorted({*twin.near, *nic.near}))
+            )
         found[key] = nic
     for names, what in (
         (silent, "does not say the speed of {}: 10 Gbit/s, as in NCCL"),
