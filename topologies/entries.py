@@ -94,7 +94,11 @@ class Entry:
             text += shown if parameter.required else f"[{shown}]"
         return text
 
-    def build(self, arguments: str = "", rates: Rates = Rates.DATASHEET) -> Machine:
+    def build(self, arguments: str = "", rates: Rates = Rates.DATASHEET) -> Topology:
+        """The graph of `machine`, which takes and raises the same."""
+        return self.machine(arguments, rates).topology
+
+    def machine(self, arguments: str = "", rates: Rates = Rates.DATASHEET) -> Machine:
         """The machine for the text after the colon of a spec.
 
         Raises:

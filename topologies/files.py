@@ -155,7 +155,7 @@ def load_machine(
         if option is not None:
             rule = f"{option} is for nvidia-smi text and NCCL XML"
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
-        machine = entry.build(arguments, chosen)
+        machine = entry.machine(arguments, chosen)
     elif arguments and Path(name).suffix.lower() in _SUFFIXES and not _exists(spec):
         raise TopologyError(
             f"{shorten(spec)}: a file takes no arguments; synth cluster {shorten_path(name)} --hosts N joins "

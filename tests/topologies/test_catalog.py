@@ -437,7 +437,7 @@ def test_grids_are_networkx_grids(extents: list[int]) -> None:
         ("tpu-v4:16x16x20", "must have at most 4096 chips, got 5120"),
         ("tpu-v4:4x4x4_twisted", "twisted must be n x n x 2n or n x 2n x 2n in whole cubes"),
         ("tpu-v4:2x2x4_twisted", "twisted must be n x n x 2n or n x 2n x 2n in whole cubes"),
-        ("tpu-v4:4x4x8_bent", "shape: must be a whole number in 1..65536, got '8_bent'"),
+        ("tpu-v4:4x4x8_bent", "extents: must be a whole number in 1..65536, got '8_bent'"),
         ("tpu-v5e:4x32", "must be AxB with sides of at most 16"),
         ("l40s:gpus=6,switch=4", "got 6 GPUs, 2 sockets, 4 on a switch"),
         ("frontier:nodes=129", "nodes must be at most 128, those of a group, got 129"),
