@@ -100,6 +100,7 @@ def _ports(machine: Machine) -> tuple[_Port, ...]:
     groups: dict[tuple[Vertex, ...], list[int]] = {}
     everyone = tuple(range(machine.topology.ranks))
     for index, nic in enumerate(machine.nics):
+        # What a file does not place is as near to all ranks.
         groups.setdefault(tuple(sorted(set(nic.near))) or everyone, []).append(index)
     ports: list[_Port] = []
     free = machine.topology.size

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from arborcast.synth.errors import TopologyError
+from arborcast.synth.errors import InputError, TopologyError
 from arborcast.topologies import Nic, load, load_machine
+from arborcast.topologies.readers.documents import parse_document
 from tests.cli.test_cli import refused
 from tests.cli.test_cli import synth as synth  # noqa: PLC0414  (a fixture)
 
@@ -158,6 +161,28 @@ def test_wrong_machines_in_a_file(host: Path, more: str, message: str) -> None:
     host.write_text(f"{more}\n{PAIR}")
     with pytest.raises(TopologyError, match=f"pair.yaml: {message}"):
         load(str(host))
+
+
+odd = st.recursive(
+    st.none() | st.integers(-2, 3) | st.sampled_from(["a100", "nic0", "x", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "rate", "near", "x"]), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["gpu", "hosts", "devices", "nics"]), odd))
+def test_any_machine_in_a_file_is_read_or_refused_in_a_line(more: dict[str, object]) -> None:
+    document = {"ranks": 2, "links": [{"between": [0, 1], "bandwidth": 1}], **more}
+    try:
+        machine = parse_document(json.dumps(document), "f", "JSON")
+    except InputError as error:
+        assert str(error).startswith("f: ")
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert len(machine.gpus) == len(machine.hosts) == len(machine.devices) == 2
 
 
 def test_nics_of_a_file_join_its_hosts(synth: Any, host: Path, tmp_path: Path) -> None:
