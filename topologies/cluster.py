@@ -245,9 +245,9 @@ def _symmetries(
 
     Each is tried on the topology: what NICs and fabric break is not declared.
     """
-    classes: dict[tuple[Topology, tuple[Nic, ...]], list[int]] = {}
+    classes: dict[tuple[object, ...], list[int]] = {}
     for number, host in enumerate(placed):
-        classes.setdefault((host.machine.topology, host.machine.nics), []).append(number)
+        classes.setdefault(_kind(host.machine), []).append(number)
     moves: list[_Move] = []
     for numbers in classes.values():
         sample = placed[numbers[0]]
@@ -302,6 +302,14 @@ def _within(host: _Placed, images: Permutation) -> _Within | None:
         if port.vertex is not None and image.vertex is not None:
             vertices[port.vertex] = image.vertex
     return _Within(vertices, nics)
+
+
+def _kind(machine: Machine) -> tuple[object, ...]:
+    """What hosts have in common that are alike, whatever their files call them and what is in them."""
+    topology = machine.topology
+    reduces = tuple(switch.reduces for switch in topology.switches)
+    ports = tuple((nic.rate, nic.near) for nic in machine.nics)
+    return topology.ranks, topology.links, reduces, ports
 
 
 def _port_turns(host: _Placed) -> Iterator[Permutation]:

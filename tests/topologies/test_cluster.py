@@ -126,6 +126,14 @@ def test_hosts_of_two_kinds_are_symmetric_among_their_own() -> None:
     }
 
 
+def test_hosts_are_alike_whatever_their_files_call_them() -> None:
+    nics = [tuple(Nic(f"{prefix}{index}", Fraction(25), (index,)) for index in range(2)) for prefix in "ab"]
+    one, other = (replace(pair(), nics=each) for each in nics)
+    other = replace(other, topology=replace(other.topology, name="another", symmetries=()))
+    topology = join("two", [one, other], Rails()).machine.topology
+    assert set(topology.symmetries) == {(1, 0, 3, 2, 5, 4), (2, 3, 0, 1, 4, 5)}
+
+
 def test_the_catalog_joins_its_boxes_alike() -> None:
     for name, nic in (("dgx-a100", 25), ("ndv2", 12.5), ("p4d", 12.5), ("mi300x", 50)):
         box = load_machine(name)
