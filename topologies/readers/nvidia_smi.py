@@ -1,55 +1,37 @@
-"""The text of `nvidia-smi topo -m` to a topology.
+"""The text of `nvidia-smi topo -m` to a machine.
 
 The text holds a matrix of connections: NV# (so many NVLinks), or the way over PCIe (PIX, PXB, PHB, NODE,
 SYS). It holds neither the generation of the GPUs nor any rate, and it does not say whether NVLinks lead to
-the other GPU or to an NVSwitch. Both are worked out here, by rules that the docstrings give.
+the other GPU or to an NVSwitch. What other commands printed into the same file is used where it is there:
+products (`nvidia-smi -L` and others), GB/s per NVLink (`nvidia-smi nvlink -s`). The rest is worked out here,
+by rules that the docstrings give, and what was assumed is noted.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 
 from arborcast.synth.errors import InputError, TopologyError
-from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Topology, Vertex
-from arborcast.topologies.builders import cable, check_size, with_obvious_symmetries
-from arborcast.topologies.gpus import GPUS, Gpu, gpu_named, slot_rate
-from arborcast.topologies.machine import Machine
+from arborcast.topologies.builders import cable, with_obvious_symmetries
+from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, gpu_named, slot_rate
+from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import (
     BETWEEN_SOCKETS,
     NVLINK_LATENCY_US,
     NVSWITCH_HOP_US,
-    PCIE_HOP_US,
     Rates,
+    pcie_rate,
 )
+from arborcast.topologies.readers.pasted import Named, lines_of, named_gpus, nvlink_status, product
+from arborcast.topologies.readers.pcie_paths import LEVELS, pcie_tree
+from arborcast.topologies.readers.topo_matrix import Matrix, read_matrix
 
-_log = logging.getLogger(__name__)
-
-LEVELS = {"PIX": "pcie", "PXB": "bridges", "PHB": "hostbridge", "NODE": "numa", "SYS": "host"}
-"""The ways over PCIe from near to far, with what the switch that stands for each is called."""
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_GPU = re.compile(r"GPU[0-9]+")
-_CELL = re.compile(rf"X|NV([0-9]{{1,3}})|{'|'.join(LEVELS)}|SOC")
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """What the text says: the devices in order, and the cell of each pair of different devices."""
-
-    gpus: tuple[str, ...]
-    nics: tuple[str, ...]
-    cells: dict[tuple[str, str], str]
-
-    def nvlinks(self, first: int, second: int) -> int:
-        """NVLinks between two GPUs, by their numbers."""
-        cell = self.cells.get((self.gpus[first], self.gpus[second]), "")
-        return int(cell[2:]) if cell.startswith("NV") else 0
+MOST_LINKS = 18
+"""NVLinks of the GPUs that have most."""
 
 
 def parse_nvidia_smi(
@@ -66,72 +48,235 @@ def parse_nvidia_smi(
     A set of GPUs joined by NVLinks counts as linked directly when no GPU needs more NVLinks for that than
     its generation has; otherwise its GPUs share their links over an NVSwitch: every pair then shows the
     smaller of the two GPUs' link counts (NV12 everywhere on an A100 box), and each GPU gets one link to the
-    switch with its own count. Without `gpu` the generation is guessed from the link counts, and a warning
-    says what was assumed.
+    switch with its own count. Without `gpu` the text's own words decide what the GPUs are, and where there
+    are none, the link counts; a note says what was assumed.
 
     Args:
-        text: the saved output, possibly with other text before and after it.
+        text: the saved output, possibly with other text around it, wrapped, framed, or damaged in columns
+            of NICs; the first whole matrix counts (see `topologies.readers.topo_matrix`).
         place: what errors begin with.
         gpu: the generation (see `topologies.GPUS`).
-        pcie: whether PCIe paths become links too, as a tree of switches (see `topologies.nvidia_smi`).
-        between_sockets: GB/s each way on a path that shows SYS; 10 unless given (see `topologies.rates`).
-        rates: which rates an NVLink has.
+        pcie: whether PCIe paths become links too, as a tree of switches and CPUs (see
+            `topologies.readers.pcie_paths`). They do anyway, with a note, where the text shows no NVLinks.
+        between_sockets: GB/s each way between two CPUs of that tree.
+        rates: the data sheet's GB/s per NVLink (`nvidia-smi nvlink -s` goes before), or NCCL's constant.
 
     Raises:
-        TopologyError: no matrix, a broken matrix, counts that no GPU has, no links at all.
+        TopologyError: no matrix, a broken matrix, counts that no GPU has.
     """
     try:
-        return _machine(_read(text), place, gpu, pcie, between_sockets or BETWEEN_SOCKETS, rates)
+        if gpu is not None:
+            gpu_named(gpu)
+        return _machine(text, place, gpu, pcie, between_sockets, rates)
     except InputError as error:
         raise TopologyError(f"{place}: {error}") from error
 
 
 def _machine(
-    matrix: Matrix, place: str, gpu: str | None, pcie: bool, between_sockets: Fraction, rates: Rates
+    text: str, place: str, gpu: str | None, pcie: bool, between: Fraction | None, rates: Rates
 ) -> Machine:
+    matrix = read_matrix(text)
     count = len(matrix.gpus)
     if count < 2:
         raise TopologyError(f"must show at least 2 GPUs, got {count}")
-    check_size("matrix", 2 * count, count * count)
     domains = _domains(matrix)
-    known = None if gpu is None else gpu_named(gpu)
-    if known is None and (domains or pcie):
-        known = _guess(matrix, domains)
-        assumed = (
-            f"{known.name} ({float(known.rate(rates)):g} GB/s each way per NVLink) from the link counts"
-            if domains
-            else f"the PCIe of a {known.name} ({float(slot_rate(known, rates)):.4g} GB/s each way)"
-        )
-        _log.warning(
-            "%s: nvidia-smi does not say which GPUs these are; assuming %s; gpu= or --gpu says otherwise",
-            place,
-            assumed,
-        )
+    cards = _identified(matrix, domains, text, place, gpu, rates)
+    notes = [*matrix.notes, *cards.notes]
     links: list[Link] = []
     switches: list[str] = []
-    if known is not None:
-        for domain in domains:
-            if _most_direct(matrix, domain) <= known.links:
-                links += _direct_links(matrix, domain, known, rates)
-            else:
-                hub = count + len(switches)
-                links += _switched_links(matrix, domain, known, rates, hub)
-                switches.append(f"nvswitch{len(switches)}")
-        if len(switches) == 1:
-            switches = ["nvswitch"]
-    if pcie and known is not None:
-        rate = slot_rate(known, rates)
-        first = count + len(switches)
-        more, names = pcie_tree(
-            matrix.gpus, matrix.nics, matrix.cells, rate, first=first, between_sockets=between_sockets
+    for domain in domains:
+        if all(_direct_count(matrix, here) <= cards.links[here] for here in domain):
+            links += _direct_links(matrix, domain, cards)
+        else:
+            hub = count + len(switches)
+            links += _switched_links(matrix, domain, cards, hub)
+            switches.append(f"nvswitch{len(switches)}")
+    if len(switches) == 1:
+        switches = ["nvswitch"]
+    if pcie or not links:
+        if not pcie:
+            notes.append("shows no NVLinks: its PCIe paths are the links; --pcie says so")
+        tree = pcie_tree(
+            matrix.gpus,
+            matrix.nics,
+            matrix.cells,
+            [_slot(kind, rates) for kind in cards.kinds],
+            between=BETWEEN_SOCKETS if between is None else between,
+            together=matrix.together,
+            first=count + len(switches),
         )
-        links += more
-        switches += names
-    if not links:
-        raise TopologyError("shows no NVLinks; pcie=True (--pcie) takes the PCIe paths as links")
-    topology = with_obvious_symmetries(Topology.build("nvidia-smi", count, links, switches))
-    kind = None if known is None else known.name
-    return Machine(topology, (kind,) * count, devices=matrix.gpus, hosts=(0,) * count)
+        notes += cards.assumed_slot
+        links += tree.links
+        switches += tree.names
+        near = tree.near
+    else:
+        near = {nic: _nearest_gpus(matrix, nic) for nic in matrix.nics}
+    return Machine(
+        with_obvious_symmetries(Topology.build("nvidia-smi", count, links, switches)),
+        gpus=tuple(None if kind is None else kind.name for kind in cards.kinds),
+        devices=matrix.gpus,
+        hosts=(0,) * count,
+        nics=tuple(Nic(matrix.called.get(nic, nic), None, near[nic]) for nic in matrix.nics),
+        notes=tuple(notes),
+    )
+
+
+def _nearest_gpus(matrix: Matrix, nic: str) -> tuple[Vertex, ...]:
+    ways = [LEVELS.index(matrix.cells[gpu, nic]) for gpu in matrix.gpus]
+    return tuple(vertex for vertex, way in enumerate(ways) if way == min(ways))
+
+
+# --- what the GPUs are --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Cards:
+    """What each GPU is taken for, by its number.
+
+    Attributes:
+        kinds: None where nothing tells, which can only be without NVLinks.
+        links: how many NVLinks it has.
+        rates: GB/s each way per NVLink.
+        notes: what was assumed of them.
+        assumed_slot: what was assumed of their PCIe slots, which matters where PCIe is read only.
+    """
+
+    kinds: tuple[Gpu | None, ...]
+    links: tuple[int, ...]
+    rates: tuple[Fraction, ...]
+    notes: tuple[str, ...] = ()
+    assumed_slot: tuple[str, ...] = ()
+
+
+def _identified(
+    matrix: Matrix, domains: Sequence[Sequence[int]], text: str, place: str, gpu: str | None, rates: Rates
+) -> _Cards:
+    lines = lines_of(text)
+    numbers = [int(name[3:]) for name in matrix.gpus]
+    stated = {} if rates is Rates.NCCL else nvlink_status(lines)
+    shown = [stated.get(number) for number in numbers]
+    named = named_gpus(lines, NVIDIA)
+    notes: tuple[str, ...] = ()
+    kinds: tuple[Gpu | None, ...]
+    if gpu is not None:
+        kinds = (gpu_named(gpu),) * len(numbers)
+    elif all(number in named.by_index for number in numbers):
+        kinds = tuple(named.by_index[number] for number in numbers)
+    else:
+        kind, why = _assumed(matrix, domains, named, place, max(shown, key=_or_0))
+        kinds = (kind,) * len(numbers)
+        if kind is not None:
+            rate = "" if not domains else f" ({float(kind.rate(rates)):g} GB/s each way per NVLink)"
+            notes = (
+                f"does not say which GPUs these are: {kind.name}{rate} assumed, from {why}; --gpu states it",
+            )
+    known = [GPUS["v100"] if kind is None else kind for kind in kinds]
+    speeds = [kind.rate(rates) if seen is None else seen for kind, seen in zip(known, shown, strict=True)]
+    if domains and any(speed != kind.rate(rates) for speed, kind in zip(speeds, known, strict=True)):
+        said = ", ".join(f"{float(speed):g}" for speed in sorted(set(speeds)))
+        notes = (*notes, f"GB/s per NVLink are those of its nvlink status, {said}")
+    slot = (
+        f"does not say which GPUs these are: PCIe 3.0 with 16 lanes assumed "
+        f"({float(_slot(None, rates)):.4g} GB/s each way); --gpu states it"
+    )
+    return _Cards(
+        kinds,
+        tuple(kind.links for kind in known),
+        tuple(speeds),
+        notes,
+        assumed_slot=(slot,) if None in kinds else (),
+    )
+
+
+def _or_0(rate: Fraction | None) -> Fraction:
+    return Fraction(0) if rate is None else rate
+
+
+def _slot(kind: Gpu | None, rates: Rates) -> Fraction:
+    """GB/s each way of the PCIe slot; generation 3 with 16 lanes where it is unknown, as in NCCL."""
+    return pcie_rate(Fraction(8), 16, rates) if kind is None else slot_rate(kind, rates)
+
+
+def _assumed(
+    matrix: Matrix, domains: Sequence[Sequence[int]], named: Named, place: str, rate: Fraction | None
+) -> tuple[Gpu | None, str]:
+    """What the GPUs are taken for where not every one is named, and why."""
+    in_place = product(place.rpartition("/")[2])
+    hints = {
+        **({} if in_place is None else {in_place.name: "the name of the file"}),
+        **{name: f"the name in line {line}" for name, line in named.anywhere.items()},
+        **{kind.name: "what some are called" for kind in named.by_index.values()},
+    }
+    for group in (
+        named.by_index.values(),
+        map(GPUS.__getitem__, named.anywhere),
+        [in_place] if in_place else [],
+    ):
+        fitting = {kind.name: kind for kind in group if _fits(kind, matrix, domains)}
+        if len(fitting) == 1:
+            ((name, kind),) = fitting.items()
+            return kind, hints[name]
+    if not domains:
+        return None, ""
+    kind = _guess(matrix, domains)
+    if rate is not None:
+        near = [gpu for gpu in GPUS.values() if gpu.link and abs(gpu.link - rate) * 10 <= gpu.link]
+        alike = [gpu for gpu in near if gpu.vendor == NVIDIA and _fits(gpu, matrix, domains)]
+        if alike and kind not in alike:
+            return min(alike, key=lambda gpu: gpu.links), f"{float(rate):g} GB/s per NVLink"
+    grace = _grace(matrix)
+    if kind.links == MOST_LINKS and grace is not None:
+        return grace, "72 cores a CPU, as Grace has, and the link counts"
+    others = {
+        gpu.link: gpu.name
+        for gpu in reversed(GPUS.values())
+        if gpu.vendor == NVIDIA and gpu.links == kind.links
+    }
+    others.pop(kind.link, None)
+    same = ", ".join(f"{name} at {float(link):g}" for link, name in others.items())
+    return kind, f"the link counts (the same as {same})" if same else "the link counts"
+
+
+def _fits(gpu: Gpu, matrix: Matrix, domains: Sequence[Sequence[int]]) -> bool:
+    """Whether a GPU has as many NVLinks as each one here shows at least."""
+    return gpu.links >= max(
+        (count for domain in domains for count in _own_links(matrix, domain).values()), default=0
+    )
+
+
+def _grace(matrix: Matrix) -> Gpu | None:
+    """The superchip whose CPUs these are: 72 cores each, one GPU (GH200) or two (GB200) at a CPU."""
+    cores = [matrix.cores.get(name, ()) for name in matrix.gpus]
+    if any(len(spans) != 1 or spans[0][0] % 72 or spans[0][1] - spans[0][0] != 71 for spans in cores):
+        return None
+    return GPUS["gh200" if len(set(cores)) == len(cores) else "gb200"]
+
+
+def _guess(matrix: Matrix, domains: Sequence[Sequence[int]]) -> Gpu:
+    """The generation that has as many NVLinks as some GPU here shows.
+
+    Up to 18 links (the most any GPU has) pairs count as linked directly, above as joined by a switch. Then
+    6 links are a V100's, 8 an A800's, 12 an A100's, 18 an H100's. Eight GPUs with four single links each are
+    the P100 box, and two GPUs that share four are workstation cards (A6000).
+    """
+    needed = 0
+    for domain in domains:
+        direct = _most_direct(matrix, domain)
+        needed = max(needed, direct if direct <= MOST_LINKS else max(_own_links(matrix, domain).values()))
+    if needed > MOST_LINKS:
+        raise TopologyError(
+            f"shows a GPU with {needed} NVLinks, must be at most {MOST_LINKS}; gpu= must say which it is"
+        )
+    counts = [matrix.nvlinks(first, second) for first, second in combinations(range(len(matrix.gpus)), 2)]
+    linked = {count for count in counts if count}
+    if needed == 4 and linked == {1} and len(matrix.gpus) == 8:
+        return GPUS["p100"]
+    if needed == 4 and linked == {4}:
+        return GPUS["a6000"]
+    return next(GPUS[name] for name in ("v100", "a800", "a100", "h100") if needed <= GPUS[name].links)
+
+
+# --- NVLinks ------------------------------------------------------------------------------------------
 
 
 def _domains(matrix: Matrix) -> list[tuple[int, ...]]:
@@ -153,9 +298,13 @@ def _domains(matrix: Matrix) -> list[tuple[int, ...]]:
     return domains
 
 
+def _direct_count(matrix: Matrix, here: int) -> int:
+    """NVLinks that a GPU needs when each NV# is links of that pair alone."""
+    return sum(matrix.nvlinks(here, other) for other in range(len(matrix.gpus)) if other != here)
+
+
 def _most_direct(matrix: Matrix, domain: Sequence[int]) -> int:
-    """NVLinks that the busiest GPU needs when each NV# is links of that pair alone."""
-    return max(sum(matrix.nvlinks(here, other) for other in domain if other != here) for here in domain)
+    return max(_direct_count(matrix, here) for here in domain)
 
 
 def _own_links(matrix: Matrix, domain: Sequence[int]) -> dict[int, int]:
@@ -163,186 +312,36 @@ def _own_links(matrix: Matrix, domain: Sequence[int]) -> dict[int, int]:
     return {here: max(matrix.nvlinks(here, other) for other in domain if other != here) for here in domain}
 
 
-def _guess(matrix: Matrix, domains: Iterable[Sequence[int]]) -> Gpu:
-    """The generation that has as many NVLinks as some GPU here shows.
-
-    Up to 18 links (the most any GPU has) pairs count as linked directly, above as joined by a switch. Then
-    6 links are a V100's, 8 an A800's, 12 an A100's, 18 an H100's. Eight GPUs with four single links each are
-    the P100 box, and two GPUs that share four are workstation cards (A6000).
-    """
-    needed = 0
-    for domain in domains:
-        direct = _most_direct(matrix, domain)
-        needed = max(needed, direct if direct <= 18 else max(_own_links(matrix, domain).values()))
-    if needed > 18:
-        raise TopologyError(
-            f"shows a GPU with {needed} NVLinks, must be at most 18; gpu= must say which it is"
-        )
-    counts = [matrix.nvlinks(first, second) for first, second in combinations(range(len(matrix.gpus)), 2)]
-    linked = {count for count in counts if count}
-    if needed == 4 and linked == {1} and len(matrix.gpus) == 8:
-        return GPUS["p100"]
-    if needed == 4 and linked == {4}:
-        return GPUS["a6000"]
-    return next(GPUS[name] for name in ("v100", "a800", "a100", "h100") if needed <= GPUS[name].links)
-
-
-def _direct_links(matrix: Matrix, domain: Sequence[int], gpu: Gpu, rates: Rates) -> list[Link]:
+def _direct_links(matrix: Matrix, domain: Sequence[int], cards: _Cards) -> list[Link]:
     return [
         link
         for first, second in combinations(domain, 2)
         if matrix.nvlinks(first, second)
-        for link in cable(first, second, matrix.nvlinks(first, second) * gpu.rate(rates), NVLINK_LATENCY_US)
+        for link in cable(
+            first,
+            second,
+            matrix.nvlinks(first, second) * min(cards.rates[first], cards.rates[second]),
+            NVLINK_LATENCY_US,
+        )
     ]
 
 
-def _switched_links(matrix: Matrix, domain: Sequence[int], gpu: Gpu, rates: Rates, hub: int) -> list[Link]:
+def _switched_links(matrix: Matrix, domain: Sequence[int], cards: _Cards, hub: int) -> list[Link]:
     own = _own_links(matrix, domain)
+    most = max(domain, key=lambda here: own[here] - cards.links[here])
+    kind = cards.kinds[most]
+    name = "GPUs unknown here" if kind is None else kind.name
     for first, second in combinations(domain, 2):
         if matrix.nvlinks(first, second) != min(own[first], own[second]):
             direct = _most_direct(matrix, domain)
             raise TopologyError(
                 f"{matrix.gpus[first]} to {matrix.gpus[second]}: these NVLinks fit neither direct links "
-                f"({direct} at one GPU; {gpu.name} has {gpu.links}) nor an NVSwitch (all pairs alike)"
+                f"({direct} at one GPU; {name} has {cards.links[most]}) nor an NVSwitch (all pairs alike)"
             )
-    most = max(own.values())
-    if most > gpu.links:
-        raise TopologyError(f"shows NV{most}, must be at most NV{gpu.links} for {gpu.name}")
+    if own[most] > cards.links[most]:
+        raise TopologyError(f"shows NV{own[most]}, must be at most NV{cards.links[most]} for {name}")
     return [
         link
         for here, count in own.items()
-        for link in cable(here, hub, count * gpu.rate(rates), NVSWITCH_HOP_US)
+        for link in cable(here, hub, count * cards.rates[here], NVSWITCH_HOP_US)
     ]
-
-
-# --- the text -----------------------------------------------------------------------------------------
-
-
-def _read(text: str) -> Matrix:
-    lines = [(number, _ANSI.sub("", line).split()) for number, line in enumerate(text.splitlines(), 1)]
-    columns: list[str] | None = None
-    known: set[str] = set()
-    rows: dict[str, tuple[int, list[str]]] = {}
-    for number, words in lines:
-        if not words:
-            continue
-        if columns is None:
-            columns = _columns(words)
-            known = set(columns or ())
-        elif words[0] in known:
-            if words[0] in rows:
-                raise TopologyError(f"line {number}: {words[0]} must have one row, got another")
-            rows[words[0]] = (number, words[1:])
-            if len(rows) == len(columns):
-                break
-    if columns is None:
-        raise TopologyError("must hold the matrix of nvidia-smi topo -m, got no line that begins with GPU0")
-    if len(set(columns)) < len(columns):
-        raise TopologyError("columns must have different names, got one twice")
-    gpus = tuple(name for name in columns if _GPU.fullmatch(name))
-    nics = tuple(name for name in columns if not _GPU.fullmatch(name))
-    cells: dict[tuple[str, str], str] = {}
-    for name in columns:
-        if name in rows:
-            cells.update(_cells(name, columns, *rows[name]))
-        elif name in gpus:
-            raise TopologyError(f"row {name} is missing")
-    _check_both_ways(gpus, cells)
-    return Matrix(gpus, nics, cells)
-
-
-def _columns(words: Sequence[str]) -> list[str] | None:
-    """The devices of a header line, which begins with a GPU and holds no cell; None for other lines."""
-    if not _GPU.fullmatch(words[0]) or any(_CELL.fullmatch(word) for word in words):
-        return None
-    # What follows the devices: "CPU Affinity", "NUMA Affinity", "GPU NUMA ID".
-    end = next((index for index, word in enumerate(words) if word in {"CPU", "NUMA", "GPU"}), len(words))
-    return list(words[:end])
-
-
-def _cells(
-    name: str, columns: Sequence[str], number: int, words: Sequence[str]
-) -> dict[tuple[str, str], str]:
-    if len(words) < len(columns):
-        raise TopologyError(f"line {number}: {name} must have {len(columns)} entries, got {len(words)}")
-    cells = {}
-    for other, word in zip(columns, words, strict=False):
-        if not _CELL.fullmatch(word) or (word == "X") != (other == name) or word == "NV0":
-            rule = "must be X" if other == name else f"must be NV# or one of {', '.join(LEVELS)}"
-            raise TopologyError(f"line {number}: {name} to {other}: {rule}, got {shorten(word)}")
-        if other != name:
-            cells[name, other] = "SYS" if word == "SOC" else word
-    return cells
-
-
-def _check_both_ways(gpus: Sequence[str], cells: dict[tuple[str, str], str]) -> None:
-    for first, second in combinations(gpus, 2):
-        there, back = cells[first, second], cells[second, first]
-        if there != back:
-            raise TopologyError(f"{first} to {second} shows {there}, must be alike back, got {back}")
-
-
-def pcie_tree(
-    gpus: Sequence[str],
-    nics: Sequence[str],
-    cells: Mapping[tuple[str, str], str],
-    rate: Fraction,
-    *,
-    first: Vertex,
-    between_sockets: Fraction = BETWEEN_SOCKETS,
-) -> tuple[list[Link], list[str]]:
-    """Links and names of the switches of the tree over the GPUs; its switches are `first` and on.
-
-    NICs only help to find it: two GPUs near one NIC are near each other. Where NVLinks hide the path of a
-    pair and no NIC tells it, the pair counts as far apart (SYS).
-
-    Args:
-        gpus: names of the GPUs; the vertex of each is its place here.
-        nics: names of the other devices.
-        cells: the connection of each ordered pair of devices.
-        rate: GB/s each way of one PCIe link; links up to the host get no more than the way between sockets.
-        first: the number of the first switch.
-        between_sockets: GB/s each way between two sockets.
-    """
-    devices = [*gpus, *nics]
-    group = {device: device for device in devices}
-    members = {device: [device] for device in devices}
-    # What stands for a group in the tree so far: the GPU, the switch above, or nothing (NICs only).
-    top: dict[str, Vertex | None] = {
-        device: index if index < len(gpus) else None for index, device in enumerate(devices)
-    }
-    links: list[Link] = []
-    names: list[str] = []
-    for level, word in LEVELS.items():
-        pairs = [pair for pair, cell in cells.items() if cell == level]
-        if level == "SYS":
-            pairs += [(gpus[0], gpu) for gpu in gpus[1:]]
-        children: dict[str, list[Vertex]] = {}
-        for one, other in pairs:
-            kept, gone = group[one], group[other]
-            if kept == gone:
-                continue
-            if len(members[kept]) < len(members[gone]):
-                kept, gone = gone, kept
-            under = [children.pop(side, _listed(top[side])) for side in (kept, gone)]
-            children[kept] = [*under[0], *under[1]]
-            for device in members[gone]:
-                group[device] = kept
-            members[kept] += members.pop(gone)
-        counted = 0
-        for kept, vertices in children.items():
-            if len(vertices) < 2:
-                top[kept] = vertices[0] if vertices else None
-                continue
-            switch = first + len(names)
-            names.append(f"{word}{counted}")
-            counted += 1
-            offered = min(rate, between_sockets) if level == "SYS" else rate
-            for vertex in sorted(vertices):
-                links += cable(vertex, switch, offered, PCIE_HOP_US)
-            top[kept] = switch
-    return links, names
-
-
-def _listed(vertex: Vertex | None) -> list[Vertex]:
-    return [] if vertex is None else [vertex]

@@ -1,0 +1,127 @@
+"""Text of terminals as it is pasted: without colours and frames, and what it names besides its tables.
+
+`nvidia_smi` and `rocm_smi` read the tables; which GPUs these are often stands nearby only, in the lines of
+`nvidia-smi -L`, `nvidia-smi nvlink -s`, `rocm-smi --showproductname`, or in the name of the host.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from arborcast.topologies.gpus import GPUS, Gpu
+
+_INVISIBLE = re.compile(
+    "\x1b\\[[0-9;?]*[A-Za-z]|\x1b\\][^\x07\x1b]*\x07?|[\u200b-\u200f\u2060\ufeff\x00-\x08\x0b-\x1f]"
+)
+_FRAME = str.maketrans(dict.fromkeys("|│┃║*`", " "))
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines without colours, frames of tables, marks of markdown and characters of no width."""
+    return [_INVISIBLE.sub("", line).translate(_FRAME) for line in text.replace("\r\n", "\n").split("\n")]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Which GPUs a text names.
+
+    Attributes:
+        by_index: those of lines such as "GPU 3: NVIDIA H100 80GB HBM3 (UUID: ...)", by their numbers.
+        anywhere: all others, with the first line (from 1) that names each.
+    """
+
+    by_index: Mapping[int, Gpu] = field(default_factory=dict)
+    anywhere: Mapping[str, int] = field(default_factory=dict)
+
+
+# Products whose marketing name holds no name of the table, as "alike" in the table's sources.
+_ALIKE = {
+    "l40": "l40s",
+    "rtx 6000 ada": "l40s",
+    "a10g": "a10",
+    "a5000": "a6000",
+    "a4500": "a6000",
+    "quadro rtx 8000": "rtx2080ti",
+    "quadro rtx 6000": "rtx2080ti",
+}
+
+
+def _spelled(name: str) -> str:
+    """A pattern for a product's name, letters and digits of it possibly apart: rtx3090 is RTX 3090."""
+    parts = re.findall(r"[a-z]{2,}|[a-z]?[0-9]+[a-z]*|[a-z]+", name)
+    maker = "(?:nvidia|tesla) " if len(name) < 3 else ""
+    return maker + "[ _-]?".join(parts)
+
+
+_END = "(?=pcie|sxm|nvl|x[0-9]|[^a-z0-9]|$)(?P<form>.{0,24})"
+
+
+def _patterns() -> list[tuple[re.Pattern[str], str]]:
+    found: dict[str, str] = dict(_ALIKE)
+    for name in GPUS:
+        found.setdefault(name.partition("-")[0], name.partition("-")[0])
+    return [
+        # "8xRTX4090" and "h100x6" are several of them; a maker must stand before L4 and T4
+        (re.compile(rf"(?<![a-z0-9])(?:[0-9]{{1,2}} ?x ?)?{_spelled(name)}{_END}"), gpu)
+        for name, gpu in found.items()
+        if gpu in GPUS
+    ]
+
+
+_PATTERNS = _patterns()
+
+
+def product(line: str) -> Gpu | None:
+    """The GPU that a line names: of two names the longer one, PCIe and NVL cards apart where that matters."""
+    found: list[tuple[int, Gpu]] = []
+    for pattern, name in _PATTERNS:
+        match = pattern.search(line.lower())
+        if match is None:
+            continue
+        forms = re.findall("pcie|nvl", match["form"])
+        known = [GPUS[f"{name}-{form}"] for form in forms if f"{name}-{form}" in GPUS]
+        found.append((match.start("form") - match.start(), known[0] if known else GPUS[name]))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+_INDEXED = re.compile(r"^\W*GPU ?\[?([0-9]{1,3})\]?\s*:(.*)$")
+
+
+def named_gpus(lines: Iterable[str], vendor: str) -> Named:
+    """The GPUs of this vendor that the lines name."""
+    by_index: dict[int, Gpu] = {}
+    anywhere: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        gpu = product(line) if len(line) < 1000 else None
+        if gpu is None or gpu.vendor != vendor:
+            continue
+        indexed = _INDEXED.match(line)
+        if indexed:
+            by_index.setdefault(int(indexed[1]), gpu)
+        else:
+            anywhere.setdefault(gpu.name, number)
+    return Named(by_index, anywhere)
+
+
+_LINK = re.compile(r"^\s*Link\s+[0-9]+\s*:\s*([0-9]{1,4}(?:\.[0-9]{1,6})?)\s*GB/s")
+
+
+def nvlink_status(lines: Iterable[str]) -> dict[int, Fraction]:
+    """GB/s each way per NVLink, by the number of the GPU, out of `nvidia-smi nvlink -s`.
+
+    Links that are inactive count for nothing here (the matrix says how many work); of different rates at
+    one GPU the least counts.
+    """
+    rates: dict[int, Fraction] = {}
+    current: int | None = None
+    for line in lines:
+        indexed = _INDEXED.match(line)
+        link = _LINK.match(line)
+        if indexed:
+            current = int(indexed[1])
+        elif link and current is not None and Fraction(link[1]):
+            rates[current] = min(rates.get(current, Fraction(link[1])), Fraction(link[1]))
+    return rates

@@ -1,0 +1,173 @@
+"""How near devices are over PCIe, to a tree of switches and CPUs.
+
+The tools of vendors show words for each pair: one switch (PIX), several (PXB), one host bridge (PHB), one
+NUMA node (NODE), farther (SYS). The tree has a switch for each of the first two, as far as several GPUs are
+under it, and a CPU for each NUMA node; CPUs are joined pairwise, as NCCL has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.topology import Link, Vertex
+from arborcast.topologies.builders import cable
+from arborcast.topologies.rates import PCIE_HOP_US
+
+LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""The ways over PCIe from near to far."""
+
+MAX_SOCKETS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The tree over the GPUs.
+
+    Attributes:
+        links: of the tree; GPU i is vertex i.
+        names: of its switches and CPUs.
+        near: the vertices that each NIC hangs on.
+    """
+
+    links: list[Link]
+    names: list[str]
+    near: dict[str, tuple[Vertex, ...]]
+
+
+def pcie_tree(
+    gpus: Sequence[str],
+    nics: Sequence[str],
+    cells: Mapping[tuple[str, str], str],
+    slots: Sequence[Fraction],
+    *,
+    between: Fraction,
+    together: Callable[[str, str], bool | None],
+    first: Vertex,
+) -> Tree:
+    """The tree that the words for pairs of devices describe.
+
+    Where NVLinks hide the path of two GPUs, NICs that are near to both tell it, then `together`; where that
+    knows nothing either, the two count as near unless something near to them is far from the other.
+
+    Args:
+        gpus: names of the GPUs.
+        nics: names of the other devices.
+        cells: the word of each ordered pair of devices; anything else than a level is hidden.
+        slots: GB/s each way of the PCIe slot of each GPU; a switch has one like its fastest GPU.
+        between: GB/s each way between two CPUs.
+        together: whether two GPUs are at one NUMA node; None where that is not known.
+        first: the number of the first vertex of the tree.
+
+    Raises:
+        TopologyError: more CPUs than `MAX_SOCKETS`.
+    """
+    growing = _Growing(gpus, nics, cells, slots, first)
+    for level, name in (("PIX", "pcie"), ("PXB", "bridges")):
+        growing.merge_all([level])
+        growing.add_where_several(name)
+        growing.place_nics()
+    growing.merge_all(["PHB", "NODE"])
+    growing.merge_hidden(together)
+    sockets = growing.distinct()
+    if len(sockets) > MAX_SOCKETS:
+        raise TopologyError(f"must have at most {MAX_SOCKETS} NUMA nodes with GPUs, got {len(sockets)}")
+    for group in sockets:
+        if len(sockets) > 1 or len(group.tops) > 1:
+            growing.add(group, "cpu")
+    growing.place_nics()
+    tops = [group.tops[0] for group in sockets]
+    joined = [link for pair in combinations(tops, 2) for link in cable(*pair, between, PCIE_HOP_US)]
+    near = {nic: growing.near.get(nic, tuple(tops)) for nic in nics}
+    return Tree(growing.links + joined, growing.names, near)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Devices that are near each other, and the top vertices of what joins the GPUs among them."""
+
+    devices: list[str]
+    tops: list[Vertex]
+
+
+class _Growing:
+    """A tree that grows upwards: groups of devices merge, and get a vertex above those that they had."""
+
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        nics: Sequence[str],
+        cells: Mapping[tuple[str, str], str],
+        slots: Sequence[Fraction],
+        first: Vertex,
+    ) -> None:
+        self.gpus, self.nics, self.cells, self.first = gpus, nics, cells, first
+        self.groups = {nic: _Group([nic], []) for nic in nics}
+        self.groups.update((gpu, _Group([gpu], [vertex])) for vertex, gpu in enumerate(gpus))
+        self.speed = dict(enumerate(slots))
+        self.pairs: dict[str, list[tuple[str, str]]] = {}
+        for pair, cell in cells.items():
+            self.pairs.setdefault(cell, []).append(pair)
+        self.links: list[Link] = []
+        self.names: list[str] = []
+        self.near: dict[str, tuple[Vertex, ...]] = {}
+
+    def merge(self, one: str, other: str) -> None:
+        kept, gone = self.groups[one], self.groups[other]
+        if kept is gone:
+            return
+        if len(kept.devices) < len(gone.devices):
+            kept, gone = gone, kept
+        kept.devices += gone.devices
+        kept.tops += gone.tops
+        self.groups.update(dict.fromkeys(gone.devices, kept))
+
+    def merge_all(self, levels: Sequence[str]) -> None:
+        for level in levels:
+            for one, other in self.pairs.get(level, ()):
+                self.merge(one, other)
+
+    def merge_hidden(self, together: Callable[[str, str], bool | None]) -> None:
+        """Merge the GPUs whose way is hidden, by what is known otherwise; first what is sure."""
+        hidden = [pair for pair in combinations(self.gpus, 2) if self.cells.get(pair) not in LEVELS]
+        known = {pair: together(*pair) for pair in hidden}
+        for pair, near in known.items():
+            if near:
+                self.merge(*pair)
+        for pair, near in known.items():
+            if near is None and not self._far(*pair):
+                self.merge(*pair)
+
+    def _far(self, one: str, other: str) -> bool:
+        here, there = self.groups[one], self.groups[other]
+        return here is not there and any(
+            self.cells.get((a, b)) == "SYS" for a in here.devices for b in there.devices
+        )
+
+    def distinct(self) -> list[_Group]:
+        """The groups with GPUs, by the first GPU of each."""
+        return list({id(self.groups[gpu]): self.groups[gpu] for gpu in self.gpus}.values())
+
+    def add(self, group: _Group, name: str) -> None:
+        """Put a vertex above a group, with a link as fast as the slot from each that was on top."""
+        vertex = self.first + len(self.names)
+        self.names.append(f"{name}{sum(known.startswith(name) for known in self.names)}")
+        for top in sorted(group.tops):
+            self.links += cable(top, vertex, self.speed[top], PCIE_HOP_US)
+        self.speed[vertex] = max(self.speed[top] for top in group.tops)
+        group.tops = [vertex]
+
+    def add_where_several(self, name: str) -> None:
+        for group in self.distinct():
+            if len(group.tops) > 1:
+                self.add(group, name)
+
+    def place_nics(self) -> None:
+        """Hang NICs that now are in a group with GPUs on what is on top of it."""
+        for nic in self.nics:
+            tops = self.groups[nic].tops
+            if nic not in self.near and tops:
+                self.near[nic] = tuple(tops)
