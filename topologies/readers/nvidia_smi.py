@@ -17,17 +17,22 @@ from itertools import combinations
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.topology import Link, Topology, Vertex
 from arborcast.topologies.builders import cable, with_obvious_symmetries
-from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, gpu_named, slot_rate
+from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, gpu_named
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import (
     BETWEEN_SOCKETS,
     NVLINK_LATENCY_US,
     NVSWITCH_HOP_US,
     Rates,
-    pcie_rate,
 )
-from arborcast.topologies.readers.pasted import Named, lines_of, named_gpus, nvlink_status, product
-from arborcast.topologies.readers.pcie_paths import LEVELS, pcie_tree
+from arborcast.topologies.readers.pasted import (
+    Named,
+    assumed_from_names,
+    lines_of,
+    named_gpus,
+    nvlink_status,
+)
+from arborcast.topologies.readers.pcie_paths import LEVELS, assumed_slot, pcie_tree, slot_of
 from arborcast.topologies.readers.topo_matrix import Matrix, read_matrix
 
 MOST_LINKS = 18
@@ -100,12 +105,13 @@ def _machine(
             matrix.gpus,
             matrix.nics,
             matrix.cells,
-            [_slot(kind, rates) for kind in cards.kinds],
+            [slot_of(kind, rates) for kind in cards.kinds],
             between=BETWEEN_SOCKETS if between is None else between,
             together=matrix.together,
             first=count + len(switches),
         )
-        notes += cards.assumed_slot
+        if None in cards.kinds:
+            notes.append(assumed_slot(rates))
         links += tree.links
         switches += tree.names
         near = tree.near
@@ -138,14 +144,12 @@ class _Cards:
         links: how many NVLinks it has.
         rates: GB/s each way per NVLink.
         notes: what was assumed of them.
-        assumed_slot: what was assumed of their PCIe slots, which matters where PCIe is read only.
     """
 
     kinds: tuple[Gpu | None, ...]
     links: tuple[int, ...]
     rates: tuple[Fraction, ...]
     notes: tuple[str, ...] = ()
-    assumed_slot: tuple[str, ...] = ()
 
 
 def _identified(
@@ -175,16 +179,11 @@ def _identified(
     if domains and any(speed != kind.rate(rates) for speed, kind in zip(speeds, known, strict=True)):
         said = ", ".join(f"{float(speed):g}" for speed in sorted(set(speeds)))
         notes = (*notes, f"GB/s per NVLink are those of its nvlink status, {said}")
-    slot = (
-        f"does not say which GPUs these are: PCIe 3.0 with 16 lanes assumed "
-        f"({float(_slot(None, rates)):.4g} GB/s each way); --gpu states it"
-    )
     return _Cards(
         kinds,
         tuple(kind.links for kind in known),
         tuple(speeds),
         notes,
-        assumed_slot=(slot,) if None in kinds else (),
     )
 
 
@@ -192,30 +191,13 @@ def _or_0(rate: Fraction | None) -> Fraction:
     return Fraction(0) if rate is None else rate
 
 
-def _slot(kind: Gpu | None, rates: Rates) -> Fraction:
-    """GB/s each way of the PCIe slot; generation 3 with 16 lanes where it is unknown, as in NCCL."""
-    return pcie_rate(Fraction(8), 16, rates) if kind is None else slot_rate(kind, rates)
-
-
 def _assumed(
     matrix: Matrix, domains: Sequence[Sequence[int]], named: Named, place: str, rate: Fraction | None
 ) -> tuple[Gpu | None, str]:
     """What the GPUs are taken for where not every one is named, and why."""
-    in_place = product(place.rpartition("/")[2])
-    hints = {
-        **({} if in_place is None else {in_place.name: "the name of the file"}),
-        **{name: f"the name in line {line}" for name, line in named.anywhere.items()},
-        **{kind.name: "what some are called" for kind in named.by_index.values()},
-    }
-    for group in (
-        named.by_index.values(),
-        map(GPUS.__getitem__, named.anywhere),
-        [in_place] if in_place else [],
-    ):
-        fitting = {kind.name: kind for kind in group if _fits(kind, matrix, domains)}
-        if len(fitting) == 1:
-            ((name, kind),) = fitting.items()
-            return kind, hints[name]
+    found = assumed_from_names(named, place, NVIDIA, lambda kind: _fits(kind, matrix, domains))
+    if found is not None:
+        return found
     if not domains:
         return None, ""
     kind = _guess(matrix, domains)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -104,6 +104,23 @@ def named_gpus(lines: Iterable[str], vendor: str) -> Named:
         else:
             anywhere.setdefault(gpu.name, number)
     return Named(by_index, anywhere)
+
+
+def assumed_from_names(
+    named: Named, place: str, vendor: str, fits: Callable[[Gpu], bool]
+) -> tuple[Gpu, str] | None:
+    """The one GPU that fits among those that some lines name, and where it stands; else by the file's name."""
+    by_file = product(place.rpartition("/")[2])
+    hints = (
+        {gpu.name: "what some of them are called" for gpu in named.by_index.values()},
+        {name: f"the name in line {line}" for name, line in named.anywhere.items()},
+        {by_file.name: "the name of the file"} if by_file is not None and by_file.vendor == vendor else {},
+    )
+    for group in hints:
+        fitting = [(GPUS[name], why) for name, why in group.items() if fits(GPUS[name])]
+        if len(fitting) == 1:
+            return fitting[0]
+    return None
 
 
 _LINK = re.compile(r"^\s*Link\s+[0-9]+\s*:\s*([0-9]{1,4}(?:\.[0-9]{1,6})?)\s*GB/s")

@@ -15,12 +15,27 @@ from itertools import combinations
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Vertex
 from arborcast.topologies.builders import cable
-from arborcast.topologies.rates import PCIE_HOP_US
+from arborcast.topologies.gpus import Gpu, slot_rate
+from arborcast.topologies.rates import PCIE_HOP_US, Rates, pcie_rate
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """The ways over PCIe from near to far."""
 
 MAX_SOCKETS = 64
+
+
+def slot_of(gpu: Gpu | None, rates: Rates) -> Fraction:
+    """GB/s each way of a GPU's PCIe slot; generation 3 with 16 lanes where it is unknown, as in NCCL."""
+    return pcie_rate(Fraction(8), 16, rates) if gpu is None else slot_rate(gpu, rates)
+
+
+def assumed_slot(rates: Rates) -> str:
+    """The note on what `slot_of` assumes of a GPU that is unknown."""
+    rate = float(slot_of(None, rates))
+    return (
+        f"does not say which GPUs these are: PCIe 3.0 with 16 lanes assumed ({rate:.4g} GB/s each way); "
+        "--gpu states it"
+    )
 
 
 @dataclass(frozen=True, slots=True)

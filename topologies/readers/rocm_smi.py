@@ -1,0 +1,271 @@
+"""What `rocm-smi --showtopo` and `amd-smi topology` print to a machine: text, JSON or CSV.
+
+Both print one table per property of the pairs of GPUs. *Link type* says XGMI or PCIE; *hops* is 1 for xGMI
+(however far), 2 for PCIe at one NUMA node, 3 across two; *weight* is 15 for each xGMI hop, so only 15 is a
+link of the pair's own; the *bandwidth* table (`rocm-smi --shownodesbw`, amd-smi's NUMA BW) holds MB/s of one
+link and of all links of a pair, 0-0 where it has none. The drivers' text on hops and weights is in
+ROCm/rocm-systems, projects/amdsmi/docs. Neither tool says which GPUs these are; where the file holds a name
+(`--showproductname`, `amd-smi static`) that is used, and what was assumed is noted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations
+
+from arborcast.synth.errors import InputError, TopologyError
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.topology import Link, Topology
+from arborcast.topologies.builders import cable, with_obvious_symmetries
+from arborcast.topologies.gpus import AMD, GPUS, Gpu, gpu_named, gpu_of_architecture
+from arborcast.topologies.machine import Machine
+from arborcast.topologies.rates import BETWEEN_SOCKETS, NVLINK_LATENCY_US, Rates
+from arborcast.topologies.readers.pasted import assumed_from_names, lines_of, named_gpus
+from arborcast.topologies.readers.pcie_paths import assumed_slot, pcie_tree, slot_of
+from arborcast.topologies.readers.rocm_tables import MAX_GPUS, Table, Tables, read_tables
+
+
+def parse_rocm_smi(
+    text: str,
+    place: str,
+    *,
+    gpu: str | None = None,
+    pcie: bool = False,
+    between_sockets: Fraction | None = None,
+    rates: Rates = Rates.DATASHEET,
+) -> Machine:
+    """The machine that the tables show; GPU i of the tables is rank i.
+
+    A pair has as many xGMI links as its bandwidths say. Without that table each pair of weight 15 has one,
+    which is refused for GPUs that have enough links for two a pair (MI250X) unless their boards are known.
+
+    Args:
+        text: the saved output, possibly with other text around it.
+        place: what errors begin with.
+        gpu: what the GPUs are (see `topologies.GPUS`); its rate per link then goes before the table's.
+        pcie: whether PCIe paths become links too; they do anyway, with a note, where there is no xGMI.
+        between_sockets: GB/s each way between two CPUs.
+        rates: the data sheet's GB/s per xGMI link, or RCCL's constant.
+
+    Raises:
+        TopologyError: tables missing or broken, or what they leave open.
+    """
+    try:
+        return _machine(read_tables(text), text, place, gpu, pcie, between_sockets, rates)
+    except InputError as error:
+        raise TopologyError(f"{place}: {error}") from error
+
+
+# --- what the tables mean -----------------------------------------------------------------------------
+
+
+def _machine(
+    tables: Tables, text: str, place: str, gpu: str | None, pcie: bool, between: Fraction | None, rates: Rates
+) -> Machine:
+    count = len(tables.names)
+    if not 2 <= count <= MAX_GPUS:
+        raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {count}")
+    kinds = _kinds(tables)
+    megabytes = _bandwidths(tables)
+    own = _own_pairs(tables, kinds, megabytes)
+    stated = None if gpu is None else gpu_named(gpu)
+    known, notes = stated, []
+    if known is None:
+        known, note = _assumed(tables, own, kinds, text, place, bool(megabytes), rates)
+        notes += [note] if note else []
+    if megabytes and stated is None and rates is Rates.DATASHEET:
+        speed = {pair: Fraction(most, 1000) for pair, (_, most) in megabytes.items() if pair in own}
+        each = ", ".join(sorted({f"{least / 1000:g}" for least, most in megabytes.values() if most}))
+        notes.append(
+            f"xGMI rates are those of its bandwidth table, {each} GB/s a link; --gpu states the GPU's"
+        )
+    elif own:
+        if known is None:
+            raise TopologyError("does not say which GPUs these are; --gpu must")
+        counts = _links_of_pairs(tables, own, megabytes, known)
+        speed = {pair: links * known.rate(rates) for pair, links in counts.items()}
+    links: list[Link] = []
+    for pair in own:
+        links += cable(*pair, speed[pair], NVLINK_LATENCY_US)
+    switches: list[str] = []
+    if pcie or not links:
+        if not pcie:
+            notes.append("shows no xGMI links: its PCIe paths are the links; --pcie says so")
+        if known is None:
+            notes.append(assumed_slot(rates))
+        tree = pcie_tree(
+            tables.names,
+            (),
+            _ways(tables, kinds),
+            [slot_of(known, rates)] * count,
+            between=BETWEEN_SOCKETS if between is None else between,
+            together=lambda one, other: _together(tables, one, other),
+            first=count,
+        )
+        links += tree.links
+        switches += tree.names
+    return Machine(
+        with_obvious_symmetries(Topology.build("rocm-smi", count, links, switches)),
+        gpus=(None if known is None else known.name,) * count,
+        devices=tables.names,
+        hosts=(0,) * count,
+        notes=tuple(notes),
+    )
+
+
+def _kinds(tables: Tables) -> Table:
+    """XGMI or PCIE for every pair: by the link types, else by hops, else xGMI where there is bandwidth."""
+    if tables.kind:
+        kinds = tables.kind
+    elif tables.hops:
+        kinds = {pair: "XGMI" if hops == "1" else "PCIE" for pair, hops in tables.hops.items()}
+    elif tables.bandwidth:
+        kinds = {pair: "PCIE" if word == "N/A" else "XGMI" for pair, word in tables.bandwidth.items()}
+    else:
+        raise TopologyError(
+            "must hold the link types (rocm-smi --showtopo, amd-smi topology), or hops or bandwidths"
+        )
+    for (one, other), kind in kinds.items():
+        if kind not in {"XGMI", "PCIE"}:
+            raise TopologyError(
+                f"{tables.pair(one, other)}: link type must be XGMI or PCIE, got {shorten(kind)}"
+            )
+    return kinds
+
+
+def _bandwidths(tables: Tables) -> dict[tuple[int, int], tuple[int, int]]:
+    """MB/s of one link and of all of each pair; empty where the driver filled in nothing."""
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for (one, other), word in tables.bandwidth.items():
+        least, _, most = ("0-0" if word == "N/A" else word).partition("-")
+        found[one, other] = int(least), int(most)
+        if found[one, other][0] > found[one, other][1]:
+            raise TopologyError(f"{tables.pair(one, other)}: bandwidths must be min-max, got {word}")
+    return found if any(most for _, most in found.values()) else {}
+
+
+def _own_pairs(
+    tables: Tables, kinds: Table, megabytes: Mapping[tuple[int, int], tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """The pairs, smaller number first, with xGMI links of their own rather than a way over other GPUs."""
+    pairs = [pair for pair in combinations(range(len(tables.names)), 2) if kinds[pair] == "XGMI"]
+    if megabytes:
+        return [pair for pair in pairs if megabytes[pair][1]]
+    if tables.weight:
+        return [pair for pair in pairs if _weight(tables, pair) < 2 * 15]
+    return pairs
+
+
+def _weight(tables: Tables, pair: tuple[int, int]) -> int:
+    word = tables.weight[pair]
+    if not word.isdecimal():
+        one, other = pair
+        raise TopologyError(f"{tables.pair(one, other)}: weight must be a number, got {shorten(word)}")
+    return int(word)
+
+
+def _neighbours(tables: Tables, own: Sequence[tuple[int, int]]) -> list[int]:
+    """To how many others each GPU has xGMI links of its own."""
+    return [sum(here in pair for pair in own) for here in range(len(tables.names))]
+
+
+def _assumed(
+    tables: Tables,
+    own: Sequence[tuple[int, int]],
+    kinds: Table,
+    text: str,
+    place: str,
+    has_rates: bool,
+    rates: Rates,
+) -> tuple[Gpu | None, str]:
+    """What the GPUs are taken for, and the note that says so ("" where the text names them)."""
+    lines = lines_of(text)
+    named = named_gpus(lines, AMD)
+    most = max(_neighbours(tables, own))
+    stated = {kind.name: kind for kind in named.by_index.values()}
+    if len(stated) == 1 and GPUS[min(stated)].links >= most:
+        return GPUS[min(stated)], ""
+    found = assumed_from_names(named, place, AMD, lambda kind: kind.links >= most)
+    if found is None:
+        found = _by_architecture(lines, most)
+    if found is None and (has_rates or not own):
+        return None, ""
+    kind, why = found or _guess(tables, own, kinds)
+    rate = f" ({float(kind.rate(rates)):g} GB/s each way per xGMI link)" if own else ""
+    return kind, f"does not say which GPUs these are: {kind.name}{rate} assumed, from {why}; --gpu states it"
+
+
+def _by_architecture(lines: Sequence[str], links: int) -> tuple[Gpu, str] | None:
+    """The GPU with so many links of the one architecture that the lines name, such as gfx942."""
+    names = {match[0].lower() for line in lines for match in re.finditer(r"gfx9[0-9a-f]{2}", line, re.I)}
+    kind = gpu_of_architecture(min(names), links=links) if len(names) == 1 else None
+    return None if kind is None or kind.links < links else (kind, min(names))
+
+
+def _guess(tables: Tables, own: Sequence[tuple[int, int]], kinds: Table) -> tuple[Gpu, str]:
+    """MI300X for one full mesh, MI210 for several with PCIe between them."""
+    xgmi = [pair for pair in combinations(range(len(tables.names)), 2) if kinds[pair] == "XGMI"]
+    if len(own) < len(xgmi):
+        far = next(pair for pair in xgmi if pair not in set(own))
+        raise TopologyError(f"{tables.pair(*far)} goes over other GPUs, as between MI250X; {_MISSING}")
+    several = len(xgmi) < len(kinds) // 2
+    kind = GPUS["mi210" if several else "mi300x"]
+    most = max(_neighbours(tables, own))
+    others = {gpu.link: gpu.name for gpu in GPUS.values() if gpu.vendor == AMD and gpu.links >= most}
+    others.pop(kind.link, None)
+    same = ", ".join(f"{name} at {float(link):g}" for link, name in others.items())
+    return kind, f"its {'meshes' if several else 'mesh'} (the same as {same})"
+
+
+_MISSING = (
+    "how many links join a pair is not shown, only the bandwidth table (rocm-smi --shownodesbw, "
+    "amd-smi topology) says it"
+)
+
+
+def _links_of_pairs(
+    tables: Tables,
+    own: Sequence[tuple[int, int]],
+    megabytes: Mapping[tuple[int, int], tuple[int, int]],
+    known: Gpu,
+) -> dict[tuple[int, int], int]:
+    """How many xGMI links join each pair."""
+    neighbours = _neighbours(tables, own)
+    counts: dict[tuple[int, int], int] = {}
+    for one, other in own:
+        if megabytes:
+            least, most = megabytes[one, other]
+            if not least or most % least:
+                rule = "bandwidths must be those of one link and of all"
+                raise TopologyError(f"{tables.pair(one, other)}: {rule}, got {least}-{most}")
+            counts[one, other] = most // least
+        else:
+            counts[one, other] = 1
+            if known.board != "mesh" and known.links >= 2 * max(neighbours[one], neighbours[other]):
+                raise TopologyError(
+                    f"{tables.pair(one, other)}: {known.name} has {known.links} links, and {_MISSING}"
+                )
+    for here, name in enumerate(tables.names):
+        used = sum(count for pair, count in counts.items() if here in pair)
+        if used > known.links:
+            raise TopologyError(
+                f"{name}: must have at most {known.links} xGMI links ({known.name}), got {used}"
+            )
+    return counts
+
+
+def _ways(tables: Tables, kinds: Table) -> dict[tuple[str, str], str]:
+    """How near the pairs are over PCIe, as far as hops say it."""
+    words = {"2": "NODE", "3": "SYS"}
+    return {
+        (tables.names[one], tables.names[other]): words[tables.hops[one, other]]
+        for (one, other), kind in kinds.items()
+        if kind == "PCIE" and tables.hops.get((one, other)) in words
+    }
+
+
+def _together(tables: Tables, one: str, other: str) -> bool | None:
+    nodes = [tables.numa.get(tables.names.index(name)) for name in (one, other)]
+    return None if None in nodes else nodes[0] == nodes[1]

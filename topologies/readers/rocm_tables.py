@@ -1,0 +1,258 @@
+"""The tables of `rocm-smi --showtopo` and `amd-smi topology`, out of their text, JSON or CSV.
+
+Text may stand among other text; a table is a title, a header with the names of the GPUs, and a row for each.
+A table that is broken is refused, not left out: each may say what another one leaves open.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+from arborcast.synth.errors import TopologyError
+from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.reading import parse_json
+from arborcast.topologies.readers.pasted import lines_of
+
+MAX_GPUS = 64
+MAX_CHARACTERS = 4 << 20
+
+Table = dict[tuple[int, int], str]
+"""What a table says of ordered pairs of different GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What was printed; tables that were not are empty.
+
+    Attributes:
+        names: of the GPUs in order: GPU0 or a PCI address.
+        kind: link types.
+        hops: abstract distances.
+        weight: costs of the ways.
+        bandwidth: "min-max" in MB/s.
+        numa: the NUMA node of each GPU, where it is known.
+    """
+
+    names: tuple[str, ...]
+    kind: Table = field(default_factory=dict)
+    hops: Table = field(default_factory=dict)
+    weight: Table = field(default_factory=dict)
+    bandwidth: Table = field(default_factory=dict)
+    numa: Mapping[int, int] = field(default_factory=dict)
+
+    def pair(self, one: int, other: int) -> str:
+        """Two GPUs by their names, for messages."""
+        return f"{shorten(self.names[one])} to {shorten(self.names[other])}"
+
+
+def read_tables(text: str) -> Tables:
+    """The tables of the text, or of the JSON or CSV that it is.
+
+    Raises:
+        TopologyError: a table with rows missing, or not alike in both directions.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise TopologyError(
+            f"must be at most {MAX_CHARACTERS} characters, got {len(text)}; cut the tables out"
+        )
+    start = text.lstrip()[:1]
+    if start in {"{", "["}:
+        tables = _from_json(text)
+    elif _CSV.match(text.lstrip()):
+        tables = _from_csv(text)
+    else:
+        tables = _from_text(lines_of(text))
+    for title, table in (
+        ("link type", tables.kind),
+        ("hops", tables.hops),
+        ("weight", tables.weight),
+        ("bandwidth", tables.bandwidth),
+    ):
+        for (one, other), word in table.items():
+            if table[other, one] != word:
+                raise TopologyError(
+                    f"{title} of {tables.pair(one, other)} is {shorten(word)}, must be alike back, "
+                    f"got {shorten(table[other, one])}"
+                )
+    return tables
+
+
+_TITLES = {
+    re.compile(r"=+ *Link Type between two GPUs *=*|LINK TYPE TABLE:?"): "kind",
+    re.compile(r"=+ *Hops between two GPUs *=*|HOPS TABLE:?"): "hops",
+    re.compile(r"=+ *Weight between two GPUs *=*|WEIGHT TABLE:?"): "weight",
+    re.compile(r"=+ *(?:Numa b|B)andwidth(?: between two GPUs)? *=*|NUMA BW TABLE:?"): "bandwidth",
+}
+_OTHER_TITLE = re.compile(r"={3,}.*|[A-Z][A-Z -]* TABLE:?|Legend:?")
+_NAME = re.compile(r"GPU[0-9]{1,3}|(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]")
+_WORDS = {
+    "kind": re.compile(r"XGMI|PCIE|XXXX|N/A|UNKNOWN"),
+    "hops": re.compile(r"[0-9]{1,4}|N/A"),
+    "weight": re.compile(r"[0-9]{1,6}|N/A"),
+    "bandwidth": re.compile(r"[0-9]{1,9}-[0-9]{1,9}|N/A"),
+}
+_NUMA = re.compile(r"\W*GPU\[([0-9]{1,3})\]\s*:\s*\(Topology\) Numa Node:\s*([0-9]{1,4})\s*$")
+
+
+def _from_text(lines: Sequence[str]) -> Tables:
+    found: dict[str, tuple[tuple[str, ...], Table]] = {}
+    titles: list[tuple[int, str]] = []
+    for number, line in enumerate(lines):
+        title = line.strip()
+        known = next((name for pattern, name in _TITLES.items() if pattern.fullmatch(title)), None)
+        if known is not None or _OTHER_TITLE.fullmatch(title):
+            titles.append((number, known or ""))
+    for (start, section), (end, _) in zip(titles, [*titles[1:], (len(lines), "")], strict=False):
+        if section and section not in found:
+            table = _table(section, lines, start, end)
+            if table is not None:
+                found[section] = table
+    names = {names for names, _ in found.values()}
+    if len(names) > 1:
+        raise TopologyError("its tables must show the same GPUs, got others in another")
+    if not found:
+        raise TopologyError("must hold a table of rocm-smi --showtopo or amd-smi topology")
+    numa = {int(match[1]): int(match[2]) for match in map(_NUMA.match, lines) if match}
+    (gpus,) = names
+    by_place = {
+        place: numa[int(name[3:])]
+        for place, name in enumerate(gpus)
+        if name[3:].isdecimal() and int(name[3:]) in numa
+    }
+    return Tables(gpus, **{name: table for name, (_, table) in found.items()}, numa=by_place)
+
+
+def _table(section: str, lines: Sequence[str], start: int, end: int) -> tuple[tuple[str, ...], Table] | None:
+    """The GPUs and cells of the table under a title; None where there is no header."""
+    words = [(number, word) for number in range(start + 1, end) for word in lines[number].split()]
+    place = next((i for i, (_, word) in enumerate(words) if _NAME.fullmatch(word)), len(words))
+    names: list[str] = []
+    while place < len(words) and _NAME.fullmatch(words[place][1]) and words[place][1] not in names:
+        names.append(words[place][1])
+        place += 1
+    if not names:
+        return None
+    if len(names) > MAX_GPUS:
+        raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got more")
+    where = f"line {start + 1}: {lines[start].strip(' =:')}"
+    table: Table = {}
+    for row, name in enumerate(names):
+        if place >= len(words) or words[place][1] != name:
+            raise TopologyError(f"{where}: row {name} is missing")
+        cells = words[place + 1 : place + 1 + len(names)]
+        place += 1 + len(cells)
+        for column, other in enumerate(names):
+            line, word = cells[column] if column < len(cells) else (end, "nothing")
+            if column != row:
+                if not _WORDS[section].fullmatch(word):
+                    raise TopologyError(
+                        f"line {line + 1}: {name} to {other}: {section} cannot be {shorten(word)}"
+                    )
+                table[row, column] = word
+            elif word not in {"0", "SELF", "N/A", "X"}:
+                raise TopologyError(
+                    f"line {line + 1}: {name} to itself must be 0 or SELF, got {shorten(word)}"
+                )
+    if place < len(words) and _NAME.fullmatch(words[place][1]):
+        raise TopologyError(f"line {words[place][0] + 1}: row {shorten(words[place][1])} has no column")
+    return tuple(names), table
+
+
+_PAIR = re.compile(r"\(Topology\) (Link type|Hops|Weight) between DRM devices ([0-9]{1,3}) and ([0-9]{1,3})")
+
+
+def _from_json(text: str) -> Tables:
+    """rocm-smi's has each pair once, by numbers; amd-smi's a list of GPUs, each with its links."""
+    document = parse_json(text, "its JSON")
+    if isinstance(document, dict):
+        return _from_pairs(document)
+    if not isinstance(document, list) or not all(isinstance(gpu, dict) for gpu in document):
+        raise TopologyError("must be the JSON of rocm-smi --showtopo or amd-smi topology")
+    if len(document) > MAX_GPUS:
+        raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {len(document)}")
+    names = tuple(str(gpu.get("bdf", f"GPU{place}")) for place, gpu in enumerate(document))
+    if len(set(names)) < len(names):
+        raise TopologyError("GPUs must differ in bdf, got one twice")
+    columns = {"kind": "link_type", "hops": "num_hops", "weight": "weight", "bandwidth": "bandwidth"}
+    tables: dict[str, Table] = {name: {} for name in columns}
+    for row, gpu in enumerate(document):
+        links = gpu.get("links")
+        if (
+            not isinstance(links, list)
+            or len(links) != len(names)
+            or not all(isinstance(x, dict) for x in links)
+        ):
+            raise TopologyError(f"{shorten(names[row])}: links must be a list of {len(names)}")
+        for column, link in enumerate(links):
+            if link.get("bdf", names[column]) != names[column]:
+                raise TopologyError(f"{shorten(names[row])}: links must be in the order of the GPUs")
+            for name, key in columns.items():
+                if key in link and row != column:
+                    tables[name][row, column] = _word(name, link[key], names[row])
+    return Tables(names, **{name: _whole(name, table, len(names)) for name, table in tables.items()})
+
+
+def _from_pairs(document: Mapping[str, object]) -> Tables:
+    system = document.get("system", document)
+    tables: dict[str, Table] = {"kind": {}, "hops": {}, "weight": {}}
+    for key, value in system.items() if isinstance(system, dict) else ():
+        match = _PAIR.fullmatch(key)
+        if match:
+            name = {"Link type": "kind", "Hops": "hops", "Weight": "weight"}[match[1]]
+            one, other = int(match[2]), int(match[3])
+            word = _word(name, value, f"devices {one} and {other}")
+            tables[name][one, other] = tables[name][other, one] = word
+    count = 1 + max((max(pair) for table in tables.values() for pair in table), default=-1)
+    if count > MAX_GPUS:
+        raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {count}")
+    numa = {}
+    for place in range(count):
+        card = document.get(f"card{place}")
+        node = card.get("(Topology) Numa Node") if isinstance(card, dict) else None
+        if isinstance(node, str | int) and re.fullmatch("[0-9]{1,4}", str(node)):
+            numa[place] = int(node)
+    names = tuple(f"GPU{place}" for place in range(count))
+    return Tables(names, **{name: _whole(name, table, count) for name, table in tables.items()}, numa=numa)
+
+
+_CSV = re.compile(r"gpu,(?:bdf,)?.*_gpu_[0-9]+")
+
+
+def _from_csv(text: str) -> Tables:
+    """amd-smi's: a row for each GPU, a column for each property of its pair with each other."""
+    rows = list(csv.DictReader(text.strip().splitlines()))
+    if len(rows) > MAX_GPUS:
+        raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {len(rows)}")
+    names = tuple(row.get("bdf") or f"GPU{place}" for place, row in enumerate(rows))
+    columns = {"kind": "link_type", "hops": "hops", "weight": "weight", "bandwidth": "numa_bandwidth"}
+    tables: dict[str, Table] = {name: {} for name in columns}
+    for (one, row), name in ((pair, name) for pair in enumerate(rows) for name in columns):
+        for other in range(len(rows)):
+            word = row.get(f"{columns[name]}_gpu_{other}")
+            if word is not None and one != other:
+                tables[name][one, other] = _word(name, word, names[one])
+    return Tables(names, **{name: _whole(name, table, len(names)) for name, table in tables.items()})
+
+
+def _word(name: str, value: object, where: str) -> str:
+    word = str(value)
+    if not _WORDS[name].fullmatch(word):
+        raise TopologyError(f"{shorten(where)}: {name} cannot be {shorten(word)}")
+    return word
+
+
+def _whole(name: str, table: Table, count: int) -> Table:
+    """The table, if it has all pairs or none.
+
+    Raises:
+        TopologyError: it has some.
+    """
+    missing = [pair for pair in permutations(range(count), 2) if pair not in table]
+    if table and missing:
+        one, other = missing[0]
+        raise TopologyError(f"{name} of GPUs {one} and {other} is missing")
+    return table
