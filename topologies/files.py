@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 import logging
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Protocol
 
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
@@ -19,12 +19,11 @@ from arborcast.synth.topology import Topology
 from arborcast.topologies.catalog import catalog, entry_named
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
+from arborcast.topologies.readers.kinds import UNDERSTOOD, kind_of, seems
 
 _log = logging.getLogger(__name__)
 
 MAX_TOPOLOGY_BYTES = 16 << 20
-
-_MATRIX_HEADER = re.compile(r"^(?:[ \t]|\x1b\[[0-9;]*[A-Za-z])*GPU[0-9]+\s", re.MULTILINE)
 
 
 def load_file(
@@ -36,10 +35,9 @@ def load_file(
     rates: Rates = Rates.DATASHEET,
     max_bytes: int = MAX_TOPOLOGY_BYTES,
 ) -> Machine:
-    """The machine in a file: YAML, JSON, the text of `nvidia-smi topo -m`, or NCCL's XML.
+    """The machine in a file: YAML, JSON, NCCL's XML, or what nvidia-smi, rocm-smi or amd-smi print.
 
-    The suffixes .json, .yaml, .yml and .xml decide. Under any other name, text that begins with `<` is XML,
-    with `{` JSON; text with a line that begins with a GPU's name is nvidia-smi's; the rest is YAML.
+    The content decides which, under the suffixes .yaml, .yml and .xml the suffix (`readers.kinds`).
 
     For the options see `load`.
 
@@ -48,50 +46,63 @@ def load_file(
     """
     text = read_text(path, max_bytes=max_bytes)
     place = shorten_path(path)
-    kind = _kind(Path(path).suffix.lower(), text)
+    kind = kind_of(Path(path).suffix.lower(), text)
     try:
-        if kind == "nvidia-smi":
-            from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
+        if kind in {"YAML", "JSON"}:
+            option = _option_of_readers(gpu, pcie, between_sockets)
+            if option is not None or rates is not Rates.DATASHEET:
+                wrong = option or f"rates {rates.value}"
+                instead = "" if option else f"; take rates {Rates.DATASHEET.value}"
+                raise TopologyError(
+                    f"{place}: {wrong} does not go with {kind}, which holds its own links{instead}"
+                )
+            from arborcast.topologies.readers.documents import parse_document
 
-            return parse_nvidia_smi(
-                text, place, gpu=gpu, pcie=pcie, between_sockets=between_sockets, rates=rates
-            )
-        if kind == "XML":
-            from arborcast.topologies.readers.nccl_xml import parse_nccl_xml
-
-            return parse_nccl_xml(
-                text, place, gpu=gpu, pcie=pcie, between_sockets=between_sockets, rates=rates
-            )
-        option = _option_of_readers(gpu, pcie, between_sockets)
-        if option is not None or rates is not Rates.DATASHEET:
-            instead = "" if option else f"; take rates {Rates.DATASHEET.value}"
-            raise TopologyError(
-                f"{place}: {option or f'rates {rates.value}'} does not go with {kind}, which holds its own "
-                f"links{instead}"
-            )
-        from arborcast.topologies.readers.documents import parse_document
-
-        return parse_document(text, place, kind)
+            return parse_document(text, place, kind)
+        reader = _reader(kind)
+        return reader(text, place, gpu=gpu, pcie=pcie, between_sockets=between_sockets, rates=rates)
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error
+    except InputError as error:
+        other = seems(text) if kind in {"YAML", "JSON", "XML"} else None
+        if other is None:
+            raise
+        raise TopologyError(f"{place}: looks like {other}; understood are {UNDERSTOOD}") from error
+
+
+class _Reader(Protocol):
+    """What reads the text of a tool."""
+
+    def __call__(
+        self,
+        text: str,
+        place: str,
+        *,
+        gpu: str | None,
+        pcie: bool,
+        between_sockets: Fraction | None,
+        rates: Rates,
+    ) -> Machine: ...
+
+
+def _reader(kind: str) -> _Reader:
+    if kind == "XML":
+        from arborcast.topologies.readers.nccl_xml import parse_nccl_xml
+
+        return parse_nccl_xml
+    if kind == "rocm-smi":
+        from arborcast.topologies.readers.rocm_smi import parse_rocm_smi
+
+        return parse_rocm_smi
+    from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
+
+    return parse_nvidia_smi
 
 
 def _option_of_readers(gpu: str | None, pcie: bool, between_sockets: Fraction | None) -> str | None:
     """One of these that was given: what says more of a machine than the text of a tool does."""
     given = {"gpu": gpu is not None, "pcie": pcie, "between_sockets": between_sockets is not None}
     return next((option for option, is_given in given.items() if is_given), None)
-
-
-def _kind(suffix: str, text: str) -> str:
-    by_suffix = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".xml": "XML"}
-    if suffix in by_suffix:
-        return by_suffix[suffix]
-    start = text.lstrip()[:1]
-    if start == "<":
-        return "XML"
-    if start == "{":
-        return "JSON"
-    return "nvidia-smi" if _MATRIX_HEADER.search(text) else "YAML"
 
 
 _SUFFIXES = {".yaml", ".yml", ".json", ".xml", ".txt"}
@@ -132,11 +143,12 @@ def load_machine(
 
     Args:
         spec: `dgx1`, `dgx-a100:boxes=2`, `torus:4x4,bandwidth=25`, ... (see `catalog`), or a path to a YAML
-            or JSON topology file, the saved text of `nvidia-smi topo -m`, or an NCCL topology XML.
+            or JSON topology file, the saved text of `nvidia-smi topo -m`, `rocm-smi --showtopo` or
+            `amd-smi topology`, or an NCCL topology XML.
         ranks: the ranks that take part; they are renumbered 0, 1, 2... in this order.
         relays: keep the other ranks, behind those that take part, instead of leaving them out.
         gpu: what the GPUs are where a tool's text does not say it, or says otherwise (see `GPUS`).
-        pcie: take the PCIe paths of nvidia-smi text or NCCL XML as links too, where it shows other links.
+        pcie: take the PCIe paths of a tool's text or NCCL XML as links too, where it shows other links.
         between_sockets: GB/s each way between two CPU sockets; see `topologies.rates` for the default.
         rates: "datasheet", or "nccl" for NCCL's planning constants.
 
@@ -153,7 +165,7 @@ def load_machine(
     if entry is not None:
         option = _option_of_readers(gpu, pcie, crossing)
         if option is not None:
-            rule = f"{option} is for nvidia-smi text and NCCL XML"
+            rule = f"{option} is for files of tools"
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
         machine = entry.machine(arguments, chosen)
     elif arguments and Path(name).suffix.lower() in _SUFFIXES and not _exists(spec):

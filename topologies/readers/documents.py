@@ -13,6 +13,7 @@ from arborcast.synth.formats.reading import parse_json
 from arborcast.synth.topology import Topology
 from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine, Nic
+from arborcast.topologies.readers.kinds import UNDERSTOOD
 
 _GRAPH = {"name", "ranks", "switches", "links", "symmetries"}
 _MACHINE = {"gpu", "hosts", "devices", "nics"}
@@ -39,8 +40,8 @@ def parse_document(text: str, place: str, kind: str) -> Machine:
         document = parse_yaml(text, place)
     if not isinstance(document, dict):
         raise TopologyError(
-            f"{place}: must be a mapping with the keys ranks and links (or nvidia-smi text, or NCCL's XML), "
-            f"got {shorten(document)}"
+            f"{place}: must be a mapping with the keys ranks and links, got {shorten(document)}; "
+            f"understood are {UNDERSTOOD}"
         )
     if "format" in document:
         raise TopologyError(

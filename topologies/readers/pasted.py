@@ -10,12 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import islice
 
 from arborcast.topologies.gpus import GPUS, Gpu
 
 _INVISIBLE = re.compile(
     "\x1b\\[[0-9;?]*[A-Za-z]|\x1b\\][^\x07\x1b]*\x07?|[\u200b-\u200f\u2060\ufeff\x00-\x08\x0b-\x1f]"
 )
+MOST_LINES = 5000
+"""Lines in which names of GPUs are looked for."""
+
 _FRAME = str.maketrans(dict.fromkeys("|│┃║*`", " "))
 
 
@@ -87,20 +91,20 @@ def product(line: str) -> Gpu | None:
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-_INDEXED = re.compile(r"^\W*GPU ?\[?([0-9]{1,3})\]?\s*:(.*)$")
+_INDEXED = re.compile(r"^\W*GPU ?\[?([0-9]{1,3}(?:,[0-9]{1,3}){0,99})\]?\s*:")
 
 
 def named_gpus(lines: Iterable[str], vendor: str) -> Named:
     """The GPUs of this vendor that the lines name."""
     by_index: dict[int, Gpu] = {}
     anywhere: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(islice(lines, MOST_LINES), 1):
         gpu = product(line) if len(line) < 1000 else None
         if gpu is None or gpu.vendor != vendor:
             continue
         indexed = _INDEXED.match(line)
         if indexed:
-            by_index.setdefault(int(indexed[1]), gpu)
+            by_index.update((int(index), gpu) for index in indexed[1].split(","))
         else:
             anywhere.setdefault(gpu.name, number)
     return Named(by_index, anywhere)
@@ -109,7 +113,7 @@ def named_gpus(lines: Iterable[str], vendor: str) -> Named:
 def assumed_from_names(
     named: Named, place: str, vendor: str, fits: Callable[[Gpu], bool]
 ) -> tuple[Gpu, str] | None:
-    """The one GPU that fits among those that some lines name, and where it stands; else by the file's name."""
+    """The one GPU that fits among those that lines name, else the file's name, and where it stands."""
     by_file = product(place.rpartition("/")[2])
     hints = (
         {gpu.name: "what some of them are called" for gpu in named.by_index.values()},
@@ -138,7 +142,7 @@ def nvlink_status(lines: Iterable[str]) -> dict[int, Fraction]:
         indexed = _INDEXED.match(line)
         link = _LINK.match(line)
         if indexed:
-            current = int(indexed[1])
+            current = int(indexed[1].split(",")[0])
         elif link and current is not None and Fraction(link[1]):
             rates[current] = min(rates.get(current, Fraction(link[1])), Fraction(link[1]))
     return rates

@@ -7,10 +7,10 @@ under it, and a CPU for each NUMA node; CPUs are joined pairwise, as NCCL has it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, product, starmap
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Vertex
@@ -121,7 +121,8 @@ class _Growing:
     ) -> None:
         self.gpus, self.nics, self.cells, self.first = gpus, nics, cells, first
         self.groups = {nic: _Group([nic], []) for nic in nics}
-        self.groups.update((gpu, _Group([gpu], [vertex])) for vertex, gpu in enumerate(gpus))
+        self.vertex = {gpu: vertex for vertex, gpu in enumerate(gpus)}
+        self.groups.update((gpu, _Group([gpu], [vertex])) for gpu, vertex in self.vertex.items())
         self.speed = dict(enumerate(slots))
         self.pairs: dict[str, list[tuple[str, str]]] = {}
         for pair, cell in cells.items():
@@ -141,9 +142,15 @@ class _Growing:
         self.groups.update(dict.fromkeys(gone.devices, kept))
 
     def merge_all(self, levels: Sequence[str]) -> None:
-        for level in levels:
-            for one, other in self.pairs.get(level, ()):
-                self.merge(one, other)
+        """Merge what is this near, GPUs first; NICs join no GPUs that are farther by their own cells."""
+        pairs = [pair for level in levels for pair in self.pairs.get(level, ())]
+        own = [pair for pair in pairs if self.gpus_of(*pair)]
+        for pair in own:
+            self.merge(*pair)
+        farther = LEVELS[LEVELS.index(levels[-1]) + 1 :]
+        for pair in pairs:
+            if not self.gpus_of(*pair) and not any(starmap(self.gpus_of, self._pairs_at(farther, *pair))):
+                self.merge(*pair)
 
     def merge_hidden(self, together: Callable[[str, str], bool | None]) -> None:
         """Merge the GPUs whose way is hidden, by what is known otherwise; first what is sure."""
@@ -153,14 +160,17 @@ class _Growing:
             if near:
                 self.merge(*pair)
         for pair, near in known.items():
-            if near is None and not self._far(*pair):
+            if near is None and not any(self._pairs_at(["SYS"], *pair)):
                 self.merge(*pair)
 
-    def _far(self, one: str, other: str) -> bool:
+    def gpus_of(self, one: str, other: str) -> bool:
+        return one in self.vertex and other in self.vertex
+
+    def _pairs_at(self, levels: Sequence[str], one: str, other: str) -> Iterator[tuple[str, str]]:
+        """The pairs between the groups of these two that show one of the levels."""
         here, there = self.groups[one], self.groups[other]
-        return here is not there and any(
-            self.cells.get((a, b)) == "SYS" for a in here.devices for b in there.devices
-        )
+        between = () if here is there else product(here.devices, there.devices)
+        return (pair for pair in between if self.cells.get(pair) in levels)
 
     def distinct(self) -> list[_Group]:
         """The groups with GPUs, by the first GPU of each."""

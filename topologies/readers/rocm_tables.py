@@ -15,6 +15,7 @@ from itertools import permutations
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json
+from arborcast.topologies.readers.kinds import is_json
 from arborcast.topologies.readers.pasted import lines_of
 
 MAX_GPUS = 64
@@ -46,7 +47,7 @@ class Tables:
 
     def pair(self, one: int, other: int) -> str:
         """Two GPUs by their names, for messages."""
-        return f"{shorten(self.names[one])} to {shorten(self.names[other])}"
+        return f"{self.names[one]} to {self.names[other]}"
 
 
 def read_tables(text: str) -> Tables:
@@ -59,8 +60,7 @@ def read_tables(text: str) -> Tables:
         raise TopologyError(
             f"must be at most {MAX_CHARACTERS} characters, got {len(text)}; cut the tables out"
         )
-    start = text.lstrip()[:1]
-    if start in {"{", "["}:
+    if is_json(text):
         tables = _from_json(text)
     elif _CSV.match(text.lstrip()):
         tables = _from_csv(text)
@@ -174,9 +174,7 @@ def _from_json(text: str) -> Tables:
         raise TopologyError("must be the JSON of rocm-smi --showtopo or amd-smi topology")
     if len(document) > MAX_GPUS:
         raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {len(document)}")
-    names = tuple(str(gpu.get("bdf", f"GPU{place}")) for place, gpu in enumerate(document))
-    if len(set(names)) < len(names):
-        raise TopologyError("GPUs must differ in bdf, got one twice")
+    names = _addresses([str(gpu.get("bdf", f"GPU{place}")) for place, gpu in enumerate(document)])
     columns = {"kind": "link_type", "hops": "num_hops", "weight": "weight", "bandwidth": "bandwidth"}
     tables: dict[str, Table] = {name: {} for name in columns}
     for row, gpu in enumerate(document):
@@ -186,10 +184,10 @@ def _from_json(text: str) -> Tables:
             or len(links) != len(names)
             or not all(isinstance(x, dict) for x in links)
         ):
-            raise TopologyError(f"{shorten(names[row])}: links must be a list of {len(names)}")
+            raise TopologyError(f"{names[row]}: links must be a list of {len(names)}")
         for column, link in enumerate(links):
             if link.get("bdf", names[column]) != names[column]:
-                raise TopologyError(f"{shorten(names[row])}: links must be in the order of the GPUs")
+                raise TopologyError(f"{names[row]}: links must be in the order of the GPUs")
             for name, key in columns.items():
                 if key in link and row != column:
                     tables[name][row, column] = _word(name, link[key], names[row])
@@ -227,7 +225,7 @@ def _from_csv(text: str) -> Tables:
     rows = list(csv.DictReader(text.strip().splitlines()))
     if len(rows) > MAX_GPUS:
         raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {len(rows)}")
-    names = tuple(row.get("bdf") or f"GPU{place}" for place, row in enumerate(rows))
+    names = _addresses([row.get("bdf") or f"GPU{place}" for place, row in enumerate(rows)])
     columns = {"kind": "link_type", "hops": "hops", "weight": "weight", "bandwidth": "numa_bandwidth"}
     tables: dict[str, Table] = {name: {} for name in columns}
     for (one, row), name in ((pair, name) for pair in enumerate(rows) for name in columns):
@@ -238,10 +236,20 @@ def _from_csv(text: str) -> Tables:
     return Tables(names, **{name: _whole(name, table, len(names)) for name, table in tables.items()})
 
 
+def _addresses(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of GPUs in a document, which are PCI addresses, each once."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise TopologyError(f"bdf must be such as 0000:0c:00.0, got {shorten(name)}")
+        if names.count(name) > 1:
+            raise TopologyError(f"GPUs must differ in bdf, got {name} twice")
+    return tuple(names)
+
+
 def _word(name: str, value: object, where: str) -> str:
     word = str(value)
     if not _WORDS[name].fullmatch(word):
-        raise TopologyError(f"{shorten(where)}: {name} cannot be {shorten(word)}")
+        raise TopologyError(f"{where}: {name} cannot be {shorten(word)}")
     return word
 
 

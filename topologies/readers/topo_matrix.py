@@ -31,7 +31,7 @@ class Matrix:
     """What the text says.
 
     Attributes:
-        gpus: their names in order.
+        gpus: their names by their numbers, whatever the order of columns.
         nics: names of the other devices in order.
         cells: NV#, PIX, PXB, PHB, NODE or SYS for ordered pairs of different devices; every pair of GPUs.
         cores: the CPU affinity of each GPU, where it can be read.
@@ -54,14 +54,23 @@ class Matrix:
         return int(cell[2:]) if cell.startswith("NV") else 0
 
     def together(self, one: str, other: str) -> bool | None:
-        """Whether two GPUs are at one NUMA node, by their affinities; None where these do not say."""
-        for spans in (self.numa, self.cores):
-            if one in spans and other in spans:
-                return any(
-                    start <= other_end and other_start <= end
-                    for start, end in spans[one]
-                    for other_start, other_end in spans[other]
-                )
+        """Whether two GPUs are at one NUMA node, by their affinities; None where the text has none.
+
+        Raises:
+            TopologyError: it has some, but not those of these two, or NUMA and CPU affinities disagree.
+        """
+        verdicts = {
+            any(here[0] <= there[1] and there[0] <= here[1] for here in spans[one] for there in spans[other])
+            for spans in (self.numa, self.cores)
+            if one in spans and other in spans
+        }
+        if len(verdicts) == 1:
+            return verdicts.pop()
+        if verdicts:
+            raise TopologyError(f"CPU and NUMA affinities must agree whether {one} and {other} are near")
+        if self.cores or self.numa:
+            name = other if one in self.cores or one in self.numa else one
+            raise TopologyError(f"the affinity of {name}, which tells its PCIe path, cannot be read")
         return None
 
 
@@ -72,9 +81,7 @@ def read_matrix(text: str) -> Matrix:
         TopologyError: there is none; the error is that of the first broken one.
     """
     if len(text) > MAX_CHARACTERS:
-        raise TopologyError(
-            f"must be at most {MAX_CHARACTERS} characters, got {len(text)}; cut the matrix out"
-        )
+        raise TopologyError(f"must be at most {MAX_CHARACTERS} characters, got {len(text)}; keep the matrix")
     lines = lines_of(text)
     words = list(_words(lines))
     starts = [index for index in range(len(words)) if _begins_header(words, index)]
@@ -269,6 +276,7 @@ def _matrix(block: _Block, lines: Sequence[str]) -> Matrix:
     else:
         cells.update(_cells_of_nics(gpus, nics, rows))
     cores, numa = _affinities(block, gpus)
+    gpus = tuple(sorted(gpus, key=lambda name: int(name[3:])))
     return Matrix(gpus, nics, cells, cores, numa, _legend(lines, nics), tuple(notes))
 
 
@@ -321,14 +329,14 @@ def _checked(name: str, gpus: Sequence[str], nics: Sequence[str], row: _Row) -> 
     for other, word in zip(gpus, (*words, *row.rest[:1]), strict=False):
         if not _IS_CELL.fullmatch(word) or (word == "X") != (other == name) or word in {"NV0", "NV00"}:
             rule = "must be X" if other == name else f"must be NV# or one of {', '.join(LEVELS)}"
+            if word in _PEER:
+                rule += " as topo -m prints, not topo -p2p"
             raise TopologyError(f"{where} to {other}: {rule}, got {shorten(word)}")
-    if len(words) < len(gpus):
-        raise TopologyError(f"{where} must have {len(gpus) + len(nics)} entries, got {len(words)}")
-    beyond = words[len(gpus) :]
-    if (beyond and not nics) or any(word.startswith("NV") or word == "X" for word in beyond):
-        raise TopologyError(
-            f"{where} must have {len(gpus) + len(nics)} entries, {len(gpus)} for GPUs, got {len(words)}"
-        )
+    total = len(gpus) + len(nics)
+    if len(words) < len(gpus) or len(words) > total:  # fewer are NICs' columns, which are left out
+        raise TopologyError(f"{where} must have {total} entries, got {len(words)}")
+    if any(word.startswith("NV") or word == "X" for word in words[len(gpus) :]):
+        raise TopologyError(f"{where} must have {len(gpus)} entries for GPUs, got NVLinks to others")
     return words[: len(gpus)]
 
 
@@ -349,21 +357,31 @@ def _damage_of_nics(gpus: Sequence[str], nics: Sequence[str], rows: dict[str, _R
     return ""
 
 
+_PEER = {"OK", "NS", "CNS", "GNS", "TNS", "DR", "U"}
+"""What nvidia-smi topo -p2p prints."""
+
 _SPANS = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?){0,300}")
 
 
 def _affinities(block: _Block, gpus: Sequence[str]) -> tuple[dict[str, Spans], dict[str, Spans]]:
-    """Cores and NUMA nodes of each GPU, where rows show as many affinities as the header names."""
-    has_cores, has_numa = "CPU" in block.affinities, re.search("NUMA *Aff", block.affinities) is not None
+    """Cores and NUMA nodes of each GPU, where rows show as many affinities as the header names.
+
+    Of cores a container may leave none: then a number and the GPU's own NUMA node (N/A) are all there is.
+    """
+    has_cores = "CPU" in block.affinities
+    has_numa = re.search("NUMA(?! *ID)", block.affinities) is not None
     expected = has_cores + has_numa + ("NUMA ID" in block.affinities)
     cores: dict[str, Spans] = {}
     numa: dict[str, Spans] = {}
     for name in gpus:
         rest = block.rows[name].rest if name in block.rows else ()
-        if not has_cores or len(rest) != expected:
-            continue
-        for known, word, shown in ((cores, rest[0], True), (numa, rest[min(1, expected - 1)], has_numa)):
-            if shown and _SPANS.fullmatch(word):
+        shown = {"cores": rest[0], "numa": rest[1]} if len(rest) == expected and expected > 1 else {}
+        if len(rest) == 1 == expected:
+            shown = {"cores" if has_cores else "numa": rest[0]}
+        elif len(rest) == 2 and expected == 3:
+            shown = {"numa" if rest[0].isdecimal() else "cores": rest[0]}
+        for known, word in ((cores, shown.get("cores", "")), (numa, shown.get("numa", ""))):
+            if _SPANS.fullmatch(word):
                 known[name] = tuple(
                     (int(span.split("-")[0]), int(span.split("-")[-1])) for span in word.split(",")
                 )
