@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -64,7 +64,9 @@ def machines(draw: st.DrawFn, *, nvlinks: int = 0, most: int = 8) -> Machine:
         tuple(tuple(tuple(next(numbers) for _ in range(n)) for n in bridge) for bridge in socket)
         for socket in sizes
     )
-    switches = [(s, b, w) for s, bridges in enumerate(tree) for b, x in enumerate(bridges) for w in range(len(x))]
+    switches = [
+        (s, b, w) for s, bridges in enumerate(tree) for b, x in enumerate(bridges) for w in range(len(x))
+    ]
     nics = tuple(draw(st.lists(st.sampled_from(switches), max_size=3)))
     count = sum(len(gpus) for socket in tree for bridge in socket for gpus in bridge)
     left = dict.fromkeys(range(count), nvlinks)
@@ -94,7 +96,13 @@ def nvidia_smi(machine: Machine, *, legend: bool = True) -> str:
         rest = [f"{8 * socket}-{8 * socket + 7}", str(socket), "", "N/A"] if name.startswith("GPU") else []
         lines.append("\t".join([name, *cells, *rest]))
     if legend:
-        lines += ["", "Legend:", "", "  X    = Self", "  NV#  = Connection traversing a bonded set of # NVLinks"]
+        lines += [
+            "",
+            "Legend:",
+            "",
+            "  X    = Self",
+            "  NV#  = Connection traversing a bonded set of # NVLinks",
+        ]
         lines += ["", "NIC Legend:", "", *(f"  NIC{nic}: mlx5_{nic}" for nic in range(len(machine.nics)))]
     return "\n".join(lines) + "\n"
 
@@ -133,7 +141,7 @@ def shown_links(topology: Topology, first: int) -> list[tuple[tuple[int, ...], s
     parents = [link for link in topology.links if link.src < link.dst and link.dst >= first]
     below: dict[int, set[int]] = {gpu: {gpu} for gpu in range(topology.ranks)}
     for link in sorted(parents, key=lambda link: link.dst):
-        if not topology.label(link.src) in range(topology.ranks) and _is_cpu(topology, link.src):
+        if topology.label(link.src) not in range(topology.ranks) and _is_cpu(topology, link.src):
             continue
         below.setdefault(link.dst, set()).update(below[link.src])
     return sorted(
@@ -206,7 +214,9 @@ def _put(text: str, where: int, what: str) -> str:
 
 def _wrap(text: str, _where: int, size: int) -> str:
     width = 20 + size
-    return "\n".join(line[at : at + width] for line in text.split("\n") for at in range(0, max(1, len(line)), width))
+    return "\n".join(
+        line[at : at + width] for line in text.split("\n") for at in range(0, max(1, len(line)), width)
+    )
 
 
 def _swap_columns(text: str, where: int, _size: int) -> str:
@@ -218,7 +228,7 @@ def _swap_columns(text: str, where: int, _size: int) -> str:
     return "\n".join("\t".join(row) for row in rows)
 
 
-JUNK: Sequence[str] = ("\x1b[4m", "\u200b", "é", "|", "`", "NV", "X", "7", "\ufeff", "\n", "\t", "GPU0", "// ")
+JUNK = ["\x1b[4m", "\u200b", "é", "|", "`", "NV", "X", "7", "\ufeff", "\n", "\t", "GPU0", "// "]
 
 _DAMAGE = {
     "cut the end": lambda text, where, _size: text[:where],
@@ -234,7 +244,9 @@ _DAMAGE = {
     "glue all": lambda text, _where, _size: text.replace("\t", ""),
     "wrap": _wrap,
     "junk": lambda text, where, size: _put(text, where, JUNK[size % len(JUNK)]),
-    "frame": lambda text, _where, _size: "\n".join("| " + line.replace("\t", " | ") for line in text.split("\n")),
+    "frame": lambda text, _where, _size: "\n".join(
+        "| " + line.replace("\t", " | ") for line in text.split("\n")
+    ),
     "quote": lambda text, _where, _size: "\n".join("> " + line for line in text.split("\n")),
     "upper half twice": lambda text, where, _size: text[:where] + "\n" + text,
 }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import textwrap
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -10,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.synth.errors import InputError, TopologyError
-from arborcast.synth.topology import Topology
 from arborcast.topologies import load
 from arborcast.topologies.rates import Rates
 from arborcast.topologies.readers.nvidia_smi import parse_nvidia_smi
+from tests.support import tool_texts
+from tests.support.tool_texts import cables, damaged, machines, shown_links, tree_links
 
 DGX1 = """
 \x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tGPU5\tGPU6\tGPU7\tmlx5_0\tCPU Affinity\tNUMA Affinity\x1b[0m
@@ -52,16 +54,6 @@ def matrix(cells: Callable[[int, int], str], count: int) -> str:
     return "\n".join(lines)
 
 
-def cables(topology: Topology) -> dict[tuple[int | str, int | str], str]:
-    """GB/s by the names of the ends, the lower vertex first."""
-    assert topology.is_symmetric
-    return {
-        (topology.label(link.src), topology.label(link.dst)): str(link.bandwidth)
-        for link in topology.links
-        if link.src < link.dst
-    }
-
-
 def test_dgx1_is_the_catalogs(caplog: pytest.LogCaptureFixture) -> None:
     topology = parse_nvidia_smi(DGX1, "f", gpu="V100").topology
     known = load("dgx1")
@@ -77,12 +69,88 @@ def test_the_kind_of_file_is_recognised(tmp_path: Path) -> None:
         assert load(str(tmp_path / name), gpu="v100").links == load("dgx1").links
 
 
-def test_a_guessed_generation_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_assumed_is_noted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "box.txt").write_text(DGX1)
     with caplog.at_level(logging.WARNING):
-        assert parse_nvidia_smi(DGX1, "dgx.txt").topology.links == load("dgx1").links
-        parse_nvidia_smi(PCIE_ONLY, "cards.txt", pcie=True).topology
-    assert "dgx.txt: nvidia-smi does not say which GPUs these are; assuming v100 (25 GB/s" in caplog.text
-    assert "cards.txt: nvidia-smi does not say which GPUs these are; assuming the PCIe of a" in caplog.text
+        assert load(str(tmp_path / "box.txt")).links == load("dgx1").links
+    assert (
+        "box.txt: does not say which GPUs these are: v100 (25 GB/s each way per NVLink) assumed"
+        in caplog.text
+    )
+    machine = parse_nvidia_smi(PCIE_ONLY, "f")
+    assert machine.gpus == (None,) * 4
+    assert machine.notes == (
+        "shows no NVLinks: its PCIe paths are the links; --pcie says so",
+        "does not say which GPUs these are: PCIe 3.0 with 16 lanes assumed (15.75 GB/s each way); "
+        "--gpu states it",
+    )
+    assert parse_nvidia_smi(PCIE_ONLY, "f", pcie=True, gpu="t4").notes == ()
+
+
+NV18 = matrix(lambda _a, _b: "NV18", 4)
+GRACE = NV18.replace("0-63\t0", "0-71\t0", 2).replace("0-63\t0", "72-143\t1")
+GRACE_ALONE = GRACE.replace("0-71\t0", "144-215\t2", 1).replace("72-143\t1", "216-287\t3", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "gpus", "rate"),
+    [
+        (NV18, "f", "h100 h100 h100 h100", "450"),
+        # what other commands say of each one
+        (
+            "".join(f"GPU {i}: NVIDIA B200 (UUID: GPU-{i})\n" for i in range(4)) + NV18,
+            "f",
+            "b200 " * 4,
+            "900",
+        ),
+        ("GPU 0,1,2,3: NVIDIA H20\n" + NV18, "f", "h20 " * 4, "450"),
+        ("GPU 0: NVIDIA H100 80GB HBM3\nGPU 1: NVIDIA H200\n" + NV18, "f", "h100 " * 4, "450"),
+        # names that stand anywhere
+        ("|   0  NVIDIA B200     On  | 00000000:1B:00.0 Off |\n" + NV18, "f", "b200 " * 4, "900"),
+        ("root@node-b300-7:/# nvidia-smi topo -m\n" + NV18, "f", "b300 " * 4, "900"),
+        ("several: H100, B200\n" + NV18, "b200.txt", "b200 " * 4, "900"),
+        (NV18, "/home/b200/my-gb300x4.txt", "gb300 " * 4, "900"),
+        # a name that cannot be, since these have no NVLinks
+        ("scp l40s:topo.txt .\n" + NV18, "f", "h100 " * 4, "450"),
+        # cores of Grace: two GPUs a CPU, or one
+        (GRACE, "f", "gb200 " * 4, "900"),
+        (
+            GRACE.replace("0-71\t0", "144-215\t2", 1).replace("72-143\t1", "216-287\t3", 1),
+            "f",
+            "gh200 " * 4,
+            "450",
+        ),
+    ],
+)
+def test_what_the_gpus_are(text: str, place: str, gpus: str, rate: str) -> None:
+    machine = parse_nvidia_smi(text, place)
+    assert machine.gpus == tuple(gpus.split())
+    assert {str(link.bandwidth) for link in machine.topology.links} == {rate}
+    stated = "GPU 3:" in text or "GPU 0,1,2,3:" in text
+    assert [note.startswith("does not say which GPUs these are") for note in machine.notes] == [True] * (
+        not stated
+    )
+
+
+def test_rates_of_nvlink_status_are_taken_as_stated() -> None:
+    status = "".join(
+        f"GPU {gpu}: NVIDIA H100 80GB HBM3 (UUID: GPU-{gpu})\n\t Link 0: {rate} GB/s\n\t Link 1: <inactive>\n"
+        for gpu, rate in enumerate(["26.562", "26.562", "26.562", "25"])
+    )
+    machine = parse_nvidia_smi(status + NV18, "f")
+    assert machine.notes == ("GB/s per NVLink are those of its nvlink status, 25, 26.562",)
+    assert cables(machine.topology) == {
+        **{(gpu, "nvswitch"): str(18 * Fraction("26.562")) for gpu in range(3)},
+        (3, "nvswitch"): "450",
+    }
+    by_nccl = parse_nvidia_smi(status + NV18, "f", rates=Rates.NCCL).topology
+    assert {link.bandwidth for link in by_nccl.links} == {18 * Fraction("20.6")}
+    # the rate tells the generation where nothing else does: 14 GB/s is no V100's
+    pair = (
+        matrix(lambda _a, _b: "NV2", 2) + "\nGPU 0: \n Link 0: 14.062 GB/s\nGPU 1: \n Link 0: 14.062 GB/s\n"
+    )
+    machine = parse_nvidia_smi(pair, "f")
+    assert (machine.gpu, cables(machine.topology)) == ("a6000", {(0, 1): str(2 * Fraction("14.062"))})
 
 
 @pytest.mark.parametrize(
@@ -138,21 +206,24 @@ def test_p100_box() -> None:
     assert parse_nvidia_smi(text, "f").topology.links == load("dgx1-p100").links
 
 
-def test_pcie_paths_are_a_tree_when_asked() -> None:
-    with pytest.raises(TopologyError, match=r"f: shows no NVLinks; pcie=True \(--pcie\)"):
-        parse_nvidia_smi(PCIE_ONLY, "f", gpu="v100").topology
-    topology = parse_nvidia_smi(PCIE_ONLY, "f", gpu="v100", pcie=True, rates=Rates.NCCL).topology
-    assert cables(topology) == {
+def test_pcie_paths_are_a_tree() -> None:
+    topology = parse_nvidia_smi(PCIE_ONLY, "f", gpu="v100-pcie", rates=Rates.NCCL).topology
+    expected = {
         (0, "pcie0"): "12",
         (1, "pcie0"): "12",
-        (2, "hostbridge0"): "12",
-        (3, "hostbridge0"): "12",
-        ("pcie0", "host0"): "10",
-        ("hostbridge0", "host0"): "10",
+        (2, "cpu1"): "12",
+        (3, "cpu1"): "12",
+        ("pcie0", "cpu0"): "12",
+        ("cpu0", "cpu1"): "10",
     }
+    assert cables(topology) == expected
+    apart = parse_nvidia_smi(
+        PCIE_ONLY, "f", gpu="t4", rates=Rates.NCCL, between_sockets=Fraction(22)
+    ).topology
+    assert cables(apart) == {**expected, ("cpu0", "cpu1"): "22"}
 
 
-def test_nics_tell_which_gpus_are_near_each_other() -> None:
+def test_nics_and_affinities_tell_which_gpus_are_near_each_other() -> None:
     topology = parse_nvidia_smi(DGX1, "f", gpu="v100", pcie=True).topology
     tree = {ends: rate for ends, rate in cables(topology).items() if isinstance(ends[1], str)}
     # 8 GT/s x 16 lanes / 8 bits, less 128b/130b
@@ -160,21 +231,80 @@ def test_nics_tell_which_gpus_are_near_each_other() -> None:
     assert tree == {
         (0, "pcie0"): slot,
         (1, "pcie0"): slot,
-        (2, "hostbridge0"): slot,
-        (3, "hostbridge0"): slot,
-        ("pcie0", "hostbridge0"): slot,
-        ("hostbridge0", "host0"): "10",
-        # their NVLinks hide how near 4 to 7 are, so they count as far apart
-        **{(gpu, "host0"): "10" for gpu in range(4, 8)},
+        ("pcie0", "cpu0"): slot,
+        (2, "cpu0"): slot,
+        (3, "cpu0"): slot,
+        **{(gpu, "cpu1"): slot for gpu in range(4, 8)},
+        ("cpu0", "cpu1"): "10",
     }
     assert {ends: rate for ends, rate in cables(topology).items() if ends not in tree} == cables(load("dgx1"))
+    # without affinities the NIC still tells 0 to 3 together, and no cell tells 4 to 7 apart
+    bare = (
+        DGX1.replace("\tCPU Affinity\tNUMA Affinity", "").replace("\t0-19\t0", "").replace("\t20-39\t1", "")
+    )
+    assert cables(parse_nvidia_smi(bare, "f", gpu="v100", pcie=True).topology) == cables(topology)
+    # all NVLinks and no NIC: affinities alone
+    halves = matrix(lambda _a, _b: "NV12", 4).replace("0-63\t0", "0-31\t0", 2).replace("0-63\t0", "32-63\t1")
+    both = cables(parse_nvidia_smi(halves, "f", gpu="a100", pcie=True).topology)
+    assert [ends for ends in both if "cpu" in str(ends)] == [
+        *((gpu, f"cpu{gpu // 2}") for gpu in range(4)),
+        ("cpu0", "cpu1"),
+    ]
+
+
+def test_affinities_that_leave_a_hidden_path_open_are_refused() -> None:
+    halves = matrix(lambda _a, _b: "NV12", 4).replace("0-63\t0", "0-31\t0", 2).replace("0-63\t0", "32-63\t1")
+    cut = halves.replace("32-63\t1", "32-\tN/A", 1)
+    with pytest.raises(TopologyError, match="the affinity of GPU2, which tells its PCIe path, cannot be"):
+        parse_nvidia_smi(cut, "f", gpu="a100", pcie=True)
+    wrong = halves.replace("32-63\t1", "0-31\t1", 1)
+    with pytest.raises(TopologyError, match="affinities must agree whether GPU0 and GPU2 are near"):
+        parse_nvidia_smi(wrong, "f", gpu="a100", pcie=True)
+
+
+def test_nics_are_ports_of_the_nearest() -> None:
+    text = """
+        GPU0    GPU1    GPU2    GPU3    NIC0    NIC1    NIC2    CPU Affinity    NUMA Affinity
+GPU0     X      NODE    SYS     SYS     PIX     NODE    SYS     0-7             0
+GPU1    NODE     X      SYS     SYS     NODE    NODE    SYS     0-7             0
+GPU2    SYS     SYS      X      PIX     SYS     SYS     SYS     8-15            1
+GPU3    SYS     SYS     PIX      X      SYS     SYS     SYS     8-15            1
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_bond_1
+"""
+    machine = parse_nvidia_smi(text, "f", gpu="l40s")
+    label = machine.topology.label
+    assert [(nic.name, nic.rate, [label(vertex) for vertex in nic.near]) for nic in machine.nics] == [
+        ("mlx5_0", None, [0]),  # one GPU on its switch
+        ("mlx5_bond_1", None, ["cpu0"]),
+        ("NIC2", None, ["cpu0", "cpu1"]),
+    ]
+    linked = text.replace("NODE    SYS     SYS     PIX ", "NV4     SYS     SYS     PIX ", 1)
+    linked = linked.replace("GPU1    NODE", "GPU1    NV4 ", 1)
+    nics = parse_nvidia_smi(linked, "f", gpu="a40").nics
+    assert [nic.near for nic in nics] == [(0,), (0, 1), (0, 1, 2, 3)]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("NV1\tPHB\t0-19\t0\nGPU4", "NV1\nGPU4", "line 6: GPU3 must have 9 entries, got 8"),
-        ("GPU7\tSYS", "GPU9\tSYS", "row GPU7 is missing"),
+        ("NV1\tPHB\t0-19\t0\nGPU4", "\nGPU4", "line 6: GPU3 must have 9 entries, got 7"),
+        ("NV1\tPHB\t0-19", "NV1\tPHB\tPHB\t0-19", "line 6: GPU3 must have 9 entries, got 10"),
+        ("GPU7\tSYS", "GPU9\tSYS", "line 10: row GPU9 has no column"),
+        ("GPU6\tSYS\tSYS\tNV1\tSYS\tNV1\tNV2\t X \tNV2\tSYS\t20-39\t1\nGPU7", "7", "row GPU6 is missing"),
+        (
+            "GPU0\tGPU1\tGPU2\tGPU3\t",
+            "GPU0\tGPU1\tGPU2\tmlx4_0\t",
+            "got names of GPUs in line 2 without rows",
+        ),
+        (
+            " X \tNV1\tNV1\tNV2",
+            " X \tOK\tOK\tOK",
+            "must be NV# .* as topo -m prints, not topo -p2p",
+        ),
         ("GPU7\tSYS", "GPU6\tSYS", "line 10: GPU6 must have one row, got another"),
         ("GPU1\tNV1", "GPU1\tNV2", "GPU0 to GPU1 shows NV1, must be alike back, got NV2"),
         ("GPU1\tNV1", "GPU1\tNVX", "line 4: GPU1 to GPU0: must be NV# or one of PIX, .* got 'NVX'"),
@@ -187,18 +317,18 @@ def test_nics_tell_which_gpus_are_near_each_other() -> None:
 def test_broken_matrices(old: str, new: str, message: str) -> None:
     text = DGX1.replace(old, new) if old in ("GPU", "NV1") else DGX1.replace(old, new, 1)
     with pytest.raises(TopologyError, match=f"^f: .*{message}") as caught:
-        parse_nvidia_smi(text, "f", gpu="v100").topology
+        parse_nvidia_smi(text, "f", gpu="v100")
     assert "\n" not in str(caught.value)
 
 
 def test_counts_that_no_gpu_has() -> None:
     text = matrix(lambda _a, _b: "NV12", 8)
     with pytest.raises(TopologyError, match="shows NV12, must be at most NV6 for v100"):
-        parse_nvidia_smi(text, "f", gpu="v100").topology
+        parse_nvidia_smi(text, "f", gpu="v100")
     with pytest.raises(TopologyError, match="gpu 'gtx': must be one of a10, a100, a100-pcie, a30"):
-        parse_nvidia_smi(text, "f", gpu="gtx").topology
+        parse_nvidia_smi(text, "f", gpu="gtx")
     with pytest.raises(TopologyError, match="a GPU with 99 NVLinks, must be at most 18"):
-        parse_nvidia_smi(matrix(lambda _a, _b: "NV99", 3), "f").topology
+        parse_nvidia_smi(matrix(lambda _a, _b: "NV99", 3), "f")
 
 
 tokens = st.sampled_from(
@@ -213,7 +343,7 @@ tokens = st.sampled_from(
 @settings(max_examples=300)
 def test_any_text_is_a_topology_or_one_line(text: str, pcie: bool, gpu: str | None) -> None:
     try:
-        parse_nvidia_smi(text, "f", pcie=pcie, gpu=gpu).topology
+        parse_nvidia_smi(text, "f", pcie=pcie, gpu=gpu)
     except InputError as error:
         assert len(str(error).splitlines()) == 1
 
@@ -231,7 +361,7 @@ def test_any_matrix_is_a_topology_or_one_line(count: int, data: st.DataObject, p
         return
     assert topology.ranks == count
     assert topology.is_symmetric
-    if pcie and count > 1:  # the host joins all
+    if pcie:  # the host joins all
         reached, todo = {0}, [0]
         while todo:
             here = todo.pop()
@@ -241,9 +371,106 @@ def test_any_matrix_is_a_topology_or_one_line(count: int, data: st.DataObject, p
         assert reached == set(range(topology.size))
 
 
-def test_the_way_between_sockets_may_be_stated() -> None:
-    text = matrix(lambda one, other: "NODE" if one // 2 == other // 2 else "SYS", 4)
-    for stated, expected in ((None, "10"), (Fraction(22), "22"), (Fraction(99), "4096/65")):
-        topology = parse_nvidia_smi(text, "f", gpu="h100", pcie=True, between_sockets=stated).topology
-        host = next(index for index in range(4, topology.size) if topology.label(index) == "host0")
-        assert {str(link.bandwidth) for link in topology.links if link.dst == host} == {expected}
+# --- damaged text -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (lambda text: text.replace("PIX\tSYS\t0-19\t0\nGPU1", "PIXSYS\t0-19\t0\nGPU1"), ""),  # cells glued
+        (lambda text: text.replace("\tNIC0\tNIC1\tCPU", "\tNIC0NIC1CPU"), ""),
+        (lambda text: text.replace("\t", ""), ""),  # everything glued
+        (lambda text: text.replace("\t", " | ").replace("\nGPU0", "\n-- | -- | --\nGPU0"), ""),
+        (lambda text: "\n".join("// " + line for line in text.split("\n")), ""),
+        (lambda text: " ".join(text.split()), ""),  # on one line
+        (lambda text: "\n".join(textwrap.wrap(text.replace("\t", " "), 30)), ""),
+        (
+            lambda text: "\n".join(
+                line[i : i + 47] for line in text.split("\n") for i in range(0, len(line), 47)
+            ),
+            "",
+        ),
+        (lambda text: text.replace("SYS", "SOC"), ""),
+        (lambda text: "<details>\n```\nGPU0 and GPU1 are near.\n" + text + "GPU0 is the first.\n```", ""),
+        (lambda text: text + text, ""),
+        (
+            lambda text: text.replace("NV2", "NVX") + text,
+            "its first matrix is broken (line 2: GPU0 to GPU1: ",
+        ),
+        (
+            lambda text: text + text.replace("NV2", "NV3"),
+            "several matrices; the first one is taken, that of line 8",
+        ),
+        (
+            lambda text: text.replace("\tPIX\tSYS\t0-19", "\tPI\tSYS\t0-19"),
+            "columns of NICs are damaged (line 2: 3 ",
+        ),
+        (
+            lambda text: text.replace("\tPIX\tSYS\t0-19", "\tSYS\tSYS\t0-19"),
+            "GPU0 to NIC0 differs from NIC0 to GPU0",
+        ),
+        (
+            lambda text: text.replace("GPU2\tSYS", "GPU\tSYS"),
+            "row GPU2 is missing: its connections are those",
+        ),
+        (
+            lambda text: text.replace("\tX\tPIX\tSYS\tPIX", "\tPIX\tX\tSYS\tPIX").replace(
+                "GPU0\tGPU1", "GPU1\tGPU0", 1
+            ),
+            None,
+        ),
+    ],
+)
+def test_damaged_text_is_read_where_the_gpus_cells_are_whole(
+    change: Callable[[str], str], note: str | None
+) -> None:
+    text = (
+        "\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\n"
+        "GPU0\tX\tNV2\tSYS\tPIX\tSYS\t0-19\t0\n"
+        "GPU1\tNV2\tX\tSYS\tPIX\tSYS\t0-19\t0\n"
+        "GPU2\tSYS\tSYS\tX\tSYS\tPIX\t20-39\t1\n"
+        "NIC0\tPIX\tPIX\tSYS\tX\tSYS\n"
+        "NIC1\tSYS\tSYS\tPIX\tSYS\tX\n\n"
+    )
+    hurt = change(text)
+    assert hurt != text
+    if note is None:  # columns in another order, which the rows do not follow
+        with pytest.raises(TopologyError, match="GPU1 to GPU1: must be X"):
+            parse_nvidia_smi(hurt, "f", gpu="v100")
+        return
+    machine = parse_nvidia_smi(hurt, "f", gpu="v100")
+    assert cables(machine.topology) == {(0, 1): "50"}
+    assert bool(machine.notes) == bool(note)
+    assert note in "".join(machine.notes)
+    assert len(machine.nics) == (0 if "NIC" in note or "row" in note else 2)
+
+
+@given(machines(nvlinks=6))
+@settings(max_examples=100)
+def test_nvlinks_of_any_machine_are_read_back(machine: tool_texts.Machine) -> None:
+    read = parse_nvidia_smi(tool_texts.nvidia_smi(machine), "f", gpu="v100", pcie=True)
+    links = {ends: rate for ends, rate in cables(read.topology).items() if ends[1] in range(machine.gpus)}
+    assert links == {ends: str(25 * count) for ends, count in machine.nvlinks.items()}
+    assert [nic.name for nic in read.nics] == [f"mlx5_{nic}" for nic in range(len(machine.nics))]
+
+
+@given(machines())
+@settings(max_examples=100)
+def test_pcie_trees_of_any_machine_are_read_back(machine: tool_texts.Machine) -> None:
+    read = parse_nvidia_smi(tool_texts.nvidia_smi(machine), "f", gpu="t4", between_sockets=Fraction(9))
+    assert shown_links(read.topology, machine.gpus) == tree_links(machine, slot="1024/65", between="9")
+
+
+@given(st.data(), machines() | machines(nvlinks=6), st.booleans())
+@settings(max_examples=300)
+def test_damage_changes_nothing_or_is_refused(
+    data: st.DataObject, machine: tool_texts.Machine, legend: bool
+) -> None:
+    text = tool_texts.nvidia_smi(machine, legend=legend)
+    whole = parse_nvidia_smi(text, "f", gpu="v100").topology
+    try:
+        read = parse_nvidia_smi(data.draw(damaged(text)), "f", gpu="v100").topology
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert read.links == whole.links

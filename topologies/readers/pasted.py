@@ -78,17 +78,21 @@ def _patterns() -> list[tuple[re.Pattern[str], str]]:
 _PATTERNS = _patterns()
 
 
-def product(line: str) -> Gpu | None:
-    """The GPU that a line names: of two names the longer one, PCIe and NVL cards apart where that matters."""
-    found: list[tuple[int, Gpu]] = []
+def products(line: str) -> set[Gpu]:
+    """The GPUs that a line names: of names within each other the longest, PCIe and NVL cards apart."""
+    found: list[tuple[int, int, Gpu]] = []
     for pattern, name in _PATTERNS:
         match = pattern.search(line.lower())
-        if match is None:
-            continue
-        forms = re.findall("pcie|nvl", match["form"])
-        known = [GPUS[f"{name}-{form}"] for form in forms if f"{name}-{form}" in GPUS]
-        found.append((match.start("form") - match.start(), known[0] if known else GPUS[name]))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+        if match is not None:
+            forms = [f"{name}-{form}" for form in re.findall("pcie|nvl", match["form"])]
+            kind = next((GPUS[form] for form in forms if form in GPUS), GPUS[name])
+            found.append((match.start(), match.start("form"), kind))
+    spans = {(start, end) for start, end, _ in found}
+    return {
+        kind
+        for start, end, kind in found
+        if not any(first <= start and end <= last for first, last in spans - {(start, end)})
+    }
 
 
 _INDEXED = re.compile(r"^\W*GPU ?\[?([0-9]{1,3}(?:,[0-9]{1,3}){0,99})\]?\s*:")
@@ -99,14 +103,13 @@ def named_gpus(lines: Iterable[str], vendor: str) -> Named:
     by_index: dict[int, Gpu] = {}
     anywhere: dict[str, int] = {}
     for number, line in enumerate(islice(lines, MOST_LINES), 1):
-        gpu = product(line) if len(line) < 1000 else None
-        if gpu is None or gpu.vendor != vendor:
-            continue
+        kinds = [kind for kind in products(line) if kind.vendor == vendor] if len(line) < 1000 else []
         indexed = _INDEXED.match(line)
-        if indexed:
-            by_index.update((int(index), gpu) for index in indexed[1].split(","))
+        if indexed and len(kinds) == 1:
+            by_index.update((int(index), kinds[0]) for index in indexed[1].split(","))
         else:
-            anywhere.setdefault(gpu.name, number)
+            for kind in kinds:
+                anywhere.setdefault(kind.name, number)
     return Named(by_index, anywhere)
 
 
@@ -114,11 +117,11 @@ def assumed_from_names(
     named: Named, place: str, vendor: str, fits: Callable[[Gpu], bool]
 ) -> tuple[Gpu, str] | None:
     """The one GPU that fits among those that lines name, else the file's name, and where it stands."""
-    by_file = product(place.rpartition("/")[2])
+    by_file = [kind.name for kind in products(place.rpartition("/")[2]) if kind.vendor == vendor]
     hints = (
         {gpu.name: "what some of them are called" for gpu in named.by_index.values()},
         {name: f"the name in line {line}" for name, line in named.anywhere.items()},
-        {by_file.name: "the name of the file"} if by_file is not None and by_file.vendor == vendor else {},
+        dict.fromkeys(by_file, "the name of the file"),
     )
     for group in hints:
         fitting = [(GPUS[name], why) for name, why in group.items() if fits(GPUS[name])]

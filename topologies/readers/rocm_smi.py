@@ -38,8 +38,9 @@ def parse_rocm_smi(
 ) -> Machine:
     """The machine that the tables show; GPU i of the tables is rank i.
 
-    A pair has as many xGMI links as its bandwidths say. Without that table each pair of weight 15 has one,
-    which is refused for GPUs that have enough links for two a pair (MI250X) unless their boards are known.
+    A pair has as many xGMI links as its bandwidths say. Without that table each pair of weight 15 has one:
+    so it is on boards that are a mesh (MI300X), and where a GPU has no more links than such pairs (four
+    MI210); elsewhere (MI250X) the text is refused.
 
     Args:
         text: the saved output, possibly with other text around it.
@@ -71,7 +72,7 @@ def _machine(
     megabytes = _bandwidths(tables)
     own = _own_pairs(tables, kinds, megabytes)
     stated = None if gpu is None else gpu_named(gpu)
-    known, notes = stated, []
+    known, notes = stated, list[str]()
     if known is None:
         known, note = _assumed(tables, own, kinds, text, place, bool(megabytes), rates)
         notes += [note] if note else []
@@ -213,7 +214,8 @@ def _guess(tables: Tables, own: Sequence[tuple[int, int]], kinds: Table) -> tupl
     several = len(xgmi) < len(kinds) // 2
     kind = GPUS["mi210" if several else "mi300x"]
     most = max(_neighbours(tables, own))
-    others = {gpu.link: gpu.name for gpu in GPUS.values() if gpu.vendor == AMD and gpu.links >= most}
+    fitting = [gpu for gpu in GPUS.values() if gpu.vendor == AMD and gpu.links >= most]
+    others = {gpu.link: gpu.name for gpu in fitting if gpu.board == "mesh" or gpu.links == most}
     others.pop(kind.link, None)
     same = ", ".join(f"{name} at {float(link):g}" for link, name in others.items())
     return kind, f"its {'meshes' if several else 'mesh'} (the same as {same})"
@@ -243,7 +245,7 @@ def _links_of_pairs(
             counts[one, other] = most // least
         else:
             counts[one, other] = 1
-            if known.board != "mesh" and known.links >= 2 * max(neighbours[one], neighbours[other]):
+            if known.board != "mesh" and not neighbours[one] == neighbours[other] == known.links:
                 raise TopologyError(
                     f"{tables.pair(one, other)}: {known.name} has {known.links} links, and {_MISSING}"
                 )

@@ -112,7 +112,8 @@ def read_matrix(text: str) -> Matrix:
         )
     if broken is not None:
         raise broken
-    raise TopologyError("must hold the matrix of nvidia-smi topo -m, got no line that begins with GPU0")
+    got = f"names of GPUs in line {words[starts[0]].line} without rows" if starts else "no names of GPUs"
+    raise TopologyError(f"must hold the matrix of nvidia-smi topo -m, got {got}")
 
 
 # --- words --------------------------------------------------------------------------------------------
