@@ -82,9 +82,10 @@ def test_what_was_assumed_is_noted_and_logged(tmp_path: Path, caplog: pytest.Log
     assert machine.notes == (
         "shows no NVLinks: its PCIe paths are the links; --pcie says so",
         "does not say which GPUs these are: PCIe 3.0 with 16 lanes assumed (15.75 GB/s each way); "
-        "--gpu states it",
+        "--gpu says otherwise",
+        "between its CPUs 10 GB/s each way are assumed; --between-sockets says otherwise",
     )
-    assert parse_nvidia_smi(PCIE_ONLY, "f", pcie=True, gpu="t4").notes == ()
+    assert parse_nvidia_smi(PCIE_ONLY, "f", pcie=True, gpu="t4", between_sockets=Fraction(9)).notes == ()
 
 
 NV18 = matrix(lambda _a, _b: "NV18", 4)

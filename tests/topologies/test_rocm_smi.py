@@ -135,7 +135,7 @@ def test_bandwidths_say_how_many_links_join_a_pair() -> None:
         assert cables(machine.topology) == expected
         assert (machine.gpu, machine.notes) == (
             None,
-            ("xGMI rates are those of its bandwidth table, 50 GB/s a link; --gpu states the GPU's",),
+            ("xGMI rates are those of its bandwidth table, 50 GB/s a link; --gpu says otherwise",),
         )
         stated = parse_rocm_smi(text, "f", gpu="mi250x", rates=Rates.NCCL)
         assert cables(stated.topology) == {pair: str(36 * count) for pair, count in sorted(DIES.items())}

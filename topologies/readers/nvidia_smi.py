@@ -20,20 +20,20 @@ from arborcast.topologies.builders import cable, with_obvious_symmetries
 from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, gpu_named
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import (
-    BETWEEN_SOCKETS,
     NVLINK_LATENCY_US,
     NVSWITCH_HOP_US,
     Rates,
 )
-from arborcast.topologies.readers.pasted import (
+from arborcast.topologies.readers.text.pasted import (
     Named,
     assumed_from_names,
     lines_of,
     named_gpus,
     nvlink_status,
+    unnamed,
 )
-from arborcast.topologies.readers.pcie_paths import LEVELS, assumed_slot, pcie_tree, slot_of
-from arborcast.topologies.readers.topo_matrix import Matrix, read_matrix
+from arborcast.topologies.readers.text.pcie_paths import LEVELS, assumed_slot, pcie_tree, slot_of
+from arborcast.topologies.readers.text.topo_matrix import Matrix, read_matrix
 
 MOST_LINKS = 18
 """NVLinks of the GPUs that have most."""
@@ -58,11 +58,11 @@ def parse_nvidia_smi(
 
     Args:
         text: the saved output, possibly with other text around it, wrapped, framed, or damaged in columns
-            of NICs; the first whole matrix counts (see `topologies.readers.topo_matrix`).
+            of NICs; the first whole matrix counts (see `topologies.readers.text.topo_matrix`).
         place: what errors begin with.
         gpu: the generation (see `topologies.GPUS`).
         pcie: whether PCIe paths become links too, as a tree of switches and CPUs (see
-            `topologies.readers.pcie_paths`). They do anyway, with a note, where the text shows no NVLinks.
+            `readers.text.pcie_paths`). They do anyway, with a note, where the text shows no NVLinks.
         between_sockets: GB/s each way between two CPUs of that tree.
         rates: the data sheet's GB/s per NVLink (`nvidia-smi nvlink -s` goes before), or NCCL's constant.
 
@@ -106,7 +106,7 @@ def _machine(
             matrix.nics,
             matrix.cells,
             [slot_of(kind, rates) for kind in cards.kinds],
-            between=BETWEEN_SOCKETS if between is None else between,
+            between=between,
             together=matrix.together,
             first=count + len(switches),
         )
@@ -114,6 +114,7 @@ def _machine(
             notes.append(assumed_slot(rates))
         links += tree.links
         switches += tree.names
+        notes += tree.notes
         near = tree.near
     else:
         near = {nic: _nearest_gpus(matrix, nic) for nic in matrix.nics}
@@ -171,9 +172,7 @@ def _identified(
         kinds = (kind,) * len(numbers)
         if kind is not None:
             rate = "" if not domains else f" ({float(kind.rate(rates)):g} GB/s each way per NVLink)"
-            notes = (
-                f"does not say which GPUs these are: {kind.name}{rate} assumed, from {why}; --gpu states it",
-            )
+            notes = (unnamed(f"{kind.name}{rate}", why),)
     known = [GPUS["v100"] if kind is None else kind for kind in kinds]
     speeds = [kind.rate(rates) if seen is None else seen for kind, seen in zip(known, shown, strict=True)]
     if domains and any(speed != kind.rate(rates) for speed, kind in zip(speeds, known, strict=True)):

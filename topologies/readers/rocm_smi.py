@@ -21,10 +21,10 @@ from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import cable, with_obvious_symmetries
 from arborcast.topologies.gpus import AMD, GPUS, Gpu, gpu_named, gpu_of_architecture
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.rates import BETWEEN_SOCKETS, NVLINK_LATENCY_US, Rates
-from arborcast.topologies.readers.pasted import assumed_from_names, lines_of, named_gpus
-from arborcast.topologies.readers.pcie_paths import assumed_slot, pcie_tree, slot_of
-from arborcast.topologies.readers.rocm_tables import MAX_GPUS, Table, Tables, read_tables
+from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
+from arborcast.topologies.readers.text.pasted import assumed_from_names, lines_of, named_gpus
+from arborcast.topologies.readers.text.pcie_paths import assumed_slot, pcie_tree, slot_of
+from arborcast.topologies.readers.text.rocm_tables import MAX_GPUS, Table, Tables, read_tables
 
 
 def parse_rocm_smi(
@@ -79,9 +79,7 @@ def _machine(
     if megabytes and stated is None and rates is Rates.DATASHEET:
         speed = {pair: Fraction(most, 1000) for pair, (_, most) in megabytes.items() if pair in own}
         each = ", ".join(sorted({f"{least / 1000:g}" for least, most in megabytes.values() if most}))
-        notes.append(
-            f"xGMI rates are those of its bandwidth table, {each} GB/s a link; --gpu states the GPU's"
-        )
+        notes.append(f"xGMI rates are those of its bandwidth table, {each} GB/s a link; --gpu says otherwise")
     elif own:
         if known is None:
             raise TopologyError("does not say which GPUs these are; --gpu must")
@@ -101,12 +99,13 @@ def _machine(
             (),
             _ways(tables, kinds),
             [slot_of(known, rates)] * count,
-            between=BETWEEN_SOCKETS if between is None else between,
+            between=between,
             together=lambda one, other: _together(tables, one, other),
             first=count,
         )
         links += tree.links
         switches += tree.names
+        notes += tree.notes
     return Machine(
         with_obvious_symmetries(Topology.build("rocm-smi", count, links, switches)),
         gpus=(None if known is None else known.name,) * count,
@@ -195,7 +194,10 @@ def _assumed(
         return None, ""
     kind, why = found or _guess(tables, own, kinds)
     rate = f" ({float(kind.rate(rates)):g} GB/s each way per xGMI link)" if own else ""
-    return kind, f"does not say which GPUs these are: {kind.name}{rate} assumed, from {why}; --gpu states it"
+    return (
+        kind,
+        f"does not say which GPUs these are: {kind.name}{rate} assumed, from {why}; --gpu says otherwise",
+    )
 
 
 def _by_architecture(lines: Sequence[str], links: int) -> tuple[Gpu, str] | None:

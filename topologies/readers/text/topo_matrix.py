@@ -16,8 +16,8 @@ from itertools import combinations
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
-from arborcast.topologies.readers.pasted import lines_of
-from arborcast.topologies.readers.pcie_paths import LEVELS
+from arborcast.topologies.readers.text.pasted import lines_of
+from arborcast.topologies.readers.text.pcie_paths import LEVELS
 
 MAX_DEVICES = 256
 MAX_CHARACTERS = 4 << 20

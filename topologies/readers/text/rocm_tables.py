@@ -16,7 +16,7 @@ from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json
 from arborcast.topologies.readers.kinds import is_json
-from arborcast.topologies.readers.pasted import lines_of
+from arborcast.topologies.readers.text.pasted import lines_of
 
 MAX_GPUS = 64
 MAX_CHARACTERS = 4 << 20

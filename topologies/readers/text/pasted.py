@@ -130,6 +130,11 @@ def assumed_from_names(
     return None
 
 
+def unnamed(assumed: str, why: str) -> str:
+    """The note on GPUs that a text does not name."""
+    return f"does not say which GPUs these are: {assumed} assumed, from {why}; --gpu says otherwise"
+
+
 _LINK = re.compile(r"^\s*Link\s+[0-9]+\s*:\s*([0-9]{1,4}(?:\.[0-9]{1,6})?)\s*GB/s")
 
 

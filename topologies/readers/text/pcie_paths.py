@@ -16,7 +16,7 @@ from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Vertex
 from arborcast.topologies.builders import cable
 from arborcast.topologies.gpus import Gpu, slot_rate
-from arborcast.topologies.rates import PCIE_HOP_US, Rates, pcie_rate
+from arborcast.topologies.rates import BETWEEN_SOCKETS, PCIE_HOP_US, Rates, pcie_rate
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """The ways over PCIe from near to far."""
@@ -34,7 +34,7 @@ def assumed_slot(rates: Rates) -> str:
     rate = float(slot_of(None, rates))
     return (
         f"does not say which GPUs these are: PCIe 3.0 with 16 lanes assumed ({rate:.4g} GB/s each way); "
-        "--gpu states it"
+        "--gpu says otherwise"
     )
 
 
@@ -46,11 +46,13 @@ class Tree:
         links: of the tree; GPU i is vertex i.
         names: of its switches and CPUs.
         near: the vertices that each NIC hangs on.
+        notes: what was assumed.
     """
 
     links: list[Link]
     names: list[str]
     near: dict[str, tuple[Vertex, ...]]
+    notes: list[str]
 
 
 def pcie_tree(
@@ -59,7 +61,7 @@ def pcie_tree(
     cells: Mapping[tuple[str, str], str],
     slots: Sequence[Fraction],
     *,
-    between: Fraction,
+    between: Fraction | None,
     together: Callable[[str, str], bool | None],
     first: Vertex,
 ) -> Tree:
@@ -68,12 +70,14 @@ def pcie_tree(
     Where NVLinks hide the path of two GPUs, NICs that are near to both tell it, then `together`; where that
     knows nothing either, the two count as near unless something near to them is far from the other.
 
+    What was assumed of the way between CPUs is a note of the tree.
+
     Args:
         gpus: names of the GPUs.
         nics: names of the other devices.
         cells: the word of each ordered pair of devices; anything else than a level is hidden.
         slots: GB/s each way of the PCIe slot of each GPU; a switch has one like its fastest GPU.
-        between: GB/s each way between two CPUs.
+        between: GB/s each way between two CPUs; None for `topologies.rates.BETWEEN_SOCKETS`.
         together: whether two GPUs are at one NUMA node; None where that is not known.
         first: the number of the first vertex of the tree.
 
@@ -95,9 +99,15 @@ def pcie_tree(
             growing.add(group, "cpu")
     growing.place_nics()
     tops = [group.tops[0] for group in sockets]
-    joined = [link for pair in combinations(tops, 2) for link in cable(*pair, between, PCIE_HOP_US)]
+    rate = BETWEEN_SOCKETS if between is None else between
+    joined = [link for pair in combinations(tops, 2) for link in cable(*pair, rate, PCIE_HOP_US)]
     near = {nic: growing.near.get(nic, tuple(tops)) for nic in nics}
-    return Tree(growing.links + joined, growing.names, near)
+    notes = []
+    if joined and between is None:
+        notes.append(
+            f"between its CPUs {float(rate):g} GB/s each way are assumed; --between-sockets says otherwise"
+        )
+    return Tree(growing.links + joined, growing.names, near, notes)
 
 
 @dataclass(slots=True)
