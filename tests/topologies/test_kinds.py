@@ -20,6 +20,7 @@ AMD = "LINK TYPE TABLE:\n   0000:01:00.0 0000:02:00.0\n0000:01:00.0 SELF XGMI\n0
         ("", "<details><summary>topo</summary>\n" + PAIR, "nvidia-smi"),
         ("", "[user@node ~]$ nvidia-smi topo -m\n" + PAIR, "nvidia-smi"),
         ("", PAIR.replace("\t", ""), "nvidia-smi"),
+        ("", "GPU0GPU1GPU2CPU AffinityNUMA Affinity\n", "nvidia-smi"),
         (".log", AMD, "rocm-smi"),
         ("", "[user@node ~]$ amd-smi topology\n" + AMD, "rocm-smi"),
         ("", "==== Link Type between two GPUs ====\n", "rocm-smi"),

@@ -85,6 +85,7 @@ def test_what_was_assumed_is_noted_and_logged(tmp_path: Path, caplog: pytest.Log
         "--gpu says otherwise",
         "between its CPUs 10 GB/s each way are assumed; --between-sockets says otherwise",
     )
+    assert "shows no NVLinks, as topo -mp never" in parse_nvidia_smi("topo -mp" + PCIE_ONLY, "f").notes[0]
     assert parse_nvidia_smi(PCIE_ONLY, "f", pcie=True, gpu="t4", between_sockets=Fraction(9)).notes == ()
 
 
@@ -463,7 +464,7 @@ def test_pcie_trees_of_any_machine_are_read_back(machine: tool_texts.Machine) ->
 
 
 @given(st.data(), machines() | machines(nvlinks=6), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_damage_changes_nothing_or_is_refused(
     data: st.DataObject, machine: tool_texts.Machine, legend: bool
 ) -> None:

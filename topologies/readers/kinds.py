@@ -10,7 +10,7 @@ UNDERSTOOD = (
 
 _OURS = re.compile(r"^(?:ranks|links|switches|format)\s*:", re.MULTILINE)
 _MATRIX = re.compile(
-    r"GPU[0-9]{1,3}(?:[^A-Za-z0-9\n]{0,40}GPU[0-9]{1,3}|[^A-Za-z0-9\n]{1,40}(?:X|CPU Affinity))\b"
+    r"GPU[0-9]{1,3}(?:[^A-Za-z0-9\n]{0,40}GPU[0-9]|[^A-Za-z0-9\n]{1,40}(?:X|CPU Affinity)\b)"
 )
 _ROCM = re.compile(
     r"(?:Weight|Hops|Link Type|bandwidth) between two GPUs|^[ \t]*=+ *Bandwidth *=+[ \t]*$"

@@ -100,7 +100,8 @@ def _machine(
         switches = ["nvswitch"]
     if pcie or not links:
         if not pcie:
-            notes.append("shows no NVLinks: its PCIe paths are the links; --pcie says so")
+            never = ", as topo -mp never does" if "topo -mp" in text else ""
+            notes.append(f"shows no NVLinks{never}: its PCIe paths are the links; --pcie says so")
         tree = pcie_tree(
             matrix.gpus,
             matrix.nics,
