@@ -83,10 +83,10 @@ Root = Annotated[
     int | None, number("--root", "root rank, numbered after --ranks (default 0)", metavar="RANK")
 ]
 Gpu = Annotated[
-    str | None, option("--gpu", "what the GPUs of nvidia-smi text or NCCL XML are: v100, a100, h100, ...")
+    str | None, option("--gpu", "what the GPUs of a tool's text or NCCL XML are: v100, h200, mi300x, ...")
 ]
 Pcie = Annotated[
-    bool, option("--pcie", "take PCIe paths of nvidia-smi text or NCCL XML as links, NVLinks or not")
+    bool, option("--pcie", "take PCIe paths of a tool's text or NCCL XML as links, NVLinks or not")
 ]
 BetweenSockets = Annotated[
     str | None,

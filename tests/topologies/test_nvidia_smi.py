@@ -329,6 +329,10 @@ def test_counts_that_no_gpu_has() -> None:
         parse_nvidia_smi(text, "f", gpu="v100")
     with pytest.raises(TopologyError, match="gpu 'gtx': must be one of a10, a100, a100-pcie, a30"):
         parse_nvidia_smi(text, "f", gpu="gtx")
+    with pytest.raises(
+        TopologyError, match="f: gpu mi300x: must be NVIDIA's, whose tool printed this, got AMD's"
+    ):
+        parse_nvidia_smi(text, "f", gpu="mi300x")
     with pytest.raises(TopologyError, match="a GPU with 99 NVLinks, must be at most 18"):
         parse_nvidia_smi(matrix(lambda _a, _b: "NV99", 3), "f")
 

@@ -152,6 +152,10 @@ def test_links_that_nothing_counts_are_refused() -> None:
         parse_rocm_smi(
             rocm_smi(2, kind=lambda _a, _b: "XGMI", bandwidth=lambda _a, _b: "0-0"), "f", gpu="mi300a"
         )
+    with pytest.raises(
+        TopologyError, match="f: gpu h100: must be AMD's, whose tool printed this, got NVIDIA's"
+    ):
+        parse_rocm_smi(mesh(4), "f", gpu="h100")
     with pytest.raises(TopologyError, match=r"GPU0: must have at most 7 xGMI links \(mi300x\), got 8"):
         parse_rocm_smi(rocm_smi(2, bandwidth=lambda _a, _b: "50000-400000"), "f", gpu="mi300x")
 

@@ -17,7 +17,7 @@ from itertools import combinations
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.topology import Link, Topology, Vertex
 from arborcast.topologies.builders import cable, with_obvious_symmetries
-from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu, gpu_named
+from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import (
     NVLINK_LATENCY_US,
@@ -30,6 +30,7 @@ from arborcast.topologies.readers.text.pasted import (
     lines_of,
     named_gpus,
     nvlink_status,
+    stated_gpu,
     unnamed,
 )
 from arborcast.topologies.readers.text.pcie_paths import LEVELS, assumed_slot, pcie_tree, slot_of
@@ -70,8 +71,6 @@ def parse_nvidia_smi(
         TopologyError: no matrix, a broken matrix, counts that no GPU has.
     """
     try:
-        if gpu is not None:
-            gpu_named(gpu)
         return _machine(text, place, gpu, pcie, between_sockets, rates)
     except InputError as error:
         raise TopologyError(f"{place}: {error}") from error
@@ -80,12 +79,13 @@ def parse_nvidia_smi(
 def _machine(
     text: str, place: str, gpu: str | None, pcie: bool, between: Fraction | None, rates: Rates
 ) -> Machine:
+    stated = None if gpu is None else stated_gpu(gpu, NVIDIA)
     matrix = read_matrix(text)
     count = len(matrix.gpus)
     if count < 2:
         raise TopologyError(f"must show at least 2 GPUs, got {count}")
     domains = _domains(matrix)
-    cards = _identified(matrix, domains, text, place, gpu, rates)
+    cards = _identified(matrix, domains, text, place, stated, rates)
     notes = [*matrix.notes, *cards.notes]
     links: list[Link] = []
     switches: list[str] = []
@@ -155,17 +155,17 @@ class _Cards:
 
 
 def _identified(
-    matrix: Matrix, domains: Sequence[Sequence[int]], text: str, place: str, gpu: str | None, rates: Rates
+    matrix: Matrix, domains: Sequence[Sequence[int]], text: str, place: str, gpu: Gpu | None, rates: Rates
 ) -> _Cards:
     lines = lines_of(text)
     numbers = [int(name[3:]) for name in matrix.gpus]
-    stated = {} if rates is Rates.NCCL else nvlink_status(lines)
-    shown = [stated.get(number) for number in numbers]
+    status = {} if rates is Rates.NCCL else nvlink_status(lines)
+    shown = [status.get(number) for number in numbers]
     named = named_gpus(lines, NVIDIA)
     notes: tuple[str, ...] = ()
     kinds: tuple[Gpu | None, ...]
     if gpu is not None:
-        kinds = (gpu_named(gpu),) * len(numbers)
+        kinds = (gpu,) * len(numbers)
     elif all(number in named.by_index for number in numbers):
         kinds = tuple(named.by_index[number] for number in numbers)
     else:

@@ -19,10 +19,16 @@ from arborcast.synth.errors import InputError, TopologyError
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import cable, with_obvious_symmetries
-from arborcast.topologies.gpus import AMD, GPUS, Gpu, gpu_named, gpu_of_architecture
+from arborcast.topologies.gpus import AMD, GPUS, Gpu, gpu_of_architecture
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
-from arborcast.topologies.readers.text.pasted import assumed_from_names, lines_of, named_gpus
+from arborcast.topologies.readers.text.pasted import (
+    assumed_from_names,
+    lines_of,
+    named_gpus,
+    stated_gpu,
+    unnamed,
+)
 from arborcast.topologies.readers.text.pcie_paths import assumed_slot, pcie_tree, slot_of
 from arborcast.topologies.readers.text.rocm_tables import MAX_GPUS, Table, Tables, read_tables
 
@@ -65,13 +71,13 @@ def parse_rocm_smi(
 def _machine(
     tables: Tables, text: str, place: str, gpu: str | None, pcie: bool, between: Fraction | None, rates: Rates
 ) -> Machine:
+    stated = None if gpu is None else stated_gpu(gpu, AMD)
     count = len(tables.names)
     if not 2 <= count <= MAX_GPUS:
         raise TopologyError(f"must show 2 to {MAX_GPUS} GPUs, got {count}")
     kinds = _kinds(tables)
     megabytes = _bandwidths(tables)
     own = _own_pairs(tables, kinds, megabytes)
-    stated = None if gpu is None else gpu_named(gpu)
     known, notes = stated, list[str]()
     if known is None:
         known, note = _assumed(tables, own, kinds, text, place, bool(megabytes), rates)
@@ -194,10 +200,7 @@ def _assumed(
         return None, ""
     kind, why = found or _guess(tables, own, kinds)
     rate = f" ({float(kind.rate(rates)):g} GB/s each way per xGMI link)" if own else ""
-    return (
-        kind,
-        f"does not say which GPUs these are: {kind.name}{rate} assumed, from {why}; --gpu says otherwise",
-    )
+    return kind, unnamed(f"{kind.name}{rate}", why)
 
 
 def _by_architecture(lines: Sequence[str], links: int) -> tuple[Gpu, str] | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
 
-from arborcast.topologies.gpus import GPUS, Gpu
+from arborcast.synth.errors import TopologyError
+from arborcast.topologies.gpus import GPUS, Gpu, gpu_named
 
 _INVISIBLE = re.compile(
     "\x1b\\[[0-9;?]*[A-Za-z]|\x1b\\][^\x07\x1b]*\x07?|[\u200b-\u200f\u2060\ufeff\x00-\x08\x0b-\x1f]"
@@ -128,6 +129,20 @@ def assumed_from_names(
         if len(fitting) == 1:
             return fitting[0]
     return None
+
+
+def stated_gpu(name: str, vendor: str) -> Gpu:
+    """The GPU that `--gpu` states for the text of a vendor's tool.
+
+    Raises:
+        TopologyError: it is unknown, or another vendor's.
+    """
+    gpu = gpu_named(name)
+    if gpu.vendor != vendor:
+        raise TopologyError(
+            f"gpu {gpu.name}: must be {vendor}'s, whose tool printed this, got {gpu.vendor}'s"
+        )
+    return gpu
 
 
 def unnamed(assumed: str, why: str) -> str:
