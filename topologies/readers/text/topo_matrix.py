@@ -10,8 +10,8 @@ own column, and alike in both directions, or the text is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from arborcast.synth.errors import TopologyError
@@ -107,9 +107,7 @@ def read_matrix(text: str) -> Matrix:
             notes.append(f"holds several matrices; the first one is taken, that of {place} is not")
             break
     if found is not None:
-        return Matrix(
-            found.gpus, found.nics, found.cells, found.cores, found.numa, found.called, (*found.notes, *notes)
-        )
+        return replace(found, notes=(*found.notes, *notes))
     if broken is not None:
         raise broken
     got = f"names of GPUs in line {words[starts[0]].line} without rows" if starts else "no names of GPUs"
@@ -228,17 +226,8 @@ class _Block:
     @staticmethod
     def _rows(words: Sequence[_Word], start: int, columns: Sequence[str]) -> dict[str, _Row]:
         known = set(columns)
-        begins = [
-            index
-            for index in range(start, len(words) - 1)
-            if (words[index].text in known and (words[index + 1].is_cell or index == start))
-            or (
-                words[index].text in known
-                and words[index + 1].line == words[index].line
-                and _first(words, index)
-            )
-            or (_GPU.fullmatch(words[index].text) and words[index + 1].is_cell)
-        ]
+        later = range(start + 1, len(words) - 1)
+        begins = [start, *(index for index in later if _begins_row(words, index, known))]
         rows: dict[str, _Row] = {}
         for index, stop in zip(begins, [*begins[1:], len(words)], strict=True):
             name, line = words[index].text, words[index].line
@@ -258,9 +247,12 @@ class _Block:
         return rows
 
 
-def _first(words: Sequence[_Word], index: int) -> bool:
-    """Whether a word is the first of its line."""
-    return words[index - 1].line < words[index].line
+def _begins_row(words: Sequence[_Word], index: int, known: Collection[str]) -> bool:
+    """Whether a word is a name with a cell behind it, or a known name that begins a line."""
+    name, after = words[index], words[index + 1]
+    if name.text not in known:
+        return after.is_cell and _GPU.fullmatch(name.text) is not None
+    return after.is_cell or words[index - 1].line < name.line == after.line
 
 
 def _matrix(block: _Block, lines: Sequence[str]) -> Matrix:
