@@ -27,6 +27,7 @@ from arborcast.topologies.rates import (
 from arborcast.topologies.readers.text.pasted import (
     Named,
     assumed_from_names,
+    crossing_of,
     lines_of,
     named_gpus,
     nvlink_status,
@@ -108,6 +109,7 @@ def _machine(
             matrix.cells,
             [slot_of(kind, rates) for kind in cards.kinds],
             between=between,
+            assumed=crossing_of(lines_of(text)),
             together=matrix.together,
             first=count + len(switches),
         )

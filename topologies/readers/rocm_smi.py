@@ -24,6 +24,7 @@ from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
 from arborcast.topologies.readers.text.pasted import (
     assumed_from_names,
+    crossing_of,
     lines_of,
     named_gpus,
     stated_gpu,
@@ -106,6 +107,7 @@ def _machine(
             _ways(tables, kinds),
             [slot_of(known, rates)] * count,
             between=between,
+            assumed=crossing_of(lines_of(text)),
             together=lambda one, other: _together(tables, one, other),
             first=count,
         )

@@ -14,6 +14,7 @@ from itertools import islice
 
 from arborcast.synth.errors import TopologyError
 from arborcast.topologies.gpus import GPUS, Gpu, gpu_named
+from arborcast.topologies.rates import crossing_sockets
 
 _INVISIBLE = re.compile(
     "\x1b\\[[0-9;?]*[A-Za-z]|\x1b\\][^\x07\x1b]*\x07?|[\u200b-\u200f\u2060\ufeff\x00-\x08\x0b-\x1f]"
@@ -129,6 +130,23 @@ def assumed_from_names(
         if len(fitting) == 1:
             return fitting[0]
     return None
+
+
+def crossing_of(lines: Iterable[str]) -> Fraction:
+    """GB/s each way between two CPUs of the model that `lscpu` printed among the lines; NCCL's figure."""
+    said: dict[str, str] = {}
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if colon and key.strip() in _LSCPU:
+            said.setdefault(key.strip(), value.strip())
+    numbers = (said.get(key, "") for key in ("CPU family", "Model"))
+    family, model = (int(number) if re.fullmatch("[0-9]{1,6}", number) else 0 for number in numbers)
+    architecture = said.get("Architecture", "")
+    known = {"aarch64": "arm64", "ppc64le": "ppc64"}.get(architecture, architecture)
+    return crossing_sockets(known, said.get("Vendor ID", ""), family, model)
+
+
+_LSCPU = {"Architecture", "Vendor ID", "CPU family", "Model"}
 
 
 def stated_gpu(name: str, vendor: str) -> Gpu:

@@ -16,7 +16,7 @@ from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Link, Vertex
 from arborcast.topologies.builders import cable
 from arborcast.topologies.gpus import Gpu, slot_rate
-from arborcast.topologies.rates import BETWEEN_SOCKETS, PCIE_HOP_US, Rates, pcie_rate
+from arborcast.topologies.rates import PCIE_HOP_US, Rates, pcie_rate
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """The ways over PCIe from near to far."""
@@ -62,6 +62,7 @@ def pcie_tree(
     slots: Sequence[Fraction],
     *,
     between: Fraction | None,
+    assumed: Fraction,
     together: Callable[[str, str], bool | None],
     first: Vertex,
 ) -> Tree:
@@ -77,7 +78,8 @@ def pcie_tree(
         nics: names of the other devices.
         cells: the word of each ordered pair of devices; anything else than a level is hidden.
         slots: GB/s each way of the PCIe slot of each GPU; a switch has one like its fastest GPU.
-        between: GB/s each way between two CPUs; None for `topologies.rates.BETWEEN_SOCKETS`.
+        between: GB/s each way between two CPUs, where it is stated.
+        assumed: the same where it is not.
         together: whether two GPUs are at one NUMA node; None where that is not known.
         first: the number of the first vertex of the tree.
 
@@ -99,13 +101,14 @@ def pcie_tree(
             growing.add(group, "cpu")
     growing.place_nics()
     tops = [group.tops[0] for group in sockets]
-    rate = BETWEEN_SOCKETS if between is None else between
+    rate = assumed if between is None else between
     joined = [link for pair in combinations(tops, 2) for link in cable(*pair, rate, PCIE_HOP_US)]
     near = {nic: growing.near.get(nic, tuple(tops)) for nic in nics}
     notes = []
     if joined and between is None:
         notes.append(
-            f"between its CPUs {float(rate):g} GB/s each way are assumed; --between-sockets says otherwise"
+            f"between its CPUs {float(rate):g} GB/s each way are assumed, a figure of NCCL's; "
+            "--between-sockets says otherwise"
         )
     return Tree(growing.links + joined, growing.names, near, notes)
 
