@@ -45,6 +45,12 @@ class Tables:
     bandwidth: Table = field(default_factory=dict)
     numa: Mapping[int, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, names: tuple[str, ...], tables: Mapping[str, Table], numa: Mapping[int, int]) -> Tables:
+        """From tables by the names of attributes; those that are not there are empty."""
+        known = {key: tables.get(key, {}) for key in ("kind", "hops", "weight", "bandwidth")}
+        return cls(names, known["kind"], known["hops"], known["weight"], known["bandwidth"], numa)
+
     def pair(self, one: int, other: int) -> str:
         """Two GPUs by their names, for messages."""
         return f"{self.names[one]} to {self.names[other]}"
@@ -123,7 +129,7 @@ def _from_text(lines: Sequence[str]) -> Tables:
         for place, name in enumerate(gpus)
         if name[3:].isdecimal() and int(name[3:]) in numa
     }
-    return Tables(gpus, **{name: table for name, (_, table) in found.items()}, numa=by_place)
+    return Tables.of(gpus, {name: table for name, (_, table) in found.items()}, by_place)
 
 
 def _table(section: str, lines: Sequence[str], start: int, end: int) -> tuple[tuple[str, ...], Table] | None:
@@ -191,7 +197,7 @@ def _from_json(text: str) -> Tables:
             for name, key in columns.items():
                 if key in link and row != column:
                     tables[name][row, column] = _word(name, link[key], names[row])
-    return Tables(names, **{name: _whole(name, table, len(names)) for name, table in tables.items()})
+    return Tables.of(names, {name: _whole(name, table, len(names)) for name, table in tables.items()}, {})
 
 
 def _from_pairs(document: Mapping[str, object]) -> Tables:
@@ -214,7 +220,7 @@ def _from_pairs(document: Mapping[str, object]) -> Tables:
         if isinstance(node, str | int) and re.fullmatch("[0-9]{1,4}", str(node)):
             numa[place] = int(node)
     names = tuple(f"GPU{place}" for place in range(count))
-    return Tables(names, **{name: _whole(name, table, count) for name, table in tables.items()}, numa=numa)
+    return Tables.of(names, {name: _whole(name, table, count) for name, table in tables.items()}, numa)
 
 
 _CSV = re.compile(r"gpu,(?:bdf,)?.*_gpu_[0-9]+")
@@ -233,7 +239,7 @@ def _from_csv(text: str) -> Tables:
             word = row.get(f"{columns[name]}_gpu_{other}")
             if word is not None and one != other:
                 tables[name][one, other] = _word(name, word, names[one])
-    return Tables(names, **{name: _whole(name, table, len(names)) for name, table in tables.items()})
+    return Tables.of(names, {name: _whole(name, table, len(names)) for name, table in tables.items()}, {})
 
 
 def _addresses(names: Sequence[str]) -> tuple[str, ...]:
