@@ -287,7 +287,7 @@ def machine_document(machine: Machine) -> Json:
         "nics": [
             {
                 "name": nic.name,
-                **({} if nic.rate is None else {"rate": str(nic.rate)}),
+                "rate": None if nic.rate is None else str(nic.rate),
                 "near": [label(vertex) for vertex in nic.near],
             }
             for nic in machine.nics

@@ -109,7 +109,7 @@ def test_show_says_where_a_file_is_silent_on_the_rates_of_nics(synth: Any, tmp_p
     file.write_text("\tGPU0\tGPU1\tNIC0\nGPU0\tX\tNODE\tPIX\nGPU1\tNODE\tX\tNODE\n")
     assert synth("show", str(file), "--gpu", "l4").out.endswith("\n  nics     1 of unknown rate\n")
     nics = synth("show", str(file), "--gpu", "l4", "--json").document["nics"]
-    assert nics == [{"name": "NIC0", "near": [0]}]
+    assert nics == [{"name": "NIC0", "rate": None, "near": [0]}]
 
 
 @pytest.mark.parametrize(
