@@ -28,13 +28,22 @@ from arborcast.synth.cli.description import (
     describe_beyond,
     describe_bound,
     describe_machine,
+    describe_parts,
     describe_topology,
     machine_document,
     model_of,
+    parts_document,
 )
 from arborcast.synth.cli.files import expand, program, run, simulate, verify
 from arborcast.synth.cli.groups import groups
-from arborcast.synth.cli.inputs import NotCorrectError, collective_on, hardware_beyond, load_fabric, text_of
+from arborcast.synth.cli.inputs import (
+    NotCorrectError,
+    collective_on,
+    hardware_beyond,
+    load_fabric,
+    say_infeasible,
+    text_of,
+)
 from arborcast.synth.cli.options import (
     AsJson,
     CollectiveName,
@@ -126,18 +135,19 @@ def show(
     picture = picture or output
     writable(picture)
     on = load_fabric(fabric)
-    topology = on.topology
+    topology, parts = on.topology, on.parts()
+    helps = () if parts is None else on.help_for(parts)
     if picture is not None:
         from arborcast.synth.pictures import draw_topology
 
         draw_topology(topology, picture)
     if as_json:
         beyond = beyond_document(hardware_beyond(fabric.spec, topology))
-        more = {"picture": text_of(picture), "beyond": beyond, **machine_document(on.machine_left)}
-        print_json({**topology_to_document(topology), **more})
+        more = {"picture": text_of(picture), "beyond": beyond, **parts_document(parts, helps)}
+        print_json({**topology_to_document(topology), **more, **machine_document(on.machine_left)})
         return
-    beyond_lines = describe_beyond(hardware_beyond(fabric.spec, topology))
-    print_lines([*describe_topology(topology), *describe_machine(on.machine_left), *beyond_lines])
+    told = [*describe_topology(topology), *describe_machine(on.machine_left), *describe_parts(parts, helps)]
+    print_lines([*told, *describe_beyond(hardware_beyond(fabric.spec, topology))])
     if picture is not None:
         print_lines([f"drawn     {picture}"])
 
@@ -154,6 +164,7 @@ def bound(
     """Print the fastest rate possible, with its proof."""
     from arborcast import synth
     from arborcast.synth.formats import bound_to_document
+    from arborcast.synth.routes.reachability import who_is_cut_off
 
     found_fabric = load_fabric(fabric)
     topology = found_fabric.topology
@@ -161,13 +172,19 @@ def bound(
         asked = collective_on(collective, found_fabric, root)
         found = synth.bound(topology, asked)
     beyond = hardware_beyond(fabric.spec, topology, asked)
+    none = InfeasibleError(who_is_cut_off(topology, asked), found) if found.rate == 0 else None
+    document = {"topology": topology.name, "collective": collective, "ranks": len(asked.ranks)}
     if as_json:
-        document = {"topology": topology.name, "collective": collective, "ranks": len(asked.ranks)}
         more = {"model": model_of(topology), "beyond": beyond_document(beyond)}
-        print_json({**document, **bound_to_document(found, topology), **more})
-        return
-    head = f"{topology.name} {collective}: at most {gigabytes(found.rate)}"
-    print_lines([head, *describe_bound(found, topology), *describe_beyond(beyond)])
+        document = {**document, **bound_to_document(found, topology), **more}
+        if none is None:
+            print_json(document)
+    else:
+        head = f"{topology.name} {collective}: at most {gigabytes(found.rate)}"
+        print_lines([head, *describe_bound(found, topology), *describe_beyond(beyond)])
+    if none is not None:
+        say_infeasible(none, found_fabric, collective, as_json, document)
+        raise none
 
 
 for command in (
@@ -250,7 +267,7 @@ def _status() -> int:
 def _line(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
         return error.format_message().replace("Value error, ", "")  # what stands before a wrong choice
-    return str(error)
+    return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 STATUS: dict[type[BaseException], int] = {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from arborcast.synth.baselines.comparison import Comparison
     from arborcast.synth.chunks.frontier import Frontier
     from arborcast.synth.implicit_schedule import AnySchedule
+    from arborcast.synth.routes.reachability import Parts
     from arborcast.synth.selection import Choice
     from arborcast.topologies.entries import Beyond
     from arborcast.topologies.machine import Machine
@@ -186,8 +187,22 @@ def _set(vertices: frozenset[Vertex], topology: Topology) -> str:
     return "{" + ", ".join(named) + more + "}"
 
 
-def infeasible_document(error: InfeasibleError, topology: Topology, collective: str) -> Json:
-    """What `--json` says where there is none: `certificate` is the exact limit, where one proves it."""
+def is_cut_off(error: InfeasibleError) -> bool:
+    """Whether there is none because some rank cannot be reached."""
+    return isinstance(error.proof, Bound) and error.proof.rate == 0
+
+
+def infeasible_document(
+    error: InfeasibleError, topology: Topology, collective: str, parts: Parts | None = None
+) -> Json:
+    """What `--json` says where there is none: `certificate` is the exact limit, where one proves it.
+
+    Args:
+        error: says why; its notes, what would help.
+        topology: on which there is none.
+        collective: of which there is none.
+        parts: into which the fabric falls, where that is why.
+    """
     from arborcast.synth.formats import bound_to_document
 
     certificate: Json | None = None
@@ -204,7 +219,25 @@ def infeasible_document(error: InfeasibleError, topology: Topology, collective: 
         "proved_by": [prover.value for prover in error.proved_by],
         "certificate": certificate,
         "why": str(error),
+        **parts_document(parts, getattr(error, "__notes__", ())),
     }
+
+
+def parts_document(parts: Parts | None, helps: Iterable[str]) -> Json:
+    """The parts into which a fabric falls, and what would help; none where all ranks reach each other."""
+    return {
+        "parts": None if parts is None else [list(ranks) for ranks in parts.ranks],
+        "one_way": [] if parts is None else [list(pair) for pair in parts.one_way],
+        "help": list(helps),
+    }
+
+
+def describe_parts(parts: Parts | None, helps: Iterable[str]) -> list[str]:
+    """The same in words."""
+    if parts is None:
+        return []
+    told = "; ".join(helps)
+    return [f"  apart    {parts}", *([f"  help     {told}"] if told else [])]
 
 
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:

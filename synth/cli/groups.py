@@ -83,11 +83,12 @@ def groups(
     if output is not None:
         check_folder(output)
     size_bytes = None if size is None else parse_size(size)
-    topology = load_fabric(fabric).topology
+    on = load_fabric(fabric)
+    topology = on.topology
     collectives, weights = _asked(topology, group or [], mesh, along or [], weight or [])
     watch = Stopwatch()
     what = f"sharing {topology.name} among {len(collectives)} groups"
-    with failing_as_json(topology, "groups", as_json), progress(what, quiet=as_json):
+    with failing_as_json(on, "groups", as_json), progress(what, quiet=as_json):
         found = solve_groups(
             topology, collectives, weights=weights, relays=relays, seed=seed, deadline_s=deadline
         )

@@ -6,8 +6,8 @@ Shared by the commands; the packages that they load are imported inside.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from arborcast.synth.collective import Collective
     from arborcast.synth.faults.faulty import Faulty
     from arborcast.synth.implicit_schedule import AnySchedule
+    from arborcast.synth.routes.reachability import Parts
     from arborcast.synth.topology import Topology
     from arborcast.topologies.entries import Beyond
     from arborcast.topologies.machine import Machine
+
+MOST_LEFT_OUT = 8
+"""Parts that are named to be left out by --without-rank."""
 
 
 class NotCorrectError(Exception):
@@ -37,13 +41,50 @@ class Asked:
         topology: the fabric, what is left of it where something failed.
         taking_part: the ranks of it that take part; all others are relays.
         machine: what else is known of what the spec names, before anything failed.
+        options: how it was asked for.
         faulty: how it came from a healthy one; None where nothing failed.
     """
 
     topology: Topology
     taking_part: tuple[int, ...]
     machine: Machine
+    options: FabricOptions
     faulty: Faulty | None = None
+
+    def parts(self) -> Parts | None:
+        """The parts into which those that take part fall; None where all reach each other."""
+        from arborcast.synth.routes.reachability import parts_of
+
+        found = parts_of(self.topology, self.taking_part)
+        return found if len(found.ranks) > 1 else None
+
+    def help_for(self, parts: Parts) -> tuple[str, ...]:
+        """Which options would help where the fabric falls into parts, as whoever asked numbers its ranks."""
+        from arborcast.synth.routes.reachability import rank_ranges
+
+        told = [*self._pcie_helps(parts)]
+        largest = parts.largest
+        if self.faulty is None and len(largest) > 1:
+            given = self.options.ranks
+            names = largest if given is None else [rank_list(given)[rank] for rank in largest]
+            told.append(f"--ranks {rank_ranges(names)} takes the largest part")
+        outside = [ranks for ranks in parts.ranks if ranks != largest]
+        kept = range(self.topology.ranks) if self.faulty is None else self.faulty.kept
+        alone = all(len(ranks) == 1 for ranks in outside) and len(largest) > 1
+        if len(outside) <= MOST_LEFT_OUT and (alone or self.faulty is not None):
+            lost = [f"--without-rank {kept[rank]}" for ranks in outside for rank in ranks]
+            told.append(f"{' '.join(lost)} leaves {'it' if len(lost) == 1 else 'them'} out")
+        return tuple(told)
+
+    def _pcie_helps(self, parts: Parts) -> Iterator[str]:
+        if self.options.pcie:
+            return
+        with suppress(InputError):  # the catalog, or a file that holds its own links
+            joined = load_fabric(replace(self.options, pcie=True)).parts()
+            if joined is None:
+                yield "--pcie joins them"
+            elif len(joined.ranks) < len(parts.ranks):
+                yield f"--pcie leaves {len(joined.ranks)} parts"
 
     @property
     def machine_left(self) -> Machine:
@@ -73,12 +114,12 @@ def load_fabric(options: FabricOptions) -> Asked:
     topology = machine.topology
     members = topology.ranks if chosen is None else len(chosen)
     if not options.without_link and not options.without_rank:
-        return Asked(topology, tuple(range(members)), machine)
+        return Asked(topology, tuple(range(members)), machine, options)
     from arborcast.synth.faults.faulty import without
 
     faulty = without(topology, links=options.without_link or (), ranks=options.without_rank or ())
     left = sum(before < members for before in faulty.kept)
-    return Asked(faulty.topology, tuple(range(left)), machine, faulty)
+    return Asked(faulty.topology, tuple(range(left)), machine, options, faulty)
 
 
 def above_zero(option: str, text: str | None) -> Fraction | None:
@@ -148,20 +189,30 @@ def kept(schedule: AnySchedule, seconds: float, output: Path | None) -> Json:
 
 
 @contextmanager
-def failing_as_json(topology: Topology, collective: str, as_json: bool, **more: object) -> Iterator[None]:
-    """Print why there is no answer as one JSON object where that is asked for; the error goes on."""
-    from arborcast.synth.cli.description import infeasible_document
-
+def failing_as_json(on: Asked, collective: str, as_json: bool) -> Iterator[None]:
+    """Say why there is no answer, as one JSON object where that is asked for; the error goes on."""
     try:
         yield
     except InfeasibleError as error:
-        if as_json:
-            print_json({**infeasible_document(error, topology, collective), **more})
+        say_infeasible(error, on, collective, as_json)
         raise
     except TimedOutError as error:
         if as_json:
             print_json({"timed_out": True, "why": str(error)})
         raise
+
+
+def say_infeasible(
+    error: InfeasibleError, on: Asked, collective: str, as_json: bool, more: Json | None = None
+) -> None:
+    """Note what would help on an error that goes on, and print it as one JSON object, with `more`."""
+    from arborcast.synth.cli.description import infeasible_document, is_cut_off
+
+    parts = on.parts() if is_cut_off(error) else None
+    for line in () if parts is None else on.help_for(parts):
+        error.add_note(line)
+    if as_json:
+        print_json({**infeasible_document(error, on.topology, collective, parts), **(more or {})})
 
 
 def text_of(path: Path | None) -> str | None:

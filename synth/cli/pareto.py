@@ -64,7 +64,7 @@ def pareto(
     on = load_fabric(fabric)
     topology = on.topology
     what = f"frontier of {collective} on {topology.name}"
-    with failing_as_json(topology, collective, as_json), progress(what, quiet=as_json), running_on(dask):
+    with failing_as_json(on, collective, as_json), progress(what, quiet=as_json), running_on(dask):
         found = synth.pareto(
             topology,
             collective_on(collective, on, root),

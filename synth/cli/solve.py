@@ -19,9 +19,15 @@ from arborcast.synth.cli.description import (
     describe_beyond,
     describe_choices,
     describe_solution,
-    infeasible_document,
 )
-from arborcast.synth.cli.inputs import collective_on, hardware_beyond, kept, load_fabric, text_of
+from arborcast.synth.cli.inputs import (
+    collective_on,
+    hardware_beyond,
+    kept,
+    load_fabric,
+    say_infeasible,
+    text_of,
+)
 from arborcast.synth.cli.options import (
     AsJson,
     CollectiveName,
@@ -133,10 +139,9 @@ def solve(
                 schedule = selection.fastest_in_time(request.size_bytes)
                 choices = selection.choices()
     except InfeasibleError as error:
-        if as_json:
-            written = text_of(error.proof_file)
-            files = {"proof_file": written, "formula_file": None if written is None else f"{written}.cnf"}
-            print_json({**infeasible_document(error, topology, collective), **files})
+        written = text_of(error.proof_file)
+        files = {"proof_file": written, "formula_file": None if written is None else f"{written}.cnf"}
+        say_infeasible(error, on, collective, as_json, files)
         raise
     except TimedOutError as error:
         best = {} if error.best is None else kept(error.best, stopwatch.seconds, output)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from arborcast.synth.cli.console import print_json, print_lines, progress, table
+from arborcast.synth.cli.description import describe_parts, parts_document
 from arborcast.synth.cli.inputs import load_fabric
 from arborcast.synth.cli.options import (
     AsJson,
@@ -21,6 +23,7 @@ from arborcast.synth.errors import InputError
 
 if TYPE_CHECKING:
     from arborcast.synth.collective import Kind
+    from arborcast.synth.routes.reachability import Parts
     from arborcast.synth.sweeps.questions import Question
 
 
@@ -60,7 +63,8 @@ def sweep(
 
     if jobs == 0 or jobs < -1:
         raise InputError(f"--jobs {jobs}: must be at least 1, or -1 for all cores")
-    topology = load_fabric(fabric).topology
+    on = load_fabric(fabric)
+    topology, parts = on.topology, on.parts()
     numbers = None if fragments is None else rank_list(fragments, "--fragments")
     chosen_sizes = None if sizes == "rate" else size_range(sizes)
     with progress(f"sweeping {topology.name}", quiet=as_json), running_on(dask):
@@ -75,7 +79,8 @@ def sweep(
             retry=retry,
             listen=lambda now: report("questions", now.done, now.total),
         )
-    _tell(asked, worked, output, as_json)
+    apart = (parts, () if parts is None else on.help_for(parts))
+    _tell(asked, worked, output, as_json, apart)
 
 
 def _kinds(text: str) -> tuple[Kind, ...]:
@@ -93,13 +98,20 @@ def _kinds(text: str) -> tuple[Kind, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def _tell(asked: list[Question], worked: int, folder: Path, as_json: bool) -> None:
+def _tell(
+    asked: list[Question],
+    worked: int,
+    folder: Path,
+    as_json: bool,
+    apart: tuple[Parts | None, Iterable[str]],
+) -> None:
     from arborcast.synth.sweeps.table import Table
 
     answers = Table.read(folder).answers
     found = [answers[question] for question in asked]
     if as_json:
-        print_json({"questions": len(asked), "answered_now": worked, "folder": str(folder), "answers": found})
+        counts = {"questions": len(asked), "answered_now": worked, "folder": str(folder)}
+        print_json({**counts, "answers": found, **parts_document(*apart)})
         return
     statuses: dict[tuple[str, str], int] = {}
     for answer in found:
@@ -109,6 +121,7 @@ def _tell(asked: list[Question], worked: int, folder: Path, as_json: bool) -> No
         (kind, status, count, _optimal(found, kind, status)) for (kind, status), count in statuses.items()
     ]
     print_lines(table(("collective", "status", "questions", "optimal"), rows, left=2))
+    print_lines(describe_parts(*apart))
     print_lines([f"{worked} answered now, {len(asked) - worked} before; written {folder}"])
 
 

@@ -176,7 +176,8 @@ def test_without_any_link_all_are_cut_off(synth: Any, tmp_path: Path, collective
     file = tmp_path / "apart.yaml"
     file.write_text("name: apart\nranks: 3\nlinks: []\n")
     refused(synth("solve", str(file), collective), f"{collective}: ranks 1, 2 cut off", status=1)
-    assert synth("bound", str(file), collective, "--json").document["rate"] == "0"
+    bounded = synth("bound", str(file), collective, "--json")
+    assert (bounded.status, bounded.document["rate"], bounded.document["help"]) == (1, "0", [])
     joint = f"group 0: {collective}: ranks 1, 2 cut off"
     refused(synth("groups", str(file), "--group", f"{collective}:0,1,2"), joint, status=1)
 
@@ -296,14 +297,70 @@ def test_what_is_cut_off_is_named(synth: Any, tmp_path: Path) -> None:
     pairs = "[{between: [0, 1], bandwidth: 1}, {between: [2, 3], bandwidth: 1}]"
     file.write_text(f"name: two-pairs\nranks: 4\nlinks: {pairs}\n")
     bounded = synth("bound", str(file), "broadcast", "--json")
-    assert (bounded.status, bounded.document["rate"]) == (0, "0")
+    assert (bounded.status, bounded.document["rate"]) == (1, "0")
     assert sorted(bounded.document["certificate"]["side"]) == [0, 1]
+    parts = "2 parts: ranks 0-1 | ranks 2-3; --ranks 0-1 takes the largest part\n"
+    assert bounded.err == f"synth: broadcast: ranks 2, 3 cut off: nothing leads there from rank 0; {parts}"
+    for answer in (
+        bounded,
+        synth("show", str(file), "--json"),
+        synth("pareto", str(file), "gather", "--json"),
+    ):
+        assert (answer.document["parts"], answer.document["one_way"]) == ([[0, 1], [2, 3]], [])
+        assert answer.document["help"] == ["--ranks 0-1 takes the largest part"]
+    assert "  apart    2 parts: ranks 0-1 | ranks 2-3\n" in synth("show", str(file)).out
+    folder = str(tmp_path / "sweep")
+    swept = synth("sweep", str(file), "--collectives", "reduce", "-o", folder, "--json")
+    assert swept.document["parts"] == [[0, 1], [2, 3]]
     for collective in ("broadcast", "allreduce", "allgather", "gather", "alltoall"):
         refused(synth("solve", str(file), collective), "2, 3", status=1)
     answer = synth("solve", str(file), "allgather", "--json")
     assert (answer.status, answer.document["infeasible"]) == (1, True)
     assert answer.document["proved"] and answer.document["certificate"]["certificate"]["kind"] == "cut"
     assert "2, 3" in answer.document["why"]
+
+
+PAIRS = """
+        GPU0  GPU1  GPU2  GPU3  GPU4
+GPU0     X    NV2   SYS   SYS   SYS
+GPU1    NV2    X    SYS   SYS   SYS
+GPU2    SYS   SYS    X    NV2   SYS
+GPU3    SYS   SYS   NV2    X    SYS
+GPU4    SYS   SYS   SYS   SYS    X
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "parts", "helps"),
+    [
+        ((), [[0, 1], [2, 3], [4]], ["--pcie joins them", "--ranks 0-1 takes the largest part"]),
+        # Ranks as whoever asks must name them: 4, 2, 3 are 0, 1, 2 here.
+        (
+            ("--ranks", "4,2,3"),
+            [[0], [1, 2]],
+            ["--pcie joins them", "--ranks 2-3 takes the largest part", "--without-rank 0 leaves it out"],
+        ),
+        # Of the fragment, in which 1 and 2 are 0 and 1 once rank 0 is gone, 2 is cut off again.
+        (
+            ("--ranks", "4,2,3,0", "--without-rank", "0"),
+            [[0, 1], [2]],
+            ["--pcie joins them", "--without-rank 3 leaves it out"],
+        ),
+    ],
+)
+def test_what_would_join_the_parts_is_said(
+    synth: Any, tmp_path: Path, words: tuple[str, ...], parts: list[list[int]], helps: list[str]
+) -> None:
+    file = tmp_path / "pairs.txt"
+    file.write_text(PAIRS)
+    spec = (str(file), "--gpu", "a6000", *words)
+    assert synth("show", *spec, "--json").document["parts"] == parts
+    for command in ("bound", "solve", "pareto"):
+        ran = synth(command, *spec, "allreduce", "--json")
+        assert (ran.status, ran.document["parts"], ran.document["help"]) == (1, parts, helps)
+        assert ran.err.endswith(f"{'; '.join(helps)}\n")
+    taken = synth("bound", *spec, "allreduce", "--pcie", "--json")
+    assert (taken.status, synth("show", *spec, "--pcie", "--json").document["parts"]) == (0, None)
 
 
 def test_a_ring_that_does_not_exist_is_an_answer(synth: Any) -> None:
