@@ -1,6 +1,6 @@
 """What an accelerator can do at most, and what share of it training gets: the numbers behind analytic costs.
 
-Rates are the vendors' own, from their data sheets; the shares are ours (see `Device`). No torch in here.
+Rates are the vendors' own, each with its public source; the shares are ours (see `Device`). No torch in here.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Device:
         efficiency: the share of `flops` that dense operators reach.
         memory_efficiency: the share of `memory_gbps` that all others reach.
         launch_us: what every operator costs beyond its work.
+        source: where its rates stand.
 
     Raises:
         ProfileError: a value is out of range.
@@ -45,6 +46,7 @@ class Device:
     efficiency: float = 0.75
     memory_efficiency: float = 0.8
     launch_us: float = 5.0
+    source: str = ""
 
     def __post_init__(self) -> None:
         """Check every rule of the docstrings."""
@@ -84,58 +86,102 @@ class Device:
         return max(flops / (self.flops[dtype] * self.efficiency) * 1e6, memory_us) + self.launch_us
 
 
-V100 = Device(
-    "v100", {"float64": 7.8e12, "float32": 15.7e12, "float16": 125e12}, memory_gbps=900, memory_bytes=16 * GIB
-)
-"""NVIDIA Tesla V100 SXM2, 16 GB: NVIDIA's V100 data sheet (2017), float16 with tensor cores."""
+def _device(name: str, teraflops: str, memory_gbps: float, gib: int, source: str) -> Device:
+    """A row of the table: `teraflops` of float64, float32, float16 and bfloat16, - for none."""
+    types = ("float64", "float32", "float16", "bfloat16")
+    flops = {
+        dtype: float(rate) * 1e12 for dtype, rate in zip(types, teraflops.split(), strict=True) if rate != "-"
+    }
+    return Device(name, flops, memory_gbps, gib * GIB, source=source)
 
-P100 = Device(
-    "p100",
-    {"float64": 5.3e12, "float32": 10.6e12, "float16": 21.2e12},
-    memory_gbps=732,
-    memory_bytes=16 * GIB,
-)
-"""NVIDIA Tesla P100 SXM2, 16 GB: NVIDIA's P100 data sheet (2016)."""
 
-GTX_1080_TI = Device(
-    "1080ti",
-    {"float64": 0.354e12, "float32": 11.34e12, "float16": 0.177e12},
-    memory_gbps=484,
-    memory_bytes=11 * GIB,
+# Dense rates, 16-bit ones of tensor or matrix cores that add up in float32; NVIDIA's float32 without TF32
+# (torch's default for products), AMD's by matrix cores. One die of an MI250 or MI250X is one device. TPUs
+# multiply float32 in bfloat16 passes by default (XLA), so that both have one rate.
+_KNOWN = (
+    _device("v100", "7.8 15.7 125 -", 900, 16, "V100 data sheet (SXM2, 16 GB)"),
+    _device("p100", "5.3 10.6 21.2 -", 732, 16, "P100 data sheet (SXM2)"),
+    _device("1080ti", "0.354 11.34 0.177 -", 484, 11, "GTX 1080 Ti specification: 3584 cores at 1582 MHz"),
+    _device("a100", "9.7 19.5 312 312", 1555, 40, "A100 data sheet (SXM, 40 GB)"),
+    _device("h100", "34 67 989 989", 3350, 80, "H100 data sheet (SXM)"),
+    _device("k80", "1.45 4.37 - -", 240, 12, "Tesla K80 board specification, one of two dies, at boost"),
+    _device("m40", "0.21 6.84 - -", 288, 24, "Tesla M40 product brief (24 GB)"),
+    _device("titanx", "0.21 6.69 - -", 336.5, 12, "GTX TITAN X specification: 3072 cores at 1089 MHz"),
+    _device("p100-pcie", "4.7 9.3 18.7 -", 732, 16, "P100 data sheet (PCIe, 16 GB)"),
+    _device("p40", "0.37 11.8 0.18 -", 346, 24, "P40 data sheet"),
+    _device("v100-32", "7.8 15.7 125 -", 900, 32, "V100 data sheet (SXM2, 32 GB)"),
+    _device("v100-pcie", "7 14 112 -", 900, 16, "V100 data sheet (PCIe, 16 GB)"),
+    _device("t4", "0.25 8.1 65 -", 320, 16, "T4 data sheet"),
+    _device("rtx2080ti", "0.42 13.4 53.8 -", 616, 11, "Turing white paper"),
+    _device("a100-80", "9.7 19.5 312 312", 2039, 80, "A100 data sheet (SXM, 80 GB)"),
+    _device("a100-pcie", "9.7 19.5 312 312", 1555, 40, "A100 data sheet (PCIe, 40 GB)"),
+    _device("a800", "9.7 19.5 312 312", 2039, 80, "A800 data sheet (SXM, 80 GB)"),
+    _device("a800-pcie", "9.7 19.5 312 312", 1935, 80, "A800 data sheet (PCIe, 80 GB)"),
+    _device("a30", "5.2 10.3 165 165", 933, 24, "A30 data sheet"),
+    _device("a10", "0.98 31.2 125 125", 600, 24, "A10 data sheet"),
+    _device("a40", "0.58 37.4 149.7 149.7", 696, 48, "A40 data sheet"),
+    _device("a6000", "0.6 38.7 154.8 154.8", 768, 48, "RTX A6000 data sheet, tensor cores without sparsity"),
+    _device("rtx3090", "0.56 35.6 71 71", 936, 24, "GA102 white paper"),
+    _device("l4", "0.49 30.3 121 121", 300, 24, "L4 data sheet"),
+    _device("l20", "0.93 59.8 119.5 119.5", 864, 48, "L20 data sheet"),
+    _device("l40s", "1.43 91.6 362 362", 864, 48, "L40S data sheet"),
+    _device("rtx4090", "1.29 82.6 165.2 165.2", 1008, 24, "Ada GPU white paper"),
+    _device("h100-pcie", "26 51 756 756", 2000, 80, "H100 data sheet (PCIe)"),
+    _device("h100-nvl", "30 60 835 835", 3900, 94, "H100 data sheet (NVL)"),
+    _device("h200", "34 67 989 989", 4800, 141, "H200 data sheet (SXM)"),
+    _device("h200-nvl", "30 60 835 835", 4800, 141, "H200 data sheet (NVL)"),
+    _device("h20", "1 44 148 148", 4000, 96, "H20 data sheet (96 GB)"),
+    _device("h800", "1 67 989 989", 3350, 80, "H800 data sheet (SXM)"),
+    _device("gh200", "34 67 989 989", 4000, 96, "GH200 data sheet (HBM3)"),
+    _device("b100", "30 60 1750 1750", 8000, 192, "Blackwell architecture brief: HGX B100"),
+    _device("b200", "37 75 2250 2250", 8000, 180, "HGX and DGX B200 data sheets, an eighth"),
+    _device("gb200", "40 80 2500 2500", 8000, 186, "GB200 NVL72 data sheet, a 72nd"),
+    _device("b300", "1.25 75 2250 2250", 8000, 288, "HGX and DGX B300 data sheets, an eighth"),
+    _device("gb300", "1.3 80 2500 2500", 8000, 288, "GB300 NVL72 data sheet, a 72nd"),
+    _device("rtx5090", "1.64 104.8 209.5 209.5", 1792, 32, "RTX Blackwell white paper"),
+    _device("pro6000", "1.97 126 503.8 503.8", 1792, 96, "RTX PRO Blackwell white paper (workstation)"),
+    _device("mi50", "6.6 13.3 26.5 -", 1024, 16, "MI50 data sheet (16 GB)"),
+    _device("mi60", "7.4 14.7 29.5 -", 1024, 32, "MI60 data sheet"),
+    _device("mi100", "11.5 46.1 184.6 92.3", 1228.8, 32, "MI100 data sheet"),
+    _device("mi210", "45.3 45.3 181 181", 1638.4, 64, "MI210 data sheet"),
+    _device("mi250", "45.3 45.3 181 181", 1638.4, 64, "MI250 data sheet, half"),
+    _device("mi250x", "47.9 47.9 191.5 191.5", 1638.4, 64, "MI250X data sheet, half"),
+    _device("mi300a", "122.6 122.6 980.6 980.6", 5300, 128, "MI300A data sheet"),
+    _device("mi300x", "163.4 163.4 1307.4 1307.4", 5300, 192, "MI300X data sheet"),
+    _device("mi325x", "163.4 163.4 1307.4 1307.4", 6000, 256, "MI325X data sheet"),
+    _device("mi350x", "72.1 144.2 2306.9 2306.9", 8000, 288, "MI350X data sheet"),
+    _device("mi355x", "78.6 157.3 2516.6 2516.6", 8000, 288, "MI355X data sheet"),
+    _device("tpu-v4", "- 275 - 275", 1200, 32, "cloud.google.com/tpu/docs/v4"),
+    _device("tpu-v5e", "- 197 - 197", 819, 16, "cloud.google.com/tpu/docs/v5e"),
+    _device("tpu-v5p", "- 459 - 459", 2765, 95, "cloud.google.com/tpu/docs/v5p"),
+    _device("tpu-v6e", "- 918 - 918", 1638, 32, "cloud.google.com/tpu/docs/v6e"),
+    _device("trn2", "- 181 667 667", 2900, 96, "AWS Neuron documentation: Trainium2, one chip"),
+    _device("gaudi3", "- - - 1835", 3670, 128, "Gaudi 3 white paper; no rate of float32 products is public"),
 )
-"""NVIDIA GeForce GTX 1080 Ti: 3584 cores at the boost clock of 1582 MHz, two operations each (NVIDIA's
-product page); float64 at 1/32 and float16 at 1/64 of that rate, as in all consumer Pascal chips."""
 
-A100 = Device(
-    "a100",
-    {"float64": 9.7e12, "float32": 19.5e12, "float16": 312e12, "bfloat16": 312e12},
-    memory_gbps=1555,
-    memory_bytes=40 * GIB,
-)
-"""NVIDIA A100 SXM4, 40 GB: NVIDIA's A100 data sheet (2020), dense. float32 without TF32 (torch's default for
-matrix products): `dataclasses.replace(A100, flops={**A100.flops, "float32": 156e12})` for TF32."""
+DEVICES: Mapping[str, Device] = MappingProxyType({device.name: device for device in _KNOWN})
+"""By name; GPUs by the names of `topologies.GPUS`."""
 
-H100 = Device(
-    "h100",
-    {"float64": 34e12, "float32": 67e12, "float16": 989e12, "bfloat16": 989e12},
-    memory_gbps=3350,
-    memory_bytes=80 * GIB,
-)
-"""NVIDIA H100 SXM5, 80 GB: NVIDIA's H100 data sheet (2023), dense; float32 without TF32 (494 TFLOPS)."""
+V100, P100, GTX_1080_TI, A100, H100 = _KNOWN[:5]
 
-DEVICES: Mapping[str, Device] = MappingProxyType(
-    {it.name: it for it in (V100, P100, GTX_1080_TI, A100, H100)}
-)
-"""By name."""
+
+def device_or_none(name: str) -> Device | None:
+    """The device of a name, in any case, with or without hyphens ("V100", "1080-Ti"); None for no device."""
+    key = _plain(name)
+    return next((device for device in _KNOWN if _plain(device.name) == key), None)
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def device_named(name: str) -> Device:
-    """The device of a name, in any case, with or without hyphens ("V100", "1080-Ti").
+    """The same; what is no device is an error.
 
     Raises:
         ProfileError: there is none.
     """
-    key = "".join(letter for letter in name.lower() if letter.isalnum())
-    if key not in DEVICES:
+    device = device_or_none(name)
+    if device is None:
         raise ProfileError(f"device {name}: must be one of {', '.join(DEVICES)}")
-    return DEVICES[key]
+    return device

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,14 @@ class Asked:
     options: FabricOptions
     faulty: Faulty | None = None
 
+    @property
+    def gpus(self) -> tuple[str | None, ...]:
+        """What the ranks that are left are, by the names of `topologies.GPUS`; None where that is unknown."""
+        ranks = range(self.topology.ranks)
+        if self.faulty is not None:
+            ranks = [self.faulty.kept[rank] for rank in ranks]
+        return tuple(self.machine.gpus[rank] for rank in ranks)
+
     def parts(self) -> Parts | None:
         """The parts into which those that take part fall; None where all reach each other."""
         from arborcast.synth.routes.reachability import parts_of
@@ -77,10 +85,17 @@ class Asked:
         return tuple(told)
 
     def _pcie_helps(self, parts: Parts) -> Iterator[str]:
-        if self.options.pcie:
+        from arborcast.topologies.files import load_file
+        from arborcast.topologies.rates import Rates
+
+        options = self.options
+        if options.pcie:
             return
-        with suppress(InputError):  # the catalog, or a file that holds its own links
-            joined = load_fabric(replace(self.options, pcie=True)).parts()
+        with suppress(InputError):  # of the catalog, or a file that holds its own links
+            machine = load_file(options.spec, gpu=options.gpu, pcie=True, rates=Rates.of(options.rates))
+            if options.ranks is not None:
+                machine = machine.reordered(rank_list(options.ranks), relays=options.relays)
+            joined = _left(machine, options).parts()
             if joined is None:
                 yield "--pcie joins them"
             elif len(joined.ranks) < len(parts.ranks):
@@ -111,8 +126,13 @@ def load_fabric(options: FabricOptions) -> Asked:
         between_sockets=above_zero("--between-sockets", options.between_sockets),
         rates=options.rates,
     )
+    return _left(machine, options)
+
+
+def _left(machine: Machine, options: FabricOptions) -> Asked:
+    """What is left of a machine, the fragment already taken."""
     topology = machine.topology
-    members = topology.ranks if chosen is None else len(chosen)
+    members = topology.ranks if options.ranks is None else len(rank_list(options.ranks))
     if not options.without_link and not options.without_rank:
         return Asked(topology, tuple(range(members)), machine, options)
     from arborcast.synth.faults.faulty import without

@@ -1,7 +1,7 @@
 """`synth plan`: the best pipeline for a model on a topology, beside the other ways to train it there.
 
 The model is a profile file, the name of a network whose costs are known, or a function of a Python file,
-whose model is then measured here or, with `--device`, costed for a GPU without allocating it.
+whose model is costed for what the ranks of the topology are, without allocating it, or measured here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress
-from arborcast.synth.cli.inputs import load_fabric
+from arborcast.synth.cli.inputs import Asked, load_fabric
 from arborcast.synth.cli.options import AsJson, FabricOptions, about_a_fabric, number, option, writable
 from arborcast.synth.cli.plan_description import describe_plan, figures, plan_document
 from arborcast.synth.errors import InputError
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from arborcast.pipeline.profiles import Profile
 
 DEVICE = "v100"
-"""What a network that is only named is costed for, unless `--device` says otherwise."""
+"""What a network that is only named is costed for where neither `--device` nor the topology says."""
+
+HERE = "here"
+"""The device on which a model is measured."""
 
 Model = Annotated[
     str,
@@ -59,7 +62,12 @@ def plan(
         bool, option("--keep-ties-together", "layers that share a parameter stay on one stage")
     ] = False,
     device: Annotated[
-        str | None, option("--device", "v100, p100, 1080ti, a100, h100: cost the model for it")
+        str | None,
+        option(
+            "--device",
+            "cost the model for it: v100, a100-80, h100, mi300x, ...; here: measure it on this machine. By "
+            "default what the topology's ranks are",
+        ),
     ] = None,
     output: Annotated[Path | None, option("-o", "--output", "write the plan here")] = None,
     picture: Annotated[Path | None, option("--picture", "draw the plan: .svg or .png")] = None,
@@ -80,9 +88,9 @@ def plan(
 
     for path in (output, picture, trace, profile_output):
         writable(path)
-    topology = load_fabric(fabric).topology
-    if device is None and model in networks.NAMES:
-        device = DEVICE
+    on = load_fabric(fabric)
+    topology = on.topology
+    device, why = _device(device, on, model)
     limit = parse_size(memory) if memory is not None else _memory_of(device)
     watch = Stopwatch()
     with progress(f"costing {model}", quiet=as_json):
@@ -102,7 +110,7 @@ def plan(
             keep_ties_together=keep_ties,
             stages=stages,
         )
-    document = plan_document(found, watch.seconds, output)
+    document = {**plan_document(found, watch.seconds, output), "device": device, "device_from": why}
     if output is not None:
         keys = (*figures(found.prediction), "batch", "alternatives")
         write_plan(found.plan, output, {key: document[key] for key in keys})
@@ -116,6 +124,35 @@ def plan(
         print_json(document)
     else:
         print_lines(describe_plan(found, topology, document))
+
+
+def _device(asked: str | None, on: Asked, model: str) -> tuple[str | None, str]:
+    """What a model is costed for, None where it is measured here or has its costs; and who says so.
+
+    Raises:
+        InputError: an unknown device, one for a profile, or ranks that differ.
+    """
+    from arborcast.pipeline import zoo as networks
+    from arborcast.pipeline.costs.devices import device_named, device_or_none
+
+    is_named = model in networks.NAMES
+    if not is_named and ".py:" not in model:  # a profile, or nothing that is known
+        return asked, "profile"
+    if asked == HERE:
+        if is_named:
+            raise InputError(f"--device {HERE}: measures FILE.py:FUNCTION, and {model} is only a name")
+        return None, "option"
+    if asked is not None:
+        return device_named(asked).name, "option"
+    kinds = sorted({gpu or "unknown" for gpu in on.gpus})
+    if len(kinds) > 1:
+        raise InputError(
+            f"{on.options.spec}: its ranks are {' and '.join(kinds)}; say by --device for which to cost"
+        )
+    known = device_or_none(kinds[0])
+    if known is not None:
+        return known.name, "topology"
+    return (DEVICE if is_named else None), "default"
 
 
 def _profile(model: str, device: str | None) -> Profile:

@@ -110,6 +110,7 @@ def describe_plan(found: Comparison, topology: Topology, document: Mapping[str, 
     return [
         f"{profile.model} on {topology.name}: {profile.depth} layers, {topology.ranks} ranks; costs: "
         f"{profile.source or 'from a file'}",
+        *_describe_device(document["device"], document["device_from"]),
         *stages,
         f"{document['batch']} samples a step in {_counted(plan.microbatches)}, order {plan.order}"
         + (", recomputing forward passes" if plan.recompute else "")
@@ -122,6 +123,17 @@ def describe_plan(found: Comparison, topology: Topology, document: Mapping[str, 
         *table(("way", "step", "times ours", "idle", "stages"), [ours, *others], left=1),
         *([f"written to {document['file']}"] if document["file"] else []),
     ]
+
+
+def _describe_device(device: str | None, said_by: str) -> list[str]:
+    what = "measured on this machine" if device is None else f"costed for {device}"
+    match said_by:
+        case "topology":
+            return [f"{what}, which its ranks are (--device says otherwise)"]
+        case "default":
+            return [f"{what}: the topology does not say what its ranks are, --device does"]
+        case _:
+            return []
 
 
 def _shape(plan: Plan) -> str:

@@ -140,6 +140,7 @@ def test_models_of_a_python_file_are_measured(synth: Run, tmp_path: Path) -> Non
     status, out, err = synth(f"{tmp_path}/mine.py:small", "ring:2", "--json")
     assert (status, err) == (0, ""), err
     assert "measured" in json.loads(out)["costs"]
+    assert (json.loads(out)["device"], json.loads(out)["device_from"]) == (None, "default")
     for function, fact in (
         ("wrong", "must return (model, inputs)"),
         ("broken", "KeyError"),
@@ -149,6 +150,53 @@ def test_models_of_a_python_file_are_measured(synth: Run, tmp_path: Path) -> Non
     ):
         status, out, err = synth(f"{tmp_path}/mine.py:{function}", "ring:2")
         assert (status, out) == (2, "") and fact in err and err.count("\n") == 1, err
+
+
+BOX = """
+        GPU0  GPU1
+GPU0     X    NV4
+GPU1    NV4    X
+"""
+
+
+def test_models_are_costed_for_what_the_ranks_are(synth: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL_FILE)
+    (tmp_path / "box.txt").write_text(BOX)
+    small, box = f"{tmp_path}/mine.py:small", str(tmp_path / "box.txt")
+    for words, device, told in (
+        (("dgx-h100", "--ranks", "0,1"), "h100", "costed for h100, which its ranks are"),
+        ((box, "--gpu", "a800"), "a800", "costed for a800, which its ranks are"),
+        (("dgx-h100", "--ranks", "0,1", "--device", "MI300X"), "mi300x", ""),
+        (("dgx-h100", "--ranks", "0,1", "--device", "here"), None, ""),
+        (("ring:2",), None, "measured on this machine: the topology does not say what its ranks are"),
+    ):
+        model = small if "here" in words or told.startswith("measured") else "bert-base"
+        options = ("--batch", "8", "--microbatches", "2", "--stages", "1")
+        status, out, err = synth(model, words[0], *words[1:], *options, "--json")
+        assert (status, err) == (0, ""), err
+        found = json.loads(out)
+        assert found["device"] == device and found["costs"].startswith(device or "measured"), out
+        assert told in synth(model, words[0], *words[1:], *options)[1]
+
+
+UNLIKE = """
+<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
+<pci busid="0000:01:00.0" class="0x030200" link_speed="8 GT/s" link_width="16">
+<gpu dev="0" sm="70" rank="0"><nvlink target="0000:02:00.0" count="2" tclass="0x030200"/></gpu></pci>
+<pci busid="0000:02:00.0" class="0x030200" link_speed="8 GT/s" link_width="16">
+<gpu dev="1" sm="80" rank="1"><nvlink target="0000:01:00.0" count="2" tclass="0x030200"/></gpu></pci>
+</cpu></system>
+"""
+
+
+def test_ranks_that_differ_need_a_device(synth: Run, tmp_path: Path) -> None:
+    (tmp_path / "unlike.xml").write_text(UNLIKE)
+    status, out, err = synth("bert-base", str(tmp_path / "unlike.xml"))
+    assert (status, out) == (2, "")
+    assert "unlike.xml: its ranks are " in err and "say by --device for which to cost" in err
+    assert "v100" in err and err.splitlines()[-1].count(" and ") == 1
+    status, out, err = synth("bert-base", "star:2", "--device", "here")
+    assert (status, out) == (2, "") and "bert-base is only a name" in err
 
 
 def test_planning_needs_no_torch(model: str) -> None:

@@ -13,10 +13,11 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from arborcast.pipeline.costs.analytic import OperatorMeter, analyse
-from arborcast.pipeline.costs.devices import A100, DEVICES, V100, Device, device_named
+from arborcast.pipeline.costs.devices import A100, DEVICES, V100, Device, device_named, device_or_none
 from arborcast.pipeline.costs.measured import profile
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.divisible import Divisible
+from arborcast.topologies.gpus import GPUS
 
 ROUND = Device("round", {"float32": 1e12}, 100, 2**30, efficiency=0.5, memory_efficiency=0.5, launch_us=3)
 """0.5e6 operations and 50,000 bytes in a microsecond."""
@@ -197,8 +198,10 @@ def test_a_device_without_a_rate():
 def test_devices_by_name():
     assert device_named("V100") is V100
     assert device_named("1080-Ti") is DEVICES["1080ti"]
-    with pytest.raises(ProfileError, match="device k80: must be one of v100, p100, 1080ti, a100, h100"):
-        device_named("k80")
+    assert {name for name in GPUS if device_or_none(name) is None} == {"gb10"}
+    assert all(device.source for device in DEVICES.values())
+    with pytest.raises(ProfileError, match="device k8: must be one of v100, p100, 1080ti, a100, h100"):
+        device_named("k8")
 
 
 @pytest.mark.parametrize(
