@@ -8,10 +8,13 @@ from typing import Any
 
 from arborcast.backends.probe.comparison import Comparison
 from arborcast.backends.probe.inference import Inference
+from arborcast.backends.probe.likeness import Resemblance
 from arborcast.backends.probe.measurements import Flow, Measurements, Spread
 from arborcast.backends.probe.prediction import Predictor
 from arborcast.synth.formats import topology_to_document
 from arborcast.synth.formats.topology_text import topology_to_yaml
+
+_MOST_NAMED = 4  # machines that are as near as the one that is named
 
 
 def topology_file(found: Inference, measured: Measurements) -> str:
@@ -85,7 +88,11 @@ TABLE_HEADER = ("pair", "latency us", "GB/s", "spread", "loaded GB/s")
 
 
 def describe(
-    found: Inference, measured: Measurements, comparison: Comparison | None, output: Path | None
+    found: Inference,
+    measured: Measurements,
+    comparison: Comparison | None,
+    output: Path | None,
+    like: Resemblance | None = None,
 ) -> Iterator[str]:
     """The lines under the table."""
     alone = "each pair alone" if measured.exact else "disjoint pairs at once, so rates alone may be higher"
@@ -101,11 +108,37 @@ def describe(
             yield f"           not compared, as the given topology has no link: {pairs}"
         count = len(comparison.contradictions)
         yield f"           {count or 'no'} contradiction{'s' if count > 1 else ''}"
+    if like is not None:
+        yield from _describe_likeness(like)
     if output is not None:
         yield f"written    {output}"
 
 
-def document(found: Inference, measured: Measurements, comparison: Comparison | None) -> dict[str, Any]:
+def _describe_likeness(like: Resemblance) -> Iterator[str]:
+    best = like.best
+    if best is None:
+        yield "resembles  no machine of the catalog or of --like has such a pattern of rates"
+        return
+    alike = f"; as near: {', '.join(like.alike[:_MOST_NAMED])}" if like.alike else ""
+    alike += ", ..." if len(like.alike) > _MOST_NAMED else ""
+    if like.found:
+        ranks = " ".join(map(str, best.ranks))
+        yield f"resembles  {best.name} with its rates times {best.scale:.3g}; ranks are its {ranks}{alike}"
+    else:
+        yield f"resembles  none within {like.tolerance:.0%}; the nearest is {best.name}{alike}"
+    for each in best.classes:
+        what = "without a link" if each.rate is None else f"of {each.rate:.4g} GB/s"
+        off = "" if each.deviation is None else f", off by {each.deviation:.0%} at most"
+        yield f"           {each.pairs} pairs {what}: measured {each.measured:.3g} GB/s{off}"
+    yield f"           totals of flows at once: off by {best.loaded:.0%} at most"
+
+
+def document(
+    found: Inference,
+    measured: Measurements,
+    comparison: Comparison | None,
+    like: Resemblance | None = None,
+) -> dict[str, Any]:
     """Everything for `--json`; spreads are lists of minimum, median and maximum."""
     predictor = Predictor(found.topology)
     return {
@@ -140,6 +173,31 @@ def document(found: Inference, measured: Measurements, comparison: Comparison | 
             "contradictions": list(comparison.contradictions),
             "not_compared": [list(flow) for flow in comparison.unlinked],
         },
+        "resembles": None if like is None else _likeness_document(like),
+    }
+
+
+def _likeness_document(like: Resemblance) -> dict[str, Any]:
+    best = like.best
+    told: dict[str, Any] = {"found": like.found, "tolerance": like.tolerance, "alike": list(like.alike)}
+    if best is None:
+        return {**told, "name": None}
+    return {
+        **told,
+        "name": best.name,
+        "ranks": list(best.ranks),
+        "scale": best.scale,
+        "deviation": best.deviation,
+        "loaded": best.loaded,
+        "classes": [
+            {
+                "bandwidth": each.rate,
+                "pairs": each.pairs,
+                "measured": each.measured,
+                "deviation": each.deviation,
+            }
+            for each in best.classes
+        ],
     }
 
 

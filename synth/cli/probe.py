@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -60,8 +60,15 @@ def probe(
         bool, option("--absolute", "with --check: compare rates as they are, not their pattern")
     ] = False,
     tolerance: Annotated[
-        str, option("--tolerance", "with --check: how far outside the measured spread a rate may lie")
+        str,
+        option("--tolerance", "how far outside the measured spread, or off a known machine, a rate may lie"),
     ] = "1/4",
+    like: Annotated[
+        list[str] | None,
+        option(
+            "--like", "a machine that the fabric may be, beside the catalog's; again for each", metavar="SPEC"
+        ),
+    ] = None,
     transport: Annotated[
         Literal["auto", "sockets", "shared memory"],
         option("--transport", "auto: shared memory inside a host"),
@@ -99,7 +106,7 @@ def probe(
         parallel=parallel_rounds,
         timeout_s=timeout,
     )
-    report = _Report(output, check, ranks, absolute, allowed, as_json)
+    report = _Report(output, check, ranks, absolute, allowed, like or [], as_json)
     try:
         with progress("measuring", quiet=as_json or is_follower()):
             status = run(prepare=report.prepare, conclude=report.conclude, effort=effort, transport=transport)
@@ -130,8 +137,10 @@ class _Report:
     ranks: str | None
     absolute: bool
     tolerance: float
+    like: list[str]
     as_json: bool
     given: Topology | None = None
+    known: dict[str, Topology] = field(default_factory=dict)
 
     def prepare(self, ranks: int) -> int:
         """See what can be seen before any time is spent; 2 where the input is wrong, which is said."""
@@ -146,6 +155,12 @@ class _Report:
                         f"--check {self.check}: has {self.given.ranks} ranks, but {ranks} processes measure; "
                         "choose as many with --ranks"
                     )
+            for spec in self.like:
+                self.known[spec] = load(spec)
+                if self.known[spec].ranks != ranks:
+                    raise InputError(
+                        f"--like {spec}: has {self.known[spec].ranks} ranks, but {ranks} processes measure"
+                    )
         except InputError as error:
             fail(str(error))
             return 2
@@ -155,6 +170,7 @@ class _Report:
         """Say and write everything; 1 where the given topology is contradicted."""
         from arborcast.backends.probe.comparison import compare
         from arborcast.backends.probe.inference import infer
+        from arborcast.backends.probe.likeness import resembling
         from arborcast.backends.probe.report import (
             TABLE_HEADER,
             describe,
@@ -165,6 +181,7 @@ class _Report:
         from arborcast.synth.formats.atomic import write_atomically
 
         found = infer(measured, name="measured" if self.output is None else _name(self.output))
+        like = resembling(measured, self.known, tolerance=self.tolerance)
         comparison = None
         if self.given is not None:
             comparison = compare(
@@ -178,11 +195,11 @@ class _Report:
                 return 2
         contradictions = comparison.contradictions if comparison else ()
         if self.as_json:
-            whole_ = document(found, measured, comparison)
+            whole_ = document(found, measured, comparison, like)
             print_json({**whole_, "file": None if self.output is None else str(self.output)})
         else:
             print_lines(table(TABLE_HEADER, table_rows(measured)))
-            print_lines(describe(found, measured, comparison, self.output))
+            print_lines(describe(found, measured, comparison, self.output, like))
         sys.stdout.flush()
         if self.given is None or self.output is not None:  # else nobody asked for a topology
             _warn([f"not explained: {miss}" for miss in found.misses], most=_WARNINGS)

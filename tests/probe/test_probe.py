@@ -52,6 +52,7 @@ def test_torchrun_measures_a_fabric_that_can_be_used(by_torchrun: tuple[Path, li
     assert lines[0].split() == ["pair", "latency", "us", "GB/s", "spread", "loaded", "GB/s"]
     assert [line.split()[0] for line in lines[1:7]] == ["0->1", "0->2", "1->0", "1->2", "2->0", "2->1"]
     assert lines[-1].split() == ["written", str(file)]
+    assert any(line.startswith("resembles  ") for line in lines)
     fabric = topologies.load(str(file))
     assert (fabric.name, fabric.ranks) == ("fabric", 3)
     assert f"# host {socket.gethostname()}: ranks 0, 1, 2" in file.read_text()
@@ -68,6 +69,7 @@ def test_a_measured_file_is_not_contradicted(by_torchrun: tuple[Path, list[str]]
     assert document["check"]["contradictions"] == []
     assert document["file"] is None
     assert document["exact"] is False
+    assert isinstance(document["resembles"]["found"], bool)  # what it is like depends on this machine's load
     assert {pair["transport"] for pair in document["pairs"]} == {"sockets"}
     assert document["hosts"] == [socket.gethostname()] * 3
     assert len(document["pairs"]) == 6
@@ -108,6 +110,7 @@ def test_a_link_that_is_far_too_fast_is_contradicted(tmp_path: Path) -> None:
             ("--check", "dgx1", "--ranks", "0-2"),
             "--check dgx1: has 3 ranks, but 2 processes measure; choose as many with --ranks",
         ),
+        (("--like", "dgx1"), "--like dgx1: has 8 ranks, but 2 processes measure"),
         (("--ranks", "0,1"), "--ranks: goes with --check SPEC only"),
         (("--repeats", "0"), "--repeats 0: must be at least 1"),
         (

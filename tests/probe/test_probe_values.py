@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from arborcast import topologies
 from arborcast.backends.probe.comparison import compare
 from arborcast.backends.probe.inference import infer
+from arborcast.backends.probe.likeness import resembling
 from arborcast.backends.probe.measurements import Load, Spread
 from arborcast.backends.probe.plan import broad_loads, matchings, solo_rounds, targeted_loads
 from arborcast.backends.probe.prediction import Predictor
@@ -192,6 +193,18 @@ def test_the_table_and_the_lines_below_it() -> None:
         "measured   each pair alone, 3 times; sockets",
         "topology   each rank has a port that its flows share",
     ]
+    like = resembling(measured, {"box.yaml": topologies.load("star:4")}, tolerance=0.25)
+    near = ", ".join(like.alike)
+    assert list(describe(found, measured, None, None, like))[3:] == [
+        f"resembles  box.yaml with its rates times 5; ranks are its 0 1 2 3; as near: {near}",
+        "           12 pairs of 1 GB/s: measured 5 GB/s, off by 0% at most",
+        "           totals of flows at once: off by 0% at most",
+    ]
+    uneven = star([5, 5, 5, 1], [5] * 4).measured(noise=0)
+    unlike = resembling(uneven, {"box.yaml": topologies.load("star:4")}, tolerance=0.25)
+    lines = list(describe(infer(uneven), uneven, None, None, unlike))
+    assert any(line.startswith("resembles  none within 25%; the nearest is ") for line in lines)
+    assert document(infer(uneven), uneven, None, unlike)["resembles"]["found"] is False
     inexact = describe(found, replace(measured, exact=False), None, None)
     assert any("disjoint pairs at once" in line for line in inexact)
 
