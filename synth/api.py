@@ -271,6 +271,7 @@ def pareto(
     ranks: Sequence[int] | None = None,
     max_steps: int | None = None,
     tolerance: Fraction | None = None,
+    rate_tolerance: Fraction | None = None,
     deadline_s: float | None = None,
     seed: int = 0,
     jobs: int = 1,
@@ -285,6 +286,7 @@ def pareto(
         ranks: those that take part; None for all.
         max_steps: see `synth.chunks.frontier.pareto`, like all that follow.
         tolerance: how near to the static limit is near enough.
+        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.grid.Grid.of`.
         deadline_s: limit in seconds; what was found by then is returned.
         seed: of the solvers.
         jobs: numbers of steps worked on at once.
@@ -301,6 +303,7 @@ def pareto(
         as_collective(topology, collective, root=root, ranks=ranks),
         max_steps=max_steps,
         tolerance=tolerance,
+        rate_tolerance=rate_tolerance,
         deadline_s=deadline_s,
         seed=seed,
         jobs=jobs,

@@ -32,6 +32,7 @@ SERVES: dict[str, frozenset[str]] = {
     "chunks": frozenset(NEED_SIZE),
     "steps": frozenset(NEED_SIZE),
     "rounds": frozenset(NEED_SIZE),
+    "rate_tolerance": frozenset({"auto", *NEED_SIZE}),
     "proof": frozenset({"sat"}),
 }
 """Which methods each knob of a `Request` means something to; the others refuse it."""
@@ -40,6 +41,7 @@ _IN_WORDS = {
     "max_trees": "maximum number of trees",
     "max_height": "maximum height",
     "size_bytes": "size",
+    "rate_tolerance": "rate tolerance",
 }
 """Knobs as messages name them, which are read by those who call and by those who type options."""
 
@@ -97,7 +99,12 @@ def _best_of_frontier(topology: Topology, collective: Collective, request: Reque
     from arborcast.synth.chunks.frontier import pareto as find
 
     frontier = find(
-        topology, collective, deadline_s=request.deadline_s, seed=request.seed, cache=request.cache
+        topology,
+        collective,
+        rate_tolerance=request.rate_tolerance,
+        deadline_s=request.deadline_s,
+        seed=request.seed,
+        cache=request.cache,
     )
     best = frontier.points[-1].schedule if frontier.points else None
     if frontier.timed_out:
@@ -146,6 +153,7 @@ def _by_chunks(name: str) -> Method:
             collective,
             name,
             Size(request.chunks, request.steps, request.rounds),
+            rate_tolerance=request.rate_tolerance,
             seed=request.seed,
             deadline_s=request.deadline_s,
             cache=request.cache,

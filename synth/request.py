@@ -25,6 +25,8 @@ class Request:
         chunks: C of a chunk schedule (see `synth.chunks.fixed_size.Size`, like the next two).
         steps: S of a chunk schedule.
         rounds: R of a chunk schedule.
+        rate_tolerance: the part of its rate that each link may lose so that chunk schedules count in a
+            coarser unit (see `synth.chunks.grid.Grid.of`); None where only odd rates may.
         cache: whether answers of solvers are kept and used on disk.
         max_height: with trees, the most edges between a root and a rank; None for any number.
         proof: where there is no chunk schedule, the file for CaDiCaL's proof of it; None for none.
@@ -39,6 +41,7 @@ class Request:
     chunks: int | None = None
     steps: int | None = None
     rounds: int | None = None
+    rate_tolerance: Fraction | None = None
     cache: bool = True
     max_height: int | None = None
     proof: Path | None = None
@@ -60,6 +63,7 @@ class Wishes(TypedDict, total=False):
     chunks: int | None
     steps: int | None
     rounds: int | None
+    rate_tolerance: Fraction | None
     cache: bool
     max_height: int | None
     proof: Path | None

@@ -112,6 +112,8 @@ class Schedule:
         transfers: in order of step.
         rate: algbw in GB/s of the whole buffer, as declared by whoever made it; the verifier recomputes.
         rounds: rounds of each step where the schedule is step-synchronous; None where steps only order.
+        unit: GB/s that one chunk per round stands for, of which links carry whole multiples; None for the
+            greatest common divisor of all bandwidths, which leaves nothing of them over.
 
     Raises:
         ScheduleError: when an index or number is out of its range.
@@ -125,6 +127,7 @@ class Schedule:
     transfers: tuple[Transfer, ...]
     rate: Fraction
     rounds: tuple[int, ...] | None = None
+    unit: Fraction | None = None
 
     @classmethod
     def build(
@@ -156,6 +159,8 @@ class Schedule:
                 self._check_transfer(index, transfer)
         if self.rate < 0:
             raise ScheduleError(f"rate must not be negative, got {self.rate} GB/s")
+        if self.unit is not None and (self.rounds is None or self.unit <= 0):
+            raise ScheduleError(f"unit must be positive and go with rounds, got {self.unit} GB/s")
         if self.rounds is not None:
             if any(rounds < 1 for rounds in self.rounds):
                 raise ScheduleError(f"rounds of a step must be at least 1, got {list(self.rounds)}")
@@ -225,7 +230,8 @@ class Schedule:
             if len(shares) != 1:
                 raise ScheduleError(f"rounds need chunks of one size, got shares {sorted(map(str, shares))}")
             rounds = sum(self.rounds)
-            return self.topology.bandwidth_unit / (rounds * shares.pop()) if rounds else Fraction(0)
+            unit = self.unit or self.topology.bandwidth_unit
+            return unit / (rounds * shares.pop()) if rounds else Fraction(0)
         busy = max(
             (share / self.topology.bandwidth[hop] for hop, share in self.load.items()), default=Fraction(0)
         )

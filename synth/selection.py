@@ -197,6 +197,7 @@ def _frontier(
             topology,
             collective,
             max_steps=most,
+            rate_tolerance=request.rate_tolerance,
             deadline_s=deadline.left_s,
             seed=request.seed,
             cache=request.cache,

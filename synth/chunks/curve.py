@@ -18,9 +18,12 @@ from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import Workers
-from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, step_optimum
+from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, Care, StepOptimum, step_optimum
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.progress import report
+
+FEW_CHUNKS = 16
+"""Chunks of a block for which no part of R/C is given up where an `Effort` has slack."""
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class Effort:
         jobs: numbers of steps worked on at once, as joblib counts them.
         cache: whether to keep and use answers on disk.
         proofs: whether to prove the points; otherwise good plans are looked for with little effort.
+        slack: without proofs, the part of its R/C that a plan may lose to have few chunks; None for none.
     """
 
     tolerance: Fraction = Fraction(0)
@@ -42,6 +46,14 @@ class Effort:
     jobs: int = 1
     cache: bool = True
     proofs: bool = True
+    slack: Fraction | None = None
+
+    @property
+    def care(self) -> Care:
+        """What is done for each number of steps."""
+        if self.proofs:
+            return THOROUGH
+        return QUICK if self.slack is None else replace(QUICK, most_chunks=FEW_CHUNKS, slack=self.slack)
 
 
 @dataclass(frozen=True)
@@ -189,12 +201,13 @@ def _optimum(
             encodings=encodings,
             seed=effort.seed,
             proofs=int(effort.proofs),
+            slack=None if effort.slack is None else str(effort.slack),
         )
         kept = _kept(cache, key, problem, static)
         if kept is not None:
             return kept
     searcher = Searcher(problem, encodings, effort.seed, deadline, workers, cache)
-    optimum = step_optimum(searcher, steps, static, below, THOROUGH if effort.proofs else QUICK)
+    optimum = step_optimum(searcher, steps, static, below, effort.care)
     if cache is not None and not optimum.out_of_time and not optimum.lost_solvers:
         cache.put_json(key, optimum_to_document(optimum, problem.topology))
     return optimum

@@ -17,6 +17,7 @@ from arborcast.synth import bounds
 from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
+from arborcast.synth.chunks.grid import Grid
 from arborcast.synth.chunks.problem.instance import Problem
 from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
 from arborcast.synth.chunks.problem.prune import Plan
@@ -64,6 +65,7 @@ def solve_by_chunks(
     method: str,
     size: Size,
     *,
+    rate_tolerance: Fraction | None = None,
     seed: int = 0,
     deadline_s: float | None = None,
     cache: bool = True,
@@ -75,7 +77,8 @@ def solve_by_chunks(
         topology: the fabric.
         collective: what to do on it.
         method: "smt", "ilp" or "sat".
-        size: (C, S, R).
+        size: (C, S, R), whose rounds are those of the grid where rates are rounded.
+        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.grid.Grid.of`.
         seed: of the solver.
         deadline_s: limit in seconds; None for no limit.
         cache: whether to keep and use answers on disk.
@@ -93,7 +96,35 @@ def solve_by_chunks(
         if getattr(size, name) < 1:
             raise InputError(f"{name} must be at least 1, got {getattr(size, name)}")
     deadline = Deadline.after(deadline_s)
-    limit = bounds.bound(topology, collective, deadline=deadline)
+    real = bounds.bound(topology, collective, deadline=deadline)
+    grid = Grid.of(topology, rate_tolerance)
+    if grid is None or real.rate == 0:
+        return _solved(topology, collective, method, size, real, seed, deadline, cache, proof)
+    limit = bounds.bound(grid.rounded, collective, deadline=deadline)
+    try:
+        found = _solved(grid.rounded, collective, method, size, limit, seed, deadline, cache, proof)
+    except InfeasibleError as none:
+        raise InfeasibleError(
+            f"{none}; {grid} (rate tolerance 0 takes them as they are)",
+            none.proof,
+            proved_by=none.proved_by,
+            proof_file=none.proof_file,
+        ) from none
+    return grid.lift(found, real)
+
+
+def _solved(
+    topology: Topology,
+    collective: Collective,
+    method: str,
+    size: Size,
+    limit: Bound,
+    seed: int,
+    deadline: Deadline,
+    cache: bool,
+    proof: Path | None,
+) -> Schedule:
+    """A schedule of that size on a fabric whose rates are as they are counted in; raises as the caller."""
     settings = (("chunks", size.chunks), ("steps", size.steps), ("rounds", size.rounds))
     how = Method(method, seed, settings)
     with Workers() as workers:

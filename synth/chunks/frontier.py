@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.curve import Curve, Effort
+from arborcast.synth.chunks.grid import Grid
 from arborcast.synth.chunks.sums.compositions import Half, latency_of_parts, proof_of, static_ratio
 from arborcast.synth.chunks.sums.frontier import trace_allreduce
 from arborcast.synth.chunks.sums.instance import sum_problem
-from arborcast.synth.chunks.sums.points import Point, Traced, point_method
+from arborcast.synth.chunks.sums.points import ON_GRID, Point, Traced, point_method
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, Prover
@@ -37,6 +38,9 @@ class Frontier:
     Attributes:
         topology: the fabric.
         collective: what is done on it.
+        grid: what its rates were rounded down to; then all that is said of R/C, limits and proofs, is said
+            of the rounded fabric, and schedules alone of the real one. None where rates are as they are.
+        limits_of_rate: the exact limits of the rate, GB/s, of the real fabric and of the rounded one.
         points: each with more steps and a smaller R/C than the one before.
         static_ratio: the limit of R/C for any number of steps.
         complete: whether nothing is missing: every point is proved and the last one attains the limit.
@@ -50,6 +54,8 @@ class Frontier:
 
     topology: Topology
     collective: Collective
+    grid: Grid | None
+    limits_of_rate: tuple[Fraction, Fraction]
     points: tuple[Point, ...]
     static_ratio: Fraction
     complete: bool
@@ -66,6 +72,7 @@ def pareto(
     *,
     max_steps: int | None = None,
     tolerance: Fraction | None = None,
+    rate_tolerance: Fraction | None = None,
     deadline_s: float | None = None,
     seed: int = 0,
     jobs: int = 1,
@@ -80,6 +87,9 @@ def pareto(
         max_steps: the largest S looked at; None for the latency (of an allreduce, of its compositions) and
             `STEPS_BEYOND_LATENCY` more.
         tolerance: stop where R/C is within this part of the static limit; None: only where it is attained.
+        rate_tolerance: the part of its rate that each link may lose; see `synth.chunks.grid.Grid.of`. Where
+            rates are rounded, nothing is searched for proofs, blocks have few chunks, and it also counts as
+            the tolerance of R/C where none is given.
         deadline_s: limit in seconds; what was found by then is returned. None for no limit.
         seed: of the solvers.
         jobs: numbers of steps worked on at once, through joblib (whose own backends take over inside
@@ -95,10 +105,17 @@ def pareto(
     start = time.perf_counter()
     deadline = Deadline.after(deadline_s)
     _check(tolerance, jobs, max_steps, deadline_s)
-    limit = bounds.bound(topology, collective, deadline=deadline)
-    if limit.rate == 0:
-        raise InfeasibleError(who_is_cut_off(topology, collective), limit)
+    real = bounds.bound(topology, collective, deadline=deadline)
+    if real.rate == 0:
+        raise InfeasibleError(who_is_cut_off(topology, collective), real)
+    grid, fabric, limit = Grid.of(topology, rate_tolerance), topology, real
+    if grid is not None:
+        topology = grid.rounded
+        limit = bounds.bound(topology, collective, deadline=deadline)
     effort = Effort(tolerance or Fraction(0), seed, jobs, cache, proofs)
+    if grid is not None:
+        near = grid.tolerance if tolerance is None else tolerance
+        effort = Effort(near, seed, jobs, cache, proofs=False, slack=grid.tolerance)
     latency = latency_of(topology, collective)
     last = max_steps
     if last is None:
@@ -112,14 +129,23 @@ def pareto(
     else:
         half = Half.of(topology, collective, limit)
         curve = half.trace(last - latency, effort, deadline)
-        points = tuple(_single(half, curve, seed))
+        single = tuple(_single(half, curve, seed))
         traced = Traced(
-            points, curve.complete, curve.why_stopped, curve.open_steps, curve.timed_out, curve.limits
+            single, curve.complete, curve.why_stopped, curve.open_steps, curve.timed_out, curve.limits
+        )
+    points = traced.points
+    if grid is not None:
+        lifted = (grid.lift(point.schedule, real) for point in points)
+        points = tuple(
+            replace(point, schedule=schedule, scope=f"{point.scope} {ON_GRID}")
+            for point, schedule in zip(points, lifted, strict=True)
         )
     return Frontier(
-        topology,
+        fabric,
         collective,
-        traced.points,
+        grid,
+        (real.rate, limit.rate),
+        points,
         static_ratio(topology, collective, limit),
         traced.complete,
         traced.why_stopped,

@@ -32,7 +32,7 @@ from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound
-from arborcast.synth.chunks.trees.plan import NoPlanError, plan_of
+from arborcast.synth.chunks.trees.plan import MOST_CHUNKS, NoPlanError, plan_near_it, plan_of
 from arborcast.synth.chunks.trees.whole_trees import eligible
 from arborcast.synth.errors import Prover, TimedOutError
 from arborcast.synth.progress import report
@@ -52,6 +52,9 @@ class Care:
         largest_guess: chunks up to which a ratio is looked for where no limit is attained.
         most_guesses: how many such searches there may be.
         most_packed: blocks for one rank each up to which their ways are packed, where flows did not do.
+        most_chunks: chunks of a block up to which packings become plans, and a solver is asked.
+        slack: the part of its R/C that a packing of more may lose to have fewer, and then nothing is searched
+            that has a packing; None where it must lose nothing.
     """
 
     proofs: bool
@@ -61,6 +64,8 @@ class Care:
     largest_guess: int
     most_guesses: int
     most_packed: int
+    most_chunks: int = MOST_CHUNKS
+    slack: Fraction | None = None
 
 
 THOROUGH = Care(True, 3, 6, 400_000, 8, 40, 240)
@@ -157,10 +162,13 @@ class _State:
                 return
             if self._trees is not None:
                 # Several demands make large integer programs of trees: there a search is faster.
-                if len(self._problem.demands) > 1 and self._attempt():
+                if self._care.slack is None and len(self._problem.demands) > 1 and self._attempt():
                     return
                 self._take_packing()
-                self._shrink()
+                if self._care.slack is None:
+                    self._shrink()
+                elif self.result.ratio == self.result.limit.ratio:
+                    self.result = self._with_reason(self.result)
             elif (self.result.limit.ratio > before or not self._spent) and self._attempt():
                 return
         if self.result.plan is None:
@@ -214,11 +222,20 @@ class _State:
         deadline = self._searcher.deadline
         try:
             chunks, plan = plan_of(
-                self._problem, self._steps, self._trees, group=self._group, deadline=deadline
+                self._problem,
+                self._steps,
+                self._trees,
+                group=self._group,
+                deadline=deadline,
+                most_chunks=self._care.most_chunks,
             )
         except NoPlanError:
             deadline.check("the plan of trees")
-            return  # too many chunks, or a step left empty: then the search decides
+            slack = self._care.slack
+            near = None if slack is None else plan_near_it(self._problem, self._trees, slack)
+            if near is None:
+                return  # too many chunks, or a step left empty: then the search decides
+            chunks, plan = near
         # Where the packing has a gap to the limit, it may not even beat what was asked.
         if self._is_of_interest(Fraction(sum(plan.rounds), chunks)):
             self.result = replace(self.result, chunks=chunks, plan=plan)
@@ -293,7 +310,7 @@ class _State:
         """Ask the solvers, unless the instance is larger than they should be asked."""
         rounds = int(ratio * chunks)
         sends = chunks * len(self._problem.demands) * len(self._problem.routes) * self._steps
-        if sends > self._care.most_sends:
+        if sends > self._care.most_sends or chunks > self._care.most_chunks:
             return Unfinished()
         self._report(f"searching ({chunks}, {self._steps}, {rounds})")
         try:

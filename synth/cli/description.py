@@ -19,6 +19,8 @@ from arborcast.synth.topology import Topology, Vertex
 if TYPE_CHECKING:
     from arborcast.synth.baselines.comparison import Comparison
     from arborcast.synth.chunks.frontier import Frontier
+    from arborcast.synth.chunks.grid import Grid
+    from arborcast.synth.chunks.sums.points import Point
     from arborcast.synth.implicit_schedule import AnySchedule
     from arborcast.synth.routes.reachability import Parts
     from arborcast.synth.selection import Choice
@@ -52,6 +54,7 @@ _MOST_NAMED = 24  # vertices or sets of a certificate that are named
 def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) -> Json:
     """What `solve --json` reports of a schedule that took so many seconds and was written to `file`."""
     is_of_trees = schedule.method.name in TREE_METHODS
+    grid = _grid_behind(schedule)
     return {
         "method": schedule.method.name,
         "settings": dict(schedule.method.settings),
@@ -66,6 +69,7 @@ def solution_document(schedule: AnySchedule, seconds: float, file: Path | None) 
         "steps": schedule.steps,
         "rounds": None if schedule.rounds is None else sum(schedule.rounds),
         "chunks": schedule.chunk_count,
+        "grid": None if grid is None else grid_document(*grid),
         "seconds": seconds,
         "file": None if file is None else str(file),
     }
@@ -87,9 +91,21 @@ def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
         *describe_bound(schedule.bound, schedule.topology),
         f"  shape    {what}, height {solution['height']}, {solution['steps']} steps",
         *_describe_form(schedule),
+        *describe_grid(*(_grid_behind(schedule) or (None, rate, rate))),
         f"  time     {solution['seconds']} s, verified",
     ]
     return lines if solution["file"] is None else [*lines, f"  written  {solution['file']}"]
+
+
+def _grid_behind(schedule: AnySchedule) -> tuple[Grid, Fraction, Fraction] | None:
+    """The grid that a schedule counts its rounds on, and the limits of the rate without and with it."""
+    if not isinstance(schedule, Schedule) or schedule.unit is None:
+        return None
+    from arborcast.synth import bounds
+    from arborcast.synth.chunks.grid import Grid
+
+    grid = Grid(schedule.topology, schedule.unit)
+    return grid, schedule.bound.rate, bounds.bound(grid.rounded, schedule.collective).rate
 
 
 def _describe_form(schedule: AnySchedule) -> list[str]:
@@ -243,7 +259,6 @@ def describe_parts(parts: Parts | None, helps: Iterable[str]) -> list[str]:
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
     """A table of the points, and what is known beyond them; `compositions` are the least of these alone."""
     from arborcast.synth.chunks.step_optimum import explain
-    from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE
 
     rows = [
         (
@@ -251,7 +266,7 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
             point.steps,
             point.ratio,
             f"{float(point.schedule.rate):.4g}",
-            "proved" if point.is_proved else point.scope if point.scope != EVERY_SCHEDULE else "open",
+            _how_far_proved(point),
             point.proof,
         )
         for point in frontier.points
@@ -268,13 +283,42 @@ def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
         *_aligned(("(C, S, R)", "steps", "R/C", "GB/s", "", "how"), rows),
         "",
         *at_least,
+        *describe_grid(frontier.grid, *frontier.limits_of_rate),
         f"  limit    R/C {frontier.static_ratio} for any number of steps",
         f"  ended    {frontier.why_stopped}",
-        f"  complete {'yes' if frontier.complete else 'no'}"
+        f"  complete {'yes' if frontier.complete else 'no'}{'' if frontier.grid is None else ', of the grid'}"
         + (f"; left to prove at {open_steps} steps" if open_steps else ""),
         f"  time     {frontier.seconds} s, every schedule verified",
     ]
     return lines if folder is None else [*lines, f"  written  {folder}"]
+
+
+def _how_far_proved(point: Point) -> str:
+    from arborcast.synth.chunks.sums.points import EVERY_SCHEDULE, ON_GRID
+
+    _, on_grid, _ = point.scope.partition(f" {ON_GRID}")
+    if point.is_proved:
+        return f"proved{on_grid}"
+    return "open" if point.scope.startswith(EVERY_SCHEDULE) else point.scope
+
+
+def grid_document(grid: Grid, real: Fraction, rounded: Fraction) -> Json:
+    """What rates were rounded down to and what that costs: the limit of the real fabric and what is left."""
+    return {
+        "unit": str(grid.unit),
+        "rates": {str(rate): str(kept) for rate, kept in grid.rates.items()},
+        "bound": str(rounded),
+        "true_bound": str(real),
+    }
+
+
+def describe_grid(grid: Grid | None, real: Fraction, rounded: Fraction) -> list[str]:
+    """The same in words."""
+    if grid is None:
+        return []
+    costs = f"then at most {gigabytes(rounded)}, not {gigabytes(real)}"
+    costs = costs if rounded < real else "the limit stays as it is"
+    return [f"  grid     {grid}; {costs}; --rate-tolerance 0 takes them as they are"]
 
 
 def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> list[str]:

@@ -12,6 +12,7 @@ from arborcast.synth.chunks.problem.time_reversal import IMAGES
 from arborcast.synth.chunks.step_optimum import explain
 from arborcast.synth.chunks.sums.compositions import parts_of
 from arborcast.synth.chunks.sums.points import Point
+from arborcast.synth.cli.description import grid_document
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats import write_explicit
 from arborcast.synth.formats.atomic import write_atomically
@@ -27,6 +28,7 @@ def frontier_to_document(frontier: Frontier) -> Document:
         "root": frontier.collective.root,
         "ranks": len(frontier.collective.ranks),
         "frontier": [point_to_document(point) for point in frontier.points],
+        "grid": None if frontier.grid is None else grid_document(frontier.grid, *frontier.limits_of_rate),
         "static_ratio": str(frontier.static_ratio),
         "complete": frontier.complete,
         "why_stopped": frontier.why_stopped,

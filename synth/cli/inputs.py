@@ -51,14 +51,6 @@ class Asked:
     options: FabricOptions
     faulty: Faulty | None = None
 
-    @property
-    def gpus(self) -> tuple[str | None, ...]:
-        """What the ranks that are left are, by the names of `topologies.GPUS`; None where that is unknown."""
-        ranks = range(self.topology.ranks)
-        if self.faulty is not None:
-            ranks = [self.faulty.kept[rank] for rank in ranks]
-        return tuple(self.machine.gpus[rank] for rank in ranks)
-
     def parts(self) -> Parts | None:
         """The parts into which those that take part fall; None where all reach each other."""
         from arborcast.synth.routes.reachability import parts_of

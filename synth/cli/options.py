@@ -117,6 +117,14 @@ OldPicture = Annotated[Path | None, typer.Option("-o", "--output", hidden=True)]
 """How `--picture` was called before; scripts may say so."""
 Seed = Annotated[int, number("--seed", "breaks ties; the same seed gives the same schedule")]
 NoCache = Annotated[bool, option("--no-cache", "neither use nor keep answers of solvers on disk")]
+RateTolerance = Annotated[
+    str | None,
+    option(
+        "--rate-tolerance",
+        "chunk schedules: part of its rate that a link may lose to count in a coarser unit, 0 for none; by "
+        "default 1/20 where rates are odd",
+    ),
+]
 Deadline = Annotated[float | None, duration("--deadline", "stop after so many seconds; no limit by default")]
 
 

@@ -14,6 +14,7 @@ from arborcast.synth.cli.options import (
     Deadline,
     FabricOptions,
     NoCache,
+    RateTolerance,
     Root,
     Seed,
     about_a_fabric,
@@ -36,6 +37,7 @@ def pareto(
     tolerance: Annotated[
         str | None, option("--tolerance", "stop within this part of the limit of any steps, such as 1/20")
     ] = None,
+    rate_tolerance: RateTolerance = None,
     deadline: Deadline = None,
     seed: Seed = 0,
     jobs: Annotated[int, number("--jobs", "how many step counts to work on at once; -1 for all cores")] = 1,
@@ -70,6 +72,7 @@ def pareto(
             collective_on(collective, on, root),
             max_steps=max_steps,
             tolerance=part_of_one("--tolerance", tolerance),
+            rate_tolerance=part_of_one("--rate-tolerance", rate_tolerance),
             deadline_s=deadline,
             seed=seed,
             jobs=jobs,

@@ -144,7 +144,7 @@ def _device(asked: str | None, on: Asked, model: str) -> tuple[str | None, str]:
         return None, "option"
     if asked is not None:
         return device_named(asked).name, "option"
-    kinds = sorted({gpu or "unknown" for gpu in on.gpus})
+    kinds = sorted({gpu or "unknown" for gpu in on.machine_left.gpus})
     if len(kinds) > 1:
         raise InputError(
             f"{on.options.spec}: its ranks are {' and '.join(kinds)}; say by --device for which to cost"

@@ -34,6 +34,7 @@ from arborcast.synth.cli.options import (
     Deadline,
     FabricOptions,
     NoCache,
+    RateTolerance,
     Root,
     Seed,
     about_a_fabric,
@@ -82,6 +83,7 @@ def solve(
     rounds: Annotated[
         int | None, number("--rounds", "smt, ilp, sat: rounds of all steps", metavar="R")
     ] = None,
+    rate_tolerance: RateTolerance = None,
     proof: Annotated[
         Path | None,
         option(
@@ -120,6 +122,7 @@ def solve(
         chunks=chunks,
         steps=steps,
         rounds=rounds,
+        rate_tolerance=part_of_one("--rate-tolerance", rate_tolerance),
         cache=not no_cache,
         max_height=max_height,
         proof=proof,

@@ -82,6 +82,7 @@ def schedule_from_document(document: object, place: str) -> Schedule:
                 transfers=read_transfers(shape["transfers"], topology),
                 rate=shape["rate"],
                 rounds=None if rounds is None else tuple(rounds),
+                unit=shape.get("unit"),
             )
 
 
@@ -161,6 +162,7 @@ def _head(schedule: Schedule) -> Document:
         "rate": str(schedule.rate),
         "bound": bound_to_document(schedule.bound, schedule.topology),
         "rounds": None if schedule.rounds is None else list(schedule.rounds),
+        **({} if schedule.unit is None else {"unit": str(schedule.unit)}),
         "chunks": [chunk_to_document(chunk) for chunk in schedule.chunks],
     }
 

@@ -265,6 +265,7 @@ class ScheduleShape(TypedDict):
     rate: Amount
     bound: BoundShape
     rounds: NotRequired[list[Index] | None]
+    unit: NotRequired[Bandwidth]
     chunks: list[ChunkShape]
     transfers: list[TransferShape]
 

@@ -190,7 +190,8 @@ def _head(axes: Axes, schedule: Schedule, step: int) -> None:
     assert schedule.rounds is not None, "checked by the caller"
     rounds = schedule.rounds[step]
     passing = [transfer for transfer in schedule.transfers if transfer.step == step]
-    capacity = rounds * sum(schedule.topology.capacities)
+    unit = schedule.unit or schedule.topology.bandwidth_unit
+    capacity = rounds * sum(rate // unit for rate in schedule.topology.bandwidth.values())
     busy = sum(len(transfer.hops) for transfer in passing) / capacity
     reduces = {transfer.reduce for transfer in passing} == {True}
     axes.text(

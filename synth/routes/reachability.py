@@ -51,7 +51,7 @@ def parts_of(topology: Topology, ranks: Iterable[int] | None = None) -> Parts:
     import networkx
 
     counted = set(range(topology.ranks) if ranks is None else ranks)
-    graph = networkx.DiGraph()
+    graph: networkx.DiGraph[int] = networkx.DiGraph()
     graph.add_nodes_from(range(topology.size))
     graph.add_edges_from((link.src, link.dst) for link in topology.links)
     found = [frozenset(part) for part in networkx.strongly_connected_components(graph)]

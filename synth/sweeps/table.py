@@ -206,4 +206,5 @@ def renumbered(schedule: Schedule, topology: Topology, images: Permutation) -> S
         ),
         schedule.rate,
         schedule.rounds,
+        schedule.unit,
     )

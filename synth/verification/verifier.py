@@ -115,7 +115,7 @@ def _rate_of_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors)
         errors.add(f"rounds: chunks must be of one share, got {min(shares)} and {max(shares)}")
     if len(shares) != 1 or not rounds:
         return Fraction(0)
-    # A round is the time in which a link of the greatest common bandwidth moves one chunk.
+    # A round is the time in which a link of the unit's bandwidth moves one chunk.
     return _unit(schedule) / (sum(rounds) * shares.pop())
 
 
@@ -146,7 +146,9 @@ def _chunks_per_step(schedule: Schedule) -> dict[int, dict[Hop, int]]:
 
 
 def _unit(schedule: Schedule) -> Fraction:
-    """The greatest common divisor of all bandwidths, on its own account."""
+    """What the schedule says, or the greatest common divisor of all bandwidths, on its own account."""
+    if schedule.unit is not None:
+        return schedule.unit
     rates = [link.bandwidth for link in schedule.topology.links]
     scale = math.lcm(*(rate.denominator for rate in rates))
     return Fraction(math.gcd(*(int(rate * scale) for rate in rates)), scale)

@@ -12,6 +12,8 @@ from tests.cli.test_cli import refused
 from tests.cli.test_cli import synth as synth  # noqa: PLC0414  (a fixture)
 from tests.support.chunk_replay import no_time_from
 
+RATES = ("10", "10", "2048/65")
+
 EXCHANGE = """
 name: halo-exchange
 blocks:
@@ -212,3 +214,38 @@ def test_frontier_files_are_whole_json(synth: Any, tmp_path: Path) -> None:
     for entry in document["frontier"]:
         (certificate,) = entry["certificates"]
         assert certificate["ratio"] == entry["least"]
+
+
+def test_odd_rates_are_told_with_what_they_cost(synth: Any, tmp_path: Path) -> None:
+    cables = "".join(
+        f"  - {{between: [{rank}, hub], bandwidth: {rate}}}\n" for rank, rate in enumerate(RATES)
+    )
+    (tmp_path / "star.yaml").write_text(f"name: star\nranks: 3\nswitches: [hub]\nlinks:\n{cables}")
+    star = str(tmp_path / "star.yaml")
+    # The last rank gets all from two at 10 GB/s each: what its own link could do more is not needed.
+    document = synth("pareto", star, "gather", "--root", "2", "--json", "-o", str(tmp_path / "f")).document
+    grid = {"unit": "10", "rates": {"2048/65": "30"}, "bound": "30", "true_bound": "30"}
+    assert document["grid"] == grid
+    assert {point["scope"] for point in document["frontier"]} == {"every schedule at rates rounded down"}
+    assert synth("verify", document["frontier"][0]["file"], "--json").document["correct"]
+    told = synth("pareto", star, "gather", "--root", "2").out
+    assert "proved at rates rounded down" in told
+    words = "  grid     rates rounded down to multiples of 10 GB/s: 31.51 to 30; the limit stays as it is; "
+    assert f"{words}--rate-tolerance 0 takes them as they are\n" in told
+    # A broadcast from there is limited by the slowest, one to there by what is rounded.
+    size = ("--method", "sat", "--chunks", "1", "--steps", "1")
+    solved = synth("solve", star, "scatter", "--root", "2", *size, "--rounds", "1", "--json").document
+    assert (solved["grid"], solved["rate"], solved["bound"]) == (grid, "30", "30")
+    exact = synth(
+        "solve", star, "scatter", "--root", "2", *size, "--rounds", "325", "--rate-tolerance", "0", "--json"
+    )
+    assert exact.document["grid"] is None
+    none = synth("solve", star, "allgather", *size, "--rounds", "1")
+    assert none.status == 1 and "; rates rounded down to multiples of 10 GB/s: 31.51 to 30 (rate" in none.err
+    refused(synth("pareto", star, "gather", "--rate-tolerance", "1"), "--rate-tolerance: must be at least 0")
+    refused(
+        synth("pareto", star, "gather", "--rate-tolerance", "1/9999"), "rate tolerance must be 0, or at least"
+    )
+    refused(
+        synth("solve", star, "gather", "--method", "ring", "--rate-tolerance", "0"), "takes no rate tolerance"
+    )

@@ -78,7 +78,7 @@ def _wrong_rate(schedule: Schedule) -> list[str]:
     if schedule.rounds is None:
         rate = 1 / max(Fraction(share) / bandwidth[hop] for hop, share in load.items())
     else:
-        unit = schedule.topology.bandwidth_unit
+        unit = schedule.unit or schedule.topology.bandwidth_unit
         over = [
             key for key, sent in of_step.items() if sent > schedule.rounds[key[0]] * bandwidth[key[1]] / unit
         ]

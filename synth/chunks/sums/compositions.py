@@ -29,6 +29,7 @@ from arborcast.synth.chunks.problem.time_reversal import (
 )
 from arborcast.synth.chunks.step_optimum import StepOptimum, explain
 from arborcast.synth.chunks.sums.points import point_method
+from arborcast.synth.chunks.trees.plan import MOST_NEAR
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.schedule import Method, Schedule, Transfer
@@ -142,7 +143,8 @@ def compositions(
             if known
             else half.trace(spare, effort, deadline.share(len(halves) - len(curves)))
         )
-    found = _joined(topology, collective, limit, halves, curves, effort.seed)
+    most = None if effort.slack is None else MOST_NEAR
+    found = _joined(topology, collective, limit, halves, curves, effort.seed, most)
     in_time = (each for each in found if each.schedule.steps <= last)
     return tuple(
         sorted(in_time, key=lambda each: (each.schedule.steps, each.ratio, each.schedule.chunk_count))
@@ -205,11 +207,17 @@ def _joined(
     halves: Sequence[Half],
     curves: Sequence[Curve],
     seed: int,
+    most_chunks: int | None,
 ) -> Iterator[Composition]:
-    """Every point of one half before every point of the other, each with its chunks divided as needed."""
+    """Every point of one half before every point of the other, each with its chunks divided as needed.
+
+    Both halves must have the same number of them, which may be too many.
+    """
     ranks = len(collective.ranks)
     for first, second in product(curves[0].points, curves[1].points):
         chunks = math.lcm(first.chunks, second.chunks)
+        if most_chunks is not None and chunks > most_chunks:
+            continue
         schedules = []
         for half, optimum in zip(halves, (first, second), strict=True):
             assert optimum.plan is not None, "a point of a curve has a plan"

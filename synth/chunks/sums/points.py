@@ -16,6 +16,9 @@ EVERY_SCHEDULE = "every schedule"
 COMPOSITIONS = "compositions"
 """A reduce-scatter followed by an allgather."""
 
+ON_GRID = "at rates rounded down"
+"""Follows either where the frontier has a grid (`synth.chunks.grid`)."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -33,7 +36,8 @@ class Point:
         bounds: the exact certificate behind `least`; none where nothing above 0 is known.
         schedule: what attains it.
         scope: the schedules of which R/C is proved or may be the least: `EVERY_SCHEDULE`, or, of an
-            allreduce, `COMPOSITIONS` where it is proved of these alone.
+            allreduce, `COMPOSITIONS` where it is proved of these alone; either of them `ON_GRID` where
+            rates were rounded.
         halves: the certificates of both halves of a composition; none otherwise.
     """
 

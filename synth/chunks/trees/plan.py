@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import islice
 
@@ -30,6 +31,10 @@ MOST_CHUNKS = 2000
 """Chunks of each demand up to which a plan is made of a packing."""
 
 
+MOST_NEAR = 64
+"""Chunks of each demand of a plan that only comes near a packing."""
+
+
 class NoPlanError(Exception):
     """A packing is no schedule of so many steps with a sensible number of chunks; the message says why."""
 
@@ -41,17 +46,18 @@ def plan_of(
     *,
     group: Group | None = None,
     deadline: Deadline | None = None,
+    most_chunks: int = MOST_CHUNKS,
 ) -> tuple[int, Plan]:
     """A schedule that attains the bound, with few chunks.
 
     Where the packing leaves a gap to what is proved, its own R/C is attained. Plans that the group keeps are
-    tried first; the deadline ends the search for fewer chunks.
+    tried first; the deadline ends the search for fewer chunks, of which each demand has at most so many.
 
     Returns:
         C and the plan. No smaller C can attain the bound if C is the first of `eligible`.
 
     Raises:
-        NoPlanError: the packing needs more than `MOST_CHUNKS`, or leaves a step empty, which a schedule of S
+        NoPlanError: the packing needs more than `most_chunks`, or leaves a step empty, which a schedule of S
             steps must not do; and no whole one was found.
     """
     deadline = deadline or Deadline()
@@ -59,14 +65,14 @@ def plan_of(
     needed = chunks_of(bound) if all(bound.durations) else None
     first = next(eligible(ratio, steps))
     if needed != first and bound.is_exact:
-        found = _few_chunks(problem, steps, bound, group, deadline)
+        found = _few_chunks(problem, steps, bound, group, deadline, most_chunks)
         if found is not None and (needed is None or found[0] <= needed):
             return found
     if needed is None:
         empty = bound.durations.index(0) + 1
         raise NoPlanError(f"the packing for {steps} steps leaves step {empty} empty: fewer steps do as well")
-    if needed > MOST_CHUNKS:
-        raise NoPlanError(f"the packing for {steps} steps needs {needed} chunks, more than {MOST_CHUNKS}")
+    if needed > most_chunks:
+        raise NoPlanError(f"the packing for {steps} steps needs {needed} chunks, more than {most_chunks}")
     return needed, plan_as_it_stands(problem, bound)
 
 
@@ -81,17 +87,83 @@ def chunks_of(bound: TreeBound) -> int:
 def plan_as_it_stands(problem: Problem, bound: TreeBound) -> Plan:
     """The packing with `chunks_of` chunks; every duration must be positive."""
     chunks = chunks_of(bound)
+    rounds = [int(duration * chunks) for duration in bound.durations]
+    return _along(problem, bound, chunks, rounds, [int(tree.weight * chunks) for tree in bound.trees])
+
+
+def plan_near_it(
+    problem: Problem, bound: TreeBound, slack: Fraction, *, most_chunks: int = MOST_NEAR
+) -> tuple[int, Plan] | None:
+    """The packing with its weights rounded to whole chunks, and steps as long as their loads need.
+
+    The fewest chunks with which R/C is within `slack`, a part of the packing's, or else those of the least
+    R/C with up to `most_chunks`. None where the packing leaves a step empty.
+    """
+    if not all(bound.durations):
+        return None
+    good_enough = sum(bound.durations, Fraction(0)) * (1 + slack)
+    best: tuple[Fraction, int, list[int], list[int]] | None = None
+    for chunks in range(1, most_chunks + 1):
+        counts = _rounded(bound, chunks)
+        rounds = _rounds_of(problem, bound, counts)
+        ratio = Fraction(sum(rounds), chunks)
+        if best is None or ratio < best[0]:
+            best = ratio, chunks, rounds, counts
+        if ratio <= good_enough:
+            break
+    assert best is not None, "there is a number of chunks"
+    _, chunks, rounds, counts = best
+    return chunks, _along(problem, bound, chunks, rounds, counts)
+
+
+def _rounded(bound: TreeBound, chunks: int) -> list[int]:
+    """How many of the chunks each tree takes: those of a demand in proportion, by the largest remainders."""
+    counts = [int(tree.weight * chunks) for tree in bound.trees]
+    left = Counter({tree.demand: chunks for tree in bound.trees})
+    for tree, count in zip(bound.trees, counts, strict=True):
+        left[tree.demand] -= count
+    remainders = [tree.weight * chunks - count for tree, count in zip(bound.trees, counts, strict=True)]
+    for index in sorted(range(len(counts)), key=lambda index: -remainders[index]):
+        demand = bound.trees[index].demand
+        if left[demand]:
+            counts[index] += 1
+            left[demand] -= 1
+    return counts
+
+
+def _rounds_of(problem: Problem, bound: TreeBound, counts: Sequence[int]) -> list[int]:
+    """The fewest rounds of each step in which links carry so many chunks along each tree."""
+    loads: Counter[tuple[int, int]] = Counter()
+    for tree, count in zip(bound.trees, counts, strict=True):
+        for route, step in tree.sends:
+            for link in problem.routes[route].links:
+                loads[step, link] += count
+    rounds = [1] * len(bound.durations)
+    for (step, link), load in loads.items():
+        rounds[step] = max(rounds[step], -(-load // problem.capacities[link]))
+    return rounds
+
+
+def _along(
+    problem: Problem, bound: TreeBound, chunks: int, rounds: Sequence[int], counts: Sequence[int]
+) -> Plan:
+    """So many chunks of its demand along each tree of the packing."""
     sends: list[ChunkSend] = []
     taken: Counter[int] = Counter()
-    for tree in bound.trees:
-        for chunk in range(taken[tree.demand], taken[tree.demand] + int(tree.weight * chunks)):
+    for tree, count in zip(bound.trees, counts, strict=True):
+        for chunk in range(taken[tree.demand], taken[tree.demand] + count):
             sends += (ChunkSend(tree.demand, chunk, route, step) for route, step in tree.sends)
-        taken[tree.demand] += int(tree.weight * chunks)
-    return prune(problem, chunks, (int(duration * chunks) for duration in bound.durations), sends)
+        taken[tree.demand] += count
+    return prune(problem, chunks, rounds, sends)
 
 
 def _few_chunks(
-    problem: Problem, steps: int, bound: TreeBound, group: Group | None, deadline: Deadline
+    problem: Problem,
+    steps: int,
+    bound: TreeBound,
+    group: Group | None,
+    deadline: Deadline,
+    most_chunks: int,
 ) -> tuple[int, Plan] | None:
     """A plan with one of the first `TRIES` numbers of chunks, kept by the group, or one demand's by none."""
     alone: Group = (tuple(range(problem.topology.size)),)
@@ -100,7 +172,7 @@ def _few_chunks(
         groups.append(alone)  # with more demands that takes minutes, and a search is as good
     pools = [_Pool(problem, steps, bound, elements, deadline) for elements in groups]
     for chunks in islice(eligible(bound.bound.ratio, steps), TRIES):
-        if chunks > MOST_CHUNKS:
+        if chunks > most_chunks:
             break
         for pool in pools:
             plan = pool.plan(chunks)
