@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
@@ -20,10 +20,14 @@ from arborcast.backends.probe.prediction import Predictor, ratio
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.symmetry.isomorphism import Shape
 from arborcast.synth.topology import Link, Topology
-from arborcast.topologies.catalog import Entry, catalog
+from arborcast.topologies.catalog import catalog
+from arborcast.topologies.entries import Entry
 
-MOST_RANKS = 64
+MOST_RANKS = 32
 """Ranks up to which the catalog is looked through: seconds."""
+
+MOST_EXCHANGED = 8
+"""Ranks up to which numberings with the same rates alone are told apart by loads."""
 
 _APART = 1.06
 """Pairs of one class must be faster than those of the next by this factor, or nothing tells them apart."""
@@ -65,6 +69,11 @@ class Likeness:
     loaded: float
 
     @property
+    def unlinked(self) -> int:
+        """Pairs whose rate it does not explain, each direction counted: it gives them no link."""
+        return sum(each.pairs for each in self.classes if each.rate is None)
+
+    @property
     def deviation(self) -> float:
         """The largest of all."""
         return max([self.loaded, *(each.deviation for each in self.classes if each.deviation is not None)])
@@ -95,6 +104,8 @@ def resembling(
 ) -> Resemblance:
     """The known machine that a fabric resembles most: of the catalog, or one of those given.
 
+    Of those within the tolerance, the one that explains the rates of most pairs; then the nearest.
+
     Args:
         measured: the fabric.
         given: more machines by name, of as many ranks, which go before the catalog's where both are as near.
@@ -102,9 +113,14 @@ def resembling(
     """
     known = [*(given or {}).items(), *of_catalog(measured.ranks)]
     found = [each for name, topology in known if (each := likeness(measured, topology, name, tolerance))]
-    found.sort(key=lambda each: round(each.deviation, 2))
+
+    def nearness(each: Likeness) -> tuple[bool, int, float]:
+        is_far = each.deviation > tolerance
+        return is_far, 0 if is_far else each.unlinked, round(each.deviation, 2)
+
+    found.sort(key=nearness)
     best = found[0] if found else None
-    alike = (each.name for each in found[1:] if best and round(each.deviation - best.deviation, 2) == 0)
+    alike = (each.name for each in found[1:] if best and nearness(each) == nearness(best))
     return Resemblance(best, tuple(alike), tolerance)
 
 
@@ -169,7 +185,7 @@ def likeness(measured: Measurements, topology: Topology, name: str, tolerance: f
     linked = {flow: rate for flow, rate in rates.items() if rate is not None}
     if not linked:
         return None
-    ranks = _best_numbering(measured, predictor, said, seen, image)
+    ranks = _best_numbering(measured, predictor, said, seen, image, tolerance)
     scale = statistics.median(
         measured.solo[flow].median / rate
         for flow in measured.solo
@@ -226,25 +242,45 @@ def _best_numbering(
     said: Mapping[Flow, int],
     seen: Mapping[Flow, int],
     image: Sequence[int],
+    tolerance: float,
 ) -> tuple[int, ...]:
-    """A numbering that keeps the classes, with which no exchange of two ranks fits the loads better."""
+    """A numbering that keeps the classes, with which no exchange of two ranks fits the loads better.
 
-    def missed(ranks: Sequence[int]) -> float:
-        return sum(_off_under_load(measured, predictor, ranks, None))
-
-    best, least = tuple(image), missed(image)
-    improves = True
+    The first one stays where it is near enough, and for more than `MOST_EXCHANGED` ranks.
+    """
+    best, off = tuple(image), list(_off_under_load(measured, predictor, image, None))
+    least = sum(off)
+    improves = measured.ranks <= MOST_EXCHANGED and max(off, default=0) > math.log1p(tolerance / 2)
+    around = _links_around(predictor.topology)
     while improves:
         improves = False
         for one, other in combinations(range(measured.ranks), 2):
             tried = list(best)
             tried[one], tried[other] = tried[other], tried[one]
+            if around(tried[one], tried[other]) == around(tried[other], tried[one]):
+                continue  # they are alike in all, so that nothing changes
             touched = (flow for flow in seen if {one, other} & set(flow))
             if all(said[_mapped(flow, tried)] == seen[flow] for flow in touched):
-                now = missed(tried)
+                now = sum(_off_under_load(measured, predictor, tried, None))
                 if now < least * 0.999:
                     best, least, improves = tuple(tried), now, True
     return best
+
+
+def _links_around(topology: Topology) -> Callable[[int, int], object]:
+    """Of a rank what joins it to all vertices but another one: equal for two that may be exchanged."""
+    into: dict[int, dict[int, Fraction]] = {rank: {} for rank in range(topology.ranks)}
+    out: dict[int, dict[int, Fraction]] = {rank: {} for rank in range(topology.ranks)}
+    for link in topology.links:
+        if link.src in out:
+            out[link.src][link.dst] = link.bandwidth
+        if link.dst in into:
+            into[link.dst][link.src] = link.bandwidth
+
+    def around(rank: int, other: int) -> object:
+        return [{end: rate for end, rate in ends[rank].items() if end != other} for ends in (into, out)]
+
+    return around
 
 
 def _off_under_load(

@@ -149,7 +149,8 @@ def _device(asked: str | None, on: Asked, model: str) -> tuple[str | None, str]:
         raise InputError(
             f"{on.options.spec}: its ranks are {' and '.join(kinds)}; say by --device for which to cost"
         )
-    known = device_or_none(kinds[0])
+    # Accelerators that are no GPUs have no name there, and go by that of their machine: tpu-v4, trn2, gaudi3.
+    known = device_or_none(kinds[0]) or device_or_none(on.options.spec.partition(":")[0])
     if known is not None:
         return known.name, "topology"
     return (DEVICE if is_named else None), "default"

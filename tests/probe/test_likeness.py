@@ -73,7 +73,7 @@ def test_machines_of_the_catalog_are_recognised_under_any_numbering(spec: str, s
     fabric, order = renumbered(through(machine, slowest / 3), seed)
     found = resembling(fabric.measured(noise=0.04, seed=seed), tolerance=TOLERANCE)
     assert found.found and found.best is not None
-    assert spec in (found.best.name, *found.alike)
+    assert spec in (found.best.name, *found.alike) and "ring:8" not in (found.best.name, *found.alike)
     best = likeness(fabric.measured(noise=0.04, seed=seed), machine, spec, TOLERANCE)
     assert best is not None and best.scale == pytest.approx(1, abs=0.05)
     # The numbering found maps links to links of the same rate; it need not be the one that was drawn.
