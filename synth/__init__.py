@@ -5,9 +5,8 @@
     synth.verify(schedule)
 
 What is named here is public. `synth.groups` answers for several collectives at once.
-A question passes `api` (which form and method answers it), then the folder of the method: `packing` and
-`implicit` (trees), `routes`, `chunks`, `baselines`; all of them rest on `bounds`, `lp`, `symmetry` and
-`kernels`.
+A question passes `api` (which form and method answers it), then the folder of the method: `packing` (trees),
+`routes`, `chunks`, `baselines`; all of them rest on `bounds`, `lp`, `symmetry` and `kernels`.
 """
 
 from __future__ import annotations

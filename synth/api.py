@@ -15,7 +15,14 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, left_of
-from arborcast.synth.methods import SERVES, check_knobs, natural_method, solve_by_method
+from arborcast.synth.methods import (
+    IMPLICIT_KINDS,
+    SERVES,
+    check_knobs,
+    implicit_method_for,
+    method_for,
+    natural_method,
+)
 from arborcast.synth.request import Request, Wishes
 from arborcast.synth.topology import Topology
 
@@ -132,32 +139,31 @@ class Approach:
     faulty: Faulty | None = None
 
     def answer(self) -> AnySchedule:
-        """The fastest at the size that was asked for, or else `best`; raises as `solve`."""
-        size_bytes = self.request.size_bytes
-        return self.best() if size_bytes is None else self.selection().fastest_in_time(size_bytes)
+        """The fastest at the size that was asked for; without one by the named method, or of the best rate.
 
-    def best(self) -> AnySchedule:
-        """By the method that was named, or of the best rate; raises as `solve`."""
+        Raises as `solve`.
+        """
+        topology, collective, request = self.topology, self.collective, self.request
+        if request.size_bytes is not None:
+            return self.selection().fastest_in_time(request.size_bytes)
         if self.translations is not None:
-            from arborcast.synth.implicit.methods import answer_implicitly
-
-            return answer_implicitly(self.topology, self.collective, self.translations, self.request)
+            solve_implicitly = implicit_method_for(collective)
+            return solve_implicitly(topology, collective, request, translations=self.translations)
         if self.faulty is not None:
             from arborcast.synth.faults.repair import solve_partly_symmetric
 
-            return solve_partly_symmetric(self.faulty, self.collective.kind, self.request)
-        return solve_by_method(self.topology, self.collective, self.method, self.request)
+            return solve_partly_symmetric(self.faulty, collective.kind, request)
+        return method_for(self.method, collective)(topology, collective, request)
 
     def candidates(self) -> Iterator[AnySchedule]:
         """Every schedule worth comparing over sizes, as they are found; raises as `solve`, in between."""
-        if self.translations is not None:
-            from arborcast.synth.implicit.methods import implicit_candidates
-
-            return implicit_candidates(self.topology, self.collective, self.translations, self.request)
-        from arborcast.synth.selection import candidates
+        from arborcast.synth.selection import candidates, implicit_candidates
 
         request = replace(self.request, size_bytes=None)
-        return candidates(self.topology, self.collective, request, of_best_rate=self.best)
+        if self.translations is not None:
+            return implicit_candidates(self.topology, self.collective, self.translations, request)
+        of_best_rate = replace(self, request=request).answer
+        return candidates(self.topology, self.collective, request, of_best_rate=of_best_rate)
 
     def selection(self) -> Selection:
         """All candidates, of which the simulator knows the fastest at each size.
@@ -207,7 +213,11 @@ def approach(
 def _translations(
     topology: Topology, collective: Collective, method: str, request: Request, form: str
 ) -> Translations | None:
-    """Those by which a question is answered; None where chunks are written out."""
+    """Those by which a question is answered; None where chunks are written out.
+
+    Raises:
+        InputError: the implicit form is asked for and there is none.
+    """
     natural = natural_method(collective)
     if form == "implicit" and method not in {"auto", natural}:
         raise InputError(
@@ -215,17 +225,23 @@ def _translations(
         )
     if form == "explicit" or method not in {"auto", natural}:
         return None
-    from arborcast.synth.implicit.methods import translations_for
-
-    if form == "implicit":
-        return translations_for(topology, collective, seed=request.seed)
-    if topology.ranks <= LARGEST_EXPLICIT:
+    kind, relays = collective.kind, topology.ranks - len(collective.ranks)
+    if form == "implicit" and kind not in IMPLICIT_KINDS:
+        raise InputError(f"{kind}: has no implicit form, which is for {', '.join(IMPLICIT_KINDS)}")
+    if form == "implicit" and relays:
+        raise InputError(f"{kind}: the implicit form is for all ranks of a topology, got {relays} relays")
+    if form == "auto" and (kind not in IMPLICIT_KINDS or relays or topology.ranks <= LARGEST_EXPLICIT):
         return None
-    try:
-        found = translations_for(topology, collective, seed=request.seed)
-    except InputError:
-        return None  # no implicit form was asked for
-    return found if len(found.representatives) <= MOST_ORBITS else None
+    from arborcast.synth.symmetry.translation_search import translations_of
+
+    found = translations_of(topology, seed=request.seed)
+    if form == "implicit" and found.order == 1:
+        raise InputError(
+            f"topology {topology.name}: the implicit form needs a symmetry that moves every rank, found none"
+        )
+    if form == "auto" and (found.order == 1 or len(found.representatives) > MOST_ORBITS):
+        return None
+    return found
 
 
 def _is_better_repaired(faulty: Faulty, collective: Collective, method: str, request: Request) -> bool:

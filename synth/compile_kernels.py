@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from arborcast.synth.api import pareto, solve
 from arborcast.synth.collective import NAMED_KINDS
-from arborcast.synth.implicit.methods import IMPLICIT_KINDS
+from arborcast.synth.methods import IMPLICIT_KINDS
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify

@@ -1,4 +1,4 @@
-"""The methods by name, and what each may be told.
+"""The methods by name: what each may be told, and the function that makes its schedule.
 
 This is the one place that knows all of them. Each lives in its own module and is imported only when it is
 asked for, so that the start of the command stays fast. `synth.api` decides which one answers a question.
@@ -7,7 +7,8 @@ asked for, so that the start of the command stays fast. `synth.api` decides whic
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from arborcast.synth.chunks.encodings.registry import ENCODINGS
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
@@ -17,11 +18,20 @@ from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
-    from arborcast.synth.packing.solver import TreeMethod
-
+    from arborcast.synth.implicit_schedule import ImplicitSchedule
+    from arborcast.synth.symmetry.translations import Translations
 
 NEED_SIZE = tuple(ENCODINGS)
 """The methods that search for a schedule of given chunks, steps and rounds."""
+
+PATTERNS = ("ring", "multiring", "binary-tree", "halving-doubling")
+"""The methods of libraries, whatever the graph is."""
+
+METHODS = ("trees", "mwu", "routes", *NEED_SIZE, *PATTERNS)
+"""Every method by the name that the command line uses."""
+
+IMPLICIT_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE, Kind.ALLTOALL)
+"""The kinds that name no rank, so that a translation of the fabric is one of the collective."""
 
 SERVES: dict[str, frozenset[str]] = {
     "max_trees": frozenset({"auto", "trees", "mwu"}),
@@ -46,20 +56,55 @@ _IN_WORDS = {
 """Knobs as messages name them, which are read by those who call and by those who type options."""
 
 
-def solve_by_method(topology: Topology, collective: Collective, method: str, request: Request) -> Schedule:
-    """The schedule of one method, written out; by "auto" the one of the best rate, whatever the size.
+Method: TypeAlias = Callable[[Topology, Collective, Request], Schedule]
+"""Makes a schedule that is written out. Raises InputError where it does not do the collective,
+InfeasibleError where there is none, and TimedOutError, with the best one so far, after the deadline."""
 
-    `synth.api` decides which method a question is for; here nothing is decided.
 
-    Raises:
-        InputError: a collective that the method does not do.
-        InfeasibleError: there is no such schedule; carries the proof.
-        TimedOutError: the deadline passed; carries the best schedule so far.
-    """
-    if method == "auto" and collective.kind is Kind.CUSTOM:
-        return _best_of_frontier(topology, collective, request)
-    name = natural_method(collective) if method == "auto" else method
-    return METHODS[name](topology, collective, request)
+class ImplicitMethod(Protocol):
+    """The same in implicit form, by the translations of the fabric."""
+
+    def __call__(
+        self, topology: Topology, collective: Collective, request: Request, *, translations: Translations
+    ) -> ImplicitSchedule: ...
+
+
+def method_for(name: str, collective: Collective) -> Method:
+    """The function of a method; by "auto" that of the best rate, whatever the size."""
+    if name == "auto" and collective.kind is Kind.CUSTOM:
+        return _best_of_frontier
+    match natural_method(collective) if name == "auto" else name:
+        case "trees":
+            from arborcast.synth.packing.solver import solve_by_trees
+
+            return solve_by_trees
+        case "mwu":
+            from arborcast.synth.packing.solver import solve_by_trees
+
+            return partial(solve_by_trees, method="mwu")
+        case "routes":
+            from arborcast.synth.routes.solver import solve_by_routes
+
+            return solve_by_routes
+        case _ if name in PATTERNS:
+            from arborcast.synth.baselines import solve_baseline
+
+            return lambda topology, collective, request: solve_baseline(
+                topology, collective, name, seed=request.seed, deadline_s=request.deadline_s
+            )
+        case _:
+            return partial(_by_chunks, name)
+
+
+def implicit_method_for(collective: Collective) -> ImplicitMethod:
+    """The function that makes the implicit form of a collective of `IMPLICIT_KINDS`."""
+    if collective.kind is Kind.ALLTOALL:
+        from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
+
+        return solve_symmetric_alltoall
+    from arborcast.synth.packing.symmetric.solver import solve_symmetric
+
+    return solve_symmetric
 
 
 def natural_method(collective: Collective) -> str:
@@ -117,59 +162,20 @@ def _best_of_frontier(topology: Topology, collective: Collective, request: Reque
     return best
 
 
-def _by_trees(name: TreeMethod) -> Method:
-    def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
-        from arborcast.synth.packing.solver import solve_by_trees
+def _by_chunks(method: str, topology: Topology, collective: Collective, request: Request) -> Schedule:
+    from arborcast.synth.chunks.fixed_size import Size, solve_by_chunks
 
-        return solve_by_trees(topology, collective, request, method=name)
-
-    return solve_it
-
-
-def _by_routes(topology: Topology, collective: Collective, request: Request) -> Schedule:
-    from arborcast.synth.routes.solver import solve_by_routes
-
-    return solve_by_routes(topology, collective, request)
-
-
-def _by_baseline(name: str) -> Method:
-    def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
-        from arborcast.synth.baselines import solve_baseline
-
-        return solve_baseline(topology, collective, name, seed=request.seed, deadline_s=request.deadline_s)
-
-    return solve_it
-
-
-def _by_chunks(name: str) -> Method:
-    def solve_it(topology: Topology, collective: Collective, request: Request) -> Schedule:
-        from arborcast.synth.chunks.fixed_size import Size, solve_by_chunks
-
-        assert request.chunks is not None and request.steps is not None and request.rounds is not None, (
-            "checked with the other knobs"
-        )
-        return solve_by_chunks(
-            topology,
-            collective,
-            name,
-            Size(request.chunks, request.steps, request.rounds),
-            rate_tolerance=request.rate_tolerance,
-            seed=request.seed,
-            deadline_s=request.deadline_s,
-            cache=request.cache,
-            proof=request.proof,
-        )
-
-    return solve_it
-
-
-Method = Callable[[Topology, Collective, Request], Schedule]
-
-METHODS: dict[str, Method] = {
-    "trees": _by_trees("trees"),
-    "mwu": _by_trees("mwu"),
-    "routes": _by_routes,
-    **{name: _by_chunks(name) for name in NEED_SIZE},
-    **{name: _by_baseline(name) for name in ("ring", "multiring", "binary-tree", "halving-doubling")},
-}
-"""Every method by the name that the command line uses."""
+    assert request.chunks is not None and request.steps is not None and request.rounds is not None, (
+        "checked with the other knobs"
+    )
+    return solve_by_chunks(
+        topology,
+        collective,
+        method,
+        Size(request.chunks, request.steps, request.rounds),
+        rate_tolerance=request.rate_tolerance,
+        seed=request.seed,
+        deadline_s=request.deadline_s,
+        cache=request.cache,
+        proof=request.proof,
+    )

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count, pairwise, takewhile
 
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
-from arborcast.synth.implicit_schedule import AnySchedule
-from arborcast.synth.methods import METHODS, NEED_SIZE, natural_method, solve_by_method
+from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
+from arborcast.synth.methods import PATTERNS, implicit_method_for, method_for, natural_method
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
 FEW_TREES = (1, 2)
@@ -149,25 +149,46 @@ def candidates(
     first = natural_method(collective)
     height = 0
     if collective.kind is not Kind.CUSTOM:
-        make = of_best_rate or partial(solve_by_method, topology, collective, first, request)
-        fastest_rate = make()
+        fastest_rate = (
+            method_for(first, collective)(topology, collective, request)
+            if of_best_rate is None
+            else of_best_rate()
+        )
         height = fastest_rate.height
         yield fastest_rate
     if request.max_height is not None:
         return  # the height of the others is not known before they are built
-    wanted = [(name, request) for name in METHODS if name not in {"trees", "mwu", "routes", *NEED_SIZE}]
+    wanted = [(name, request) for name in PATTERNS]
     if first == "trees" and request.max_trees is None:
         wanted += [("trees", replace(request, max_trees=few)) for few in FEW_TREES]
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
-            yield METHODS[name](topology, collective, replace(its_request, deadline_s=deadline.left_s))
+            left = replace(its_request, deadline_s=deadline.left_s)
+            yield method_for(name, collective)(topology, collective, left)
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may
     if first == "trees" and request.max_trees is None and len(collective.ranks) == topology.ranks:
         yield from _shallow(topology, collective, request, deadline, height)
     if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:
         yield from _frontier(topology, collective, request, deadline)
+
+
+def implicit_candidates(
+    topology: Topology, collective: Collective, translations: Translations, request: Request
+) -> Iterator[ImplicitSchedule]:
+    """Every implicit schedule worth comparing, the one of the highest rate first; raises the same."""
+    deadline = Deadline.after(request.deadline_s)
+    solve_implicitly = implicit_method_for(collective)
+    yield solve_implicitly(topology, collective, request, translations=translations)
+    asks_for_a_shape = (request.max_trees, request.max_height) != (None, None)
+    if collective.kind is Kind.ALLTOALL or asks_for_a_shape:
+        return
+    from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
+
+    deadline.check("the comparison of methods")
+    left = replace(request, deadline_s=deadline.left_s)
+    yield from symmetric_frontier(topology, collective, left, translations=translations)
 
 
 def _shallow(

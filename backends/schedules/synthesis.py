@@ -188,7 +188,7 @@ def tables(
 def _only(asked: Approach) -> Iterator[Table]:
     """The table of one schedule, or of the best until the deadline."""
     try:
-        yield _checked((Choice(0, asked.best()),), is_cut_short=False)
+        yield _checked((Choice(0, asked.answer()),), is_cut_short=False)
     except TimedOutError as error:
         if error.best is None:
             raise

@@ -136,7 +136,7 @@ def solve(
             chosen = collective_on(collective, on, root)
             asked = approach(on.faulty or topology, chosen, method, request, form)
             if request.size_bytes is None:
-                schedule = asked.best()
+                schedule = asked.answer()
             else:
                 selection = asked.selection()
                 schedule = selection.fastest_in_time(request.size_bytes)

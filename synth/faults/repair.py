@@ -139,10 +139,10 @@ def _from_trees(old: OldTrees, faulty: Faulty, collective: Collective, request: 
 
 def _anew(faulty: Faulty, collective: Collective, why: str, request: Request) -> Schedule:
     """What solving from nothing gives, and that it did."""
-    from arborcast.synth.methods import solve_by_method
+    from arborcast.synth.methods import method_for
 
     log.info("repair of %s: solved anew, %s", faulty.healthy.name, why)
-    found = solve_by_method(faulty.topology, collective, "auto", request)
+    found = method_for("auto", collective)(faulty.topology, collective, request)
     settings = (*found.method.settings, ("repaired", f"solved anew: {why}"))
     return replace(found, method=replace(found.method, settings=settings))
 

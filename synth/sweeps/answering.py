@@ -88,7 +88,7 @@ def _choices(
     fabric: Topology | Faulty, question: Question, request: Request, sizes: Sequence[int] | None
 ) -> list[tuple[int, AnySchedule]]:
     asked = approach(fabric, question.collective(fabric), request=request)
-    return [(0, asked.best())] if sizes is None else _compared(asked.selection(), sizes)
+    return [(0, asked.answer())] if sizes is None else _compared(asked.selection(), sizes)
 
 
 def _compared(selection: Selection, sizes: Sequence[int]) -> list[tuple[int, AnySchedule]]:

@@ -537,7 +537,7 @@ def test_the_same_seed_gives_the_same_file(synth: Any, tmp_path: Path) -> None:
 # A small question of the same sort imports everything first: Python loses a Ctrl-C that meets an import.
 INTERRUPTIBLE = """
 import sys
-import arborcast.synth.cli.app, arborcast.synth.cli.solve, arborcast.synth.implicit.methods
+import arborcast.synth.cli.app, arborcast.synth.cli.solve
 from arborcast import synth, topologies
 sys.argv[0] = "synth"
 synth.solve(topologies.load("torus:4x4"), "allgather", method="trees")

@@ -100,12 +100,13 @@ def test_no_deadline_unless_one_is_given(
     given: list[float | None] = []
 
     def noted(*asked: Any, deadline_s: float | None = None, **_: Any) -> None:
-        given.append(asked[3].deadline_s if name == "solve" else deadline_s)
+        given.append(asked[2].deadline_s if name == "solve" else deadline_s)
         raise synth.TimedOutError("noted")
 
-    monkeypatch.setattr(
-        *{"solve": ("arborcast.synth.api.solve_by_method", noted), "pareto": (synth, "pareto", noted)}[name]
-    )
+    if name == "solve":
+        monkeypatch.setattr("arborcast.synth.packing.solver.solve_by_trees", noted)
+    else:
+        monkeypatch.setattr(synth, "pareto", noted)
     assert command(name, "ring:3", "allgather").status == 3
     assert command(name, "ring:3", "allgather", "--deadline", "7").status == 3
     assert given == [None, 7.0]

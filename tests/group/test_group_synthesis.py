@@ -192,10 +192,10 @@ def test_one_method_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return answer
 
-    monkeypatch.setattr("arborcast.synth.api.solve_by_method", late(ring))
+    monkeypatch.setattr("arborcast.synth.packing.solver.solve_by_trees", late(ring))
     (only,) = tables(RING, ring.collective, "trees", Request())
     assert only.is_cut_short and only.entries[0].schedule == ring
-    monkeypatch.setattr("arborcast.synth.api.solve_by_method", late(None))
+    monkeypatch.setattr("arborcast.synth.packing.solver.solve_by_trees", late(None))
     with pytest.raises(TimedOutError, match="too late"):
         next(tables(RING, ring.collective, "trees", Request()))
 

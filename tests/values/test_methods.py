@@ -83,10 +83,10 @@ def test_rates_are_exact() -> None:
 
 
 def test_a_late_method_does_not_lose_what_the_earlier_ones_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(*_: object) -> Schedule:
+    def late(*_: object, **__: object) -> Schedule:
         raise TimedOutError("ring: out of time")
 
-    monkeypatch.setitem(METHODS, "ring", late)
+    monkeypatch.setattr("arborcast.synth.baselines.solve_baseline", late)
     with pytest.raises(TimedOutError, match="ring: out of time") as caught:
         synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=600)
     assert caught.value.best is not None
@@ -96,13 +96,11 @@ def test_a_late_method_does_not_lose_what_the_earlier_ones_found(monkeypatch: py
 def test_all_methods_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 
-    def noted(topology: synth.Topology, collective: synth.Collective, request: Request) -> Schedule:
-        assert request.deadline_s is not None
-        given.append(request.deadline_s)
+    def noted(*_: object, seed: int, deadline_s: float) -> Schedule:
+        given.append(deadline_s)
         raise InfeasibleError("not here")
 
-    for name in ("ring", "multiring", "binary-tree", "halving-doubling"):
-        monkeypatch.setitem(METHODS, name, noted)
+    monkeypatch.setattr("arborcast.synth.baselines.solve_baseline", noted)
     synth.solve(topologies.load("dgx1"), "broadcast", size_bytes=1 << 20, deadline_s=600)
     assert len(given) == 4
     assert 600 > given[0] >= given[1] >= given[2] >= given[3]
