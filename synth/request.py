@@ -20,8 +20,9 @@ class Request:
             `synth.packing.mwu`.
         seed: breaks ties; the same seed gives the same schedule on any machine.
         deadline_s: seconds after which `TimedOutError` is raised; None for no limit.
-        size_bytes: with the method "auto", the message size for which the schedule should be fastest;
-            None for the best rate, which is what counts for large messages.
+        size_bytes: with the method "auto", the message size for which the schedule should be fastest, with
+            anything asked of trees the fastest along trees that keep to it; None for the best rate, which is
+            what counts for large messages.
         chunks: C of a chunk schedule (see `synth.chunks.fixed_size.Size`, like the next two).
         steps: S of a chunk schedule.
         rounds: R of a chunk schedule.
@@ -45,6 +46,11 @@ class Request:
     cache: bool = True
     max_height: int | None = None
     proof: Path | None = None
+
+    @property
+    def is_about_trees(self) -> bool:
+        """Whether something is asked of trees, so that nothing else answers it."""
+        return (self.max_trees, self.max_height, self.tolerance) != (None, None, None)
 
 
 DEFAULTS = Request()

@@ -134,6 +134,8 @@ def candidates(
 ) -> Iterator[AnySchedule]:
     """Every schedule worth comparing, the one of the highest rate first (a custom collective: last).
 
+    Where something is asked of trees, only those that keep to it are compared: other schedules have none.
+
     Args:
         topology: the fabric.
         collective: what to do on it.
@@ -156,11 +158,10 @@ def candidates(
         )
         height = fastest_rate.height
         yield fastest_rate
-    if request.max_height is not None:
-        return  # the height of the others is not known before they are built
-    wanted = [(name, request) for name in PATTERNS]
-    if first == "trees" and request.max_trees is None:
-        wanted += [("trees", replace(request, max_trees=few)) for few in FEW_TREES]
+    wanted = [] if request.is_about_trees else [(name, request) for name in PATTERNS]
+    if first == "trees" and request.tolerance is None:
+        counts = [few for few in FEW_TREES if request.max_trees is None or few < request.max_trees]
+        wanted += [("trees", replace(request, max_trees=few)) for few in counts]
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
@@ -168,8 +169,11 @@ def candidates(
             yield method_for(name, collective)(topology, collective, left)
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may
-    if first == "trees" and request.max_trees is None and len(collective.ranks) == topology.ranks:
+    any_number = first == "trees" and request.max_trees is None and request.tolerance is None
+    if any_number and len(collective.ranks) == topology.ranks:
         yield from _shallow(topology, collective, request, deadline, height)
+    if request.is_about_trees:
+        return
     if collective.kind is Kind.CUSTOM or topology.ranks <= LARGEST_FRONTIER:
         yield from _frontier(topology, collective, request, deadline)
 
@@ -181,8 +185,7 @@ def implicit_candidates(
     deadline = Deadline.after(request.deadline_s)
     solve_implicitly = implicit_method_for(collective)
     yield solve_implicitly(topology, collective, request, translations=translations)
-    asks_for_a_shape = (request.max_trees, request.max_height) != (None, None)
-    if collective.kind is Kind.ALLTOALL or asks_for_a_shape:
+    if collective.kind is Kind.ALLTOALL or request.is_about_trees:
         return
     from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
 

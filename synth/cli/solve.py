@@ -60,7 +60,14 @@ def solve(
         ),
     ] = "auto",
     root: Root = None,
-    size: Annotated[str | None, option("--size", "with auto: fastest at this size, such as 64KiB")] = None,
+    size: Annotated[
+        str | None,
+        option(
+            "--size",
+            "with auto: fastest at this size, such as 64KiB, of all methods; "
+            "with --max-trees, --max-height or --tolerance of trees alone",
+        ),
+    ] = None,
     max_trees: Annotated[
         int | None,
         number("--max-trees", "maximum number of trees (per root for allgather and reduce-scatter)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -180,3 +181,35 @@ def test_a_rank_cut_off_is_the_answer_of_the_first_method() -> None:
     half = Topology.build("half", 3, [Link(0, 1, Fraction(1)), Link(1, 0, Fraction(1))])
     with pytest.raises(InfeasibleError):
         select(half, Collective.on(half, "broadcast"), QUIET)
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "allgather", "allreduce"])
+@pytest.mark.parametrize(
+    "wishes", [{"max_trees": 1}, {"max_trees": 2}, {"max_height": 2}, {"max_height": 2, "max_trees": 2}]
+)
+def test_what_is_asked_of_trees_holds_for_all_that_is_compared(kind: str, wishes: dict[str, int]) -> None:
+    fabric = load("dgx1", ranks=(0, 1, 2, 3, 4))
+    request = replace(QUIET, **wishes)  # type: ignore[arg-type]
+    found = select(fabric, Collective.on(fabric, kind), request).schedules
+    directions = 2 if kind == "allreduce" else 1
+    for schedule in found:
+        assert schedule.method.name == "trees"
+        trees = Counter(0 if kind == "allreduce" else chunk.owner for chunk in schedule.chunks)
+        assert max(trees.values()) <= wishes.get("max_trees", 99)
+        assert schedule.height <= directions * wishes.get("max_height", 99)
+    if "max_trees" in wishes:  # so many, and each number below
+        assert len(found) == wishes["max_trees"]
+
+
+def test_a_tolerance_is_of_trees_too() -> None:
+    fabric = load("dgx1", ranks=(0, 1, 2, 3, 4))
+    (only,) = select(
+        fabric, Collective.on(fabric, "broadcast"), replace(QUIET, tolerance=Fraction(1, 20))
+    ).schedules
+    assert only.rate >= only.bound.rate * Fraction(19, 20)
+
+
+def test_one_tree_at_a_small_size_is_one_tree() -> None:
+    """It was a chunk schedule, of which the number of trees says nothing."""
+    schedule = synth.solve(load("dgx1"), "allreduce", size_bytes=65536, max_trees=1, cache=False)
+    assert schedule.method.name == "trees" and len(schedule.chunks) == 1
