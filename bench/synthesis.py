@@ -133,9 +133,9 @@ def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
     from arborcast import topologies
     from arborcast.synth.bounds import bound
     from arborcast.synth.collective import Collective
+    from arborcast.synth.packing.carrier import Packing
     from arborcast.synth.packing.exact import pack_exactly
     from arborcast.synth.topology import Topology
-    from arborcast.synth.tree import Packing
 
     def trees(topology: Topology) -> Packing:
         rate = bound(topology, Collective.on(topology, "allgather")).rate / topology.ranks
@@ -154,9 +154,9 @@ def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
         else:
             packing = trees(topology)
             watch.lap()
-            rate = sum((tree.weight for tree in packing.trees), 0 * packing.trees[0].weight)
-            found["trees"] = len(packing.trees)
-            found["height"] = max(tree.height for tree in packing.trees)
+            rate = sum((tree.weight for tree in packing.carriers), 0 * packing.carriers[0].weight)
+            found["trees"] = len(packing.carriers)
+            found["height"] = max(tree.height for tree in packing.carriers)
             del packing
     return found | {**asdict(watch), "rate": str(rate), "algbw": float(rate), "peak_MB": _peak_megabytes()}
 

@@ -79,9 +79,9 @@ def method_for(name: str, collective: Collective) -> Method:
 
             return solve_by_trees
         case "mwu":
-            from arborcast.synth.packing.solver import solve_by_trees
+            from arborcast.synth.packing.solver import solve_by_weights
 
-            return partial(solve_by_trees, method="mwu")
+            return solve_by_weights
         case "routes":
             from arborcast.synth.routes.solver import solve_by_routes
 

@@ -1,4 +1,4 @@
-"""Spanning trees with weights: what the kernel finds, the packings weigh and a schedule is made of.
+"""Spanning trees with weights as values, to be written down and read; `synth.packing.carrier` has the arrays.
 
 A tree's edges join ranks; each edge passes the switches of `via`. `Tree` is always read as an out-tree
 (root to leaves); an in-tree is an out-tree of the reversed topology and is turned round by whoever lifts
@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Vertex
 
 
@@ -49,16 +48,3 @@ class Tree:
     def height(self) -> int:
         """The largest depth."""
         return max(self.depth.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Trees whose weighted loads fit the links.
-
-    Attributes:
-        trees: each root's trees together carry its demand.
-        settings: facts about how they were found (epsilon, iterations, ...), for `Method.settings`.
-    """
-
-    trees: tuple[Tree, ...]
-    settings: Settings = ()

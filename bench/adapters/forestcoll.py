@@ -29,8 +29,9 @@ from arborcast.bench.adapters.answer import (
 from arborcast.bench.harness.processes import Finished, run
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.packing.carrier import breadth_first
-from arborcast.synth.packing.lift import lift
+from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.packing.carrier import Carrier
+from arborcast.synth.packing.lift import breadth_first, lift
 from arborcast.synth.schedule import Method
 from arborcast.synth.topology import Topology
 from arborcast.synth.tree import Tree, TreeEdge
@@ -100,7 +101,8 @@ def read(found: Mapping[str, Any], question: Question) -> Reading:
         ValueError: a path that is none, trees that do not span the ranks, or a rank without its trees.
     """
     unit, units = question.topology.bandwidth_unit, int(found["units"])
-    trees = [_tree(tree, question, unit) for tree in found["trees"]]
+    graph = LinkGraph(_asked(question))
+    trees = [Carrier.of(graph, _tree(tree, question, unit)) for tree in found["trees"]]
     for rank in question.collective.ranks:  # lifting would stretch what is there to the whole block
         carried = sum(tree["count"] for tree in found["trees"] if tree["root"] == rank)
         if carried != units:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import numpy as np
+
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
@@ -13,7 +15,8 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.groups.problem import Problem
 from arborcast.synth.groups.program import Shares
 from arborcast.synth.groups.view import View
-from arborcast.synth.packing.carrier import Carrier, centred, merge, mirrored, pair_up, relabelled
+from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.lift import lift
 from arborcast.synth.routes.paths import Route, lift_routes, routes_of_flow
@@ -50,7 +53,7 @@ def schedules_of(problem: Problem, shares: Shares, *, seed: int, deadline: Deadl
             found.append(Schedule.build(problem.topology, collective, method, limit, *lifted))
         else:
             method = Method("trees", seed, plan.settings)
-            carriers = [relabelled(carrier, images.tolist()) for carrier in plan.carriers]
+            carriers = [carrier.over(carrier.out.graph, images) for carrier in plan.carriers]
             found.append(lift(problem.topology, collective, method, limit, carriers))
     return found
 
@@ -61,8 +64,8 @@ def _plan(problem: Problem, shares: Shares, group: int, seed: int, deadline: Dea
     if view.is_routed:
         routes = [route for layer in problem.of_group(group) for route in _routes(problem, shares, layer)]
         return _Plan((), routes, (), limit)
-    carriers, settings = _carriers(problem, shares, group, seed, deadline)
-    return _Plan([relabelled(carrier, view.vertices) for carrier in carriers], (), settings, limit)
+    packing = _packing(problem, shares, group, seed, deadline)
+    return _Plan(packing.carriers, (), packing.settings, limit)
 
 
 def _routes(problem: Problem, shares: Shares, number: int) -> list[Route]:
@@ -84,19 +87,21 @@ def _routes(problem: Problem, shares: Shares, number: int) -> list[Route]:
     return [Route(path[::-1] if view.is_reversed else path, share) for path, share in paths]
 
 
-def _carriers(
-    problem: Problem, shares: Shares, group: int, seed: int, deadline: Deadline
-) -> tuple[Sequence[Carrier], Settings]:
-    """Trees or pairs of trees in the vertices of the view."""
+def _packing(problem: Problem, shares: Shares, group: int, seed: int, deadline: Deadline) -> Packing:
+    """Trees or pairs of trees over the links of the whole fabric; turned round where data is gathered."""
     view, demands = problem.views[group], shares.supply[group]
+    local = LinkGraph(view.topology)
     fabrics = [_share(view, shares.capacity[layer]) for layer in problem.of_group(group)]
-    outs = pack_exactly(fabrics[0], demands, seed=seed, deadline=deadline)
-    if view.collective.kind is not Kind.ALLREDUCE:
-        return outs.trees, outs.settings
+    packed = pack_exactly(fabrics[0], demands, seed=seed, deadline=deadline)
+    carriers = tuple(tree.over(local) for tree in packed.carriers)
     if problem.is_mirrored:
-        return merge(centred(pair) for pair in mirrored(outs.trees)), outs.settings
-    ins = pack_exactly(fabrics[1].reversed(), demands, seed=seed, deadline=deadline)
-    return merge(centred(pair) for pair in pair_up(outs.trees, ins.trees)), outs.settings
+        carriers = merge(centred(mirrored(tree)) for tree in carriers)
+    elif view.collective.kind is Kind.ALLREDUCE:
+        ins = pack_exactly(fabrics[1].reversed(), demands, seed=seed, deadline=deadline)
+        carriers = merge(centred(pair) for pair in pair_up(carriers, ins.carriers))
+    whole, vertices = LinkGraph(problem.topology), np.array(view.vertices, dtype=np.int64)
+    there = whole.turned_round if view.is_reversed else whole
+    return Packing(tuple(carrier.over(there, vertices) for carrier in carriers), packed.settings)
 
 
 def _share(view: View, capacity: Sequence[Fraction]) -> Topology:

@@ -7,7 +7,7 @@ Lengths and costs are float64 or int64; with int64 every answer is exact and the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -166,10 +166,31 @@ class Routes:
         """How many edges of the tree pass each link."""
         return np.bincount(self.links, minlength=len(self.graph.tails)).astype(np.int64)
 
-    def tree(self, weight: Fraction, root: int | None = None) -> Tree:
-        """The tree as a value, parents before children; of a tree that spans all ranks the root is known."""
-        if root is None:
-            root = int(np.flatnonzero(self.parents < 0)[0])
+    def over(self, graph: LinkGraph, images: Ints | None = None) -> Routes:
+        """The same tree over the links of another graph, which may have more ranks.
+
+        Args:
+            graph: of the same vertices or of their images; a link that it lacks becomes -1.
+            images: what each vertex is called there; None where it keeps its number.
+        """
+        if images is None and graph.topology is self.graph.topology and graph.turned is self.graph.turned:
+            return replace(self, graph=graph)
+        tails, heads = self.graph.tails[self.links], self.graph.heads[self.links]
+        parents = np.full(graph.ranks, -1, dtype=np.int64)
+        counts = np.zeros(graph.ranks + 1, dtype=np.int64)
+        if images is None:
+            parents[: len(self.parents)] = self.parents
+            counts[1 : len(self.starts)] = np.diff(self.starts)
+        else:
+            children = np.flatnonzero(self.parents >= 0)
+            parents[images[children]] = images[self.parents[children]]
+            counts[images[children] + 1] = np.diff(self.starts)[children]
+            order = np.argsort(images[np.repeat(children, np.diff(self.starts)[children])], kind="stable")
+            tails, heads = images[tails[order]], images[heads[order]]
+        return Routes(graph, parents, np.cumsum(counts), graph.numbers(tails, heads))
+
+    def tree(self, weight: Fraction, root: int) -> Tree:
+        """The tree as a value, parents before children."""
         children: dict[int, list[int]] = {}
         for child, parent in enumerate(self.parents.tolist()):
             children.setdefault(parent, []).append(child)

@@ -54,10 +54,22 @@ class LinkGraph:
         """Links by head, likewise."""
         return by_vertex(self.heads, self.size)
 
+    @cached_property
+    def turned_round(self) -> LinkGraph:
+        """The same links turned round."""
+        return LinkGraph(self.topology, not self.turned)
+
+    @cached_property
+    def _keys(self) -> Ints:
+        """Of each link, ascending: links are sorted by their ends as they are."""
+        src, dst = link_arrays(self.topology)
+        return src * self.size + dst
+
     def numbers(self, src: Ints, dst: Ints) -> Ints:
         """The links between pairs of vertices; -1 where there is none, or a vertex is -1."""
-        assert not self.turned, "links are sorted by tail and head only as they are"
-        keys = self.tails * self.size + self.heads
+        keys = self._keys
+        if self.turned:
+            src, dst = dst, src
         if not len(keys):
             return np.full(len(src), -1, dtype=np.int64)
         wanted = np.where((src >= 0) & (dst >= 0), src * self.size + dst, -1)

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from arborcast.synth.errors import InfeasibleError, Prover
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, Weighed, whole_prices
 from arborcast.synth.packing.bounded_height_pricing import Pricing, least_height
-from arborcast.synth.packing.carrier import Carrier, hops, shape
+from arborcast.synth.packing.carrier import Carrier, Packing
 from arborcast.synth.packing.fewest import fewest_among
 from arborcast.synth.packing.weights import Choice, Use, rows_of
 from arborcast.synth.schedule import Settings
@@ -43,23 +42,6 @@ _SEARCHED_UP_TO = 64  # carriers; the integer program of more takes seconds for 
 _USED = 1e-7  # of the limit: a smaller weight is none
 
 
-@dataclass(frozen=True, slots=True)
-class Shallow:
-    """The best that was found within a height.
-
-    Attributes:
-        height: of the highest tree that is allowed.
-        carriers: trees or pairs with exact weights, GB/s.
-        rate: of all of them together, GB/s; each root's carriers carry the same part of it.
-        settings: facts about how they were found.
-    """
-
-    height: int
-    carriers: tuple[Carrier, ...]
-    rate: Fraction
-    settings: Settings
-
-
 def pack_shallow(
     topology: Topology,
     roots: Sequence[int] | None,
@@ -70,7 +52,7 @@ def pack_shallow(
     tolerance: Fraction = Fraction(0),
     seed: int = 0,
     deadline: Deadline = NO_DEADLINE,
-) -> Shallow:
+) -> Packing:
     """Trees of at most a given height from each root, or the pairs of an allreduce, at their best rate.
 
     Args:
@@ -103,7 +85,7 @@ def shallow_frontier(
     limit: Fraction,
     seed: int = 0,
     deadline: Deadline = NO_DEADLINE,
-) -> Iterator[Shallow]:
+) -> Iterator[Packing]:
     """The best rates of growing heights, from the first that is worth it to the first that has the limit.
 
     Args:
@@ -132,9 +114,13 @@ def shallow_frontier(
         if generation.exceeds(best):
             found = generation.thinned(Fraction(0), None, quickly=True)
             yield found
-            best = found.rate
+            best = _rate(found.carriers)
         if best == limit:
             return
+
+
+def _rate(carriers: Sequence[Carrier]) -> Fraction:
+    return sum((carrier.weight for carrier in carriers), Fraction(0))
 
 
 def _too_low(topology: Topology, roots: Sequence[int] | None, height: int, least: int) -> str:
@@ -150,14 +136,13 @@ class _Generation:
     limit: Fraction
     deadline: Deadline
     effort: int = _EFFORT
-    met: set[tuple[object, ...]] = field(default_factory=set)
+    met: set[tuple[bytes, ...]] = field(default_factory=set)
     carriers: list[tuple[Use, Carrier]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """The linear program without carriers."""
         topology, groups = self.pricing.topology, self.pricing.groups
         self._target = self.limit / groups
-        self._position = {(link.src, link.dst): index for index, link in enumerate(topology.links)}
         # The primal simplex goes on best where columns are added.
         self._program = TreeProgram(rows_of(topology, self._target, groups), simplex_strategy=4)
         self._weighed: Weighed | None = None
@@ -176,7 +161,7 @@ class _Generation:
         """Meet carriers, the known ones first, until none helps."""
         self._why = self._run(known)
 
-    def thinned(self, tolerance: Fraction, max_trees: int | None, *, quickly: bool = False) -> Shallow:
+    def thinned(self, tolerance: Fraction, max_trees: int | None, *, quickly: bool = False) -> Packing:
         """As few of the carriers as carry the rate, with exact weights."""
         search_limit = _SEARCH_LIMIT if len(self.carriers) <= _SEARCHED_UP_TO else 0 if quickly else 1
         choice = self._choice()
@@ -189,10 +174,9 @@ class _Generation:
             deadline=self.deadline,
             search_limit=search_limit,
         )
-        rate = sum((carrier.weight for carrier in carriers), Fraction(0))
-        shown = self._shown(rate / self.limit, choice.rate)
+        shown = self._shown(_rate(carriers) / self.limit, choice.rate)
         facts: Settings = (("max_height", self.pricing.height), ("within_height", shown))
-        return Shallow(self.pricing.height, carriers, rate, (*facts, *settings))
+        return Packing(carriers, (*facts, *settings))
 
     def _shown(self, rate: Fraction, before: Fraction) -> str:
         """What is proved of a rate, of few of the carriers, and of the one of all of them."""
@@ -242,8 +226,7 @@ class _Generation:
                 if group not in cheapest or cost < cheapest[group][0]:
                     cheapest[group] = cost, carrier
             for _, carrier in cheapest.values():
-                for hop, count in hops(carrier).items():
-                    load[self._position[hop]] += count
+                load += carrier.uses
             load = np.minimum(load, _SPREAD)
 
     def _price_vertex(self) -> bool:
@@ -253,7 +236,7 @@ class _Generation:
             return False
         return self._price(np.array(vertex.prices, dtype=np.int64), exactly=True)
 
-    def _choice(self) -> Choice[Any]:
+    def _choice(self) -> Choice:
         """All carriers met."""
         members = [
             [entry for entry in self.carriers if entry[0].group == g] for g in range(self.pricing.groups)
@@ -287,11 +270,11 @@ class _Generation:
         return new
 
     def _add(self, group: int, carrier: Carrier) -> bool:
-        key = shape(carrier)
+        key = carrier.key
         if key in self.met:
             return False
         self.met.add(key)
-        use = Use(group, {self._position[hop]: count for hop, count in sorted(hops(carrier).items())})
+        use = Use.of(group, carrier)
         self.carriers.append((use, carrier))
         self._program.add(use)
         return True

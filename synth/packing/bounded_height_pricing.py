@@ -25,9 +25,8 @@ from arborcast.synth.packing.bounded_tree import (
     effort_of,
     improve_bounded,
 )
-from arborcast.synth.packing.carrier import Carrier, Pair
+from arborcast.synth.packing.carrier import Carrier, mirrored, pair
 from arborcast.synth.topology import Topology
-from arborcast.synth.tree import Tree
 
 EXACT_AT_ONCE = 10
 """Ranks up to which the cheapest tree takes a millisecond, so that nothing else is tried first."""
@@ -98,9 +97,9 @@ class Pricing:
         exactly = exactly or self.is_exact
         if self.roots is not None:
             there = self._graph.distances(lengths)
-            trees = self._trees(there.entering, np.array(self.roots), exactly)
+            found = self._trees(there, np.array(self.roots), exactly)
             group_of = {root: group for group, root in enumerate(self.roots)}
-            return [(group_of[tree.root], cost, tree) for tree, cost in _as_trees(there, trees)]
+            return [(group_of[tree.root], cost, tree) for tree, cost in found]
         return (
             self._mirrored(lengths, exactly) if self.topology.is_symmetric else self._pairs(lengths, exactly)
         )
@@ -113,23 +112,33 @@ class Pricing:
         """
         both = lengths + lengths[self._turned]
         there = self._graph.distances(both)
-        trees = self._trees(there.entering, np.arange(self.topology.ranks), exactly)
-        return [(0, cost, Pair(tree, tree)) for tree, cost in _as_trees(there, trees)]
+        found = self._trees(there, np.arange(self.topology.ranks), exactly)
+        return [(0, cost, mirrored(tree)) for tree, cost in found]
 
     def _pairs(self, lengths: Ints, exactly: bool) -> list[Priced]:
         every = np.arange(self.topology.ranks)
         there = self._graph.distances(lengths)
         back = self._back.distances(lengths[self._turned])
-        outs = _as_trees(there, self._trees(there.entering, every, exactly))
-        turned = self._trees(back.entering, every, exactly, turned=True)
-        ins = {tree.root: (tree, cost) for tree, cost in _as_trees(back, turned)}
+        outs = self._trees(there, every, exactly)
+        ins = {tree.root: (tree, cost) for tree, cost in self._trees(back, every, exactly, turned=True)}
         return [
-            (0, cost + ins[out.root][1], Pair(out, ins[out.root][0])) for out, cost in outs if out.root in ins
+            (0, cost + ins[out.root][1], pair(out, ins[out.root][0], out.weight))
+            for out, cost in outs
+            if out.root in ins
         ]
 
     def _trees(
-        self, entering: LengthArray, roots: Ints, exactly: bool, *, turned: bool = False
-    ) -> BoundedTrees:
+        self, there: Distances, roots: Ints, exactly: bool, *, turned: bool = False
+    ) -> list[tuple[Carrier, int]]:
+        """Cheap trees from those roots from which there are any, with their costs."""
+        found = self._bounded(there.entering, roots, exactly, turned)
+        return [
+            (Carrier(root, Fraction(1), there.routes(parents)), int(cost))
+            for root, parents, cost in zip(roots.tolist(), found.parents, found.cost, strict=True)
+            if cost < UNUSABLE
+        ]
+
+    def _bounded(self, entering: LengthArray, roots: Ints, exactly: bool, turned: bool) -> BoundedTrees:
         if exactly:
             self.effort += effort_of(self.topology.ranks, len(roots), self.height)
             return cheapest_bounded(entering, roots, self.height)
@@ -197,11 +206,3 @@ def _farthest(topology: Topology, roots: Sequence[int]) -> list[int]:
 def _rooted(levels: Ints, roots: Ints) -> Ints:
     levels[np.arange(len(roots)), roots] = 0
     return levels
-
-
-def _as_trees(there: Distances, found: BoundedTrees) -> list[tuple[Tree, int]]:
-    return [
-        (there.routes(parents).tree(Fraction(1)), int(cost))
-        for parents, cost in zip(found.parents, found.cost, strict=True)
-        if cost < UNUSABLE
-    ]

@@ -20,20 +20,36 @@ from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, cheapest_arborescence
 from arborcast.synth.kernels.compiled import Flags, Ints
-from arborcast.synth.packing.carrier import AnyCarrier, Carrier, Pair, merge, with_weight
+from arborcast.synth.packing.carrier import Carrier, merge, mirrored, pair
 from arborcast.synth.topology import Topology
-from arborcast.synth.tree import Tree
 
 CANDIDATES = 200
 """In all, besides the known ones; the heaviest of each group are kept."""
 
 
-def widest_trees(topology: Topology, root: int) -> Iterator[Tree]:
-    """Trees that use only links from some bandwidth on, the cheapest and the shallowest.
+def widest(topology: Topology, roots: Sequence[int] | None) -> list[Carrier]:
+    """Trees from each root that use only links from some bandwidth on, the cheapest and the shallowest.
 
-    Without switches the widest single tree is among them.
+    Without switches the widest single tree is among them. For an allreduce (`roots` None) pairs of them; on
+    symmetric links one root stands for all.
     """
-    graph = LogicalGraph(topology)
+    if roots is not None:
+        graph = LogicalGraph(topology)
+        return [tree for root in roots for tree in _widest_trees(graph, root)]
+    if topology.is_symmetric:
+        root = most_central(topology, range(topology.ranks))
+        return [mirrored(tree) for tree in _widest_trees(LogicalGraph(topology), root)]
+    here, back = LogicalGraph(topology), LogicalGraph(topology.reversed())
+    return [
+        pair(out, into, out.weight)
+        for root in range(topology.ranks)
+        for out, into in product(_widest_trees(here, root), _widest_trees(back, root))
+        if out.weight == into.weight
+    ]
+
+
+def _widest_trees(graph: LogicalGraph, root: int) -> Iterator[Carrier]:
+    topology = graph.topology
     capacities = np.array(topology.capacities, dtype=np.int64)
     for narrowest in sorted(set(topology.capacities), reverse=True)[:CANDIDATES]:
         distances = graph.distances(np.where(capacities >= narrowest, 1, FORBIDDEN).astype(np.int64))
@@ -42,7 +58,7 @@ def widest_trees(topology: Topology, root: int) -> Iterator[Tree]:
         except InfeasibleError:
             continue
         for parents in (cheapest, _shallow(distances.matrix < FORBIDDEN, root)):
-            yield distances.routes(parents).tree(Fraction(narrowest) * topology.bandwidth_unit)
+            yield Carrier(root, Fraction(narrowest) * topology.bandwidth_unit, distances.routes(parents))
 
 
 def _shallow(reaches: Flags, root: int) -> Ints:
@@ -58,30 +74,10 @@ def _shallow(reaches: Flags, root: int) -> Ints:
     return parents
 
 
-def wide_pairs(topology: Topology) -> list[Pair]:
-    """Pairs of the widest trees; on symmetric links one root stands for all."""
-    if topology.is_symmetric:
-        root = most_central(topology, range(topology.ranks))
-        return [Pair(tree, tree) for tree in widest_trees(topology, root)]
-    back = topology.reversed()
-    return [
-        Pair(out, with_weight(into, out.weight))
-        for root in range(topology.ranks)
-        for out, into in product(widest_trees(topology, root), widest_trees(back, root))
-        if out.weight == into.weight
-    ]
-
-
-def candidates(
-    known: Iterable[AnyCarrier], others: Iterable[AnyCarrier], most: int
-) -> tuple[AnyCarrier, ...]:
+def candidates(known: Iterable[Carrier], others: Iterable[Carrier], most: int) -> tuple[Carrier, ...]:
     """The known carriers and the heaviest of the others, each shape once."""
-    heaviest = sorted(merge(others), key=_descending_weight)[:most]
+    heaviest = sorted(merge(others), key=lambda carrier: -carrier.weight)[:most]
     return merge(chain(known, heaviest))
-
-
-def _descending_weight(carrier: Carrier) -> Fraction:
-    return -carrier.weight
 
 
 _ROUNDS = 24
@@ -90,7 +86,7 @@ _LONGEST = 1 << 20  # the length of the most crowded link
 
 def reweave(
     topology: Topology, roots: Sequence[int], trees_per_root: int, *, deadline: Deadline
-) -> tuple[Tree, ...]:
+) -> tuple[Carrier, ...]:
     """Equal trees, so many for each root, that crowd the fullest link as little as was found.
 
     Args:
@@ -106,7 +102,7 @@ def reweave(
     capacities = np.array(topology.capacities, dtype=np.float64)
     load = np.zeros(len(topology.links), dtype=np.int64)
     woven: dict[tuple[int, int], Routes] = {}
-    best: list[Routes] = []
+    best: dict[tuple[int, int], Routes] = {}
     least = np.inf
     for steepness in range(2, _ROUNDS + 2):
         for slot in ((root, copy) for copy in range(trees_per_root) for root in roots):
@@ -117,10 +113,10 @@ def reweave(
             load += woven[slot].uses()
         crowd = float((load / capacities).max())
         if crowd < least:
-            best, least = list(woven.values()), crowd
+            best, least = dict(woven), crowd
         if deadline.has_passed:
             break
-    return tuple(routes.tree(Fraction(1, trees_per_root)) for routes in best)
+    return tuple(Carrier(root, Fraction(1, trees_per_root), routes) for (root, _), routes in best.items())
 
 
 def _lengths(load: Ints, capacities: NDArray[np.float64], steepness: int) -> Ints:

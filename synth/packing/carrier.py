@@ -1,119 +1,181 @@
-"""What carries a part of the buffer: a tree, or for an allreduce one that gathers and one that spreads.
+"""What carries a part of the buffer: a spanning tree with a weight; for an allreduce also one that gathers.
 
-Packings end as carriers, and carriers are lifted into schedules. Here are the transforms on them: pair up
-trees by weight, move a root to the centre, merge what is the same, count the links that are used.
+All packings work with these, down to the links: a tree of 1,024 ranks is three arrays here and a thousand
+objects as a `Tree`, which is for reading. Here are the transforms on them, too: pair up trees by weight, move
+a root to the centre, merge what is the same, see how full the links are.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
-from typing import TypeAlias, TypeVar, overload
 
+import numpy as np
+
+from arborcast.synth.errors import ScheduleError
+from arborcast.synth.kernels.arborescence import Routes, levels
+from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.schedule import Settings
-from arborcast.synth.topology import Hop, Vertex
-from arborcast.synth.tree import Tree, TreeEdge
+from arborcast.synth.topology import Topology
+from arborcast.synth.tree import Tree
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One part of an allreduce: it is summed along `into` to the root, then spread along `out`.
+@dataclass(frozen=True, eq=False)
+class Carrier:
+    """A spanning out-tree with a weight; for an allreduce a pair of trees.
 
     Attributes:
-        out: an out-tree of the topology.
-        into: an out-tree of the reversed topology, with the same root and weight.
+        root: where it starts; in an allreduce the sum is complete there.
+        weight: the GB/s of the buffer that it carries.
+        out: the parent of each rank and the links of each edge.
+        into: for an allreduce the tree along which is gathered, as an out-tree over the links turned round.
     """
 
-    out: Tree
-    into: Tree
+    root: int
+    weight: Fraction
+    out: Routes
+    into: Routes | None = None
+
+    @classmethod
+    def of(cls, graph: LinkGraph, tree: Tree) -> Carrier:
+        """A tree that was written down, over the links of a graph.
+
+        Raises:
+            ScheduleError: an edge passes a link that the graph lacks.
+        """
+        hops = [
+            (edge.child, src, dst)
+            for edge in sorted(tree.edges, key=lambda edge: edge.child)
+            for src, dst in pairwise((edge.parent, *edge.via, edge.child))
+        ]
+        child, src, dst = np.array(hops, dtype=np.int64).reshape(-1, 3).T
+        links = graph.numbers(src, dst)
+        if (links < 0).any():
+            _, here, there = hops[int(np.argmin(links))]
+            raise ScheduleError(
+                f"tree of root {tree.root}: {graph.topology.name} has no link {here}->{there}"
+            )
+        parents = np.full(graph.ranks, -1, dtype=np.int64)
+        for edge in tree.edges:
+            parents[edge.child] = edge.parent
+        starts = np.searchsorted(child, np.arange(graph.ranks + 1)).astype(np.int64)
+        return cls(tree.root, tree.weight, Routes(graph, parents, starts, links))
 
     @property
-    def root(self) -> int:
-        """Where the sum is complete."""
-        return self.out.root
+    def tree(self) -> Tree:
+        """The tree along which is spread, to be read."""
+        return self.out.tree(self.weight, self.root)
 
     @property
-    def weight(self) -> Fraction:
-        """GB/s of the buffer that both trees carry."""
-        return self.out.weight
+    def key(self) -> tuple[bytes, ...]:
+        """Tells apart carriers of any weight over one graph."""
+        trees = (self.out,) if self.into is None else (self.out, self.into)
+        return tuple(part.tobytes() for routes in trees for part in (routes.parents, routes.links))
 
-    @property
+    @cached_property
+    def uses(self) -> Ints:
+        """How often it passes each link."""
+        return self.out.uses() if self.into is None else self.out.uses() + self.into.uses()
+
+    @cached_property
     def height(self) -> int:
-        """Steps from the first leaf to the last: up one tree and down the other."""
-        return self.into.height + self.out.height
+        """Steps from the first rank that sends to the last one that receives."""
+        return self.out.height + (0 if self.into is None else self.into.height)
 
     @property
     def is_mirrored(self) -> bool:
         """Whether it gathers along exactly the edges on which it spreads, turned round."""
-        return set(self.into.edges) == set(self.out.edges)
+        return self.into is not None and all(
+            np.array_equal(*parts)
+            for parts in (
+                (self.out.parents, self.into.parents),
+                (self.out.starts, self.into.starts),
+                (self.out.graph.heads[self.out.links], self.into.graph.heads[self.into.links]),
+            )
+        )
+
+    def over(self, graph: LinkGraph, images: Ints | None = None) -> Carrier:
+        """The same over another graph, which has all its links; see `Routes.over`."""
+        root = self.root if images is None else int(images[self.root])
+        into = None if self.into is None else self.into.over(graph.turned_round, images)
+        moved = Carrier(root, self.weight, self.out.over(graph, images), into)
+        assert all((routes.links >= 0).all() for routes in (moved.out, into) if routes is not None)
+        return moved
 
 
 @dataclass(frozen=True, slots=True)
-class Pairing:
-    """Pairs whose weighted loads fit the links together: what a `Packing` is for the other collectives.
+class Packing:
+    """Carriers whose weighted loads fit the links together.
 
     Attributes:
-        pairs: their weights add up to the rate, GB/s.
-        settings: facts about how they were found, for `Method.settings`.
+        carriers: each root's together carry its demand; the weights of an allreduce's add up to its rate.
+        settings: facts about how they were found (epsilon, iterations, ...), for `Method.settings`.
     """
 
-    pairs: tuple[Pair, ...]
+    carriers: tuple[Carrier, ...]
     settings: Settings = ()
 
-
-Carrier: TypeAlias = Tree | Pair
-AnyCarrier = TypeVar("AnyCarrier", Tree, Pair)
-
-
-def hops(carrier: Carrier) -> Counter[Hop]:
-    """How often a carrier uses each link of the topology (for a tree: of the one it was packed on)."""
-    match carrier:
-        case Tree(edges=edges):
-            return Counter(hop for edge in edges for hop in pairwise((edge.parent, *edge.via, edge.child)))
-        case Pair(out=out, into=into):
-            return hops(out) + Counter({(dst, src): count for (src, dst), count in hops(into).items()})
+    @property
+    def trees(self) -> tuple[Tree, ...]:
+        """Those along which is spread, to be read."""
+        return tuple(carrier.tree for carrier in self.carriers)
 
 
-def with_weight(carrier: AnyCarrier, weight: Fraction) -> AnyCarrier:
-    """The same carrier with another weight, GB/s."""
-    if isinstance(carrier, Tree):
-        return replace(carrier, weight=weight)
-    return Pair(replace(carrier.out, weight=weight), replace(carrier.into, weight=weight))
-
-
-def shape(carrier: Carrier) -> tuple[object, ...]:
-    """What tells carriers of any weight apart: the root and the edges."""
-    match carrier:
-        case Tree(root=root, edges=edges):
-            return (root, frozenset(edges))
-        case Pair(out=out, into=into):
-            return (out.root, frozenset(out.edges), frozenset(into.edges))
-
-
-def merge(carriers: Iterable[AnyCarrier]) -> tuple[AnyCarrier, ...]:
-    """The carriers with those of one shape put together by adding their weights, in order of appearance."""
-    first: dict[tuple[object, ...], AnyCarrier] = {}
-    weight: dict[tuple[object, ...], Fraction] = defaultdict(Fraction)
+def merge(carriers: Iterable[Carrier]) -> tuple[Carrier, ...]:
+    """The carriers with equal ones put together by adding their weights, in order of appearance."""
+    first: dict[tuple[bytes, ...], Carrier] = {}
+    weight: dict[tuple[bytes, ...], Fraction] = defaultdict(Fraction)
     for carrier in carriers:
-        key = shape(carrier)
+        key = carrier.key
         first.setdefault(key, carrier)
         weight[key] += carrier.weight
-    return tuple(with_weight(carrier, weight[key]) for key, carrier in first.items())
+    return tuple(replace(carrier, weight=weight[key]) for key, carrier in first.items())
 
 
-def congestion(carriers: Iterable[Carrier], bandwidth: Mapping[Hop, Fraction]) -> Fraction:
-    """The fullest link: load over bandwidth, 1 is full. Carriers must use links that exist."""
-    load: dict[Hop, Fraction] = defaultdict(Fraction)
+def congestion(carriers: Iterable[Carrier], topology: Topology) -> Fraction:
+    """The fullest link: load over bandwidth, 1 is full."""
+    load: dict[int, Fraction] = defaultdict(Fraction)
     for carrier in carriers:
-        for hop, count in hops(carrier).items():
-            load[hop] += carrier.weight * count
-    return max((amount / bandwidth[hop] for hop, amount in load.items()), default=Fraction(0))
+        for link in np.flatnonzero(carrier.uses).tolist():
+            load[link] += carrier.weight * int(carrier.uses[link])
+    return max(
+        (amount / topology.links[link].bandwidth for link, amount in load.items()), default=Fraction(0)
+    )
 
 
-def pair_up(outs: Iterable[Tree], ins: Iterable[Tree]) -> tuple[Pair, ...]:
+def mirrored(carrier: Carrier) -> Carrier:
+    """The pair that gathers along the tree on which it spreads; every link needs its reverse."""
+    graph, out = carrier.out.graph, carrier.out
+    into = Routes(graph.turned_round, out.parents, out.starts, graph.reverse[out.links])
+    return replace(carrier, into=into)
+
+
+def centred(carrier: Carrier) -> Carrier:
+    """A mirrored pair with its root moved to the centre of the tree, which about halves the height.
+
+    Whatever the root, each edge is used once in each direction, so the loads stay as they are. A pair
+    that is not mirrored comes back unchanged.
+    """
+    if not carrier.is_mirrored:
+        return carrier
+    root = int(_centre(carrier.out.parents, carrier.root))
+    if root == carrier.root:
+        return carrier
+    return mirrored(Carrier(root, carrier.weight, rerooted(carrier.out, root)))
+
+
+def rerooted(routes: Routes, root: int) -> Routes:
+    """The same undirected edges, with another rank as the root; every link needs its reverse."""
+    graph = routes.graph
+    return Routes(graph, *_rerooted(routes.parents, routes.starts, routes.links, root, graph.reverse))
+
+
+def pair_up(outs: Iterable[Carrier], ins: Iterable[Carrier]) -> tuple[Carrier, ...]:
     """Overlay the out-trees and in-trees of each root by their weights, as intervals laid side by side.
 
     Args:
@@ -128,7 +190,7 @@ def pair_up(outs: Iterable[Tree], ins: Iterable[Tree]) -> tuple[Pair, ...]:
     assert {root: sum(tree.weight for tree in trees) for root, trees in spreading.items()} == {
         root: sum(tree.weight for tree in trees) for root, trees in gathering.items()
     }, "each root must gather as much as it spreads"
-    pairs: list[Pair] = []
+    pairs: list[Carrier] = []
     for root in sorted(spreading):
         tall_first = sorted(spreading[root], key=lambda tree: -tree.height)
         low_first = sorted(gathering[root], key=lambda tree: tree.height)
@@ -137,88 +199,19 @@ def pair_up(outs: Iterable[Tree], ins: Iterable[Tree]) -> tuple[Pair, ...]:
     return merge(pairs)
 
 
-def mirrored(trees: Iterable[Tree]) -> tuple[Pair, ...]:
-    """The pairs that gather along the trees on which they spread."""
-    return tuple(Pair(tree, tree) for tree in trees)
+def pair(out: Carrier, into: Carrier, weight: Fraction) -> Carrier:
+    """An out-tree of a topology and one of the reversed topology, of the same root."""
+    return Carrier(out.root, weight, out.out, into.over(out.out.graph.turned_round).out)
 
 
-def centred(pair: Pair) -> Pair:
-    """A mirrored pair with its root moved to the centre of the tree, which about halves the height.
-
-    Whatever the root, each edge is used once in each direction, so the loads stay as they are. A pair
-    that is not mirrored comes back unchanged.
-    """
-    if not pair.is_mirrored:
-        return pair
-    tree = pair.out
-    # The middle of a longest path is a centre, and walking away from anywhere ends at an end of one.
-    way = _longest_way(rerooted(tree, _longest_way(tree)[-1]))
-    middles = {way[(len(way) - 1) // 2], way[len(way) // 2]}
-    if tree.root in middles:
-        return pair
-    moved = rerooted(tree, min(middles))
-    return Pair(moved, moved)
-
-
-def rerooted(tree: Tree, root: int) -> Tree:
-    """The tree with the same undirected edges that starts at another of its ranks."""
-    neighbours: dict[int, list[TreeEdge]] = defaultdict(list)
-    for edge in tree.edges:
-        neighbours[edge.parent].append(edge)
-        neighbours[edge.child].append(TreeEdge(edge.child, edge.parent, edge.via[::-1]))
-    return Tree(root, tree.weight, breadth_first(root, neighbours))
-
-
-@overload
-def relabelled(carrier: Tree, images: Sequence[Vertex]) -> Tree: ...
-@overload
-def relabelled(carrier: Pair, images: Sequence[Vertex]) -> Pair: ...
-@overload
-def relabelled(carrier: Carrier, images: Sequence[Vertex]) -> Carrier: ...
-def relabelled(carrier: Carrier, images: Sequence[Vertex]) -> Carrier:
-    """The carrier with every vertex replaced by its image."""
-    if isinstance(carrier, Pair):
-        out = relabelled(carrier.out, images)
-        return Pair(out, out if carrier.into is carrier.out else relabelled(carrier.into, images))
-    edges = (
-        TreeEdge(images[edge.parent], images[edge.child], tuple(images[vertex] for vertex in edge.via))
-        for edge in carrier.edges
-    )
-    return Tree(images[carrier.root], carrier.weight, tuple(edges))
-
-
-def _longest_way(tree: Tree) -> list[int]:
-    """The ranks from the root to a deepest one."""
-    depth = tree.depth
-    above = {edge.child: edge.parent for edge in tree.edges}
-    way = [max(depth, key=lambda rank: (depth[rank], -rank))]
-    while way[-1] in above:
-        way.append(above[way[-1]])
-    return way[::-1]
-
-
-def breadth_first(root: int, leaving: Mapping[int, Sequence[TreeEdge]]) -> tuple[TreeEdge, ...]:
-    """Edges that reach from the root all that can be reached, each once, with the fewest edges."""
-    edges: list[TreeEdge] = []
-    reached = {root}
-    frontier = [root]
-    for rank in frontier:
-        for edge in sorted(leaving.get(rank, ()), key=lambda edge: (edge.child, len(edge.via), edge.via)):
-            if edge.child not in reached:
-                reached.add(edge.child)
-                frontier.append(edge.child)
-                edges.append(edge)
-    return tuple(edges)
-
-
-def _by_root(trees: Iterable[Tree]) -> dict[int, list[Tree]]:
-    found: dict[int, list[Tree]] = defaultdict(list)
+def _by_root(trees: Iterable[Carrier]) -> dict[int, list[Carrier]]:
+    found: dict[int, list[Carrier]] = defaultdict(list)
     for tree in merge(trees):
         found[tree.root].append(tree)
     return found
 
 
-def _equal_weights(outs: list[Tree], ins: list[Tree]) -> list[Pair]:
+def _equal_weights(outs: list[Carrier], ins: list[Carrier]) -> list[Carrier]:
     """Pairs of trees of one weight; what was paired is taken out of both lists."""
     pairs = []
     for out in list(outs):
@@ -226,20 +219,106 @@ def _equal_weights(outs: list[Tree], ins: list[Tree]) -> list[Pair]:
         if partner is not None:
             outs.remove(out)
             ins.remove(partner)
-            pairs.append(Pair(out, partner))
+            pairs.append(pair(out, partner, out.weight))
     return pairs
 
 
-def _side_by_side(outs: Iterable[Tree], ins: Iterable[Tree]) -> list[Pair]:
+def _side_by_side(outs: Iterable[Carrier], ins: Iterable[Carrier]) -> list[Carrier]:
     """Lay both lists along one line and cut it wherever a tree of either ends."""
     pairs = []
     waiting_out, waiting_in = list(outs)[::-1], list(ins)[::-1]
     while waiting_out and waiting_in:
         out, into = waiting_out.pop(), waiting_in.pop()
         weight = min(out.weight, into.weight)
-        pairs.append(Pair(with_weight(out, weight), with_weight(into, weight)))
+        pairs.append(pair(out, into, weight))
         if out.weight > weight:
-            waiting_out.append(with_weight(out, out.weight - weight))
+            waiting_out.append(replace(out, weight=out.weight - weight))
         if into.weight > weight:
-            waiting_in.append(with_weight(into, into.weight - weight))
+            waiting_in.append(replace(into, weight=into.weight - weight))
     return pairs
+
+
+@kernel
+def _centre(parents: Ints, root: int) -> int:
+    """The root where it is a middle of a longest path, else the lowest middle."""
+    size = parents.shape[0]
+    depth, _ = levels(parents)
+    first = 0
+    for vertex in range(size):
+        if depth[vertex] > depth[first]:
+            first = vertex
+    # Walking away from one end of a longest path ends at the other.
+    before, last = _walk(parents, first)
+    length, here = 0, last
+    while here != first:
+        length += 1
+        here = before[here]
+    here = last
+    for _ in range(length // 2):
+        here = before[here]
+    other = here if length % 2 == 0 else before[here]
+    if root in (here, other):
+        return root
+    lowest: int = min(here, other)
+    return lowest
+
+
+@kernel
+def _walk(parents: Ints, first: int) -> tuple[Ints, int]:
+    """Breadth first over the edges both ways: from where each rank was reached, and which was the last."""
+    size = parents.shape[0]
+    start = np.zeros(size + 2, dtype=np.int64)
+    for child in range(size):
+        if parents[child] >= 0:
+            start[child + 2] += 1
+            start[parents[child] + 2] += 1
+    for vertex in range(size):
+        start[vertex + 2] += start[vertex + 1]
+    around = np.empty(max(1, start[size + 1]), np.int64)
+    for child in range(size):
+        if parents[child] >= 0:
+            around[start[child + 1]] = parents[child]
+            start[child + 1] += 1
+            around[start[parents[child] + 1]] = child
+            start[parents[child] + 1] += 1
+    before, queue = np.full(size, -1), np.empty(size, np.int64)
+    queue[0] = first
+    before[first] = first
+    found = 1
+    for place in range(size):
+        if place == found:
+            break
+        here = queue[place]
+        for position in range(start[here], start[here + 1]):
+            there = around[position]
+            if before[there] < 0:
+                before[there] = here
+                queue[found] = there
+                found += 1
+    return before, queue[found - 1]
+
+
+@kernel
+def _rerooted(parents: Ints, starts: Ints, links: Ints, root: int, reverse: Ints) -> tuple[Ints, Ints, Ints]:
+    size = parents.shape[0]
+    above, begin, length = parents.copy(), starts[:-1].copy(), starts[1:] - starts[:-1]
+    turned = np.zeros(size, dtype=np.bool_)
+    child, here = root, parents[root]
+    above[root] = -1
+    while here >= 0:  # the edge into `child` becomes the one into its parent
+        following = parents[here]
+        above[here] = child
+        begin[here], length[here] = starts[child], starts[child + 1] - starts[child]
+        turned[here] = True
+        child, here = here, following
+    length[root] = 0
+    fresh, ways = np.zeros(size + 1, dtype=np.int64), np.empty(links.shape[0], np.int64)
+    for vertex in range(size):
+        place = fresh[vertex]
+        for step in range(length[vertex]):
+            if turned[vertex]:
+                ways[place + step] = reverse[links[begin[vertex] + length[vertex] - 1 - step]]
+            else:
+                ways[place + step] = links[begin[vertex] + step]
+        fresh[vertex + 1] = place + length[vertex]
+    return above, fresh, ways

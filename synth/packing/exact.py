@@ -15,10 +15,10 @@ from functools import reduce
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import CollectiveError, InputError, TimedOutError, TopologyError
 from arborcast.synth.kernels.arborescence import LogicalGraph
-from arborcast.synth.packing.packer import ArrayPacking, Packer
+from arborcast.synth.packing.carrier import Packing
+from arborcast.synth.packing.packer import Packer
 from arborcast.synth.packing.starting_trees import PartialTree, rebound, take_first
 from arborcast.synth.topology import Topology, gcd_of_fractions
-from arborcast.synth.tree import Packing, Tree
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def pack_exactly(
     hop_weight: float = 0.1,
     attempts: int | None = None,
     deadline: Deadline = NO_DEADLINE,
-    proposals: Sequence[Tree] = (),
+    known: Sequence[PartialTree] = (),
 ) -> Packing:
     """Out-trees that span all ranks, each root's weighing together exactly its demand.
 
@@ -48,8 +48,9 @@ def pack_exactly(
             packing whose weights have the largest common unit wins, then the one with the fewest trees
             and levels together. Default: 4 up to 64 ranks, 1 above.
         deadline: settings that have been tried by then count.
-        proposals: trees of this topology to take first, each root's in proportion to their weights, as far
-            as every cut allows. With any, one setting is tried unless `attempts` says more.
+        known: trees and parts of trees to take first, each root's in proportion to their weights, as far as
+            every cut allows; what they have over links that there are not is lost. With any, one setting is
+            tried unless `attempts` says more.
 
     Returns:
         The packing; its `settings` name the seed of the ties and the hop weight that won, the `unit` in
@@ -59,48 +60,8 @@ def pack_exactly(
         OverloadedCutError: the demands are more than some cut carries; names the cut.
         TopologyError: a switch sends more than it receives or less, or the numbers do not fit int64.
         CollectiveError: a demand is negative or for a rank that there is not.
-        InputError: `hop_weight` is not in 0..16, `attempts` is less than 1, or a proposal is no spanning tree
-            of the topology.
+        InputError: `hop_weight` is not in 0..16, or `attempts` is less than 1.
         TimedOutError: the deadline passed before the first setting was done.
-    """
-    if topology.ranks == 1:
-        _check(topology, demands)
-        return _single_rank(demands)
-    graph = LogicalGraph(topology)
-    return pack_arrays(
-        topology,
-        demands,
-        seed=seed,
-        hop_weight=hop_weight,
-        attempts=attempts,
-        deadline=deadline,
-        known=[_whole(graph, tree) for tree in proposals],
-    ).packing
-
-
-def pack_arrays(
-    topology: Topology,
-    demands: Mapping[int, Fraction],
-    *,
-    seed: int = 0,
-    hop_weight: float = 0.1,
-    attempts: int | None = None,
-    deadline: Deadline = NO_DEADLINE,
-    known: Sequence[PartialTree] = (),
-) -> ArrayPacking:
-    """`pack_exactly` for a thousand trees: they stay arrays, and proposals may lack edges.
-
-    Args:
-        topology: as there, with at least two ranks.
-        demands: see there, like all up to `deadline`.
-        seed: settles ties.
-        hop_weight: what one more hop costs.
-        attempts: how many settings to try.
-        deadline: settings that have been tried by then count.
-        known: trees and parts of trees to take first; what they have over links that there are not is lost.
-
-    Raises:
-        OverloadedCutError: and all others as `pack_exactly` does.
     """
     _check(topology, demands)
     if not 0 <= hop_weight <= 16:
@@ -111,7 +72,7 @@ def pack_arrays(
     first = [rebound(partial, graph) for partial in known]
     if attempts is None:
         attempts = 4 if topology.ranks <= SMALL and not known else 1
-    found: list[ArrayPacking] = []
+    found: list[Packing] = []
     for number, weight in _settings(seed, hop_weight, attempts):
         try:
             packer = Packer(graph, demands, seed=number, hop_weight=weight, deadline=deadline)
@@ -134,21 +95,10 @@ def _settings(seed: int, hop_weight: float, attempts: int) -> Iterator[tuple[int
         yield seed + attempt // len(weights), list(weights)[attempt % len(weights)]
 
 
-def _cost(packing: ArrayPacking) -> tuple[Fraction, int]:
+def _cost(packing: Packing) -> tuple[Fraction, int]:
     """What makes a packing worse: a finer common unit of the weights first, then trees and levels."""
-    unit = reduce(gcd_of_fractions, (tree.weight for tree in packing.trees), Fraction(0))
-    heights = (tree.routes.height for tree in packing.trees)
-    return -unit, len(packing.trees) + max(heights, default=0)
-
-
-def _whole(graph: LogicalGraph, tree: Tree) -> PartialTree:
-    """A proposal as arrays."""
-    name, ranks = graph.topology.name, graph.topology.ranks
-    if not 0 <= tree.root < ranks or len(tree.edges) != ranks - 1 or len(tree.depth) != ranks:
-        raise InputError(f"proposed tree of root {tree.root}: must span the {ranks} ranks of {name}")
-    if tree.weight <= 0:
-        raise InputError(f"proposed tree of root {tree.root}: weight must be positive, got {tree.weight}")
-    return PartialTree.of(graph, tree)
+    unit = reduce(gcd_of_fractions, (tree.weight for tree in packing.carriers), Fraction(0))
+    return -unit, len(packing.carriers) + max((tree.height for tree in packing.carriers), default=0)
 
 
 def _check(topology: Topology, demands: Mapping[int, Fraction]) -> None:
@@ -164,7 +114,3 @@ def _check(topology: Topology, demands: Mapping[int, Fraction]) -> None:
             f"switch {topology.label(switch)}: for exact trees the bandwidth in must equal the bandwidth "
             f"out, got {into} and {out} GB/s"
         )
-
-
-def _single_rank(demands: Mapping[int, Fraction]) -> Packing:
-    return Packing(tuple(Tree(root, Fraction(demand), ()) for root, demand in demands.items() if demand))

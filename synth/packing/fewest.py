@@ -17,21 +17,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
-from typing import Generic
+from typing import TypeAlias
 
 import numpy as np
 
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InputError
 from arborcast.synth.lp.tree_program import CLOSE, Floats, few
-from arborcast.synth.packing.candidates import CANDIDATES, candidates, reweave, wide_pairs, widest_trees
-from arborcast.synth.packing.carrier import AnyCarrier, Pair, Pairing, merge, shape
-from arborcast.synth.packing.mwu import weigh_pairs, weigh_trees
+from arborcast.synth.packing.candidates import CANDIDATES, candidates, reweave, widest
+from arborcast.synth.packing.carrier import Carrier, Packing, merge
+from arborcast.synth.packing.mwu import weigh
 from arborcast.synth.packing.ruling_out import EFFORT, is_ruled_out
 from arborcast.synth.packing.weights import Choice
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Topology
-from arborcast.synth.tree import Packing, Tree
 
 DEFAULT_TOLERANCE = Fraction(1, 20)
 
@@ -45,24 +44,24 @@ _FLOATING = "in floating point"
 _CUT_SHORT = "none: the search was cut short"
 
 
-def fewest_trees(
+def fewest(
     topology: Topology,
-    roots: Sequence[int],
+    roots: Sequence[int] | None,
     optimum: Fraction,
-    known: Iterable[Tree] = (),
+    known: Iterable[Carrier] = (),
     *,
     tolerance: Fraction = DEFAULT_TOLERANCE,
     max_trees: int | None = None,
     seed: int = 0,
     deadline: Deadline = NO_DEADLINE,
 ) -> Packing:
-    """Few out-trees from each root, all roots at one rate.
+    """Few out-trees from each root, all roots at one rate; or few pairs for an allreduce, in all.
 
     Args:
         topology: the graph.
-        roots: one for a broadcast, all ranks for an allgather.
-        optimum: the largest rate per root, GB/s.
-        known: trees that should be among the candidates, such as those of the exact packing.
+        roots: one for a broadcast, all ranks for an allgather; None for an allreduce, whose roots are free.
+        optimum: the largest rate per root (of an allreduce: of all), GB/s.
+        known: carriers that should be among the candidates, such as those of the exact packing.
         tolerance: the part of the optimum that may be given up for fewer trees, from 0 to below 1.
             Ignored with `max_trees`.
         max_trees: at most so many trees per root, at the best rate; None for as few as the tolerance allows.
@@ -70,67 +69,48 @@ def fewest_trees(
         deadline: when the best so far is returned.
 
     Returns:
-        Trees with exact weights. `settings` hold "tolerance" or "max_trees", the number of "candidates",
+        Carriers with exact weights. `settings` hold "tolerance" or "max_trees", the number of "candidates",
         and "proved": what is known about the answer.
 
     Raises:
         InputError: a tolerance or a number of trees out of its range.
     """
     _check(tolerance, max_trees)
-    wide = [tree for root in roots for tree in widest_trees(topology, root)]
-    woven = weigh_trees(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline=deadline).trees
+    woven = weigh(topology, roots, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline=deadline).carriers
+    others = [*widest(topology, roots), *woven]
     known = merge(known)
     rewoven = [
         merge(reweave(topology, roots, count, deadline=deadline))
         for count in range(max(1, (max_trees or 0) - 1), (max_trees or 0) + 1)
-        if len(roots) > 1
+        if roots is not None and len(roots) > 1
     ]
-    groups = tuple(
-        candidates(
-            [tree for tree in chain(known, *rewoven) if tree.root == root],
-            [tree for tree in (*wide, *woven) if tree.root == root],
-            CANDIDATES // len(roots) + 1,
+    if roots is None:
+        groups = (candidates(known, others, CANDIDATES),)
+    else:
+        groups = tuple(
+            candidates(
+                [tree for tree in chain(known, *rewoven) if tree.root == root],
+                [tree for tree in others if tree.root == root],
+                CANDIDATES // len(roots) + 1,
+            )
+            for root in roots
         )
-        for root in roots
-    )
-    starts = tuple(frozenset(map(shape, trees)) for trees in rewoven)
-    search = _Search(Choice(topology, groups, optimum), frozenset(map(shape, known)), starts, seed, deadline)
-    carriers, settings = search.run(tolerance, max_trees, Fraction(1))
-    return Packing(carriers, settings)
-
-
-def fewest_pairs(
-    topology: Topology,
-    optimum: Fraction,
-    known: Iterable[Pair] = (),
-    *,
-    tolerance: Fraction = DEFAULT_TOLERANCE,
-    max_trees: int | None = None,
-    seed: int = 0,
-    deadline: Deadline = NO_DEADLINE,
-) -> Pairing:
-    """Few pairs for an allreduce: `fewest_trees`, where a tree is now a pair and all pairs count together."""
-    _check(tolerance, max_trees)
-    wide = wide_pairs(topology)
-    woven = weigh_pairs(topology, epsilon=_CANDIDATE_EPSILON, seed=seed, deadline=deadline).pairs
-    known = merge(known)
-    group = candidates(known, (*wide, *woven), CANDIDATES)
-    search = _Search(Choice(topology, (group,), optimum), frozenset(map(shape, known)), (), seed, deadline)
-    carriers, settings = search.run(tolerance, max_trees, Fraction(1))
-    return Pairing(carriers, settings)
+    starts = tuple(_keys(trees) for trees in rewoven)
+    search = _Search(Choice(topology, groups, optimum), _keys(known), starts, seed, deadline)
+    return Packing(*search.run(tolerance, max_trees, Fraction(1)))
 
 
 def fewest_among(
-    choice: Choice[AnyCarrier],
-    known: Iterable[AnyCarrier],
+    choice: Choice,
+    known: Iterable[Carrier],
     *,
     tolerance: Fraction = DEFAULT_TOLERANCE,
     max_trees: int | None = None,
     seed: int = 0,
     deadline: Deadline,
     search_limit: int = _SEARCH_LIMIT,
-) -> tuple[tuple[AnyCarrier, ...], Settings]:
-    """Few of given carriers: what `fewest_trees` and `fewest_pairs` do with their own.
+) -> tuple[tuple[Carrier, ...], Settings]:
+    """Few of given carriers: what `fewest` does with its own.
 
     Args:
         choice: what to choose from.
@@ -149,9 +129,16 @@ def fewest_among(
         InputError: a tolerance or a number of trees out of its range.
     """
     _check(tolerance, max_trees)
-    return _Search(choice, frozenset(map(shape, known)), (), seed, deadline, search_limit).run(
+    return _Search(choice, _keys(known), (), seed, deadline, search_limit).run(
         tolerance, max_trees, choice.rate
     )
+
+
+_Keys: TypeAlias = frozenset[tuple[bytes, ...]]
+
+
+def _keys(carriers: Iterable[Carrier]) -> _Keys:
+    return frozenset(carrier.key for carrier in carriers)
 
 
 def _check(tolerance: Fraction, max_trees: int | None) -> None:
@@ -162,19 +149,19 @@ def _check(tolerance: Fraction, max_trees: int | None) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Search(Generic[AnyCarrier]):
+class _Search:
     """The choice among candidates; rates inside are parts of the choice's target."""
 
-    choice: Choice[AnyCarrier]
-    known: frozenset[tuple[object, ...]]  # shapes that together reach the optimum, or nearly so
-    starts: tuple[frozenset[tuple[object, ...]], ...]  # shapes that are together a choice of few already
+    choice: Choice
+    known: _Keys  # of carriers that together reach the optimum, or nearly so
+    starts: tuple[_Keys, ...]  # of carriers that are together a choice of few already
     seed: int
     deadline: Deadline
     search_limit: int = _SEARCH_LIMIT
 
     def run(
         self, tolerance: Fraction, max_trees: int | None, optimum: Fraction
-    ) -> tuple[tuple[AnyCarrier, ...], Settings]:
+    ) -> tuple[tuple[Carrier, ...], Settings]:
         """The chosen carriers with exact weights, and what was proved; a tolerance is part of the optimum."""
         if max_trees is None:
             asked: tuple[str, str | int | None] = ("tolerance", str(tolerance))
@@ -271,8 +258,8 @@ class _Search(Generic[AnyCarrier]):
             seconds=self.deadline.left_s,
         )
 
-    def _of(self, shapes: frozenset[tuple[object, ...]]) -> list[int]:
-        return [index for index, carrier in enumerate(self.choice.carriers) if shape(carrier) in shapes]
+    def _of(self, keys: _Keys) -> list[int]:
+        return [index for index, carrier in enumerate(self.choice.carriers) if carrier.key in keys]
 
     def _sparse(self, rate: float, attempt: int = 0) -> list[int]:
         """Carriers that reach a rate, after making those dear that carry little, again and again.
@@ -316,8 +303,8 @@ class _Search(Generic[AnyCarrier]):
         best_rate = -1.0
         known = self._of(self.known)
         all_known = self.choice.only(known)
-        for shapes in self.starts:
-            kept, reached = self._with_heaviest(self._of(shapes), max_trees)
+        for keys in self.starts:
+            kept, reached = self._with_heaviest(self._of(keys), max_trees)
             if reached > best_rate * (1 + CLOSE):
                 best, best_rate = kept, reached
         for tenths in range(10, 0, -1):

@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
 
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import CollectiveError
-from arborcast.synth.kernels.arborescence import LogicalGraph, Routes, levels
+from arborcast.synth.kernels.arborescence import Routes, levels
 from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.kernels.max_flow import LARGEST_TOTAL
-from arborcast.synth.packing.array_tree import ArrayTree, centred_routes, over
-from arborcast.synth.packing.carrier import Carrier, Pair, breadth_first
+from arborcast.synth.packing.carrier import Carrier, centred, merge, mirrored
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.topology import Topology, Vertex
 from arborcast.synth.tree import Tree, TreeEdge
-
-AnyTree: TypeAlias = Carrier | ArrayTree
-"""In an allreduce a tree gathers along the edges on which it spreads; a pair has one tree for each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +53,7 @@ class Lifted:
 
 
 def lift(
-    topology: Topology, collective: Collective, method: Method, bound: Bound, carriers: Iterable[AnyTree]
+    topology: Topology, collective: Collective, method: Method, bound: Bound, carriers: Iterable[Carrier]
 ) -> Schedule:
     """A schedule of a collective along trees.
 
@@ -69,7 +64,8 @@ def lift(
         bound: the limit of the rate.
         carriers: from the root, or from each rank, to all ranks of the collective, passing switches and
             relays; for reduce and reduce-scatter trees of `topology.reversed()`. Each root's carriers carry
-            its block in proportion to their weights, those of an allreduce the whole buffer.
+            its block in proportion to their weights, those of an allreduce the whole buffer; there a single
+            tree gathers along the edges on which it spreads.
 
     Raises:
         CollectiveError: a kind that trees cannot do.
@@ -89,37 +85,24 @@ def lift(
     return Schedule(topology, collective, method, bound, chunks, tuple(transfers_of(found)), rate)
 
 
-def lifted(topology: Topology, kind: Kind, carriers: Iterable[AnyTree]) -> list[Lifted]:
+def lifted(topology: Topology, kind: Kind, carriers: Iterable[Carrier]) -> list[Lifted]:
     """The carriers on the links of a topology: equal ones merged, mirrored ones from their centre."""
-    graph, turned = LogicalGraph(topology), LinkGraph(topology, turned=True)
-    back = LogicalGraph(topology.reversed()) if kind.reduces else graph
-    weight: dict[tuple[bytes, ...], Fraction] = defaultdict(Fraction)
-    first: dict[tuple[bytes, ...], tuple[ArrayTree, ArrayTree | None]] = {}
-    for carrier in carriers:
-        into = None
-        if isinstance(carrier, Pair) and not carrier.is_mirrored:
-            out, into = _routed(graph, carrier.out), _routed(back, carrier.into)
-        elif kind is Kind.ALLREDUCE:
-            tree = carrier.out if isinstance(carrier, Pair) else carrier
-            out = centred_routes(_routed(graph, tree), graph.reverse)
-        else:
-            assert not isinstance(carrier, Pair), "only an allreduce is made of pairs"
-            out = _routed(back, carrier)
-        key: tuple[bytes, ...] = out.key if into is None else (*out.key, *into.key)
-        first.setdefault(key, (out, into))
-        weight[key] += carrier.weight
-    links = graph.numbers(back.heads, back.tails) if kind.reduces else None
-    found = []
-    for key, (out, into) in first.items():
-        spread, gather = _relayed(out), None if into is None else _relayed(into)
-        if kind is Kind.ALLREDUCE and gather is None:
-            gather = Routes(turned, spread.parents, spread.starts, graph.reverse[spread.links])
-        elif links is not None:
-            gather = gather or spread
-            gather = Routes(turned, gather.parents, gather.starts, links[gather.links])
-        out_of_root = None if kind.reduces and kind is not Kind.ALLREDUCE else spread
-        found.append(Lifted(out.root, weight[key], gather, out_of_root))
-    return found
+    graph = LinkGraph(topology)
+    if kind is Kind.ALLREDUCE:
+        over = (carrier.over(graph) for carrier in carriers)
+        pairs = merge(centred(mirrored(one) if one.into is None else one) for one in over)
+        return [
+            Lifted(pair.root, pair.weight, _relayed(pair.root, pair.into), _relayed(pair.root, pair.out))
+            for pair in pairs
+        ]
+    trees = merge(carrier.over(graph.turned_round if kind.reduces else graph) for carrier in carriers)
+    ways = [_relayed(tree.root, tree.out) for tree in trees]
+    return [
+        Lifted(tree.root, tree.weight, way, None)
+        if kind.reduces
+        else Lifted(tree.root, tree.weight, None, way)
+        for tree, way in zip(trees, ways, strict=True)
+    ]
 
 
 def transfers_of(found: Sequence[Lifted]) -> list[Transfer]:
@@ -210,24 +193,19 @@ def _rate(topology: Topology, shares: Sequence[Fraction], found: Sequence[Lifted
     return 1 / busy if busy else Fraction(0)
 
 
-def _routed(graph: LogicalGraph, tree: Tree | ArrayTree) -> ArrayTree:
-    return over(graph, tree) if isinstance(tree, ArrayTree) else ArrayTree.of(graph, tree)
-
-
-def _relayed(tree: ArrayTree) -> Routes:
+def _relayed(root: int, routes: Routes) -> Routes:
     """The tree with the relays on its edges made into ranks of their own.
 
     Two edges may pass the same relay. It then receives once and sends on twice (turned round: it adds up
     and sends once), so that loads only fall and no contribution counts twice. Relays that serve nobody
     after that are left out.
     """
-    routes = tree.routes
     graph, heads = routes.graph, routes.graph.heads[routes.links]
     inner = np.ones(len(heads), dtype=np.bool_)
     inner[routes.starts[1:][np.diff(routes.starts) > 0] - 1] = False
     if not (inner & (heads < graph.ranks)).any():
         return routes
-    value = tree.tree
+    value = routes.tree(Fraction(1), root)
     leaving: dict[int, list[TreeEdge]] = defaultdict(list)
     for edge in value.edges:
         path = (edge.parent, *edge.via, edge.child)
@@ -236,8 +214,22 @@ def _relayed(tree: ArrayTree) -> Routes:
             leaving[path[start]].append(TreeEdge(path[start], path[end], path[start + 1 : end]))
     needed = set(value.depth)
     kept = []
-    for edge in reversed(breadth_first(tree.root, leaving)):  # children before their parents
+    for edge in reversed(breadth_first(root, leaving)):  # children before their parents
         if edge.child in needed:
             needed.add(edge.parent)
             kept.append(edge)
-    return ArrayTree.of(graph, Tree(tree.root, tree.weight, tuple(kept[::-1]))).routes
+    return Carrier.of(graph, Tree(root, Fraction(1), tuple(kept[::-1]))).out
+
+
+def breadth_first(root: int, leaving: Mapping[int, Sequence[TreeEdge]]) -> tuple[TreeEdge, ...]:
+    """Edges that reach from the root all that can be reached, each once, with the fewest edges."""
+    edges: list[TreeEdge] = []
+    reached = {root}
+    frontier = [root]
+    for rank in frontier:
+        for edge in sorted(leaving.get(rank, ()), key=lambda edge: (edge.child, len(edge.via), edge.via)):
+            if edge.child not in reached:
+                reached.add(edge.child)
+                frontier.append(edge.child)
+                edges.append(edge)
+    return tuple(edges)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Generic
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,10 +22,9 @@ from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.packing.carrier import AnyCarrier, Pair, Pairing, congestion, with_weight
+from arborcast.synth.packing.carrier import Carrier, Packing, congestion, mirrored, pair
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Topology
-from arborcast.synth.tree import Packing, Tree
 
 DEFAULT_EPSILON = Fraction(1, 20)
 DEFAULT_ITERATIONS = 200_000
@@ -39,27 +38,20 @@ _LONGEST = 1 << 10  # times the longest at first: a phase that fills narrow link
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[AnyCarrier]):
-    """The cheapest carrier under some lengths.
+class Found:
+    """The cheapest carrier under some lengths, its cost and how many arborescences it took to find it."""
 
-    Attributes:
-        key: tells it from other carriers.
-        uses: how often it passes each link.
-        cost: the sum of the lengths it passes.
-        calls: arborescences that were computed to find it.
-        make: the carrier itself, with weight zero.
-    """
-
-    key: bytes
-    uses: Ints
+    carrier: Carrier
     cost: int
     calls: int
-    make: Callable[[], AnyCarrier]
 
 
-def weigh_trees(
+Finder: TypeAlias = Callable[[Ints], Found]
+
+
+def weigh(
     topology: Topology,
-    roots: Sequence[int],
+    roots: Sequence[int] | None,
     *,
     epsilon: Fraction = DEFAULT_EPSILON,
     iterations: int = DEFAULT_ITERATIONS,
@@ -67,11 +59,16 @@ def weigh_trees(
     stop_at: Fraction | None = None,
     deadline: Deadline = NO_DEADLINE,
 ) -> Packing:
-    """Out-trees from each root, all roots at one rate, that is at least (1 - epsilon) of the largest.
+    """Out-trees from each root, or the pairs of an allreduce, at (1 - epsilon) of the largest rate or more.
+
+    On symmetric links mirrored pairs reach the optimum and the root does not matter, so that one
+    arborescence is enough per turn; otherwise each turn takes the root whose two arborescences are
+    cheapest together.
 
     Args:
         topology: the graph; switches are passed as they are, balanced or not.
-        roots: one for a broadcast, all ranks for an allgather.
+        roots: one for a broadcast, all ranks for an allgather, all at one rate; None for an allreduce, whose
+            roots are free.
         epsilon: the share of the optimum that may be missed, above 0 and below 1.
         iterations: arborescences after which the run ends, guarantee or not; whole phases are finished.
         seed: breaks ties between links.
@@ -80,7 +77,7 @@ def weigh_trees(
             got as much as the others.
 
     Returns:
-        Trees with exact weights that fill the fullest link exactly. `settings` hold epsilon, the number
+        Carriers with exact weights that fill the fullest link exactly. `settings` hold epsilon, the number
         of arborescences ("iterations"), the proven limit of the rate per root ("limit") and why it
         stopped ("stopped": guarantee, enough, iterations or deadline).
 
@@ -89,78 +86,46 @@ def weigh_trees(
         InfeasibleError: a rank cannot be reached.
     """
     graph = LogicalGraph(topology)
-    run = _Run(topology, [_tree_finder(graph, root) for root in roots], epsilon, iterations, seed)
-    carriers = run.until(_enough(topology, roots), stop_at, deadline)
+    if roots is not None:
+        finders = [_tree_finder(graph, root) for root in roots]
+    else:
+        finders = [_mirrored_finder(graph) if topology.is_symmetric else _pair_finder(graph)]
+    run = _Run(topology, finders, epsilon, iterations, seed)
+    carriers = run.until(_enough(topology, roots or ()), stop_at, deadline)
     return Packing(carriers, run.settings)
 
 
-def weigh_pairs(
-    topology: Topology,
-    *,
-    epsilon: Fraction = DEFAULT_EPSILON,
-    iterations: int = DEFAULT_ITERATIONS,
-    seed: int = 0,
-    stop_at: Fraction | None = None,
-    deadline: Deadline = NO_DEADLINE,
-) -> Pairing:
-    """Pairs for an allreduce with free roots, at least (1 - epsilon) of the largest rate.
-
-    On symmetric links mirrored pairs reach the optimum and the root does not matter, so that one
-    arborescence is enough per turn; otherwise each turn takes the root whose two arborescences are
-    cheapest together. Arguments, settings and errors as in `weigh_trees`.
-    """
-    finder = _mirrored_finder(topology) if topology.is_symmetric else _pair_finder(topology)
-    run = _Run(topology, [finder], epsilon, iterations, seed)
-    carriers = run.until(_enough(topology, ()), stop_at, deadline)
-    return Pairing(carriers, run.settings)
-
-
-Finder = Callable[[Ints], Found[AnyCarrier]]
-
-
-def _tree_finder(graph: LogicalGraph, root: int) -> Finder[Tree]:
-    def find(lengths: Ints) -> Found[Tree]:
+def _tree_finder(graph: LogicalGraph, root: int) -> Finder:
+    def find(lengths: Ints) -> Found:
         distances = graph.distances(lengths)
-        parents = cheapest_arborescence(distances.matrix, root)
-        routes = distances.routes(parents)
-        uses = routes.uses()
-        key = parents.tobytes() + routes.links.tobytes()
-        return Found(key, uses, int(uses @ lengths), 1, lambda: routes.tree(Fraction(0)))
+        routes = distances.routes(cheapest_arborescence(distances.matrix, root))
+        tree = Carrier(root, Fraction(0), routes)
+        return Found(tree, int(tree.uses @ lengths), 1)
 
     return find
 
 
-def _mirrored_finder(topology: Topology) -> Finder[Pair]:
+def _mirrored_finder(graph: LogicalGraph) -> Finder:
     """One tree serves both ways: an edge costs what its links cost there and back."""
-    graph = LogicalGraph(topology)
-    back, find_tree = graph.reverse, _tree_finder(graph, 0)
+    find_tree = _tree_finder(graph, 0)
 
-    def find(lengths: Ints) -> Found[Pair]:
-        tree = find_tree(lengths + lengths[back])
-
-        def make() -> Pair:
-            return Pair(tree.make(), tree.make())
-
-        return Found(tree.key, tree.uses + tree.uses[back], tree.cost, 1, make)
+    def find(lengths: Ints) -> Found:
+        found = find_tree(lengths + lengths[graph.reverse])
+        return Found(mirrored(found.carrier), found.cost, 1)
 
     return find
 
 
-def _pair_finder(topology: Topology) -> Finder[Pair]:
-    outward, inward = LogicalGraph(topology), LogicalGraph(topology.reversed())
+def _pair_finder(outward: LogicalGraph) -> Finder:
+    inward = LogicalGraph(outward.topology.reversed())
     there = outward.numbers(inward.heads, inward.tails)
-    back = inward.numbers(outward.heads, outward.tails)
-    finders = [(_tree_finder(outward, root), _tree_finder(inward, root)) for root in range(topology.ranks)]
+    finders = [(_tree_finder(outward, root), _tree_finder(inward, root)) for root in range(outward.ranks)]
 
-    def find(lengths: Ints) -> Found[Pair]:
+    def find(lengths: Ints) -> Found:
         both = ((find_out(lengths), find_in(lengths[there])) for find_out, find_in in finders)
         out, into = min(both, key=lambda pair: pair[0].cost + pair[1].cost)
-
-        def make() -> Pair:
-            return Pair(out.make(), into.make())
-
-        uses = out.uses + into.uses[back]
-        return Found(out.key + into.key, uses, out.cost + into.cost, 2 * topology.ranks, make)
+        carrier = pair(out.carrier, into.carrier, Fraction(0))
+        return Found(carrier, out.cost + into.cost, 2 * outward.ranks)
 
     return find
 
@@ -179,19 +144,19 @@ def _enough(topology: Topology, roots: Sequence[int]) -> Fraction:
 
 
 @dataclass
-class _Run(Generic[AnyCarrier]):
+class _Run:
     """One run; `finders` give the cheapest carrier of each commodity, and all get the same amount."""
 
     topology: Topology
-    finders: Sequence[Finder[AnyCarrier]]
+    finders: Sequence[Finder]
     epsilon: Fraction
     iterations: int
     seed: int
     calls: int = 0
     limit: Fraction | None = None  # per commodity, in units of capacity
     stopped: str = ""
-    amounts: dict[tuple[int, bytes], int] = field(default_factory=dict)
-    carriers: dict[tuple[int, bytes], AnyCarrier] = field(default_factory=dict)
+    amounts: dict[tuple[int, tuple[bytes, ...]], int] = field(default_factory=dict)
+    carriers: dict[tuple[int, tuple[bytes, ...]], Carrier] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < 1:
@@ -209,7 +174,7 @@ class _Run(Generic[AnyCarrier]):
 
     @property
     def settings(self) -> Settings:
-        """What `weigh_trees` documents."""
+        """What `weigh` documents."""
         limit = None if self.limit is None else str(self.limit * self.topology.bandwidth_unit)
         return (
             ("epsilon", str(self.epsilon)),
@@ -218,7 +183,7 @@ class _Run(Generic[AnyCarrier]):
             ("stopped", self.stopped),
         )
 
-    def until(self, enough: Fraction, stop_at: Fraction | None, deadline: Deadline) -> tuple[AnyCarrier, ...]:
+    def until(self, enough: Fraction, stop_at: Fraction | None, deadline: Deadline) -> tuple[Carrier, ...]:
         """Phases, in each of which every commodity gets `enough`, until one of the reasons to stop."""
         amount = max(1, int(enough * _GRAIN))
         wanted = None if stop_at is None else float(stop_at / self.topology.bandwidth_unit)
@@ -283,16 +248,16 @@ class _Run(Generic[AnyCarrier]):
     def _whole_lengths(self) -> Ints:
         return (self.lengths * _FULL_LENGTH).astype(np.int64) + 1
 
-    def _give(self, commodity: int, found: Found[AnyCarrier], most: int, growth: float) -> int:
+    def _give(self, commodity: int, found: Found, most: int, growth: float) -> int:
         """Give a carrier what its narrowest link has in all, and let its links grow longer."""
-        passed = np.flatnonzero(found.uses)
-        fill = found.uses[passed] / self.room[passed]
+        uses = found.carrier.uses
+        passed = np.flatnonzero(uses)
+        fill = uses[passed] / self.room[passed]
         given = min(most, max(1, int(1 / fill.max())))
-        key = (commodity, found.key)
-        if key not in self.carriers:
-            self.carriers[key] = found.make()
+        key = (commodity, found.carrier.key)
+        self.carriers.setdefault(key, found.carrier)
         self.amounts[key] = self.amounts.get(key, 0) + given
-        self.load[passed] += given * found.uses[passed]
+        self.load[passed] += given * uses[passed]
         self.lengths[passed] *= 1 + growth * given * fill
         self.calls += found.calls
         if self.lengths.max() > _LONGEST:
@@ -303,8 +268,10 @@ class _Run(Generic[AnyCarrier]):
         """Make the longest length 1: only their ratios matter."""
         self.lengths = np.maximum(self.lengths / self.lengths.max(), _SHORTEST)
 
-    def _filled(self) -> tuple[AnyCarrier, ...]:
+    def _filled(self) -> tuple[Carrier, ...]:
         """The carriers with exact weights, scaled so that the fullest link is full."""
-        weighed = [with_weight(self.carriers[key], Fraction(amount)) for key, amount in self.amounts.items()]
-        fullest = congestion(weighed, self.topology.bandwidth)
-        return tuple(with_weight(carrier, carrier.weight / fullest) for carrier in weighed)
+        weighed = [
+            replace(self.carriers[key], weight=Fraction(amount)) for key, amount in self.amounts.items()
+        ]
+        fullest = congestion(weighed, self.topology)
+        return tuple(replace(carrier, weight=carrier.weight / fullest) for carrier in weighed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from random import Random
@@ -20,13 +20,12 @@ from arborcast.synth.errors import TimedOutError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.max_flow import checked_int64
-from arborcast.synth.packing.array_tree import ArrayTree
 from arborcast.synth.packing.capacity_repair import fitting_tree
+from arborcast.synth.packing.carrier import Carrier, Packing, merge
 from arborcast.synth.packing.tight_cuts import Taken, TightCuts
 from arborcast.synth.progress import report
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import gcd_of_fractions
-from arborcast.synth.tree import Packing
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +44,6 @@ LINKS_PER_EDGE = 8
 """More links than the edges of a cheap tree pass on average; sizes the guard against overflow."""
 LARGEST_IDLENESS = 10_000
 """Tries without a tree that only a bug explains: each pools a cut or makes a link dearer."""
-
-
-@dataclass(frozen=True, eq=False)
-class ArrayPacking:
-    """A packing whose trees are arrays; see `synth.tree.Packing`."""
-
-    trees: tuple[ArrayTree, ...]
-    settings: Settings = ()
-
-    @property
-    def packing(self) -> Packing:
-        """The same as values."""
-        return Packing(tuple(tree.tree for tree in self.trees), self.settings)
 
 
 class Packer:
@@ -101,7 +87,7 @@ class Packer:
             self.waiting.append(tree.root)
         self.taken.append(replace(tree, times=times))
 
-    def run(self) -> ArrayPacking:
+    def run(self) -> Packing:
         """Take trees out until every demand is met."""
         batch = 1
         while self.waiting:
@@ -187,23 +173,15 @@ class Packer:
             self.pressure[:] = 0
             self.overuses = 0
 
-    def _packing(self) -> ArrayPacking:
+    def _packing(self) -> Packing:
         """The trees in the order of their roots; those that came up twice are one."""
-        merged: dict[tuple[bytes, bytes], Taken] = {}
-        for tree in self.taken:
-            key = tree.routes.parents.tobytes(), tree.routes.links.tobytes()
-            twin = merged.get(key)
-            merged[key] = tree if twin is None else replace(twin, times=twin.times + tree.times)
-        trees = tuple(
-            ArrayTree(tree.root, tree.times * self.unit, tree.routes)
-            for tree in sorted(merged.values(), key=lambda tree: tree.root)
-        )
+        trees = merge(Carrier(tree.root, tree.times * self.unit, tree.routes) for tree in self.taken)
         warm: Settings = ()
         if self.first_parts:
             kept, both = map(float, self.first_parts)
             warm = (("repaired", f"{kept:.1%} on old trees, {both - kept:.1%} on patched ones"),)
-        return ArrayPacking(
-            trees,
+        return Packing(
+            tuple(sorted(trees, key=lambda tree: tree.root)),
             (
                 ("tie_seed", self.seed),
                 ("hop_weight", str(self.hop_weight)),

@@ -24,13 +24,15 @@ _FREE_ROOTS_UP_TO = 64  # ranks; above, roots stay equal where that reaches the 
 
 
 def best_splits(topology: Topology, collective: Collective, limit: Fraction) -> list[Split]:
-    """The ways to split the links of a fabric for an allreduce that reach the best rate.
+    """The ways to split the links of a fabric that reach the best rate: one, or for an allreduce several.
 
     Args:
         topology: ranks that all take part, and switches.
-        collective: the allreduce.
+        collective: a broadcast, an allgather or an allreduce.
         limit: the proven limit of its rate, GB/s; what reaches it is not compared with more.
     """
+    if collective.kind is not Kind.ALLREDUCE:
+        return [split_bandwidth(topology, collective)]
     splits = _splits(topology, collective, limit)
     rate = max(split.rate for split in splits)
     return [split for split in splits if split.rate == rate]

@@ -16,7 +16,7 @@ import numpy as np
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.arborescence import FORBIDDEN, LogicalGraph, Routes, arborescence_destroying
 from arborcast.synth.kernels.compiled import Flags, Ints, kernel
-from arborcast.synth.packing.array_tree import ArrayTree, rerooted_routes, same_links
+from arborcast.synth.packing.carrier import rerooted
 from arborcast.synth.packing.packer import Packer
 from arborcast.synth.packing.tight_cuts import Taken
 
@@ -30,7 +30,6 @@ def take_first(packer: Packer, partials: Sequence[PartialTree]) -> None:
     """Take out as much of the trees as every cut allows; notes the parts in `packer.first_parts`."""
     if not partials:
         return
-    reverse = packer.graph.reverse
     waiting = [
         (largest_part(partial) if partial.free and not partial.is_whole else partial, units)
         for partial, units in zip(partials, shares_of(partials, packer.demand), strict=True)
@@ -44,16 +43,14 @@ def take_first(packer: Packer, partials: Sequence[PartialTree]) -> None:
         for _ in range(ROUNDS if any(partial.free for partial, _ in group) else 1):
             left = []
             for first in range(0, len(group), size):
-                left += _take_batch(packer, group[first : first + size], reverse)
+                left += _take_batch(packer, group[first : first + size])
             if len(left) == len(group):
                 break
             group = left
         packer.first_parts.append(Fraction(packer.total - int(packer.demand.sum()), packer.total))
 
 
-def _take_batch(
-    packer: Packer, entries: Sequence[tuple[PartialTree, int]], reverse: Ints
-) -> list[tuple[PartialTree, int]]:
+def _take_batch(packer: Packer, entries: Sequence[tuple[PartialTree, int]]) -> list[tuple[PartialTree, int]]:
     """Take out as much of the partials as fits; returns what of them is left to do."""
     remaining, demand = packer.remaining.copy(), packer.demand.copy()
     proposed: list[Taken] = []
@@ -63,7 +60,7 @@ def _take_batch(
         if packer.deadline.has_passed:
             break
         while left[place]:
-            found = _placed(packer, partial, left[place], remaining, demand, reverse)
+            found = _placed(packer, partial, left[place], remaining, demand)
             if found is None:
                 break
             remaining -= found.times * found.uses
@@ -80,16 +77,14 @@ def _take_batch(
     return [(partial, units) for (partial, _), units in zip(entries, left, strict=True) if units]
 
 
-def _placed(
-    packer: Packer, partial: PartialTree, units: int, remaining: Ints, demand: Ints, reverse: Ints
-) -> Taken | None:
+def _placed(packer: Packer, partial: PartialTree, units: int, remaining: Ints, demand: Ints) -> Taken | None:
     """The partial as a tree that fits what is left, as often as it does; None where it does not."""
     lengths = packer.lengths(remaining) if partial.free or not partial.is_whole else remaining
     if partial.free:
-        root = cheapest_root(partial, lengths, reverse, demand > 0)
+        root = cheapest_root(partial, lengths, demand > 0)
         if root < 0:
             return None
-        partial = started_at(partial, root, reverse)
+        partial = started_at(partial, root)
         if (partial.routes.links < 0).any():
             return None  # a way that only leads in one direction
     routes = partial.routes
@@ -110,15 +105,19 @@ _DEAR = 1 << 44
 
 
 @dataclass(frozen=True, eq=False)
-class PartialTree(ArrayTree):
+class PartialTree:
     """A tree, or what faults left of one: besides the root, ranks whose edge is gone have parent -1.
 
-    Of the weights only ratios count.
-
     Attributes:
+        root: where it starts.
+        weight: in proportion to what it should carry.
+        routes: the parent of each rank and the links of each edge.
         free: whether it may start at any rank as well: its edges exist in both directions.
     """
 
+    root: int
+    weight: Fraction
+    routes: Routes
     free: bool = False
 
     @property
@@ -129,11 +128,8 @@ class PartialTree(ArrayTree):
 
 def rebound(partial: PartialTree, graph: LogicalGraph) -> PartialTree:
     """The partial over another graph of the same vertices; edges over links that it lacks are lost."""
-    routes = partial.routes
-    number = same_links(routes.graph, graph)
-    if number is None:
-        return replace(partial, routes=Routes(graph, routes.parents, routes.starts, routes.links))
-    kept = without_lost_edges(routes.parents, routes.starts, number[routes.links])
+    routes = partial.routes.over(graph)
+    kept = without_lost_edges(routes.parents, routes.starts, routes.links)
     return replace(partial, routes=Routes(graph, *kept))
 
 
@@ -166,18 +162,19 @@ def largest_part(partial: PartialTree) -> PartialTree:
     return replace(partial, root=top)
 
 
-def started_at(partial: PartialTree, root: int, reverse: Ints) -> PartialTree:
+def started_at(partial: PartialTree, root: int) -> PartialTree:
     """A free partial with another rank of its root's part as the root."""
     if root == partial.root:
         return partial
-    return replace(partial, root=root, routes=rerooted_routes(partial.routes, root, reverse))
+    return replace(partial, root=root, routes=rerooted(partial.routes, root))
 
 
-def cheapest_root(partial: PartialTree, lengths: Ints, reverse: Ints, wanted: Flags) -> int:
+def cheapest_root(partial: PartialTree, lengths: Ints, wanted: Flags) -> int:
     """The rank among those wanted from which the partial's part of the root is cheapest; -1 for none."""
     routes = partial.routes
     # A link that must not be used is dear, not infinite: it may be the one that another root turns round.
     priced = np.minimum(lengths, _DEAR)
+    reverse = routes.graph.reverse
     costs, known = _root_costs(routes.parents, routes.starts, routes.links, partial.root, priced, reverse)
     usable = np.flatnonzero(known & wanted)
     return int(usable[np.argmin(costs[usable])]) if usable.size else -1

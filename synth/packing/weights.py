@@ -8,14 +8,15 @@ error reaches a schedule.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import Generic
+
+import numpy as np
 
 from arborcast.synth.lp.tree_program import CLOSE, Floats, TreeProgram, TreeRows, Weighed, is_below
-from arborcast.synth.packing.carrier import AnyCarrier, hops, with_weight
+from arborcast.synth.packing.carrier import Carrier
 from arborcast.synth.topology import Topology
 
 _LARGEST_DENOMINATOR = 64  # weights are looked for as whole parts of up to this before equations are solved
@@ -29,9 +30,15 @@ class Use:
     group: int
     used: Mapping[int, int]
 
+    @classmethod
+    def of(cls, group: int, carrier: Carrier) -> Use:
+        """Counted on its links."""
+        links = np.flatnonzero(carrier.uses)
+        return cls(group, dict(zip(links.tolist(), carrier.uses[links].tolist(), strict=True)))
+
 
 @dataclass(frozen=True, eq=False)
-class Choice(Generic[AnyCarrier]):
+class Choice:
     """Carriers in groups, each group of which must carry the same: one per root, or a single one.
 
     Attributes:
@@ -42,12 +49,12 @@ class Choice(Generic[AnyCarrier]):
     """
 
     topology: Topology
-    groups: tuple[tuple[AnyCarrier, ...], ...]
+    groups: tuple[tuple[Carrier, ...], ...]
     target: Fraction
     known: tuple[Use, ...] = ()
 
     @cached_property
-    def carriers(self) -> tuple[AnyCarrier, ...]:
+    def carriers(self) -> tuple[Carrier, ...]:
         """All of them, group after group."""
         return tuple(chain.from_iterable(self.groups))
 
@@ -66,15 +73,11 @@ class Choice(Generic[AnyCarrier]):
         """What each carrier uses."""
         if self.known:
             return self.known
-        position = {(link.src, link.dst): index for index, link in enumerate(self.topology.links)}
-        return tuple(
-            Use(group, {position[hop]: count for hop, count in sorted(hops(carrier).items())})
-            for group, carrier in zip(self.group_of, self.carriers, strict=True)
-        )
+        return tuple(map(Use.of, self.group_of, self.carriers))
 
-    def only(self, kept: Sequence[int]) -> Choice[AnyCarrier]:
+    def only(self, kept: Sequence[int]) -> Choice:
         """The same choice among the carriers of these indices."""
-        members: list[list[AnyCarrier]] = [[] for _ in self.groups]
+        members: list[list[Carrier]] = [[] for _ in self.groups]
         chosen = sorted(kept)
         for index in chosen:
             members[self.group_of[index]].append(self.carriers[index])
@@ -119,14 +122,14 @@ class Choice(Generic[AnyCarrier]):
         exact = self._solved[0].exact(self.best)
         return max(simple or exact, exact, key=self._rate)
 
-    def weighed(self) -> tuple[AnyCarrier, ...]:
+    def weighed(self) -> tuple[Carrier, ...]:
         """The carriers with exact weights in GB/s at which each group carries the largest rate.
 
         Carriers that get nothing are left out. The weights are whole parts of the rate with a small
         denominator where such weights reach it.
         """
         return tuple(
-            with_weight(carrier, weight * self.target)
+            replace(carrier, weight=weight * self.target)
             for carrier, weight in zip(self.carriers, self.weights, strict=True)
             if weight
         )

@@ -157,7 +157,7 @@ def test_tree_with_its_switches_and_its_load():
     found = graph.distances(lengths)
     parents = cheapest_arborescence(found.matrix, 0)
     routes = found.routes(parents)
-    tree = routes.tree(Fraction(1, 3))
+    tree = routes.tree(Fraction(1, 3), 0)
     assert (tree.root, tree.weight) == (0, Fraction(1, 3))
     assert tree.edges == (TreeEdge(0, 1, (4,)), TreeEdge(0, 2, (4, 5)), TreeEdge(2, 3, (5,)))
     load = {

@@ -13,18 +13,19 @@ from arborcast import topologies as catalog
 from arborcast.synth.bounds.capacity_lp import split_bandwidth
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import InputError
-from arborcast.synth.packing.carrier import Pair, congestion
+from arborcast.synth.packing.carrier import congestion, mirrored
 from arborcast.synth.packing.exact import pack_exactly
-from arborcast.synth.packing.fewest import fewest_pairs, fewest_trees
+from arborcast.synth.packing.fewest import fewest
 from arborcast.synth.packing.weights import Choice
 from arborcast.synth.tree import Tree, TreeEdge
+from tests.support.carriers import carrier
 from tests.support.strategies import topologies
 
 TWENTIETH = Fraction(1, 20)
 
 
 def spanning_trees(topology, root):
-    """Every spanning out-tree of a graph without switches."""
+    """Every spanning out-tree of a graph without switches, of weight 1."""
     others = [rank for rank in range(topology.ranks) if rank != root]
     ways_in = [[src for (src, dst) in topology.bandwidth if dst == rank] for rank in others]
     for parents in product(*ways_in):
@@ -34,12 +35,12 @@ def spanning_trees(topology, root):
             edges += [TreeEdge(parent, child) for child in children]
             reached += children
         if len(reached) == topology.ranks:
-            yield Tree(root, Fraction(1), tuple(edges))
+            yield carrier(topology, Tree(root, Fraction(1), tuple(edges)))
 
 
 def rate_of(topology, carriers):
     return sum(
-        (carrier.weight for carrier in Choice(topology, (tuple(carriers),), Fraction(100)).weighed()),
+        (one.weight for one in Choice(topology, (tuple(carriers),), Fraction(100)).weighed()),
         Fraction(0),
     )
 
@@ -62,10 +63,10 @@ small = topologies(max_ranks=4, switches=0, symmetric=False, max_bandwidth=3, mi
 @settings(max_examples=25)
 def test_no_choice_of_so_many_trees_is_better(topology, most):
     every = list(spanning_trees(topology, 0))
-    packing = fewest_trees(topology, [0], optimum(topology, "broadcast"), every, max_trees=most)
+    packing = fewest(topology, [0], optimum(topology, "broadcast"), every, max_trees=most)
     rate = sum(tree.weight for tree in packing.trees)
     assert len(packing.trees) <= most
-    assert congestion(packing.trees, topology.bandwidth) == 1
+    assert congestion(packing.carriers, topology) == 1
     assert rate == best_of_all(topology, every, most)
     assert dict(packing.settings)["proved"] in {"best among the candidates", "optimal"}
 
@@ -75,7 +76,7 @@ def test_no_choice_of_so_many_trees_is_better(topology, most):
 def test_no_smaller_choice_reaches_the_tolerance(topology, tolerance):
     every = list(spanning_trees(topology, 0))
     best = optimum(topology, "broadcast")
-    packing = fewest_trees(topology, [0], best, every, tolerance=tolerance)
+    packing = fewest(topology, [0], best, every, tolerance=tolerance)
     assert sum(tree.weight for tree in packing.trees) >= (1 - tolerance) * best
     fewer = len(packing.trees) - 1
     assert fewer == 0 or best_of_all(topology, every, fewer) < (1 - tolerance) * best
@@ -85,11 +86,11 @@ def test_no_smaller_choice_reaches_the_tolerance(topology, tolerance):
 @settings(max_examples=20)
 def test_no_choice_of_so_many_pairs_is_better(topology, most):
     # On symmetric links mirrored pairs are enough for the optimum, so the search is among those.
-    every = [Pair(tree, tree) for tree in spanning_trees(topology, 0)][:20]
-    pairing = fewest_pairs(topology, optimum(topology, "allreduce"), every, max_trees=most)
-    assert len(pairing.pairs) <= most
-    assert congestion(pairing.pairs, topology.bandwidth) == 1
-    assert sum(pair.weight for pair in pairing.pairs) >= best_of_all(topology, every, most)
+    every = [mirrored(tree) for tree in spanning_trees(topology, 0)][:20]
+    pairing = fewest(topology, None, optimum(topology, "allreduce"), every, max_trees=most)
+    assert len(pairing.carriers) <= most
+    assert congestion(pairing.carriers, topology) == 1
+    assert sum(pair.weight for pair in pairing.carriers) >= best_of_all(topology, every, most)
 
 
 @given(topologies(max_ranks=5, switches=1), st.sampled_from([Fraction(0), TWENTIETH]))
@@ -97,30 +98,30 @@ def test_no_choice_of_so_many_pairs_is_better(topology, most):
 def test_with_all_roots_the_tolerance_is_kept_with_no_more_trees_than_before(topology, tolerance):
     roots = list(range(topology.ranks))
     best = optimum(topology, "allgather") / topology.ranks
-    known = pack_exactly(topology, dict.fromkeys(roots, best)).trees
-    packing = fewest_trees(topology, roots, best, known, tolerance=tolerance)
+    known = pack_exactly(topology, dict.fromkeys(roots, best)).carriers
+    packing = fewest(topology, roots, best, known, tolerance=tolerance)
     rates = {root: sum(tree.weight for tree in packing.trees if tree.root == root) for root in roots}
     assert len(set(rates.values())) == 1
     assert rates[0] >= (1 - tolerance) * best
     assert len(packing.trees) <= len(known)
-    assert congestion(packing.trees, topology.bandwidth) <= 1
+    assert congestion(packing.carriers, topology) <= 1
 
 
 def test_dgx1_broadcasts_at_full_rate_on_four_trees_and_not_on_three():
     topology = catalog.load("dgx1")  # rank 0 has six links of 25 GB/s: the optimum is 150
-    known = pack_exactly(topology, {0: Fraction(150)}).trees
-    packing = fewest_trees(topology, [0], Fraction(150), known, tolerance=Fraction(0))
+    known = pack_exactly(topology, {0: Fraction(150)}).carriers
+    packing = fewest(topology, [0], Fraction(150), known, tolerance=Fraction(0))
     assert sum(tree.weight for tree in packing.trees) == 150
     # Two of rank 0's neighbours hang on double links, two on single ones: 2 + 2 + 1 + 1.
     assert sorted(tree.weight for tree in packing.trees) == [25, 25, 50, 50]
-    three = fewest_trees(topology, [0], Fraction(150), known, max_trees=3)
+    three = fewest(topology, [0], Fraction(150), known, max_trees=3)
     assert sum(tree.weight for tree in three.trees) == 125
 
 
 def test_one_tree_per_root_is_the_least_there_can_be():
     topology = catalog.load("dgx-a100:boxes=2")
     roots = range(topology.ranks)
-    packing = fewest_trees(topology, roots, Fraction(65, 3), tolerance=TWENTIETH)
+    packing = fewest(topology, roots, Fraction(65, 3), tolerance=TWENTIETH)
     assert len(packing.trees) == topology.ranks
     assert dict(packing.settings)["proved"] == "no fewer trees are possible"
 
@@ -128,18 +129,18 @@ def test_one_tree_per_root_is_the_least_there_can_be():
 @pytest.mark.parametrize("most", [0, -3])
 def test_at_least_one_tree_must_be_allowed(most):
     with pytest.raises(InputError, match=f"max-trees: must be at least 1, got {most}"):
-        fewest_trees(catalog.load("ring:3"), [0], Fraction(1), max_trees=most)
+        fewest(catalog.load("ring:3"), [0], Fraction(1), max_trees=most)
 
 
 @pytest.mark.parametrize("tolerance", [Fraction(1), Fraction(-1, 5)])
 def test_a_tolerance_is_a_share_that_leaves_something(tolerance):
     with pytest.raises(InputError, match=f"tolerance: must be from 0 to below 1, got {tolerance}"):
-        fewest_pairs(catalog.load("ring:3"), Fraction(1), tolerance=tolerance)
+        fewest(catalog.load("ring:3"), None, Fraction(1), tolerance=tolerance)
 
 
 def test_the_same_seed_gives_the_same_choice():
     topology = catalog.load("dgx1")
     first, again = (
-        fewest_trees(topology, range(8), Fraction(150, 7), tolerance=TWENTIETH, seed=2) for _ in range(2)
+        fewest(topology, range(8), Fraction(150, 7), tolerance=TWENTIETH, seed=2) for _ in range(2)
     )
-    assert first == again
+    assert (first.trees, first.settings) == (again.trees, again.settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 from arborcast.synth.certificate import Bound, Cut
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError
-from arborcast.synth.packing.carrier import Pair, congestion
+from arborcast.synth.packing.carrier import congestion
 from arborcast.synth.packing.lift import lift
 from arborcast.synth.schedule import Method, Transfer
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
 from arborcast.synth.verification.verifier import verify
+from tests.support.carriers import carrier
 
 METHOD = Method("trees")
 NO_LIMIT = Bound(Fraction(10**6), Cut(frozenset({0}), Fraction(10**6)))
@@ -78,12 +80,24 @@ def table(schedule):
     return [(t.chunk, t.src, t.dst, t.step, t.reduce) for t in schedule.transfers]
 
 
+def carriers_of(topology, collective, trees):
+    """Trees, or for an allreduce pairs of them, over the links that data spreads along."""
+    fabric = (
+        topology if collective.kind is Kind.ALLREDUCE or not collective.kind.reduces else topology.reversed()
+    )
+    return [carrier(fabric, *tree) if isinstance(tree, tuple) else carrier(fabric, tree) for tree in trees]
+
+
+def lifted_along(topology, collective, *trees):
+    return lift(topology, collective, METHOD, NO_LIMIT, carriers_of(topology, collective, trees))
+
+
 def test_a_broadcast_goes_down_the_tree():
     #   0 -> 1 -> 2
     #   `--> 3
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(0, 3), TreeEdge(1, 2)))
     topology = full(4)
-    schedule = lift(topology, Collective.on(topology, "broadcast"), METHOD, NO_LIMIT, [tree])
+    schedule = lifted_along(topology, Collective.on(topology, "broadcast"), tree)
     assert table(schedule) == [
         (0, 0, 1, 0, False),
         (0, 0, 3, 0, False),
@@ -95,7 +109,7 @@ def test_a_broadcast_goes_down_the_tree():
 def test_a_reduce_comes_up_the_tree_as_late_as_its_subtrees_ask():
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (4,)), TreeEdge(0, 3), TreeEdge(1, 2)))
     topology = full(4, switches=1)
-    schedule = lift(topology, Collective.on(topology, "reduce"), METHOD, NO_LIMIT, [tree])
+    schedule = lifted_along(topology, Collective.on(topology, "reduce"), tree)
     assert schedule.transfers == (
         Transfer(0, 2, 1, 0, reduce=True),
         Transfer(0, 3, 0, 0, reduce=True),
@@ -107,7 +121,7 @@ def test_a_reduce_comes_up_the_tree_as_late_as_its_subtrees_ask():
 def test_an_allreduce_reduces_first_and_starts_at_the_centre():
     chain = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(1, 2)))
     topology = full(3)
-    schedule = lift(topology, Collective.on(topology, "allreduce"), METHOD, NO_LIMIT, [Pair(chain, chain)])
+    schedule = lifted_along(topology, Collective.on(topology, "allreduce"), (chain, chain))
     assert schedule.chunks[0].owner == 1
     assert table(schedule) == [
         (0, 0, 1, 0, True),
@@ -122,7 +136,7 @@ def test_vias_of_the_gathering_tree_are_turned_round():
     out = Tree(0, Fraction(1), (TreeEdge(0, 1, (2, 3)),))
     into = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)),))
     topology = full(2, switches=2)
-    schedule = lift(topology, Collective.on(topology, "allreduce"), METHOD, NO_LIMIT, [Pair(out, into)])
+    schedule = lifted_along(topology, Collective.on(topology, "allreduce"), (out, into))
     assert schedule.transfers == (
         Transfer(0, 1, 0, 0, reduce=True, via=(3,)),
         Transfer(0, 0, 1, 1, via=(2, 3)),
@@ -133,7 +147,7 @@ def test_equal_trees_become_one_chunk():
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1),))
     topology = full(2)
     collective = Collective.on(topology, "broadcast")
-    schedule = lift(topology, collective, METHOD, NO_LIMIT, [tree, tree])
+    schedule = lifted_along(topology, collective, tree, tree)
     assert len(schedule.chunks) == 1
     assert schedule.rate == 1
 
@@ -143,7 +157,7 @@ def test_a_relay_passed_twice_receives_once():
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(1, 2, (3,))))
     topology = full(4)
     collective = Collective.on(topology, "broadcast", ranks=[0, 1, 2])
-    schedule = lift(topology, collective, METHOD, NO_LIMIT, [tree])
+    schedule = lifted_along(topology, collective, tree)
     assert table(schedule) == [
         (0, 0, 3, 0, False),
         (0, 3, 1, 1, False),
@@ -156,7 +170,7 @@ def test_a_relay_adds_up_and_sends_once():
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(0, 2, (3,))))
     topology = full(4)
     collective = Collective.on(topology, "reduce", ranks=[0, 1, 2])
-    schedule = lift(topology, collective, METHOD, NO_LIMIT, [tree])
+    schedule = lifted_along(topology, collective, tree)
     assert table(schedule) == [
         (0, 1, 3, 0, True),
         (0, 2, 3, 0, True),
@@ -169,7 +183,7 @@ def test_a_relay_that_serves_nobody_is_left_out():
     # The second edge would enter relay 3 through relay 4, but 3 already has the chunk.
     tree = Tree(0, Fraction(1), (TreeEdge(0, 1, (3,)), TreeEdge(0, 2, (4, 3))))
     collective = Collective.on(full(5), "broadcast", ranks=[0, 1, 2])
-    schedule = lift(full(5), collective, METHOD, NO_LIMIT, [tree])
+    schedule = lifted_along(full(5), collective, tree)
     assert table(schedule) == [
         (0, 0, 3, 0, False),
         (0, 3, 1, 1, False),
@@ -180,7 +194,7 @@ def test_a_relay_that_serves_nobody_is_left_out():
 def test_the_ranks_of_a_collective_need_not_come_first():
     topology = full(6)
     collective = Collective.on(topology, "broadcast", root=4, ranks=[4, 5])
-    schedule = lift(topology, collective, METHOD, NO_LIMIT, [Tree(4, Fraction(1), (TreeEdge(4, 5, (1,)),))])
+    schedule = lifted_along(topology, collective, Tree(4, Fraction(1), (TreeEdge(4, 5, (1,)),)))
     assert table(schedule) == [(0, 4, 1, 0, False), (0, 1, 5, 1, False)]
     assert_correct(schedule)
 
@@ -210,15 +224,12 @@ def lifted(draw):
         for root in roots
         for tree in draw(st.lists(relayed_trees(members, relays, switches, root), min_size=1, max_size=3))
     ]
-    if kind != "allreduce":
-        return trees, lift(topology, collective, METHOD, NO_LIMIT, trees)
-    partners = [draw(relayed_trees(members, relays, switches, tree.root)) for tree in trees]
-    mirror = draw(st.booleans())
-    pairs = [
-        Pair(out, out if mirror else Tree(out.root, out.weight, into.edges))
-        for out, into in zip(trees, partners, strict=True)
-    ]
-    return pairs, lift(topology, collective, METHOD, NO_LIMIT, pairs)
+    if kind == "allreduce":
+        partners = [draw(relayed_trees(members, relays, switches, tree.root)) for tree in trees]
+        mirror = draw(st.booleans())
+        trees = [(out, out if mirror else into) for out, into in zip(trees, partners, strict=True)]
+    carriers = carriers_of(topology, collective, trees)
+    return carriers, lift(topology, collective, METHOD, NO_LIMIT, carriers)
 
 
 @given(lifted())
@@ -235,26 +246,15 @@ def test_every_lifted_schedule_is_correct(case):
 @settings(max_examples=100)
 def test_lifting_never_adds_load(case):
     carriers, schedule = case
-    flat = {hop: Fraction(1) for hop in schedule.topology.bandwidth}
     rates = {}
-    for carrier in carriers:
-        rates[carrier.root] = rates.get(carrier.root, 0) + carrier.weight
+    for one in carriers:
+        rates[one.root] = rates.get(one.root, 0) + one.weight
     if schedule.collective.kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER}:
         share = {root: Fraction(1, len(rates)) / rate for root, rate in rates.items()}
     else:
         share = dict.fromkeys(rates, 1 / sum(rates.values()))
-    scaled = [
-        Tree(carrier.root, carrier.weight * share[carrier.root], carrier.edges)
-        if isinstance(carrier, Tree)
-        else Pair(
-            *(
-                Tree(tree.root, tree.weight * share[tree.root], tree.edges)
-                for tree in (carrier.out, carrier.into)
-            )
-        )
-        for carrier in carriers
-    ]
-    assert max(schedule.load.values()) <= congestion(scaled, flat)
+    scaled = [replace(one, weight=one.weight * share[one.root]) for one in carriers]
+    assert max(schedule.load.values()) <= congestion(scaled, schedule.topology)
 
 
 def test_trees_cannot_be_lifted_into_what_is_no_tree():

@@ -23,7 +23,7 @@ def test_trees_span_and_each_root_has_its_number(topology: Topology, count: int)
     roots = range(topology.ranks)
     trees = reweave(topology, roots, count, deadline=Deadline.after(None))
     assert sorted(tree.root for tree in trees) == sorted(list(roots) * count)
-    for tree in trees:
+    for tree in (carrier.tree for carrier in trees):
         assert tree.weight == Fraction(1, count)
         assert set(tree.depth) == set(roots)
         for edge in tree.edges:

@@ -13,8 +13,8 @@ from arborcast.synth.bounds import bound
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.packing import solver
-from arborcast.synth.packing.exact import pack_arrays
-from arborcast.synth.packing.solver import solve_by_trees
+from arborcast.synth.packing.exact import pack_exactly
+from arborcast.synth.packing.solver import solve_by_trees, solve_by_weights
 from arborcast.synth.request import Request
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification.verifier import verify
@@ -24,7 +24,8 @@ from tests.support.strategies import topologies as graphs
 
 
 def solved(topology, kind, method="trees", **wishes):
-    return solve_by_trees(topology, Collective.on(topology, kind), Request(**wishes), method=method)
+    solve = {"trees": solve_by_trees, "mwu": solve_by_weights}[method]
+    return solve(topology, Collective.on(topology, kind), Request(**wishes))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_relays_help_and_what_they_pass_on_is_correct(topology, data):
 @settings(max_examples=25)
 def test_multiplicative_weights_come_within_epsilon_of_the_bound(topology, data):
     collective = data.draw(collectives(topology, list(TREE_KINDS)))
-    schedule = solve_by_trees(topology, collective, Request(epsilon=Fraction(1, 10)), method="mwu")
+    schedule = solve_by_weights(topology, collective, Request(epsilon=Fraction(1, 10)))
     assert verify(schedule).errors == ()
     assert schedule.rate >= schedule.bound.rate * Fraction(9, 10)
     facts = dict(schedule.method.settings)
@@ -165,7 +166,7 @@ def test_a_deadline_before_the_first_packing_still_leaves_a_schedule(topology, d
     collective = data.draw(collectives(topology, list(TREE_KINDS), relays=True))
     most = data.draw(st.sampled_from([None, 1, 2]))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TimedOutError, match="deadline") as caught:
-        patch.setattr(solver, "pack_arrays", out_of_time)
+        patch.setattr(solver, "pack_exactly", out_of_time)
         solve_by_trees(topology, collective, Request(max_trees=most, deadline_s=60))
     best = caught.value.best
     assert best is not None
@@ -181,9 +182,9 @@ def test_a_packing_that_was_done_in_time_is_not_lost_with_the_next(monkeypatch):
 
     def first_only(*arguments, **knobs):
         calls.append(arguments)
-        return (pack_arrays if len(calls) == 1 else out_of_time)(*arguments, **knobs)
+        return (pack_exactly if len(calls) == 1 else out_of_time)(*arguments, **knobs)
 
-    monkeypatch.setattr(solver, "pack_arrays", first_only)
+    monkeypatch.setattr(solver, "pack_exactly", first_only)
     schedule = solved(topology, "allreduce", deadline_s=60)
     assert len(calls) == 2
     assert schedule.is_optimal
@@ -219,7 +220,7 @@ def test_kinds_that_are_no_trees_are_refused():
         ({"max_trees": 0}, "max-trees: must be at least 1, got 0"),
         ({"tolerance": Fraction(1)}, "tolerance: must be from 0 to below 1, got 1"),
         ({"method": "mwu", "epsilon": Fraction(0)}, "epsilon: must be above 0 and below 1, got 0"),
-        ({"method": "rings"}, "method rings: of the tree methods there are trees and mwu"),
+        ({"method": "mwu", "max_height": 2}, "method mwu: takes no max-height, which is for trees"),
     ],
 )
 def test_numbers_out_of_range_are_refused(knobs, message):
@@ -229,7 +230,7 @@ def test_numbers_out_of_range_are_refused(knobs, message):
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce-scatter"])
 def test_many_roots_out_of_time_share_one_tree(monkeypatch, kind):
-    monkeypatch.setattr(solver, "pack_arrays", out_of_time)
+    monkeypatch.setattr(solver, "pack_exactly", out_of_time)
     monkeypatch.setattr(solver, "_ROUNDS_UP_TO", 3)
     with pytest.raises(TimedOutError, match="deadline") as caught:
         solve_by_trees(

@@ -12,6 +12,7 @@ from arborcast.synth.packing.carrier import congestion
 from arborcast.synth.packing.weights import Choice
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.tree import Tree, TreeEdge
+from tests.support.carriers import carrier
 
 LIMIT = Fraction(2000)  # more than any of these links carry
 
@@ -24,24 +25,30 @@ def graph(ranks, rates):
     return Topology.build("graph", ranks, [Link(u, v, Fraction(rate)) for (u, v), rate in rates.items()])
 
 
+def weighed(topology, groups):
+    """The trees of some groups with their best weights."""
+    carriers = tuple(tuple(carrier(topology, tree) for tree in trees) for trees in groups)
+    return Choice(topology, carriers, LIMIT).weighed()
+
+
 def test_trees_that_share_nothing_get_their_narrowest_link():
     # The paths 0 1 2 and 0 2 1 share no link: each gets its narrowest.
     topology = graph(3, {(0, 1): 2, (1, 2): 2, (0, 2): Fraction(3, 2), (2, 1): 9})
-    trees = Choice(topology, ((path(0, 1, 2), path(0, 2, 1)),), LIMIT).weighed()
+    trees = weighed(topology, ((path(0, 1, 2), path(0, 2, 1)),))
     assert [tree.weight for tree in trees] == [2, Fraction(3, 2)]
 
 
 def test_trees_that_get_nothing_are_left_out():
     topology = graph(3, {(0, 1): 1, (1, 2): 1, (0, 2): 1})
     star = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(0, 2)))
-    trees = Choice(topology, ((path(0, 1, 2), star),), LIMIT).weighed()
+    trees = weighed(topology, ((path(0, 1, 2), star),))
     assert sum(tree.weight for tree in trees) == 1
     assert len(trees) == 1
 
 
 def test_all_groups_carry_the_same():
     topology = graph(2, {(0, 1): 5, (1, 0): 3})
-    trees = Choice(topology, ((path(0, 1),), (path(1, 0),)), LIMIT).weighed()
+    trees = weighed(topology, ((path(0, 1),), (path(1, 0),)))
     assert [tree.weight for tree in trees] == [3, 3]
 
 
@@ -49,7 +56,7 @@ def test_a_large_denominator_is_solved_for():
     # The two rates have no small common denominator, so equations must be solved.
     rates = {(0, 1): Fraction(101, 7), (1, 2): 1000, (0, 2): Fraction(103, 11), (2, 1): 1000}
     topology = graph(3, rates)
-    trees = Choice(topology, ((path(0, 1, 2), path(0, 2, 1)),), LIMIT).weighed()
+    trees = weighed(topology, ((path(0, 1, 2), path(0, 2, 1)),))
     assert sum(tree.weight for tree in trees) == Fraction(101, 7) + Fraction(103, 11)
 
 
@@ -61,8 +68,8 @@ def test_two_trees_get_what_a_search_of_all_corners_finds(data):
     topology = graph(4, {link: data.draw(rate) for link in links})
     shapes = [path(0, 1, 2, 3), path(0, 3, 1, 2), path(0, 2, 3, 1), path(0, 2, 1, 3)]
     first, second = data.draw(st.permutations(shapes))[:2]
-    found = Choice(topology, ((first, second),), LIMIT).weighed()
-    assert congestion(found, topology.bandwidth) == 1
+    found = weighed(topology, ((first, second),))
+    assert congestion(found, topology) == 1
     assert sum(tree.weight for tree in found) == best_of_two(topology, first, second)
 
 

@@ -16,8 +16,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.lp.tree_program import TreeProgram
-from arborcast.synth.packing.carrier import hops
-from arborcast.synth.packing.fewest import fewest_among, fewest_trees
+from arborcast.synth.packing.fewest import fewest, fewest_among
 from arborcast.synth.packing.ruling_out import is_ruled_out
 from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
 from arborcast.synth.packing.symmetric.solver import solve_symmetric
@@ -29,6 +28,7 @@ from arborcast.synth.tree import Tree, TreeEdge
 from arborcast.synth.verification.verifier import verify
 from tests.packing.test_fewest import spanning_trees
 from tests.packing.test_symmetric_solver import circulants, declared
+from tests.support.carriers import carrier, hops
 from tests.support.exact_packings import best_of, best_rate, trees
 from tests.support.strategies import collectives
 from tests.support.strategies import topologies as graphs
@@ -228,19 +228,18 @@ def test_prices_limit_and_weights_reach_the_best_rate(topology: Topology, decima
 
 def test_no_known_tree_reaches_the_rate_and_few_are_found_all_the_same() -> None:
     """One wide tree is known, two others reach the optimum together."""
-    star = Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(0, 2)))
-    paths = [
-        Tree(0, Fraction(1), (TreeEdge(0, 1), TreeEdge(1, 2))),
-        Tree(0, Fraction(1), (TreeEdge(0, 2), TreeEdge(2, 1))),
-    ]
     rate = Fraction("1.000000001")
     topology = Topology.build(
         "three", 3, [Link(0, 1, rate), Link(0, 2, Fraction(1)), Link(1, 2, rate), Link(2, 1, rate)]
     )
-    found = fewest_trees(topology, [0], 1 + rate, [star, *paths], tolerance=Fraction(0))
+    star, *paths = (
+        carrier(topology, Tree(0, Fraction(1), (TreeEdge(0, first), TreeEdge(parent, second))))
+        for first, parent, second in ((1, 0, 2), (1, 1, 2), (2, 2, 1))
+    )
+    found = fewest(topology, [0], 1 + rate, [star, *paths], tolerance=Fraction(0))
     assert sum(tree.weight for tree in found.trees) == 1 + rate
     assert dict(found.settings)["proved"] == "fewest among the candidates"
-    late = fewest_trees(topology, [0], 1 + rate, [star], tolerance=Fraction(0), deadline=Deadline.after(1e-9))
+    late = fewest(topology, [0], 1 + rate, [star], tolerance=Fraction(0), deadline=Deadline.after(1e-9))
     assert late.trees
 
 

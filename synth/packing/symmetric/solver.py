@@ -20,7 +20,7 @@ from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError,
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.tree_program import CLOSE, TreeProgram, whole_prices
-from arborcast.synth.packing.carrier import Carrier, Pair, centred, mirrored, pair_up, relabelled
+from arborcast.synth.packing.carrier import Carrier, centred, mirrored, pair_up
 from arborcast.synth.packing.lift import lifted, transfers_of
 from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.symmetric.generation import COARSE, FINE, Generation
@@ -39,7 +39,6 @@ from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.schedule import Chunk, Method, Settings
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
-from arborcast.synth.tree import Tree
 
 SYMMETRIC_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 """The kinds of collective that trees without a distinguished root serve."""
@@ -336,19 +335,20 @@ def lift_symmetric(
 
 
 def _carriers(problem: Problem, chosen: Chosen, translations: Translations) -> Sequence[Carrier]:
-    trees: dict[bool, list[Tree]] = {False: [], True: []}
+    trees: dict[bool, list[Carrier]] = {False: [], True: []}
     for column, weight in zip(chosen.columns, chosen.weights, strict=True):
-        trees[problem.groups[column.group].turned].append(column.routes.tree(weight))
+        group = problem.groups[column.group]
+        trees[group.turned].append(Carrier(group.root, weight, column.routes))
     if problem.mirrored:
-        return [_at_representative(centred(pair), translations) for pair in mirrored(trees[False])]
+        return [_at_representative(centred(mirrored(tree)), translations) for tree in trees[False]]
     if trees[False] and trees[True]:
         return pair_up(trees[False], trees[True])
     return trees[False] or trees[True]
 
 
-def _at_representative(pair: Pair, translations: Translations) -> Pair:
+def _at_representative(pair: Carrier, translations: Translations) -> Carrier:
     """The image of a pair whose root is the first rank of its orbit: no load of an orbit changes."""
     element = int(translations.minus(0, int(translations.place[pair.root])))
     if element == 0:
         return pair
-    return relabelled(pair, translations.permutation(element))
+    return pair.over(pair.out.graph, np.array(translations.permutation(element), dtype=np.int64))

@@ -1,0 +1,23 @@
+"""Trees that were written down as what packings work with, and the links of those as pairs of vertices."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from arborcast.synth.kernels.link_graph import LinkGraph
+from arborcast.synth.packing.carrier import Carrier
+from arborcast.synth.topology import Hop, Topology
+from arborcast.synth.tree import Tree
+
+
+def carrier(topology: Topology, out: Tree, into: Tree | None = None) -> Carrier:
+    """A tree of a topology, or a pair with an out-tree of the reversed one."""
+    graph = LinkGraph(topology)
+    gathered = None if into is None else Carrier.of(graph.turned_round, into).out
+    return Carrier(out.root, out.weight, Carrier.of(graph, out).out, gathered)
+
+
+def hops(carrier: Carrier) -> Counter[Hop]:
+    """How often a carrier uses each link of the topology it is on."""
+    links = carrier.out.graph.topology.links
+    return Counter({(links[at].src, links[at].dst): n for at, n in enumerate(carrier.uses.tolist()) if n})
