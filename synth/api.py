@@ -114,8 +114,7 @@ def solve(
         InfeasibleError: there is no such schedule; carries the proof.
         TimedOutError: the deadline passed; carries the best schedule so far.
     """
-    asked = as_collective(left_of(topology), collective, root=root, ranks=ranks)
-    return approach(topology, asked, method, Request(**wishes), form).answer()
+    return approach(topology, collective, method, Request(**wishes), form, root=root, ranks=ranks).answer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +178,15 @@ class Approach:
 
 def approach(
     topology: Topology | Faulty,
-    collective: Collective,
+    collective: Collective | Kind | str,
     method: str = "auto",
     request: Request | None = None,
     form: str = "auto",
+    *,
+    root: int = 0,
+    ranks: Sequence[int] | None = None,
 ) -> Approach:
-    """In which form and by which method a question is answered.
+    """In which form and by which method a question is answered; arguments as in `solve`.
 
     1. The form "implicit" is answered by the translations of the fabric.
     2. So is "auto" where the fabric has more than `LARGEST_EXPLICIT` ranks in at most `MOST_ORBITS` orbits,
@@ -195,19 +197,20 @@ def approach(
        all that apply; by "auto" without one, by the `natural_method`, or by chunks where it is custom.
 
     Raises:
-        InputError: an unknown method or form, a wish that the method does not have, or a form that the
-            question has no answer in.
+        InputError: an unknown method or form, a wish that the method does not have, a collective that does
+            not fit, or a form that the question has no answer in.
     """
     request = request or Request()
     if form not in get_args(Form):
         raise InputError(f"form {form}: must be one of {', '.join(get_args(Form))}")
-    check_knobs(method, collective, request)
     left = left_of(topology)
-    translations = _translations(left, collective, method, request, form)
+    asked = as_collective(left, collective, root=root, ranks=ranks)
+    check_knobs(method, asked, request)
+    translations = _translations(left, asked, method, request, form)
     faulty = None
     if isinstance(topology, Faulty) and translations is None and form == "auto":
-        faulty = topology if _is_better_repaired(topology, collective, method, request) else None
-    return Approach(left, collective, method, request, translations, faulty)
+        faulty = topology if _is_better_repaired(topology, asked, method, request) else None
+    return Approach(left, asked, method, request, translations, faulty)
 
 
 def _translations(

@@ -76,7 +76,8 @@ def pack_exactly(
     for number, weight in _settings(seed, hop_weight, attempts):
         try:
             packer = Packer(graph, demands, seed=number, hop_weight=weight, deadline=deadline)
-            take_first(packer, first)
+            if first:
+                take_first(packer, first)
             found.append(packer.run())
         except TimedOutError:
             if not found:

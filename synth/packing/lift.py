@@ -87,21 +87,24 @@ def lift(
 
 def lifted(topology: Topology, kind: Kind, carriers: Iterable[Carrier]) -> list[Lifted]:
     """The carriers on the links of a topology: equal ones merged, mirrored ones from their centre."""
-    graph = LinkGraph(topology)
-    if kind is Kind.ALLREDUCE:
-        over = (carrier.over(graph) for carrier in carriers)
-        pairs = merge(centred(mirrored(one) if one.into is None else one) for one in over)
+    graph, gathers = LinkGraph(topology), kind.reduces
+    if kind is not Kind.ALLREDUCE:
+        over = graph.turned_round if gathers else graph
+        trees = [(one, _relayed(one.root, one.out)) for one in merge([one.over(over) for one in carriers])]
         return [
-            Lifted(pair.root, pair.weight, _relayed(pair.root, pair.into), _relayed(pair.root, pair.out))
-            for pair in pairs
+            Lifted(tree.root, tree.weight, way if gathers else None, None if gathers else way)
+            for tree, way in trees
         ]
-    trees = merge(carrier.over(graph.turned_round if kind.reduces else graph) for carrier in carriers)
-    ways = [_relayed(tree.root, tree.out) for tree in trees]
+    placed = [carrier.over(graph) for carrier in carriers]
+    pairs = [centred(mirrored(one) if one.into is None else one) for one in placed]
     return [
-        Lifted(tree.root, tree.weight, way, None)
-        if kind.reduces
-        else Lifted(tree.root, tree.weight, None, way)
-        for tree, way in zip(trees, ways, strict=True)
+        Lifted(
+            pair.root,
+            pair.weight,
+            None if pair.into is None else _relayed(pair.root, pair.into),
+            _relayed(pair.root, pair.out),
+        )
+        for pair in merge(pairs)
     ]
 
 

@@ -175,7 +175,7 @@ class Packer:
 
     def _packing(self) -> Packing:
         """The trees in the order of their roots; those that came up twice are one."""
-        trees = merge(Carrier(tree.root, tree.times * self.unit, tree.routes) for tree in self.taken)
+        trees = merge([Carrier(tree.root, tree.times * self.unit, tree.routes) for tree in self.taken])
         warm: Settings = ()
         if self.first_parts:
             kept, both = map(float, self.first_parts)

@@ -28,8 +28,6 @@ ROUNDS = 3
 
 def take_first(packer: Packer, partials: Sequence[PartialTree]) -> None:
     """Take out as much of the trees as every cut allows; notes the parts in `packer.first_parts`."""
-    if not partials:
-        return
     waiting = [
         (largest_part(partial) if partial.free and not partial.is_whole else partial, units)
         for partial, units in zip(partials, shares_of(partials, packer.demand), strict=True)

@@ -20,12 +20,15 @@ from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.packing.symmetric.contraction import contract
+from arborcast.synth.packing.symmetric.problem import Problem
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Topology
 
 _MOST_CUTS = 16
 """Orbits of ranks that are asked for a tight cut of their own."""
+
+_LONGEST = 1 << 20  # lengths of a certificate beyond this have too many digits to guide anything
 
 
 def symmetric_bound(topology: Topology, collective: Collective, translations: Translations) -> Bound:
@@ -73,6 +76,42 @@ def tight_lengths(topology: Topology, translations: Translations, rate: Fraction
             lengths = [length + more for length, more in zip(lengths, shape, strict=True)]
     scale = math.lcm(*(length.denominator for length in lengths))
     return np.array([int(length * scale) for length in lengths], dtype=np.int64)
+
+
+def tight_lengths_of(problem: Problem, limit: Bound) -> Ints | None:
+    """Lengths of the link orbits under which the trees of an optimum are cheapest, if the limit has some."""
+    match limit.certificate:
+        case Cut():
+            turned = problem.groups[0].turned
+            graph = problem.topology.reversed() if turned else problem.topology
+            found = tight_lengths(graph, problem.translations, problem.target)
+            return _turned_back(problem, found) if turned else found
+        case Dual(lengths=lengths):
+            # The mean over the translations proves as much as the lengths themselves.
+            orbit = problem.link_orbits
+            sizes = np.bincount(orbit).tolist()
+            sums = [Fraction(0)] * len(sizes)
+            for place, length in zip(orbit.tolist(), lengths, strict=True):
+                sums[place] += length
+            means = [total / size for total, size in zip(sums, sizes, strict=True)]
+            scale = math.lcm(*(mean.denominator for mean in means))
+            whole = [int(mean * scale) for mean in means]
+            return np.array(whole, dtype=np.int64) if max(whole) <= _LONGEST else None
+        case _:
+            # Where a partition limits an allreduce, all links between ranks count alike.
+            return np.ones(len(problem.budgets), dtype=np.int64)
+
+
+def _turned_back(problem: Problem, lengths: Ints) -> Ints:
+    """Lengths by link orbits of the reversed topology, by those of the topology."""
+    links = problem.topology.links
+    graph = problem.topology.reversed()
+    there = problem.translations.link_orbits(graph)
+    length = {(link.dst, link.src): lengths[orbit] for link, orbit in zip(graph.links, there, strict=True)}
+    found = np.zeros(len(lengths), dtype=np.int64)
+    for link, orbit in zip(links, problem.link_orbits, strict=True):
+        found[orbit] = length[link.src, link.dst]
+    return found
 
 
 def _of_out_trees(topology: Topology, collective: Collective, translations: Translations) -> Bound:

@@ -6,14 +6,13 @@ with a small denominator, then a schedule in implicit form.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
-from arborcast.synth.certificate import Bound, Cut, Dual
+from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, Prover, TimedOutError
@@ -24,7 +23,7 @@ from arborcast.synth.packing.carrier import Carrier, centred, mirrored, pair_up
 from arborcast.synth.packing.lift import lifted, transfers_of
 from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.symmetric.generation import COARSE, FINE, Generation
-from arborcast.synth.packing.symmetric.limits import symmetric_bound, tight_lengths
+from arborcast.synth.packing.symmetric.limits import symmetric_bound, tight_lengths_of
 from arborcast.synth.packing.symmetric.problem import Column, Problem, hops_from, problem_of
 from arborcast.synth.packing.symmetric.weights import (
     Chosen,
@@ -42,9 +41,6 @@ from arborcast.synth.topology import Topology
 
 SYMMETRIC_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER, Kind.ALLREDUCE)
 """The kinds of collective that trees without a distinguished root serve."""
-
-_LONGEST = 1 << 20  # lengths of a certificate beyond this have too many digits to guide anything
-
 
 _EFFORT_FOR_LOW = 1 << 18  # links that are contracted for each height that is tried, in all rounds
 _ROUNDS_FOR_LOW = 60  # of weighing and pricing, at most
@@ -75,19 +71,21 @@ class Question:
     deadline: Deadline
 
     def answer(self, chosen: Chosen, settings: Settings) -> ImplicitSchedule:
-        """The schedule of some trees with exact weights."""
+        """The schedule in which every rank has the images of the trees of its orbit's first rank."""
+        found = lifted(self.topology, self.collective.kind, _carriers(self.problem, chosen))
+        total = sum((one.weight for one in found), Fraction(0)) * self.translations.order
+        chunks = [Chunk(one.weight / total, one.root) for one in found]
         facts: Settings = (("parts", chosen.parts), *settings)
         if chosen.rate < 1:
             facts = (*facts, ("loss", str(1 - chosen.rate)))
-        return lift_symmetric(
+        return ImplicitSchedule.build(
             self.topology,
             self.collective,
-            self.translations,
+            Method("symmetric", self.seed, facts),
             self.limit,
-            self.problem,
-            chosen,
-            seed=self.seed,
-            settings=facts,
+            self.translations,
+            chunks,
+            transfers_of(found),
         )
 
 
@@ -124,23 +122,29 @@ def solve_symmetric(
         TimedOutError: the deadline passed; carries a schedule if there was one.
     """
     _check_numbers(request)
-    question = question_of(topology, collective, request, translations)
-    generation, settings = generated(question, request.max_height)
-    columns = lowest(question.problem, generation.pool.columns)
-    if request.tolerance is not None:
-        columns, few = within_tolerance(question.problem, columns, request.tolerance, question.deadline)
-        settings = (*settings, *few)
-    if request.max_trees is not None:
-        columns, few = few_trees(question.problem, columns, request.max_trees, question.deadline)
-        settings = (*settings, *few)
+    question = question_of(topology, collective, request, translations)  # the limit, and what orbits share
+    generation, settings = generated(question, request.max_height)  # trees that help, until none does
     if request.tolerance is None and request.max_trees is None:
-        chosen = simplest(generation)
+        chosen = simplest(generation)  # the lowest of them, with weights of a small denominator
     else:
-        chosen = weigh_exactly(question.problem, columns, question.deadline)
+        chosen, few = _few(question, generation, request)
+        settings = (*settings, *few)
     schedule = question.answer(chosen, settings)
     if question.deadline.has_passed:
         raise TimedOutError(f"{collective.kind}: the deadline of {request.deadline_s} s passed", schedule)
     return schedule
+
+
+def _few(question: Question, generation: Generation, request: Request) -> tuple[Chosen, Settings]:
+    """As few trees as are asked for, and what is known of them."""
+    problem, deadline, settings = question.problem, question.deadline, ()
+    columns = lowest(problem, generation.pool.columns)
+    if request.tolerance is not None:
+        columns, settings = within_tolerance(problem, columns, request.tolerance, deadline)
+    if request.max_trees is not None:
+        columns, few = few_trees(problem, columns, request.max_trees, deadline)
+        settings = (*settings, *few)
+    return weigh_exactly(problem, columns, deadline), settings
 
 
 def question_of(
@@ -164,7 +168,7 @@ def question_of(
     moved = Translations(flat.ranks, translations.generators, translations.orders, flat.size)
     limit = symmetric_bound(flat, among, moved)
     problem = problem_of(flat, among, moved, limit.rate)
-    tight = _tight_lengths(problem, limit)
+    tight = tight_lengths_of(problem, limit)
     return Question(topology, collective, translations, limit, problem, tight, request.seed, deadline)
 
 
@@ -266,81 +270,14 @@ def least_height(problem: Problem) -> int:
     )
 
 
-def _tight_lengths(problem: Problem, limit: Bound) -> Ints | None:
-    match limit.certificate:
-        case Cut():
-            turned = problem.groups[0].turned
-            graph = problem.topology.reversed() if turned else problem.topology
-            found = tight_lengths(graph, problem.translations, problem.target)
-            return _turned_back(problem, found) if turned else found
-        case Dual(lengths=lengths):
-            # The mean over the translations proves as much as the lengths themselves.
-            orbit = problem.link_orbits
-            sizes = np.bincount(orbit).tolist()
-            sums = [Fraction(0)] * len(sizes)
-            for place, length in zip(orbit.tolist(), lengths, strict=True):
-                sums[place] += length
-            means = [total / size for total, size in zip(sums, sizes, strict=True)]
-            scale = math.lcm(*(mean.denominator for mean in means))
-            whole = [int(mean * scale) for mean in means]
-            return np.array(whole, dtype=np.int64) if max(whole) <= _LONGEST else None
-        case _:
-            # Where a partition limits an allreduce, all links between ranks count alike.
-            return np.ones(len(problem.budgets), dtype=np.int64)
-
-
-def _turned_back(problem: Problem, lengths: Ints) -> Ints:
-    """Lengths by link orbits of the reversed topology, by those of the topology."""
-    links = problem.topology.links
-    graph = problem.topology.reversed()
-    there = problem.translations.link_orbits(graph)
-    length = {(link.dst, link.src): lengths[orbit] for link, orbit in zip(graph.links, there, strict=True)}
-    found = np.zeros(len(lengths), dtype=np.int64)
-    for link, orbit in zip(links, problem.link_orbits, strict=True):
-        found[orbit] = length[link.src, link.dst]
-    return found
-
-
-def lift_symmetric(
-    topology: Topology,
-    collective: Collective,
-    translations: Translations,
-    limit: Bound,
-    problem: Problem,
-    chosen: Chosen,
-    *,
-    seed: int,
-    settings: Settings,
-) -> ImplicitSchedule:
-    """The schedule in which every rank has the images of the trees of its orbit's first rank.
-
-    Args:
-        topology: the fabric.
-        collective: what the trees are for.
-        translations: of the topology.
-        limit: the bound of the rate.
-        problem: what was packed.
-        chosen: the trees and their weights.
-        seed: what the ties were broken by.
-        settings: facts about how it was found.
-    """
-    carriers = _carriers(problem, chosen, translations)
-    found = lifted(topology, collective.kind, carriers)
-    total = sum((one.weight for one in found), Fraction(0)) * translations.order
-    chunks = [Chunk(one.weight / total, one.root) for one in found]
-    method = Method("symmetric", seed, settings)
-    return ImplicitSchedule.build(
-        topology, collective, method, limit, translations, chunks, transfers_of(found)
-    )
-
-
-def _carriers(problem: Problem, chosen: Chosen, translations: Translations) -> Sequence[Carrier]:
+def _carriers(problem: Problem, chosen: Chosen) -> Sequence[Carrier]:
+    """The trees with their weights, for an allreduce in pairs."""
     trees: dict[bool, list[Carrier]] = {False: [], True: []}
     for column, weight in zip(chosen.columns, chosen.weights, strict=True):
         group = problem.groups[column.group]
         trees[group.turned].append(Carrier(group.root, weight, column.routes))
     if problem.mirrored:
-        return [_at_representative(centred(mirrored(tree)), translations) for tree in trees[False]]
+        return [_at_representative(centred(mirrored(tree)), problem.translations) for tree in trees[False]]
     if trees[False] and trees[True]:
         return pair_up(trees[False], trees[True])
     return trees[False] or trees[True]
