@@ -162,7 +162,7 @@ class Approach:
         if self.translations is not None:
             return implicit_candidates(self.topology, self.collective, self.translations, request)
         of_best_rate = replace(self, request=request).answer
-        return candidates(self.topology, self.collective, request, of_best_rate=of_best_rate)
+        return candidates(self.topology, self.collective, request, of_best_rate)
 
     def selection(self) -> Selection:
         """All candidates, of which the simulator knows the fastest at each size.

@@ -126,11 +126,7 @@ def compared(found: Iterator[AnySchedule], kind: Kind) -> Selection:
 
 
 def candidates(
-    topology: Topology,
-    collective: Collective,
-    request: Request,
-    *,
-    of_best_rate: Callable[[], AnySchedule] | None = None,
+    topology: Topology, collective: Collective, request: Request, of_best_rate: Callable[[], AnySchedule]
 ) -> Iterator[AnySchedule]:
     """Every schedule worth comparing, the one of the highest rate first (a custom collective: last).
 
@@ -140,7 +136,7 @@ def candidates(
         topology: the fabric.
         collective: what to do on it.
         request: its knobs are handed to every method.
-        of_best_rate: makes the first one; None for the natural method.
+        of_best_rate: makes the first one.
 
     Raises:
         InfeasibleError: the first one, which reaches the bound wherever anything can, does not exist.
@@ -151,11 +147,7 @@ def candidates(
     first = natural_method(collective)
     height = 0
     if collective.kind is not Kind.CUSTOM:
-        fastest_rate = (
-            method_for(first, collective)(topology, collective, request)
-            if of_best_rate is None
-            else of_best_rate()
-        )
+        fastest_rate = of_best_rate()
         height = fastest_rate.height
         yield fastest_rate
     wanted = [] if request.is_about_trees else [(name, request) for name in PATTERNS]

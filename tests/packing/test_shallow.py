@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from arborcast.synth.api import solve
+from arborcast.synth.api import approach, solve
 from arborcast.synth.cli.app import app
 from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -27,7 +27,6 @@ from arborcast.synth.packing.bounded_tree import UNUSABLE, cheapest_bounded, imp
 from arborcast.synth.packing.solver import shallow_schedules, solve_by_trees
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.selection import candidates
 from arborcast.synth.topology import Hop, Link, Topology
 from arborcast.synth.verification.verifier import verify
 from arborcast.topologies import load
@@ -243,7 +242,7 @@ def test_the_frontier_of_an_allgather_has_every_root() -> None:
 
 def test_lower_trees_are_among_the_candidates() -> None:
     fabric = load("dgx1", ranks=range(6))
-    found = candidates(fabric, Collective.on(fabric, "allreduce"), Request(cache=False))
+    found = approach(fabric, "allreduce", request=Request(cache=False)).candidates()
     first = next(found)
     lower = [one for one in found if dict(one.method.settings).get("max_height")]
     assert [one.height for one in lower] == [2] and first.height > 2

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
 from arborcast import synth, topologies
+from arborcast.synth.api import approach
 from arborcast.synth.collective import NAMED_KINDS, TREE_KINDS
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.methods import METHODS, NEED_SIZE
-from arborcast.synth.request import Request
+from arborcast.synth.packing import solver
+from arborcast.synth.packing.carrier import Packing
+from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.schedule import Schedule
-from arborcast.synth.selection import candidates
 from arborcast.synth.simulation.simulator import simulate
 
 HEAVY = ("torch", "numba", "highspy", "networkx", "matplotlib", "pydantic", "numpy", "scipy")
@@ -65,7 +69,7 @@ def test_the_fastest_for_a_size_is_no_slower_than_any_candidate(kind: str) -> No
     collective = synth.Collective.on(topology, kind)
     for size in (1 << 10, 64 << 20):
         best = synth.solve(topology, collective, size_bytes=size)
-        others: list[Schedule] = list(candidates(topology, collective, Request()))
+        others = list(approach(topology, collective).candidates())
         assert simulate(best, size).time_us == min(simulate(other, size).time_us for other in others)
 
 
@@ -80,6 +84,20 @@ def test_small_messages_take_shallower_schedules() -> None:
 def test_rates_are_exact() -> None:
     schedule = synth.solve(topologies.load("dgx-a100:boxes=2"), "allgather")
     assert schedule.rate == Fraction(16 * 65, 3)
+
+
+def test_a_question_goes_straight_to_its_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From `solve` to the packing each call does a part of the work; none only passes on."""
+    ways: list[list[str]] = []
+
+    def noted(*asked: Any, **knobs: Any) -> Packing:
+        names = [frame.function for frame in inspect.stack(0)]
+        ways.append(names[names.index("solve") : 0 : -1])
+        return pack_exactly(*asked, **knobs)
+
+    monkeypatch.setattr(solver, "pack_exactly", noted)
+    synth.solve(topologies.load("ring:4"), "allgather")
+    assert ways == [["solve", "answer", "solve_by_trees", "_packings"]]
 
 
 def test_a_late_method_does_not_lose_what_the_earlier_ones_found(monkeypatch: pytest.MonkeyPatch) -> None:

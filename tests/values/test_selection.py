@@ -22,7 +22,7 @@ from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.selection import Selection, candidates
+from arborcast.synth.selection import Selection
 from arborcast.synth.simulation.simulator import simulate
 from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
@@ -171,7 +171,7 @@ def test_nothing_found_without_a_deadline_says_so(monkeypatch: pytest.MonkeyPatc
 def test_too_many_routes_leave_trees_but_end_a_custom_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arborcast.synth.chunks.problem.instance.MOST_ROUTES", 3)
     fabric = load("ring:4")
-    names = {s.method.name for s in candidates(fabric, Collective.on(fabric, "broadcast"), QUIET)}
+    names = {s.method.name for s in approach(fabric, "broadcast", request=QUIET).candidates()}
     assert "trees" in names and "pareto" not in names
     with pytest.raises(TooManyRoutesError, match="more than 3 ways"):
         select(fabric, shift(fabric), QUIET)
