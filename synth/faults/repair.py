@@ -119,7 +119,8 @@ def _from_trees(old: OldTrees, faulty: Faulty, collective: Collective, request: 
     import numpy as np
 
     from arborcast.synth.kernels.arborescence import LogicalGraph
-    from arborcast.synth.packing.solver import StartingTrees, solve_by_trees
+    from arborcast.synth.packing.solver import solve_by_trees
+    from arborcast.synth.packing.starting_trees import StartingTrees
 
     number = np.full(faulty.healthy.size, -1, dtype=np.int64)
     number[list(faulty.kept)] = np.arange(len(faulty.kept))

@@ -28,7 +28,7 @@ from arborcast.synth.packing.lift import lift
 from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh
 from arborcast.synth.packing.relays import relays_as_switches
 from arborcast.synth.packing.splits import best_splits
-from arborcast.synth.packing.starting_trees import PartialTree
+from arborcast.synth.packing.starting_trees import NOTHING_KNOWN, StartingTrees
 from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule
@@ -38,25 +38,12 @@ _ROUNDS_UP_TO = 128  # roots; above, an arborescence for each would overrun a de
 _SPREADING = {Kind.REDUCE: Kind.BROADCAST, Kind.REDUCE_SCATTER: Kind.ALLGATHER}
 
 
-@dataclass(frozen=True, slots=True)
-class StartingTrees:
-    """Trees of an old schedule, over links of the topology in which trees are packed: what to start from.
-
-    Attributes:
-        out: for out-trees.
-        into: for the in-trees of an allreduce, where those are packed by themselves.
-    """
-
-    out: tuple[PartialTree, ...] = ()
-    into: tuple[PartialTree, ...] = ()
-
-
 def solve_by_trees(
     topology: Topology,
     collective: Collective,
     request: Request = DEFAULTS,
     *,
-    known: StartingTrees = StartingTrees(),
+    known: StartingTrees = NOTHING_KNOWN,
 ) -> Schedule:
     """A broadcast, reduce, allgather, reduce-scatter or allreduce along an exact packing of trees.
 

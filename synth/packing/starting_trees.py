@@ -124,6 +124,23 @@ class PartialTree:
         return int((self.routes.parents < 0).sum()) == 1
 
 
+@dataclass(frozen=True, slots=True)
+class StartingTrees:
+    """Trees of an old schedule, over links of the topology in which trees are packed: what to start from.
+
+    Attributes:
+        out: for out-trees.
+        into: for the in-trees of an allreduce, where those are packed by themselves.
+    """
+
+    out: tuple[PartialTree, ...] = ()
+    into: tuple[PartialTree, ...] = ()
+
+
+NOTHING_KNOWN = StartingTrees()
+"""To pack from nothing."""
+
+
 def rebound(partial: PartialTree, graph: LogicalGraph) -> PartialTree:
     """The partial over another graph of the same vertices; edges over links that it lacks are lost."""
     routes = partial.routes.over(graph)
