@@ -84,6 +84,7 @@ def fewest(
         for count in range(max(1, (max_trees or 0) - 1), (max_trees or 0) + 1)
         if roots is not None and len(roots) > 1
     ]
+    groups: tuple[tuple[Carrier, ...], ...]
     if roots is None:
         groups = (candidates(known, others, CANDIDATES),)
     else:

@@ -325,7 +325,6 @@ def _one_round(task: _Task) -> Packing:
     # All roots would cost two arborescences each, at every turn.
     root = [most_central(graph, range(graph.ranks))]
     out, into = (one_round(side, root) for side in (graph, graph.reversed()))
-    gathered = sum(tree.weight for tree in into.carriers)
-    scale = sum(tree.weight for tree in out.carriers) / gathered
-    ins = [replace(tree, weight=tree.weight * scale) for tree in into.carriers]
+    spread, gathered = (sum((one.weight for one in side.carriers), Fraction(0)) for side in (out, into))
+    ins = [replace(tree, weight=tree.weight * spread / gathered) for tree in into.carriers]
     return task.heaviest(replace(out, carriers=pair_up(out.carriers, ins)))

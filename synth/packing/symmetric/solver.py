@@ -137,7 +137,8 @@ def solve_symmetric(
 
 def _few(question: Question, generation: Generation, request: Request) -> tuple[Chosen, Settings]:
     """As few trees as are asked for, and what is known of them."""
-    problem, deadline, settings = question.problem, question.deadline, ()
+    problem, deadline = question.problem, question.deadline
+    settings: Settings = ()
     columns = lowest(problem, generation.pool.columns)
     if request.tolerance is not None:
         columns, settings = within_tolerance(problem, columns, request.tolerance, deadline)
