@@ -173,9 +173,10 @@ class Routes:
             graph: of the same vertices or of their images; a link that it lacks becomes -1.
             images: what each vertex is called there; None where it keeps its number.
         """
-        if images is None and graph.topology is self.graph.topology and graph.turned is self.graph.turned:
+        old = self.graph
+        if images is None and graph.ranks == old.ranks and graph.numbers_as(old):
             return replace(self, graph=graph)
-        tails, heads = self.graph.tails[self.links], self.graph.heads[self.links]
+        tails, heads = old.tails[self.links], old.heads[self.links]
         parents = np.full(graph.ranks, -1, dtype=np.int64)
         counts = np.zeros(graph.ranks + 1, dtype=np.int64)
         if images is None:

@@ -76,6 +76,10 @@ class LinkGraph:
         place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
         return np.where(keys[place] == wanted, place, -1).astype(np.int64)
 
+    def numbers_as(self, other: LinkGraph) -> bool:
+        """Whether both have the same links in the same order."""
+        return np.array_equal(self.tails, other.tails) and np.array_equal(self.heads, other.heads)
+
     @cached_property
     def reverse(self) -> Ints:
         """For each link the one that leads back, -1 for none."""
