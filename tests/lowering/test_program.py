@@ -207,6 +207,17 @@ def test_what_a_relay_has_passed_on_makes_room() -> None:
     assert relay.scratch_elements == 2 * 2 * 500  # two slots of a piece for each of two chunks
 
 
+def test_new_slots_are_taken_up_to_the_length_of_the_message() -> None:
+    """Halves of 100 elements; rank 0 adds one half from four ranks in turn, the other comes already added."""
+    chunks = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
+    one_by_one = [Transfer(0, rank, 0, rank - 1, True) for rank in range(1, 5)]
+    along_a_chain = [Transfer(1, rank, rank - 1, 4 - rank, True) for rank in range(4, 0, -1)]
+    schedule = make("reduce", chunks, one_by_one + along_a_chain, total=5)
+    # Two new slots for the first half, which its third and fourth summand use again, and one for the second.
+    assert lower_rank(schedule, 0, 200).scratch_elements == 300
+
+
+
 def test_only_reductions_have_contributors() -> None:
     assert {program.contributors for program in lower(tree_broadcast(), 60)} == {1}
     assert {program.contributors for program in lower(ring_allreduce(4), 60)} == {4}
