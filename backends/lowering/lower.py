@@ -288,7 +288,8 @@ class _Writer:
     def close(self, message: _Message) -> None:
         """No message of this cell follows."""
         cell = self._cells.pop(message.cell)
-        if cell.home is not None and cell.home.buffer is Buffer.SCRATCH:
+        assert cell.home is not None, "what was sent or received has its place"
+        if cell.home.buffer is Buffer.SCRATCH:
             self.scratch.give_back(message.transfer.chunk, cell.home)
 
     def copy(self, time: int, source: Slice, into: Slice) -> None:

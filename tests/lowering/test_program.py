@@ -207,6 +207,33 @@ def test_what_a_relay_has_passed_on_makes_room() -> None:
     assert relay.scratch_elements == 2 * 2 * 500  # two slots of a piece for each of two chunks
 
 
+def test_a_final_value_comes_where_it_stays_though_its_rank_still_sends_what_it_had() -> None:
+    """Rank 2 sends its input on in the step in which its block of a reduce-scatter comes from rank 1."""
+    chunks = [Chunk(Fraction(1, 3), rank) for rank in range(3)]
+    added = [Transfer(2, 0, 1, 0, True), Transfer(2, 2, 1, 0, True)]
+    schedule = make("reduce-scatter", chunks, [*added, Transfer(2, 1, 2, 1), Transfer(2, 2, 0, 1)], total=3)
+    program = lower_rank(schedule, 2, 300)
+    assert [type(operation) for operation in program.operations] == [Send, Receive, Send]
+    assert program.scratch_elements == 0
+
+
+def test_summands_that_meet_while_their_rank_sends_its_own_keep_apart() -> None:
+    """Rank 2 adds what 0 and 1 send to its input, which it sends to rank 3 in the same step."""
+    chunks = [Chunk(Fraction(1, 4), rank) for rank in range(4)]
+    met = [Transfer(2, 0, 2, 0, True), Transfer(2, 1, 2, 0, True), Transfer(2, 2, 3, 0)]
+    program = lower_rank(make("reduce-scatter", chunks, met, total=4), 2, 400)
+    kinds = [type(operation) for operation in program.operations]
+    assert kinds == [Receive, Receive, Send, Reduce, Reduce]
+    first, second, sent, *sums = program.operations
+    assert isinstance(first, Receive) and isinstance(second, Receive) and isinstance(sent, Send)
+    assert first.into == Slice(Buffer.OUTPUT, 0, 100) and second.into == Slice(Buffer.SCRATCH, 0, 100)
+    assert sent.source == Slice(Buffer.INPUT, 200, 300)
+    assert [(it.source, it.into) for it in sums if isinstance(it, Reduce)] == [
+        (sent.source, first.into),
+        (second.into, first.into),
+    ]
+
+
 def test_new_slots_are_taken_up_to_the_length_of_the_message() -> None:
     """Halves of 100 elements; rank 0 adds one half from four ranks in turn, the other comes already added."""
     chunks = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
@@ -215,7 +242,6 @@ def test_new_slots_are_taken_up_to_the_length_of_the_message() -> None:
     schedule = make("reduce", chunks, one_by_one + along_a_chain, total=5)
     # Two new slots for the first half, which its third and fourth summand use again, and one for the second.
     assert lower_rank(schedule, 0, 200).scratch_elements == 300
-
 
 
 def test_only_reductions_have_contributors() -> None:
