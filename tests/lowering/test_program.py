@@ -234,6 +234,26 @@ def test_summands_that_meet_while_their_rank_sends_its_own_keep_apart() -> None:
     ]
 
 
+def test_what_had_to_wait_for_a_send_makes_room_once_it_is_copied() -> None:
+    """Rank 2 sends its value on in the step in which the sum comes, which must not overwrite it before."""
+    moves = [
+        Transfer(0, 0, 1, 0, True),
+        Transfer(0, 2, 1, 0, True),
+        Transfer(0, 1, 2, 1),
+        Transfer(0, 2, 0, 1),
+    ]
+    schedule = make("allreduce", [Chunk(Fraction(1), 1)], moves, total=3)
+    assert lower_rank(schedule, 2, 1600, pieces=16, window=2).scratch_elements == 2 * 100
+
+
+def test_a_sum_that_a_relay_replaces_makes_room() -> None:
+    """Relay 3 adds up for rank 2 and hands the whole sum down: five slots serve all pieces."""
+    up = [Transfer(0, 0, 3, 0, True), Transfer(0, 1, 3, 0, True), Transfer(0, 3, 2, 1, True)]
+    down = [Transfer(0, 2, 3, 2), Transfer(0, 3, 0, 3), Transfer(0, 3, 1, 3)]
+    schedule = make("allreduce", [Chunk(Fraction(1), 2)], up + down, total=4, ranks=[0, 1, 2])
+    assert lower_rank(schedule, 3, 1600, pieces=16, window=2).scratch_elements == 5 * 100
+
+
 def test_new_slots_are_taken_up_to_the_length_of_the_message() -> None:
     """Halves of 100 elements; rank 0 adds one half from four ranks in turn, the other comes already added."""
     chunks = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
