@@ -23,7 +23,7 @@ from arborcast.synth.topology import Link, Topology
 
 def draw(
     ranks: int,
-    links: Iterable[tuple[int, int, int, str]],
+    links: Iterable[tuple[int, int, int | str, str]],
     kind: str,
     shares: Sequence[str],
     transfers: Iterable[Transfer],
@@ -551,6 +551,20 @@ def test_a_rank_that_sends_all_it_has_stands_in_the_way() -> None:
         ("engine", [0, *[0, 1] * 7, 1]),
     ):
         assert [seen.chunk for seen in timeline(schedule, 16000, pieces=8, service=service)[1, 2]] == order
+
+
+def test_what_waits_for_its_turn_at_a_switch_keeps_the_place_of_when_it_came() -> None:
+    # All goes through the switch 4 to rank 3, 1000 bytes a us; chunk 0 is four times as large as each other.
+    links = [(0, 4, 1, "0"), (1, 4, "1/3", "0"), (2, 4, 8, "0"), (4, 3, 1, "0")]
+    moves = [Transfer(0, 2, 3, 0, via=(4,)), Transfer(1, 0, 3, 0, via=(4,)), Transfer(2, 0, 3, 0, via=(4,))]
+    moves.append(Transfer(3, 1, 3, 0, via=(4,)))
+    schedule = draw(4, links, "broadcast", ["4/7", "1/7", "1/7", "1/7"], moves, ["sw"])
+    # 2->sw  [0]                       at 1/2 us
+    # 0->sw  [  1 ][  2 ]              at 1 us and 2 us, and chunk 2 has its turn when 1 begins, at 4 1/2 us
+    # 1->sw  [        3      ]         at 3 us
+    # sw->3   [           0           ][  1 ][  2 ][  3 ]
+    seen = timeline(schedule, 7000, pieces=1, service="engine")[4, 3]
+    assert [passage.chunk for passage in seen] == [0, 1, 2, 3]
 
 
 @settings(max_examples=40)
