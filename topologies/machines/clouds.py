@@ -12,39 +12,39 @@ from arborcast.topologies.machines.boxes import BOXES, box_entry, nic, several
 from arborcast.topologies.machines.nvidia import cube_mesh, nvlink_sharp
 from arborcast.topologies.rates import Rates
 
-# Name, instance, GPU, GPUs, NICs x GB/s each way, where the NICs are published.
+# Name, instance, GPU, GPUs, NICs x GB/s each way, what the cloud's document says of the NICs.
 _AWS = (
-    ("p4d", "p4d.24xlarge", "a100", 8, "4 x 12.5", "EC2 documentation: 400 Gb/s over 4 EFA"),
-    ("p5", "p5.48xlarge", "h100", 8, "32 x 12.5", "EC2 documentation: 3200 Gb/s over 32 EFA"),
-    ("p5en", "p5en.48xlarge", "h200", 8, "16 x 25", "EC2 documentation: 3200 Gb/s over 16 EFAv3"),
-    ("p6-b200", "p6-b200.48xlarge", "b200", 8, "8 x 50", "EC2 documentation: 3200 Gb/s over 8 EFAv4"),
-    ("p6-b300", "p6-b300.48xlarge", "b300", 8, "16 x 50", "EC2 documentation: 6400 Gb/s over 16 EFAv4"),
+    ("p4d", "p4d.24xlarge", "a100", 8, "4 x 12.5", "400 Gb/s, 4 EFA"),
+    ("p5", "p5.48xlarge", "h100", 8, "32 x 12.5", "3200 Gb/s, 32 EFA"),
+    ("p5en", "p5en.48xlarge", "h200", 8, "16 x 25", "3200 Gb/s, 16 EFA"),
+    ("p6-b200", "p6-b200.48xlarge", "b200", 8, "8 x 50", "3200 Gb/s, 8 EFA"),
+    ("p6-b300", "p6-b300.48xlarge", "b300", 8, "16 x 50", "6400 Gb/s, 16 EFA"),
 )
 _AZURE = (
-    ("ndv4", "ND A100 v4", "a100", 8, "8 x 25", "Azure documentation: 200 Gb/s for each GPU"),
-    ("ndv5", "ND H100 v5", "h100", 8, "8 x 50", "Azure documentation: 400 Gb/s for each GPU"),
-    ("ndv5-h200", "ND H200 v5", "h200", 8, "8 x 50", "Azure documentation: 400 Gb/s for each GPU"),
-    ("ndv5-mi300x", "ND MI300X v5", "mi300x", 8, "8 x 50", "Azure documentation: 400 Gb/s for each GPU"),
-    ("ndv6-gb200", "ND GB200 v6", "gb200", 4, "4 x 50", "Azure documentation: 400 Gb/s for each GPU"),
+    ("ndv4", "ND A100 v4", "a100", 8, "8 x 25", "200 Gb/s for each GPU"),
+    ("ndv5", "ND H100 v5", "h100", 8, "8 x 50", "400 Gb/s for each GPU"),
+    ("ndv5-h200", "ND H200 v5", "h200", 8, "8 x 50", "400 Gb/s for each GPU"),
+    ("ndv5-mi300x", "ND MI300X v5", "mi300x", 8, "8 x 50", "400 Gb/s for each GPU"),
+    ("ndv6-gb200", "ND GB200 v6", "gb200", 4, "4 x 50", "400 Gb/s for each GPU"),
 )
 _GOOGLE = (
-    ("a3-high", "a3-highgpu-8g", "h100", 8, "4 x 25", "Google Cloud documentation: 4 GPU NICs of 200 Gb/s"),
-    ("a3-mega", "a3-megagpu-8g", "h100", 8, "8 x 25", "Google Cloud documentation: 8 GPU NICs of 200 Gb/s"),
-    ("a3-ultra", "a3-ultragpu-8g", "h200", 8, "8 x 50", "Google Cloud documentation: 8 of 400 Gb/s"),
-    ("a4", "a4-highgpu-8g", "b200", 8, "8 x 50", "Google Cloud documentation: 8 of 400 Gb/s"),
-    ("a4x", "a4x-highgpu-4g", "gb200", 4, "4 x 50", "Google Cloud documentation: 4 of 400 Gb/s"),
+    ("a3-high", "a3-highgpu-8g", "h100", 8, "4 x 25", "1000 Gb/s, 4 of 5 NICs for GPUs"),
+    ("a3-mega", "a3-megagpu-8g", "h100", 8, "8 x 25", "1800 Gb/s, 8 of 9 NICs for GPUs"),
+    ("a3-ultra", "a3-ultragpu-8g", "h200", 8, "8 x 50", "8 ConnectX-7, 3200 Gb/s"),
+    ("a4", "a4-highgpu-8g", "b200", 8, "8 x 50", "8 ConnectX-7, 3200 Gb/s"),
+    ("a4x", "a4x-highgpu-4g", "gb200", 4, "4 x 50", "4 ConnectX-7, 1600 Gb/s"),
 )
 _ORACLE = (
-    ("oci-a100", "BM.GPU.A100-v2.8", "a100", 8, "16 x 12.5", "OCI documentation: RDMA 8 x 2 x 100 Gb/s"),
-    ("oci-h100", "BM.GPU.H100.8", "h100", 8, "16 x 25", "OCI documentation: RDMA 8 x 2 x 200 Gb/s"),
-    ("oci-h200", "BM.GPU.H200.8", "h200", 8, "8 x 50", "OCI documentation: RDMA 8 x 400 Gb/s"),
-    ("oci-b200", "BM.GPU.B200.8", "b200", 8, "8 x 50", "OCI documentation: RDMA 8 x 400 Gb/s"),
-    ("oci-mi300x", "BM.GPU.MI300X.8", "mi300x", 8, "8 x 50", "OCI documentation: RDMA 8 x 400 Gb/s"),
+    ("oci-a100", "BM.GPU.A100-v2.8", "a100", 8, "16 x 12.5", "RDMA 16 x 100 Gb/s"),
+    ("oci-h100", "BM.GPU.H100.8", "h100", 8, "16 x 25", "RDMA 8 x 2 x 200 Gb/s"),
+    ("oci-h200", "BM.GPU.H200.8", "h200", 8, "8 x 50", "RDMA 8 x 400 Gb/s"),
+    ("oci-b200", "BM.GPU.B200.8", "b200", 8, "8 x 50", "RDMA 8 x 400 Gb/s"),
+    ("oci-mi300x", "BM.GPU.MI300X.8", "mi300x", 8, "8 x 50", "RDMA 8 x 400 Gb/s"),
 )
 
 
-def _instance(vendor: str, line: tuple[str, str, str, int, str, str]) -> Entry:
-    name, instance, gpu, gpus, nics, source = line
+def _instance(vendor: str, document: str, line: tuple[str, str, str, int, str, str]) -> Entry:
+    name, instance, gpu, gpus, nics, said = line
     mesh = gpu.startswith("mi")
     inside = "all joined" if mesh else "on NVSwitch"
     return box_entry(
@@ -53,7 +53,7 @@ def _instance(vendor: str, line: tuple[str, str, str, int, str, str]) -> Entry:
         gpu,
         nics,
         vendor=vendor,
-        source=source,
+        source=f"{document}: {said}",
         gpus=gpus,
         shape="mesh" if mesh else "switch",
         beyond=None if mesh or gpu == "a100" else nvlink_sharp,
@@ -80,9 +80,12 @@ _NDV2 = Entry(
 )
 
 ENTRIES: Sequence[Entry] = (
-    *(_instance("AWS", line) for line in _AWS),
+    *(_instance("AWS", "EC2's API as Karpenter's documentation lists it", line) for line in _AWS),
     _NDV2,
-    *(_instance("Azure", line) for line in _AZURE),
-    *(_instance("Google Cloud", line) for line in _GOOGLE),
-    *(_instance("Oracle Cloud", line) for line in _ORACLE),
+    *(_instance("Azure", "Azure documentation, GPU accelerated sizes", line) for line in _AZURE),
+    *(
+        _instance("Google Cloud", "Google Cloud documentation, Networking and GPU machines", line)
+        for line in _GOOGLE
+    ),
+    *(_instance("Oracle Cloud", "OCI documentation, Compute Shapes", line) for line in _ORACLE),
 )
