@@ -65,8 +65,8 @@ ENTRIES: Sequence[Entry] = (
         "AMD",
         f"{GPUS['mi250'].source}; wiring, and 16 GB/s a die to the fabric: ForestColl's topologies.py",
     ),
-    _mesh("mi300x", "AMD's reference design: a NIC of 400 Gb/s for each GPU (Azure ND MI300X v5 alike)"),
-    _mesh("mi325x", "AMD's reference design: a NIC of 400 Gb/s for each GPU"),
-    _mesh("mi350x", "ROCm documentation: 8 Pollara 400 NICs, one for each GPU"),
-    _mesh("mi355x", "ROCm documentation: 8 Pollara 400 NICs, one for each GPU"),
+    _mesh("mi300x", "8 NICs of 400 Gb/s as in Azure's ND MI300X v5 and OCI's BM.GPU.MI300X.8"),
+    _mesh("mi325x", "ROCm documentation, vLLM with MoRI: 8 ConnectX-7, one for each GPU"),
+    _mesh("mi350x", "NICs not found published, assumed as for MI355X"),
+    _mesh("mi355x", "ROCm documentation, SGLang with MoRI: 8 Pollara 400, one for each GPU"),
 )

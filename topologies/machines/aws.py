@@ -33,8 +33,8 @@ def _entry(name: str, description: str, instances: int) -> Entry:
         (BOXES, nic(Fraction(25)), rails(1)),
         DATASHEET,
         vendor="AWS",
-        source="Neuron documentation: NeuronLink-v3 1.28 TB/s a chip both ways, of which SemiAnalysis (Dec. "
-        "2024) gives 128 GB/s each way to each of 4 neighbours, 64 across; EFAv3 3.2 Tb/s for 16 chips",
+        source="Neuron documentation, Trn2 architecture: NeuronLink-v3 1024 GB/s a chip inside an instance "
+        "and 256 across (taken as both ways, to 4 and to 2 neighbours); EFAv3 3.2 Tb/s for 16 chips",
     )
 
 

@@ -102,9 +102,7 @@ def _plane(name: str, rate: int, source: str) -> Entry:
 # Google's own book (jax-ml.github.io/scaling-book) plans with 45 GB/s for 50 and 90 for 100, what links
 # deliver; the documents count here, as data sheets do for all other machines.
 ENTRIES: Sequence[Entry] = (
-    _solid(
-        "tpu-v4", 50, 4096, "TPU v4 (ISCA 2023): 6 links of 50 GB/s each way; Cloud TPU documentation, v4"
-    ),
+    _solid("tpu-v4", 50, 4096, "TPU v4 (ISCA 2023), table 4: 6 links of 50 GB/s"),
     _solid("tpu-v5p", 100, 8960, "Cloud TPU documentation, v5p: 1200 GB/s both ways over 6 links"),
     _plane("tpu-v5e", 50, "Cloud TPU documentation, v5e: 400 GB/s both ways over 4 links"),
     _plane("tpu-v6e", 100, "Cloud TPU documentation, v6e: 800 GB/s both ways over 4 links"),

@@ -11,7 +11,9 @@ from arborcast.topologies.entries import DATASHEET, Entry
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.machines.boxes import BOXES, meshed, nic, rails, several
 
-_SOURCE = "Gaudi documentation: of 24 ports 3 lead to each of the 7 others of a box, 3 to the fabric"
+_SOURCE = (
+    "Gaudi documentation, Network Configuration: 3 ports to each of the 7 others of a box, 3 to the fabric"
+)
 
 
 def _gaudi(*, name: str, boxes: int, nic: Fraction, rails: int, port: Fraction) -> Machine:

@@ -28,6 +28,7 @@ DGX1_NVLINKS = (
     (0, 0, 0, 1, 2, 1, 2, 0),
 )
 
+_BASEPOD = "DGX BasePOD reference architecture"
 _TRAY = 4
 _RACK = 72
 _MEASURED = {
@@ -151,7 +152,7 @@ ENTRIES: Sequence[Entry] = (
         None,
         "v100",
         "NVIDIA",
-        f"{GPUS['v100'].source}; DGX-1 user guide: 4 x 100 Gb/s",
+        f"{GPUS['v100'].source}; NADDOD on DGX servers (2023): 4 x 100 Gb/s",
     ),
     Entry(
         "dgx1-p100",
@@ -162,7 +163,7 @@ ENTRIES: Sequence[Entry] = (
         None,
         "p100",
         "NVIDIA",
-        f"{GPUS['p100'].source}; DGX-1 user guide: 4 x 100 Gb/s",
+        f"{GPUS['p100'].source}; NADDOD on DGX servers (2023): 4 x 100 Gb/s",
     ),
     Entry(
         "dgx2",
@@ -173,16 +174,16 @@ ENTRIES: Sequence[Entry] = (
         None,
         "v100",
         "NVIDIA",
-        f"{GPUS['v100'].source}; DGX-2 user guide: 8 x 100 Gb/s",
+        f"{GPUS['v100'].source}; PC Perspective (March 2018): 8 EDR NICs",
     ),
-    _dgx("dgx-a100", "a100", "25", "DGX A100 user guide: 8 x 200 Gb/s", sharp=False),
-    _dgx("dgx-h100", "h100", "50", "DGX H100 user guide: 8 x 400 Gb/s"),
-    _dgx("dgx-h200", "h200", "50", "DGX H200 user guide: 8 x 400 Gb/s"),
+    _dgx("dgx-a100", "a100", "25", "DGX A100 data sheet: 8 ConnectX-6, which have 200 Gb/s", sharp=False),
+    _dgx("dgx-h100", "h100", "50", f"{_BASEPOD}: 8 ConnectX-7 of 400 Gb/s"),
+    _dgx("dgx-h200", "h200", "50", f"{_BASEPOD}: 8 ConnectX-7 of 400 Gb/s"),
     _dgx("dgx-b200", "b200", "50", "DGX B200 user guide: 8 ConnectX-7 of 400 Gb/s"),
-    _dgx("dgx-b300", "b300", "100", "DGX B300 user guide: 8 ConnectX-8 of 800 Gb/s"),
+    _dgx("dgx-b300", "b300", "100", "DGX B300 data sheet: 8 ConnectX-8, which have 800 Gb/s"),
     _dgx("hgx-a800", "a800", "25", "boards have no NICs: 200 Gb/s as in a DGX A100", sharp=False),
-    _dgx("hgx-h800", "h800", "50", "boards have no NICs: 400 Gb/s as in a DGX H100"),
+    _dgx("hgx-h800", "h800", "50", "boards have no NICs: 8 of 400 Gb/s as in DeepSeek's (ISCA 2025)"),
     _dgx("hgx-h20", "h20", "50", "boards have no NICs: 400 Gb/s as in a DGX H100"),
-    _rack("gb200", "50", "GB200 NVL72 data sheet: 18 trays of 4 GPUs, a ConnectX-7 of 400 Gb/s for each"),
-    _rack("gb300", "100", "GB300 NVL72 data sheet: 18 trays of 4 GPUs, a ConnectX-8 of 800 Gb/s for each"),
+    _rack("gb200", "50", "DGX GB200 user guide: 18 trays of 4 GPUs with 4 ConnectX-7 of 400 Gb/s"),
+    _rack("gb300", "100", "Azure documentation, ND GB300 v6: 18 hosts of 4 GPUs, 800 Gb/s for each"),
 )

@@ -100,7 +100,7 @@ def _frontier(name: str, rates: Rates) -> Machine:
     )
 
 
-def _entry(name: str, gpu: str, description: str, source: str) -> Entry:
+def _entry(name: str, gpu: str, description: str, source: str, groups: str) -> Entry:
     return Entry(
         name,
         description,
@@ -113,8 +113,8 @@ def _entry(name: str, gpu: str, description: str, source: str) -> Entry:
         BOTH,
         gpu=gpu,
         vendor="HPE Cray",
-        source=f"{GPUS[gpu].source}; {source}; Slingshot (SC 2020): 200 Gb/s a port, one link between each "
-        "two switches of a group; between groups 4 links: Frontier's 57 % taper (Atchley et al., SC 2023)",
+        source=f"{GPUS[gpu].source}; {source}; Frontier's groups have 32 switches, joined pairwise by "
+        f"links of 200 Gb/s, and 4 to each other group (G. Lockwood's notes); {groups}",
     )
 
 
@@ -123,12 +123,15 @@ ENTRIES: Sequence[Entry] = (
         "perlmutter",
         "a100",
         "nodes of 4 A100 with 4 NICs, nodes= of each of groups= of a Slingshot dragonfly",
-        "NERSC documentation: 4 NVLinks between each two GPUs, 4 NICs, groups of 128 nodes and 32 switches",
+        "NERSC documentation, Perlmutter Architecture: GPUs all joined (12 links to 3), 4 NICs, groups of 8 "
+        "chassis with 16 nodes and 4 switches",
+        "links between its own groups not found published, assumed alike",
     ),
     _entry(
         "frontier",
         "mi250x",
         "nodes of 8 MI250X dies with 4 NICs, nodes= of each of groups= of a Slingshot dragonfly",
-        "Frontier user guide: 200 GB/s inside a package, 50 or 100 between; which pairs: RCCL's topo_8p1h_1",
+        "Frontier user guide, node diagram: links of 50 GB/s each way, which pairs, NICs on odd dies",
+        "57 % of what its nodes can send",
     ),
 )
