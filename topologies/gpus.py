@@ -3,7 +3,11 @@
 Rates are GB/s each way per link. Data sheets give the sum of both directions over all links of a GPU (A100:
 600 GB/s over 12 links, so 25 GB/s a link each way). `link_nccl` is what NCCL and RCCL plan with
 (src/graph/topo.h of NCCL 2.30 and rocm-systems), capabilities are those of developer.nvidia.com/cuda-gpus,
-PCI devices those of pci.ids (hwdata, July 2026). One die of an MI250 or MI250X is one GPU.
+PCI devices those of pci.ids (hwdata, July 2026), of MI350P and virtual functions those of AMD's Kubernetes
+tools. B300's slot is PCIe 6 by NVIDIA's talk at Hot Chips 2025 (B200's is 5). AMD's links are 16 bits wide:
+25 GT/s are 50 GB/s. One die of an MI250 or MI250X is one GPU.
+
+Taken as known, not read: the data sheets of cards without links, of A30, B100, GH200 and H100 PCIe.
 """
 
 from __future__ import annotations
@@ -103,11 +107,13 @@ _KNOWN = (
     _gpu("rtx2080ti", "7.5", "2 x 25", 3, "", "1e04 1e07 1e30 1e78", "Turing white paper: NVLink 100 GB/s"),
     _gpu("a100", "8.0", "12 x 25", 4, SXM, "20b0 20b2 20b3", "A100 data sheet: NVLink 600 GB/s"),
     _gpu("a100-pcie", "8.0", "12 x 25", 4, "", "20b1 20b5 20f1", "A100 data sheet (PCIe): bridges 600 GB/s"),
-    _gpu("a800", "8.0", "8 x 25", 4, SXM, "20bd 20f3", "A800 data sheet: NVLink 400 GB/s"),
-    _gpu("a800-pcie", "8.0", "8 x 25", 4, "", "20f5 20f6", "A800 data sheet (PCIe): bridges 400 GB/s"),
+    _gpu("a800", "8.0", "8 x 25", 4, SXM, "20bd 20f3", "Reuters (Nov. 2022): 400 GB/s"),
+    _gpu("a800-pcie", "8.0", "8 x 25", 4, "", "20f5 20f6", "as A800 on boards; not found published"),
     _gpu("a30", "8.0", "4 x 25", 4, "", "20b7", "A30 data sheet: bridge 200 GB/s"),
-    _gpu("a6000", "8.6", "4 x 14.0625", 4, "", "2230 2231", "RTX A6000 data sheet: 112.5 GB/s; A5000 alike"),
-    _gpu("a40", "8.6", "4 x 14.0625", 4, "", "2235", "A40 data sheet: NVLink 112.5 GB/s"),
+    _gpu(
+        "a6000", "8.6", "4 x 14.0625", 4, "", "2230 2231", "GA102 white paper: NVLink 112.5 GB/s; A5000 alike"
+    ),
+    _gpu("a40", "8.6", "4 x 14.0625", 4, "", "2235", "GA102 white paper: NVLink 112.5 GB/s"),
     _gpu("rtx3090", "8.6", "4 x 14.0625", 4, "", "2203 2204", "GA102 white paper: NVLink 112.5 GB/s"),
     _gpu("a10", "8.6", "", 4, "", "2236 2237", "A10 data sheet: PCIe Gen4 x16; A10G alike"),
     _gpu("l40s", "8.9", "", 4, "", "26b5 26b9 26b1", "L40S data sheet; L40, RTX 6000 Ada alike"),
@@ -116,17 +122,17 @@ _KNOWN = (
     _gpu("rtx4090", "8.9", "", 4, "", "2684 2685", "Ada GPU white paper: PCIe 4.0, no NVLink"),
     _gpu("h100", "9.0", "18 x 25", 5, SXM, "2330 2337 2338 2339", "H100 data sheet (SXM): NVLink 900 GB/s"),
     _gpu("h200", "9.0", "18 x 25", 5, SXM, "2335", "H200 data sheet (SXM): NVLink 900 GB/s"),
-    _gpu("h20", "9.0", "18 x 25", 5, SXM, "2328 2329 232c", "H20 data sheet: NVLink 900 GB/s"),
-    _gpu("h800", "9.0", "8 x 25", 5, SXM, "2324", "H800 data sheet (SXM): NVLink 400 GB/s"),
+    _gpu("h20", "9.0", "18 x 25", 5, SXM, "2328 2329 232c", "press of 2024: NVLink 900 GB/s"),
+    _gpu("h800", "9.0", "8 x 25", 5, SXM, "2324", "DeepSeek-V3 (ISCA 2025): NVLink 400 GB/s"),
     _gpu("h100-pcie", "9.0", "12 x 25", 5, "", "2331", "H100 PCIe product brief: bridges 600 GB/s"),
     _gpu("h100-nvl", "9.0", "12 x 25", 5, "", "2321", "H100 data sheet (NVL): bridges 600 GB/s"),
     _gpu("h200-nvl", "9.0", "18 x 25", 5, "", "233b", "H200 data sheet (NVL): bridges 900 GB/s"),
     _gpu("gh200", "9.0", "18 x 25", 5, "", "2342 2348", "GH200 data sheet: NVLink 900 GB/s"),
-    _gpu("b200", "10.0", "18 x 50", 5, SXM, "2901 2909", "DGX B200 data sheet: NVLink 14.4 TB/s for 8"),
+    _gpu("b200", "10.0", "18 x 50", 5, SXM, "2901 2909", "DGX B200 user guide: 14.4 TB/s for 8"),
     _gpu("b100", "10.0", "18 x 50", 5, SXM, "29bc", "HGX B100 data sheet: NVLink 1.8 TB/s"),
-    _gpu("gb200", "10.0", "18 x 50", 5, SXM, "2941", "GB200 NVL72 data sheet: 130 TB/s for 72"),
-    _gpu("b300", "10.3", "18 x 50", 6, SXM, "3182", "DGX B300 data sheet: NVLink 14.4 TB/s for 8"),
-    _gpu("gb300", "10.3", "18 x 50", 6, SXM, "31a1 31c2 31c3", "GB300 NVL72 data sheet: 130 TB/s for 72"),
+    _gpu("gb200", "10.0", "18 x 50", 5, SXM, "2941", "DGX GB200 user guide: 1.8 TB/s a GPU"),
+    _gpu("b300", "10.3", "18 x 50", 6, SXM, "3182", "DGX B300 data sheet: 14.4 TB/s for 8"),
+    _gpu("gb300", "10.3", "18 x 50", 6, SXM, "31a1 31c2 31c3", "Azure's ND GB300 v6: 130 TB/s for 72"),
     _gpu(
         "vr200",
         "10.7",
@@ -134,22 +140,24 @@ _KNOWN = (
         6,
         SXM,
         "307f",
-        "Vera Rubin NVL72 page: 3.6 TB/s a GPU; NCCL's MLOPart notes",
+        "NVLink 6: 3.6 TB/s a GPU over 36 links; slot and PCI id not found published",
     ),
     _gpu("pro6000", "12.0", "", 5, "", "2bb1 2bb4 2bb5", "RTX PRO 6000 Blackwell data sheet: PCIe Gen5 x16"),
     _gpu("rtx5090", "12.0", "", 5, "", "2b85 2b87", "RTX Blackwell white paper: PCIe Gen5"),
     _gpu("gb10", "12.1", "", 5, "", "2e12", "DGX Spark data sheet: one GPU a box"),
-    _gpu("mi50", "gfx906", "2 x 46", 4, "", "66a0 66a1", "MI50 data sheet: 2 links, 184 GB/s"),
-    _gpu("mi100", "gfx908", "3 x 46", 4, "", "738c 738e", "MI100 data sheet: 3 links, 276 GB/s"),
-    _gpu("mi250x", "gfx90a", "8 x 50", 4, BOX, "7408", "CDNA 2 white paper: 8 links of 100 GB/s a die"),
-    _gpu("mi250", "gfx90a", "8 x 50", 4, BOX, "740c", "CDNA 2 white paper: 8 links of 100 GB/s a die"),
-    _gpu("mi210", "gfx90a", "3 x 50", 4, "", "740f", "MI210 data sheet: 3 links, 300 GB/s"),
-    _gpu("mi300x", "gfx942", "7 x 64", 5, OAM, "74a1 74a9 74b5", "MI300X data sheet: 7 links of 128 GB/s"),
-    _gpu("mi325x", "gfx942", "7 x 64", 5, OAM, "74a5 74b9", "MI325X data sheet: 7 links of 128 GB/s"),
-    _gpu("mi300a", "gfx942", "8 x 64", 5, BOX, "74a0", "MI300A data sheet: 8 links of 128 GB/s"),
-    _gpu("mi350x", "gfx950", "7 x 76.8", 5, OAM, "75a0 75b0", "CDNA 4 white paper: 7 links of 153.6 GB/s"),
-    _gpu("mi350p", "gfx950", "", 5, "", "75a8", "RCCL's model of 8 MI350P on PCIe Gen5 switches, no xGMI"),
-    _gpu("mi355x", "gfx950", "7 x 76.8", 5, OAM, "75a3 75b3", "CDNA 4 white paper: 7 links of 153.6 GB/s"),
+    _gpu("mi50", "gfx906", "2 x 46", 4, "", "66a0 66a1", "AMD (2018): 2 links; rate assumed as MI100's"),
+    _gpu("mi100", "gfx908", "3 x 46", 4, "", "738c 738e", "ROCm documentation: 3 links of 23 GT/s"),
+    _gpu("mi250x", "gfx90a", "8 x 50", 4, BOX, "7408", "ROCm documentation, MI250: 8 links of 25 GT/s a die"),
+    _gpu("mi250", "gfx90a", "8 x 50", 4, BOX, "740c", "ROCm documentation, MI250: 8 links of 25 GT/s a die"),
+    _gpu("mi210", "gfx90a", "3 x 50", 4, "", "740f 7410", "MI210 data sheet: 3 links, 300 GB/s"),
+    _gpu(
+        "mi300x", "gfx942", "7 x 64", 5, OAM, "74a1 74a9 74b5 74bd", "CDNA 3 white paper: 7 links, 896 GB/s"
+    ),
+    _gpu("mi325x", "gfx942", "7 x 64", 5, OAM, "74a5 74b9", "CDNA 3 white paper: 7 links, 896 GB/s"),
+    _gpu("mi300a", "gfx942", "8 x 64", 5, BOX, "74a0", "arXiv 2508.11298: 64 GB/s; 8 links assumed"),
+    _gpu("mi350x", "gfx950", "7 x 76.8", 5, OAM, "75a0 75b0", "CDNA 4 white paper: 7 links, 1075.2 GB/s"),
+    _gpu("mi350p", "gfx950", "", 5, "", "75a8 75b8", "RCCL's model of 8 MI350P: PCIe Gen5, no xGMI"),
+    _gpu("mi355x", "gfx950", "7 x 76.8", 5, OAM, "75a3 75b3", "CDNA 4 white paper: 7 links, 1075.2 GB/s"),
 )
 
 GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _KNOWN}

@@ -8,7 +8,8 @@ import pytest
 from arborcast.topologies import GPUS, Rates
 from arborcast.topologies.gpus import gpu_named, gpu_of_architecture, gpu_of_capability, gpu_of_device
 
-# GB/s of all links of a GPU in both directions together, as data sheets print it
+# GB/s of all links of a GPU in both directions together, as documents print it; those of
+# MI50 (rate) and MI300A (number of links) are assumed
 PRINTED = {
     **{"p100": 160, "v100": 300, "rtx2080ti": 100, "a100": 600, "a800": 400, "a30": 200, "a40": 112.5},
     **{"h100": 900, "h800": 400, "h100-nvl": 600, "b200": 1800, "gb300": 1800, "mi50": 184, "mi100": 276},
