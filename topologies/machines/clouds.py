@@ -47,9 +47,11 @@ def _instance(vendor: str, document: str, line: tuple[str, str, str, int, str, s
     name, instance, gpu, gpus, nics, said = line
     mesh = gpu.startswith("mi")
     inside = "all joined" if mesh else "on NVSwitch"
+    # A tray of a rack: the cloud may place several in one NVLink domain, or not.
+    domain = "; trays of one NVLink domain are gb200-nvl72" if gpus == 4 else ""
     return box_entry(
         name,
-        f"{instance}: {gpus} {gpu.upper()} {inside}, {nics} GB/s to a fabric",
+        f"{instance}: {gpus} {gpu.upper()} {inside}, {nics} GB/s to a fabric{domain}",
         gpu,
         nics,
         vendor=vendor,
