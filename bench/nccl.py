@@ -45,7 +45,7 @@ TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
-class Question:
+class Settings:
     """What is measured; see `_arguments`."""
 
     spec: str
@@ -61,13 +61,13 @@ class Question:
 
 def main() -> None:
     """Measure and print one JSON object."""
-    question = _arguments()
+    settings = _arguments()
     context = multiprocessing.get_context("spawn")
     answers: SimpleQueue[Any] = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_rank, args=(question, rank, f"{folder}/store", answers), daemon=True)
-            for rank in range(question.ranks)
+            context.Process(target=_rank, args=(settings, rank, f"{folder}/store", answers), daemon=True)
+            for rank in range(settings.ranks)
         ]
         for process in ranks:
             process.start()
@@ -88,14 +88,14 @@ def main() -> None:
         },
         packages=("arborcast", "torch"),
         code=RUNTIME,
-        has_gpu=question.device == "cuda",
-        transport="what NCCL finds" if question.own_gpus else "sockets on loopback",
+        has_gpu=settings.device == "cuda",
+        transport="what NCCL finds" if settings.own_gpus else "sockets on loopback",
         **answer,
     )
     print(json.dumps(found, indent=1))
 
 
-def _arguments() -> Question:
+def _arguments() -> Settings:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--spec", default="full:4", help="the fabric that schedules are made for")
     parser.add_argument("--ranks", type=int, default=4, help="of the fabric")
@@ -110,11 +110,11 @@ def _arguments() -> Question:
     given = vars(parser.parse_args())
     if given["rounds"] < 5:
         parser.error(f"--rounds {given['rounds']}: a median needs at least 5")
-    return Question(**{**given, "sizes": tuple(given["sizes"])})
+    return Settings(**{**given, "sizes": tuple(given["sizes"])})
 
 
-def _rank(question: Question, rank: int, store: str, answers: SimpleQueue[Any]) -> None:
-    if not question.own_gpus:
+def _rank(settings: Settings, rank: int, store: str, answers: SimpleQueue[Any]) -> None:
+    if not settings.own_gpus:
         # Before NCCL looks at them.
         os.environ.update(ONE_GPU, NCCL_HOSTID=f"rank-{rank}")
     import torch
@@ -124,18 +124,18 @@ def _rank(question: Question, rank: int, store: str, answers: SimpleQueue[Any]) 
 
     device = torch.device("cpu")
     torch.set_num_threads(1)
-    if question.device == "cuda":
-        device = torch.device("cuda", rank if question.own_gpus else 0)
+    if settings.device == "cuda":
+        device = torch.device("cuda", rank if settings.own_gpus else 0)
         torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl" if question.device == "cuda" else "gloo",
-        store=FileStore(store, question.ranks),
+        "nccl" if settings.device == "cuda" else "gloo",
+        store=FileStore(store, settings.ranks),
         rank=rank,
-        world_size=question.ranks,
+        world_size=settings.ranks,
         timeout=timedelta(seconds=TIMEOUT_S),
     )
-    schedule, contenders = _contenders(question, device)
-    rows = [row for size in question.sizes for row in _measure(question, size, contenders, device)]
+    schedule, contenders = _contenders(settings, device)
+    rows = [row for size in settings.sizes for row in _measure(settings, size, contenders, device)]
     if rank == 0:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
         answers.put({"gpu": name, "schedule": schedule, "rows": rows})
@@ -144,7 +144,7 @@ def _rank(question: Question, rank: int, store: str, answers: SimpleQueue[Any]) 
 
 
 def _contenders(
-    question: Question, device: torch.device
+    settings: Settings, device: torch.device
 ) -> tuple[dict[str, Any], dict[str, Callable[[torch.Tensor], None]]]:
     """What is measured: the schedule in words, and by name what combines a tensor in place."""
     import torch.distributed as dist
@@ -152,9 +152,9 @@ def _contenders(
     from arborcast import synth, topologies
     from arborcast.backends.executors.torch_p2p import Executor
 
-    schedule = synth.solve(topologies.load(question.spec), "allreduce")
+    schedule = synth.solve(topologies.load(settings.spec), "allreduce")
     executor = Executor(
-        schedule, device=device, piece_bytes=question.piece_bytes, max_pieces=question.max_pieces
+        schedule, device=device, piece_bytes=settings.piece_bytes, max_pieces=settings.max_pieces
     )
     words = {"method": schedule.method.name, "chunks": len(schedule.chunks), "steps": schedule.steps}
 
@@ -168,7 +168,7 @@ def _contenders(
 
 
 def _measure(
-    question: Question,
+    settings: Settings,
     size: int,
     contenders: dict[str, Callable[[torch.Tensor], None]],
     device: torch.device,
@@ -180,10 +180,10 @@ def _measure(
     rank, ranks = dist.get_rank(), dist.get_world_size()
     initial = torch.arange(size // 4, dtype=torch.float32, device=device).remainder_(1021) + rank
     expected = (initial - rank) * ranks + ranks * (ranks - 1) // 2
-    tensors = [torch.empty_like(initial) for _ in range(question.calls)]
+    tensors = [torch.empty_like(initial) for _ in range(settings.calls)]
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
-    for number in range(WARM_UPS + question.rounds):
+    for number in range(WARM_UPS + settings.rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             for tensor in tensors:
                 tensor.copy_(initial)
@@ -198,7 +198,7 @@ def _measure(
     baseline = medians[names[0]]
     return [
         timed_row(
-            topology=question.spec,
+            topology=settings.spec,
             ranks=ranks,
             collective=Kind.ALLREDUCE,
             root=None,

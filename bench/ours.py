@@ -69,9 +69,9 @@ def solver(
     from arborcast import topologies
     from arborcast.synth import bounds
     from arborcast.synth.chunks.encodings.registry import ENCODINGS
-    from arborcast.synth.chunks.problem.instance import Problem
-    from arborcast.synth.chunks.problem.orbits import Orbits
-    from arborcast.synth.chunks.problem.outcome import Found, Instance
+    from arborcast.synth.chunks.problem.instance import ChunkProblem
+    from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+    from arborcast.synth.chunks.problem.outcome import Feasible, Instance
     from arborcast.synth.chunks.problem.prune import prune
     from arborcast.synth.chunks.problem.symmetry import useful_groups
     from arborcast.synth.chunks.problem.time_reversal import schedule_of
@@ -80,13 +80,13 @@ def solver(
 
     topology = topologies.load(spec)
     collective = Collective.on(topology, kind, root=int(root))
-    problem = Problem.of(topology, collective)
-    orbits = Orbits.trivial(problem, int(chunks))
+    problem = ChunkProblem.of(topology, collective)
+    orbits = ChunkOrbits.trivial(problem, int(chunks))
     groups = () if group == NO_GROUP else useful_groups(problem, int(chunks))
     if group != NO_GROUP:
         if int(group) >= len(groups):
             return {"verdict": "no such group"}
-        orbits = Orbits(problem, int(chunks), groups[int(group)])
+        orbits = ChunkOrbits(problem, int(chunks), groups[int(group)])
     instance = Instance(orbits, int(steps), int(rounds))
     module, _, name = ENCODINGS[encoding].place.partition(":")
     search = getattr(import_module(module), name)
@@ -99,7 +99,7 @@ def solver(
         "verdict": "impossible",
         "verified": None,
     }
-    if isinstance(outcome, Found):
+    if isinstance(outcome, Feasible):
         plan = prune(problem, int(chunks), outcome.rounds, orbits.unfold(outcome.sends))
         limit = bounds.bound(topology, collective)
         method = Method(encoding)

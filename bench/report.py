@@ -15,7 +15,7 @@ from typing import Any
 from arborcast.bench.harness.provenance import doubts
 from arborcast.bench.page import fragments, loopback, plans, scale, sweeps, synthesis, testbed, training
 from arborcast.bench.page.headline import headline
-from arborcast.bench.page.parts import Cell, Column, Question, table, text
+from arborcast.bench.page.parts import Cell, Column, Section, table, text
 from arborcast.bench.page.render import (
     page_html,
     replace_between_markers,
@@ -28,18 +28,18 @@ from arborcast.synth.formats.atomic import write_atomically
 
 HOME = Path(__file__).resolve().parent.parent
 
-QUESTIONS: tuple[Question, ...] = (
-    testbed.QUESTION,
-    fragments.QUESTION,
-    sweeps.QUESTION,
+SECTIONS: tuple[Section, ...] = (
+    testbed.SECTION,
+    fragments.SECTION,
+    sweeps.SECTION,
     synthesis.TREES,
-    *scale.QUESTIONS,
+    *scale.SECTIONS,
     synthesis.FRONTIERS,
     synthesis.SOLVERS,
     synthesis.PEERS,
-    loopback.QUESTION,
-    *training.QUESTIONS,
-    *plans.QUESTIONS,
+    loopback.SECTION,
+    *training.SECTIONS,
+    *plans.SECTIONS,
 )
 """In the order of the page and of the README."""
 
@@ -72,17 +72,17 @@ def summary(documents: Mapping[str, Document]) -> str:
     """The headline and the compact tables, as Markdown."""
     sentences = map(sentence_markdown, headline(documents))
     blocks = [" ".join(said if said.endswith(".") else f"{said}." for said in sentences)]
-    for question in QUESTIONS:
-        document = documents.get(question.file)
-        if document is not None and question.summary is not None:
-            title, of = question.summary
-            blocks += [f"{title} (`bench/results/{question.file}.json`):", table_markdown(of(document))]
+    for section in SECTIONS:
+        document = documents.get(section.file)
+        if document is not None and section.summary is not None:
+            title, of = section.summary
+            blocks += [f"{title} (`bench/results/{section.file}.json`):", table_markdown(of(document))]
     return "\n\n".join(blocks)
 
 
 def _sections(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
-    sections = [_section(question, documents.get(question.file)) for question in QUESTIONS]
-    others = [document for name, document in documents.items() if name not in {one.file for one in QUESTIONS}]
+    sections = [_section(section, documents.get(section.file)) for section in SECTIONS]
+    others = [document for name, document in documents.items() if name not in {one.file for one in SECTIONS}]
     columns: dict[str, Column] = {
         "file": lambda one: Cell(f"{one.name}.json"),
         "question": lambda one: Cell(str(one.get("question"))),
@@ -92,13 +92,13 @@ def _sections(documents: Mapping[str, Document]) -> list[dict[str, Any]]:
     return [*sections, *([rest | {"parts": [table(columns, others)]}] if others else [])]
 
 
-def _section(question: Question, document: Document | None) -> dict[str, Any]:
-    found = {"anchor": question.anchor, "title": question.title}
+def _section(section: Section, document: Document | None) -> dict[str, Any]:
+    found = {"anchor": section.anchor, "title": section.title}
     if document is None:
-        ask = text(f"Not measured yet: run `{question.command}`.", tone="quiet")
+        ask = text(f"Not measured yet: run `{section.command}`.", tone="quiet")
         return found | {"kind": "", "parts": [ask], "sources": []}
-    parts = [text(question.about, tone="quiet"), *question.answer(document)]
-    return found | {"kind": question.kind, "parts": parts, "sources": [document]}
+    parts = [text(section.about, tone="quiet"), *section.answer(document)]
+    return found | {"kind": section.kind, "parts": parts, "sources": [document]}
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from arborcast import synth, topologies
 from arborcast.backends.measure import launch
-from arborcast.synth.baselines.comparison import Comparison, compare
+from arborcast.synth.baselines.comparison import BaselineTimings, compare
 from arborcast.synth.cli.console import gigabytes
 from arborcast.synth.formats.sizes import format_size, size_range
 from arborcast.synth.pictures import draw_sweep, draw_timeline, draw_topology, draw_trees
@@ -44,7 +44,7 @@ class Result:
     schedule: Schedule
     seconds: float
     verdict: Verdict
-    comparison: Comparison
+    comparison: BaselineTimings
     rows: Sequence[launch.Row]
 
 
@@ -96,7 +96,7 @@ def examine(fabric: synth.Topology, kind: str, out: Path) -> Result:
     return Result(schedule, seconds, verdict, comparison, rows)
 
 
-def times_in_words(comparison: Comparison) -> str:
+def times_in_words(comparison: BaselineTimings) -> str:
     """The simulated times at one size, each with how many times longer than the first."""
     times = {
         method: timing.time_us

@@ -15,23 +15,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from arborcast.backends.dataflow.task_graph import Flow
+from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.tensors.torch_compat import split
 from arborcast.backends.tensors.torch_reduction import Operator
 
 
 class Arithmetic:
-    """Computes on the slices of a flow, which are given by their numbers; by torch, for every type there is.
+    """Computes on the slices of a graph, which are given by their numbers; by torch, for every type there is.
 
     Args:
-        flow: whose slices are computed on.
-        memory: flat tensors of one type for every buffer that the flow uses.
-        operator: how to combine; None where the flow only copies.
+        graph: whose slices are computed on.
+        memory: flat tensors of one type for every buffer that the graph uses.
+        operator: how to combine; None where the graph only copies.
     """
 
-    def __init__(self, flow: Flow, memory: Mapping[Buffer, Tensor], operator: Operator | None) -> None:
-        self._views = _views(flow, memory)
+    def __init__(self, graph: TaskGraph, memory: Mapping[Buffer, Tensor], operator: Operator | None) -> None:
+        self._views = _views(graph, memory)
         self._dtype = next(iter(memory.values())).dtype
         self._operator = operator
 
@@ -44,7 +44,7 @@ class Arithmetic:
             start: first element of the stretch, which is as long as the part.
             part: bytes of elements.
         """
-        assert self._operator is not None, "a flow with reductions comes with an operator"
+        assert self._operator is not None, "a graph with reductions comes with an operator"
         arrived = torch.frombuffer(part, dtype=self._dtype)
         out, other = self._views[into], self._views[source]
         length = arrived.numel()
@@ -54,7 +54,7 @@ class Arithmetic:
 
     def reduce(self, into: int, source: int) -> None:
         """Combine all of `source` into `into`."""
-        assert self._operator is not None, "a flow with reductions comes with an operator"
+        assert self._operator is not None, "a graph with reductions comes with an operator"
         out = self._views[into]
         self._operator.combine(out, self._views[source], out)
 
@@ -66,10 +66,10 @@ class Arithmetic:
 class NumpyArithmetic(Arithmetic):
     """By a function of numpy, on one thread. Who runs it must silence numpy's warnings: torch has none."""
 
-    def __init__(self, flow: Flow, memory: Mapping[Buffer, Tensor], ufunc: np.ufunc) -> None:
+    def __init__(self, graph: TaskGraph, memory: Mapping[Buffer, Tensor], ufunc: np.ufunc) -> None:
         arrays = {buffer: tensor.numpy() for buffer, tensor in memory.items()}
         self._arrays: list[NDArray[Any]] = [
-            arrays[part.buffer][part.start : part.start + part.length] for part in flow.slices
+            arrays[part.buffer][part.start : part.start + part.length] for part in graph.slices
         ]
         self._type = next(iter(arrays.values())).dtype
         self._ufunc = ufunc
@@ -93,20 +93,20 @@ class NumpyArithmetic(Arithmetic):
         self._arrays[into][:] = self._arrays[source]
 
 
-def arithmetic(flow: Flow, memory: Mapping[Buffer, Tensor], operator: Operator | None) -> Arithmetic:
+def arithmetic(graph: TaskGraph, memory: Mapping[Buffer, Tensor], operator: Operator | None) -> Arithmetic:
     """The faster kind that knows the type and the operator; arguments as for `Arithmetic`."""
     if operator is None or operator.ufunc is None:
-        return Arithmetic(flow, memory, operator)
-    return NumpyArithmetic(flow, memory, operator.ufunc)
+        return Arithmetic(graph, memory, operator)
+    return NumpyArithmetic(graph, memory, operator.ufunc)
 
 
-def _views(flow: Flow, memory: Mapping[Buffer, Tensor]) -> list[Tensor]:
-    """Of each slice of a flow, its tensor.
+def _views(graph: TaskGraph, memory: Mapping[Buffer, Tensor]) -> list[Tensor]:
+    """Of each slice of a graph, its tensor.
 
     Cutting a whole buffer at once takes a quarter of the time of as many single views.
     """
     found: dict[int, Tensor] = {}
-    for buffer, cuts in flow.cuts.items():
+    for buffer, cuts in graph.cuts.items():
         tensor = memory[buffer]
         lengths = [length for length, _ in cuts]
         lengths.append(tensor.numel() - sum(lengths))
@@ -114,5 +114,5 @@ def _views(flow: Flow, memory: Mapping[Buffer, Tensor]) -> list[Tensor]:
             found[number] = view
     return [
         found[number] if number in found else memory[part.buffer].narrow(0, part.start, part.length)
-        for number, part in enumerate(flow.slices)
+        for number, part in enumerate(graph.slices)
     ]

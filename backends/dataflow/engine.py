@@ -21,8 +21,8 @@ from torch import Tensor
 
 from arborcast.backends.dataflow.peer_progress import PeerGoneError, PeerProgress
 from arborcast.backends.dataflow.poller import READ, Poller, Wakeup
-from arborcast.backends.dataflow.run import FlowRun
-from arborcast.backends.dataflow.task_graph import Flow, compile_flow
+from arborcast.backends.dataflow.run import GraphRun
+from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
@@ -32,7 +32,7 @@ from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 
 _GAVE_UP = "gave up: "
 _EMPTY: tuple[int, ...] = ()
-_NOTHING = compile_flow(Program(0, (), 0, 0, 0, False, 1))  # of a rank that only compares openings
+_NOTHING = compile_graph(Program(0, (), 0, 0, 0, False, 1))  # of a rank that only compares openings
 
 
 class Connections(Protocol):
@@ -85,7 +85,7 @@ class Engine:
 
     def run(
         self,
-        flow: Flow,
+        graph: TaskGraph,
         memory: Mapping[Buffer, Tensor],
         opening: CollectiveFingerprint,
         operator: Operator | None,
@@ -95,11 +95,11 @@ class Engine:
         """Do this rank's part of one collective; return when its own buffers are final.
 
         Args:
-            flow: compiled for this rank and this number of elements.
-            memory: the input and the output where the flow has them: flat, contiguous, of one type, without
+            graph: compiled for this rank and this number of elements.
+            memory: the input and the output where the graph has them: flat, contiguous, of one type, without
                 gradient.
             opening: the same on all ranks that make the same call.
-            operator: how contributions are combined; None where the flow has no reductions.
+            operator: how contributions are combined; None where the graph has no reductions.
             dtype: of the elements; needed only where this rank has neither input nor output.
 
         Raises:
@@ -110,10 +110,10 @@ class Engine:
         self._refuse_after_failure()
         run = None
         try:
-            progress = self._progress_of(flow)
-            whole = self._with_scratch(flow, memory, dtype)
-            run = FlowRun(
-                flow,
+            progress = self._progress_of(graph)
+            whole = self._with_scratch(graph, memory, dtype)
+            run = GraphRun(
+                graph,
                 whole,
                 operator,
                 opening,
@@ -122,7 +122,7 @@ class Engine:
                 rank=self.rank,
                 timeout_s=self._timeout_s,
             )
-            self._open(opening, {*flow.sends, self._next})
+            self._open(opening, {*graph.sends, self._next})
             run.run()
         except BaseException as error:
             self._fail(error, opening, run)
@@ -183,7 +183,7 @@ class Engine:
                 )
                 for peer, channel in self._network.channels.items()
             }
-            run = FlowRun(
+            run = GraphRun(
                 _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self._timeout_s
             )
             self._poller.want(self._wakeup, READ)
@@ -216,7 +216,7 @@ class Engine:
         """
         self._refuse_after_failure()
         progress = {peer: PeerProgress(channel) for peer, channel in self._network.channels.items()}
-        run = FlowRun(
+        run = GraphRun(
             _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self._timeout_s
         )
         told = run.find_reason(None, self._search_s)
@@ -231,14 +231,14 @@ class Engine:
                 self._wakeup = -1
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def _progress_of(self, flow: Flow) -> dict[int, PeerProgress]:
-        """One for every channel, those that the flow does not use included: they too may bring bad news."""
+    def _progress_of(self, graph: TaskGraph) -> dict[int, PeerProgress]:
+        """One for every channel, those that the graph does not use included: they too may bring bad news."""
         progress = {}
         for peer, channel in self._network.channels.items():
-            receives = flow.receives.get(peer, _EMPTY)
+            receives = graph.receives.get(peer, _EMPTY)
             progress[peer] = PeerProgress(
                 channel,
-                sends=flow.sends.get(peer, _EMPTY),
+                sends=graph.sends.get(peer, _EMPTY),
                 receives=receives,
                 awaits_opening=bool(receives) or peer == self._before,
             )
@@ -269,15 +269,15 @@ class Engine:
         return self._next != self.rank and self._network.channels[self._next].wants_write
 
     def _with_scratch(
-        self, flow: Flow, memory: Mapping[Buffer, Tensor], dtype: torch.dtype | None
+        self, graph: TaskGraph, memory: Mapping[Buffer, Tensor], dtype: torch.dtype | None
     ) -> dict[Buffer, Tensor]:
         """The memory with working space, which all lengths and types share since only one call runs."""
         whole = dict(memory)
-        if not flow.scratch_elements:
+        if not graph.scratch_elements:
             return whole
         if dtype is None:
             dtype = next(iter(memory.values())).dtype
-        needed = flow.scratch_elements * dtype.itemsize
+        needed = graph.scratch_elements * dtype.itemsize
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed, dtype=torch.uint8)
         whole[Buffer.SCRATCH] = self._scratch[:needed].view(dtype)
@@ -287,7 +287,7 @@ class Engine:
         if self._failure is not None:
             raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
 
-    def _fail(self, error: BaseException, opening: CollectiveFingerprint, run: FlowRun | None) -> NoReturn:
+    def _fail(self, error: BaseException, opening: CollectiveFingerprint, run: GraphRun | None) -> NoReturn:
         """Tell the peers why, and raise an error that says on which rank and in which collective.
 
         What a peer gave as its reason is passed on as it is, so that the first cause is what everybody knows.

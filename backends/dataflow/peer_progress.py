@@ -1,4 +1,4 @@
-"""The state of one channel in one run of a flow: what goes over it next, and how far that is."""
+"""The state of one channel in one run of a graph: what goes over it next, and how far that is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One collective on one rank: a flow, the rank's memory, and the channels that join it to the others.
+"""One collective on one rank: a graph, the rank's memory, and the channels that join it to the others.
 
 Nothing here blocks but the one sleep. What can be sent is sent as soon as it is complete; what has come is
 used at once, while it is in the cache.
@@ -18,7 +18,7 @@ from torch import Tensor
 from arborcast.backends.dataflow.arithmetic import arithmetic
 from arborcast.backends.dataflow.peer_progress import PeerGoneError, PeerProgress
 from arborcast.backends.dataflow.poller import GONE, LEAVING, READ, WRITE, Poller, Wakeup
-from arborcast.backends.dataflow.task_graph import Act, Action, Flow
+from arborcast.backends.dataflow.task_graph import Act, Action, TaskGraph
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.tensors.torch_reduction import Operator
@@ -28,12 +28,12 @@ BATCH_BYTES = 256 << 10
 BATCH_MESSAGES = 64
 
 
-class FlowRun:
-    """A run of a flow; `run` once."""
+class GraphRun:
+    """A run of a graph; `run` once."""
 
     def __init__(
         self,
-        flow: Flow,
+        graph: TaskGraph,
         memory: Mapping[Buffer, Tensor],
         operator: Operator | None,
         opening: CollectiveFingerprint,
@@ -46,7 +46,7 @@ class FlowRun:
         """Nothing is sent yet; arguments as for `Engine.run`.
 
         Args:
-            flow: what to do.
+            graph: what to do.
             memory: with scratch.
             operator: None where nothing is combined.
             opening: what every peer that awaits one must bring.
@@ -55,11 +55,11 @@ class FlowRun:
             rank: this one.
             timeout_s: how long nothing may happen.
         """
-        self._actions = flow.actions
-        self._left = list(flow.waits)
+        self._actions = graph.actions
+        self._left = list(graph.waits)
         self._item_bytes = next((tensor.itemsize for tensor in memory.values()), 1)
-        self._raw = _raw_views(flow, memory, self._item_bytes)
-        self._arithmetic = arithmetic(flow, memory, operator) if flow.computes else None
+        self._raw = _raw_views(graph, memory, self._item_bytes)
+        self._arithmetic = arithmetic(graph, memory, operator) if graph.computes else None
         self._opening = opening
         self._opening_bytes = opening.to_bytes()
         self._peers = peers
@@ -69,8 +69,8 @@ class FlowRun:
         self._lost: PeerGoneError | None = None  # that a peer died which must stay
         self._deadline: float | None = None  # set when sleep begins, forgotten when something happens
         # Actions, and openings to be seen, that keep the run from ending.
-        self._missing = len(flow.actions) + sum(peer.awaits_opening for peer in peers.values())
-        self._local: deque[int] = deque(flow.at_once)
+        self._missing = len(graph.actions) + sum(peer.awaits_opening for peer in peers.values())
+        self._local: deque[int] = deque(graph.at_once)
         self._to_push: deque[PeerProgress] = deque(peer for peer in peers.values() if peer.sends)
         self._to_pull: deque[PeerProgress] = deque(
             peer for peer in peers.values() if peer.receives or peer.awaits_opening
@@ -124,7 +124,7 @@ class FlowRun:
     def _compute(self, number: int) -> None:
         """Carry out a local action."""
         action = self._actions[number]
-        assert self._arithmetic is not None, "a flow that computes"
+        assert self._arithmetic is not None, "a graph that computes"
         if action.act is Act.COPY:
             self._arithmetic.copy(action.into_number, action.source_number)
         else:
@@ -218,7 +218,7 @@ class FlowRun:
 
     def _combine(self, peer: PeerProgress, action: Action) -> bool:
         """Combine the parts that are there where they lie; whether that was the last."""
-        assert self._arithmetic is not None, "a flow that computes"
+        assert self._arithmetic is not None, "a graph that computes"
         take, combine = peer.channel.take, self._arithmetic.combine
         into, source, item_bytes = action.into_number, action.source_number, self._item_bytes
         most = peer.channel.part_bytes // item_bytes * item_bytes
@@ -381,12 +381,12 @@ class FlowRun:
         return silent
 
 
-def _raw_views(flow: Flow, memory: Mapping[Buffer, Tensor], item_bytes: int) -> list[memoryview]:
-    """Of each slice of a flow, its bytes."""
+def _raw_views(graph: TaskGraph, memory: Mapping[Buffer, Tensor], item_bytes: int) -> list[memoryview]:
+    """Of each slice of a graph, its bytes."""
     whole = {
         buffer: memoryview(cast(Any, tensor.view(torch.uint8).numpy())) for buffer, tensor in memory.items()
     }
     return [
         whole[part.buffer][part.start * item_bytes : (part.start + part.length) * item_bytes]
-        for part in flow.slices
+        for part in graph.slices
     ]

@@ -1,10 +1,10 @@
 """From a program to what a data-flow run of it needs: who waits for whom, and the order of each peer's bytes.
 
-A `Flow` is a plain value without torch in it. A receive into scratch whose data is only reduced into
+A `TaskGraph` is a plain value without torch in it. A receive into scratch whose data is only reduced into
 something else becomes one action with that reduction, so that arriving bytes are combined where they land
-and the scratch is not needed. `backends.dataflow.engine` runs flows over channels.
+and the scratch is not needed. `backends.dataflow.engine` runs graphs over channels.
 
-    program of a tree's root                       its flow
+    program of a tree's root                       its graph
     0  receive scratch[0:4] from rank 1            0  output[0:4] += what comes from rank 1
     1  receive scratch[4:8] from rank 2            1  output[0:4] += what comes from rank 2, after 0
     2  reduce scratch[0:4] into output[0:4]
@@ -13,9 +13,9 @@ and the scratch is not needed. `backends.dataflow.engine` runs flows over channe
 
 Reductions keep the order of the program, so that results do not depend on who is fast.
 
-Why flows cannot deadlock, even with channels that hold no more than one part of a message: all ranks have
+Why graphs cannot deadlock, even with channels that hold no more than one part of a message: all ranks have
 their messages in one global order, and each channel carries its messages in that order. Every action waits
-only for actions that stand before it (`compile_flow` fuses nothing that would wait for more). Take the first
+only for actions that stand before it (`compile_graph` fuses nothing that would wait for more). Take the first
 message in the global order that is not complete. All that its two ends wait for is earlier: messages, which
 are complete, and local actions, which are done as soon as what they wait for is. So the sender may send and
 the receiver may receive. No message before it is left in its channel, and none after it has entered. So the
@@ -54,7 +54,7 @@ class Action:
         into: what is written; what is sent, for a send.
         source: of a reduction or copy what is read besides; of a combine what the arriving data is combined
             with (often `into` itself); `into` for the others.
-        into_number: the place of `into` among the flow's slices.
+        into_number: the place of `into` among the graph's slices.
         source_number: that of `source`.
         peer: of a message, -1 for what is local.
         waiters: the actions that wait for this one.
@@ -71,7 +71,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Flow:
+class TaskGraph:
     """What one rank does in a collective on buffers of one length, as a graph.
 
     Attributes:
@@ -101,8 +101,8 @@ class Flow:
     scratch_elements: int
 
 
-def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
-    """The flow of a program of `backends.lowering.lower`; linear in the number of its operations.
+def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
+    """The graph of a program of `backends.lowering.lower`; linear in the number of its operations.
 
     Slices that are in use at the same time must be equal or disjoint, which those of lowered programs are.
 
@@ -138,7 +138,7 @@ def compile_flow(program: Program, *, ahead: int = AHEAD) -> Flow:
                 tuple(waiters[number]),
             )
         )
-    return Flow(
+    return TaskGraph(
         program,
         tuple(actions),
         {peer: tuple(order) for peer, order in sorted(orders[True].items())},
@@ -298,7 +298,7 @@ def _uses(operation: Operation) -> list[tuple[Slice, bool, bool]]:
 
 
 def _cut(slices: Mapping[Slice, int]) -> dict[Buffer, tuple[tuple[int, int], ...]]:
-    """See `Flow.cuts`; short slices go before long ones that overlap them."""
+    """See `TaskGraph.cuts`; short slices go before long ones that overlap them."""
     cuts: dict[Buffer, list[tuple[int, int]]] = defaultdict(list)
     ends: dict[Buffer, int] = defaultdict(int)
     for part in sorted(slices, key=lambda part: (part.buffer, part.start, part.stop)):

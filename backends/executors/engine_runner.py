@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arborcast.backends.dataflow.engine import Engine
-from arborcast.backends.dataflow.task_graph import Flow, compile_flow
+from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.rank_view import digest_of, partners_of
@@ -29,7 +29,7 @@ from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.implicit_schedule import AnySchedule
 
-FLOWS_KEPT = 8
+GRAPHS_KEPT = 8
 
 
 class EngineRunner:
@@ -73,7 +73,7 @@ class EngineRunner:
         )
         self._network.connect(peers_of([schedule], rank, size))
         self._engine = Engine(rank, self._network, timeout_s=timeout_s)
-        self._flow = lru_cache(FLOWS_KEPT)(self._compile)
+        self._graph = lru_cache(GRAPHS_KEPT)(self._compile)
         self._digest = digest_of(schedule)[:8]
         self._sequence = 0
 
@@ -93,8 +93,8 @@ class EngineRunner:
             ExecutionError: a peer died, or nothing happened for too long; no further call will work.
         """
         collective = self.schedule.collective
-        flow = self._flow(count, dtype)
-        program = flow.program
+        graph = self._graph(count, dtype)
+        program = graph.program
         given, output = check_buffers(collective, program, given, output, dtype, torch.device("cpu"))
         operator = served_operator(op, dtype) if collective.kind.reduces else None
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
@@ -103,7 +103,7 @@ class EngineRunner:
         opening = CollectiveFingerprint(self._sequence, count, root, collective.kind, elements, self._digest)
         self._sequence += 1
         held = {buffer: tensor for buffer, tensor in memory.items() if tensor is not None}
-        self._engine.run(flow, held, opening, operator, dtype=dtype)
+        self._engine.run(graph, held, opening, operator, dtype=dtype)
         if operator is not None and output is not None:
             operator.after(output, program.contributors)
 
@@ -116,9 +116,9 @@ class EngineRunner:
         """Tell the other ranks why this one ends early."""
         self._engine.give_up(reason)
 
-    def _compile(self, count: int, dtype: torch.dtype) -> Flow:
+    def _compile(self, count: int, dtype: torch.dtype) -> TaskGraph:
         pieces = self._cut.pieces(self.schedule, count * dtype.itemsize)
-        return compile_flow(lower_rank(self.schedule, self.rank, count, pieces=pieces))
+        return compile_graph(lower_rank(self.schedule, self.rank, count, pieces=pieces))
 
 
 def peers_of(schedules: Iterable[AnySchedule], rank: int, size: int) -> set[int]:

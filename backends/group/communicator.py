@@ -299,9 +299,9 @@ class Communicator:
         if self._reason_for_gloo(nbytes) is None:
             table = self._schedules.table(call, self._next)
             if not isinstance(table, str):
-                digest, flow = self._schedules.flow(call.kind, call.root, nbytes, call.count)
+                digest, graph = self._schedules.graph(call.kind, call.root, nbytes, call.count)
                 opening = replace(call, sequence=self._next(), schedule=digest)
-                self._engine.run(flow, memory, opening, operator)
+                self._engine.run(graph, memory, opening, operator)
                 self._counts[call.kind, "schedule"] += 1
                 return
         self._by_gloo(replace(call, sequence=self._next()), by_gloo)

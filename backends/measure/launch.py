@@ -96,12 +96,12 @@ def run_sweeps(
         Options.from_environment()  # refused here, and not by every rank
     rows: list[Row] = []
 
-    def hear(line: str) -> None:
+    def on_line(line: str) -> None:
         rows.append(Row(**json.loads(line)))
         on_row(rows[-1])
 
     with tempfile.TemporaryDirectory(prefix="arborcast-run-") as name:
-        _run_worker(Path(name), tuple(sweeps), timeout_s, hear)
+        _run_worker(Path(name), tuple(sweeps), timeout_s, on_line)
     of_all = iter(rows)
     return tuple(tuple(islice(of_all, len(sweep.counts))) for sweep in sweeps)
 
@@ -119,9 +119,9 @@ def see_what_runs_need() -> None:
 
 
 def _run_worker(
-    folder: Path, sweeps: tuple[Sweep, ...], timeout_s: float, hear: Callable[[str], None]
+    folder: Path, sweeps: tuple[Sweep, ...], timeout_s: float, on_line: Callable[[str], None]
 ) -> None:
-    """Have `measure.worker` do it in an empty folder; `hear` each line that rank 0 says."""
+    """Have `measure.worker` do it in an empty folder; `on_line` each line that rank 0 says."""
     (folder / "sweeps.pickle").write_bytes(pickle.dumps((sweeps, timeout_s)))
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     # Gloo looks up the host's name otherwise, which not every machine can resolve.
@@ -140,7 +140,7 @@ def _run_worker(
         )
         try:
             writing.close()
-            _listen(worker, reading, deadline, hear)
+            _listen(worker, reading, deadline, on_line)
             status = worker.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired as late:
             raise TimedOutError(f"run: not finished after {timeout_s:g} s") from late
@@ -165,7 +165,7 @@ def _listen(
     worker: subprocess.Popen[bytes],
     reading: BinaryIO,
     deadline: float,
-    hear: Callable[[str], None],
+    on_line: Callable[[str], None],
     *,
     poll_s: float = 0.5,
 ) -> None:
@@ -181,7 +181,7 @@ def _listen(
             return
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            hear(line.decode())
+            on_line(line.decode())
 
 
 def _end(worker: subprocess.Popen[bytes]) -> None:

@@ -18,7 +18,7 @@ from arborcast.synth.topology import Link, Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Discrepancies:
     """What `compare` found.
 
     Attributes:
@@ -39,7 +39,7 @@ def compare(
     tolerance: float,
     absolute: bool = False,
     name: str | None = None,
-) -> Comparison:
+) -> Discrepancies:
     """Compare rates, alone and under load; latencies are those of this transport and are not compared.
 
     A pair without a link must be slower than each pair with one, else that is a contradiction too.
@@ -80,7 +80,7 @@ def compare(
             )
         else:
             unlinked.append(flow)
-    return Comparison(scale, tuple(found), tuple(unlinked))
+    return Discrepancies(scale, tuple(found), tuple(unlinked))
 
 
 def _line(miss: Miss, name: str, scale: float) -> str:

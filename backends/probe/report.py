@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from arborcast.backends.probe.comparison import Comparison
+from arborcast.backends.probe.comparison import Discrepancies
 from arborcast.backends.probe.inference import Inference
 from arborcast.backends.probe.likeness import Resemblance
 from arborcast.backends.probe.measurements import Flow, Measurements, Spread
@@ -90,7 +90,7 @@ TABLE_HEADER = ("pair", "latency us", "GB/s", "spread", "loaded GB/s")
 def describe(
     found: Inference,
     measured: Measurements,
-    comparison: Comparison | None,
+    comparison: Discrepancies | None,
     output: Path | None,
     like: Resemblance | None = None,
 ) -> Iterator[str]:
@@ -136,7 +136,7 @@ def _describe_likeness(like: Resemblance) -> Iterator[str]:
 def document(
     found: Inference,
     measured: Measurements,
-    comparison: Comparison | None,
+    comparison: Discrepancies | None,
     like: Resemblance | None = None,
 ) -> dict[str, Any]:
     """Everything for `--json`; spreads are lists of minimum, median and maximum."""

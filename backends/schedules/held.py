@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from arborcast.backends.dataflow.engine import Engine
-from arborcast.backends.dataflow.task_graph import Flow, compile_flow
+from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.options import Options
@@ -34,7 +34,7 @@ from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
 
-FLOWS_KEPT = 128
+GRAPHS_KEPT = 128
 LOOK_EVERY_S = 0.02  # while rank 0 looks for schedules
 
 
@@ -68,7 +68,7 @@ class Schedules:
         self._cut = cut
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], Table | str] = {}
-        self.flow = lru_cache(FLOWS_KEPT)(self._compile)
+        self.graph = lru_cache(GRAPHS_KEPT)(self._compile)
 
     def known(self, kind: Kind, root: int) -> Table | str | None:
         """The table of a collective, or why it has none; None where nobody has asked yet."""
@@ -92,8 +92,8 @@ class Schedules:
             table = self._tables[call.kind, call.root] = self._make(call.kind, call.root)
         return table
 
-    def _compile(self, kind: Kind, root: int, nbytes: int, count: int) -> tuple[bytes, Flow]:
-        """What `flow` gives and keeps: the schedule's digest, and what this rank does in a call.
+    def _compile(self, kind: Kind, root: int, nbytes: int, count: int) -> tuple[bytes, TaskGraph]:
+        """What `graph` gives and keeps: the schedule's digest, and what this rank does in a call.
 
         Args:
             kind: of a collective that has a table.
@@ -106,7 +106,7 @@ class Schedules:
         entry = table.at(nbytes)
         digest = hashlib.sha256(f"{table.digest}/{entry.from_bytes}".encode()).digest()[:8]
         pieces = self._cut.pieces(entry.schedule, nbytes)
-        return digest, compile_flow(lower_rank(entry.schedule, self._network.rank, count, pieces=pieces))
+        return digest, compile_graph(lower_rank(entry.schedule, self._network.rank, count, pieces=pieces))
 
     def _make(self, kind: Kind, root: int) -> Table | str:
         if self._network.size == 1:

@@ -32,7 +32,7 @@ ORDERS = "engine-worst:4"
 """Those that are tried; what loses time to random orders loses it to most of them."""
 
 
-class Comparison(Selection):
+class GroupSelection(Selection):
     """Schedules compared by what is slower: links to which messages are added, or the busiest rank."""
 
     def fastest(self, size_bytes: int) -> AnySchedule:

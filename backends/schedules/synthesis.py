@@ -18,7 +18,7 @@ from pathlib import Path
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.options import Options
-from arborcast.backends.schedules.selection import Comparison
+from arborcast.backends.schedules.selection import GroupSelection
 from arborcast.backends.schedules.table import TABLE_FORMAT, Table
 from arborcast.synth.api import Approach, approach
 from arborcast.synth.chunks.solvers.cache import ChunkCache
@@ -209,7 +209,7 @@ def _compared(schedules: Iterator[AnySchedule]) -> Iterator[Table]:
         if not found:
             raise
         is_late = True
-    comparison = Comparison(tuple(found))
+    comparison = GroupSelection(tuple(found))
     choices = comparison.choices(FEW_SIZES, stride=FEW_STRIDE) if is_late else comparison.choices()
     yield _checked(choices, is_cut_short=is_late)
 

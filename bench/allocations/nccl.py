@@ -16,7 +16,7 @@ from random import Random
 
 from arborcast.synth.baselines.budget import Budget
 from arborcast.synth.baselines.hamiltonian import Fabric, find_ring, links_of, rings_of
-from arborcast.synth.baselines.nccl_model import Medium, Plan, Protocol, nccl_plan, nccl_times
+from arborcast.synth.baselines.nccl_model import Medium, NcclSetup, Protocol, nccl_plan, nccl_times
 from arborcast.synth.baselines.paths import Path, Paths, switch_paths
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -51,7 +51,7 @@ class Over(StrEnum):
 class Rings:
     """NCCL's channels on a fragment."""
 
-    plan: Plan
+    plan: NcclSetup
     over: Over
 
 
@@ -81,8 +81,8 @@ def nccl_rings(fragment: Topology, *, relays: bool, pcie: Fraction = PCIE, seed:
         count = _most_rings(relayed, seed)
         if count:
             source = f"{count} rings of {fragment.name}, some hops through another GPU"
-            return Rings(Plan(count, fragment.bandwidth_unit, source=source), Over.RELAY)
-    return Rings(Plan(1, pcie, medium=Medium.PCIE, source="a ring over PCIe"), Over.PCIE)
+            return Rings(NcclSetup(count, fragment.bandwidth_unit, source=source), Over.RELAY)
+    return Rings(NcclSetup(1, pcie, medium=Medium.PCIE, source="a ring over PCIe"), Over.PCIE)
 
 
 def nccl_rate(fragment: Topology, kind: Kind, rings: Rings) -> Fraction:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast import topologies
-from arborcast.synth.baselines.nccl_model import CLUSTER_PLANS, KNOWN_PLANS, Plan, nccl_plan
+from arborcast.synth.baselines.nccl_model import CLUSTER_PLANS, KNOWN_PLANS, NcclSetup, nccl_plan
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError, InfeasibleError
 from arborcast.synth.topology import Topology
@@ -40,7 +40,7 @@ class Planning:
         why_no_tree: why the formula of the tree is left out, None where it is not.
     """
 
-    plan: Plan | None
+    plan: NcclSetup | None
     why_not: str | None = None
     why_no_tree: str | None = None
 
@@ -78,7 +78,7 @@ def planning(topology: Topology, collective: Collective) -> Planning:
     if machine == "mi250" and topology.ranks > 16:
         source = "NCCL's formulas on this machine's links: a ring per NIC share of 16 GB/s"
         hosts = topology.ranks // 16
-        return Planning(Plan(NICS_OF_MI250_BOX, NIC_OF_MI250, hosts, source=source, balanced=True))
+        return Planning(NcclSetup(NICS_OF_MI250_BOX, NIC_OF_MI250, hosts, source=source, balanced=True))
     if machine == "torus":
         return _on_torus(topology)
     if topology.switches and machine not in KNOWN_PLANS:
@@ -100,4 +100,4 @@ def _on_torus(topology: Topology) -> Planning:
         return Planning(None, f"{topology.name}: link-disjoint rings are known for two dimensions only")
     source = "NCCL's formulas on this machine's links: 2 link-disjoint rings, both ways round"
     no_tree = "inside one host NCCL's tree is a chain, and a torus is no set of hosts; see binary-tree"
-    return Planning(Plan(4, slowest, source=source), why_no_tree=no_tree)
+    return Planning(NcclSetup(4, slowest, source=source), why_no_tree=no_tree)

@@ -35,7 +35,7 @@ from arborcast.synth.baselines.nccl_model import (
     RING,
     TREE,
     Medium,
-    Plan,
+    NcclSetup,
     Protocol,
     nccl_times,
 )
@@ -63,7 +63,7 @@ class Overhead:
     """
 
     schedule: Schedule
-    plan: Plan
+    plan: NcclSetup
     network: frozenset[int]
 
     def charge(self, time_us: float) -> Charge:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from arborcast.backends.dataflow.engine import Connections
-    from arborcast.backends.dataflow.task_graph import Flow
+    from arborcast.backends.dataflow.task_graph import TaskGraph
 
 LEAD_S = 0.01
 """From the word to begin until the begin: it must have reached every rank by then."""
@@ -158,13 +158,13 @@ class Participant:
             return self._by_messages(contender.schedule)
         return self._by_engine(contender.schedule)
 
-    def flow(self, schedule: Schedule) -> Flow:
+    def graph(self, schedule: Schedule) -> TaskGraph:
         """What this rank's engine runs of a schedule."""
-        from arborcast.backends.dataflow.task_graph import compile_flow
+        from arborcast.backends.dataflow.task_graph import compile_graph
         from arborcast.backends.lowering.lower import lower_rank
 
         pieces = pieces_of(schedule, self.order)
-        return compile_flow(lower_rank(schedule, self.rank, self.order.elements, pieces=pieces))
+        return compile_graph(lower_rank(schedule, self.rank, self.order.elements, pieces=pieces))
 
     def timed(self, call: Callable[[], None], what: str) -> Round:
         """One run, after which the data are checked."""
@@ -215,7 +215,7 @@ class Participant:
         from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 
         kind, root = schedule.collective.kind, schedule.collective.root
-        flow = self.flow(schedule)
+        graph = self.graph(schedule)
         operator = operator_of(dist.ReduceOp.SUM, torch.float32) if kind.reduces else None
         memory = {Buffer.OUTPUT: self.data.output}
         if kind is Kind.ALLGATHER:
@@ -226,7 +226,7 @@ class Participant:
 
         def call() -> None:
             self._calls += 1
-            self._engine.run(flow, memory, replace(opening, sequence=self._calls), operator)
+            self._engine.run(graph, memory, replace(opening, sequence=self._calls), operator)
 
         return call
 

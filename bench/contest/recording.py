@@ -1,7 +1,7 @@
 """A trace of what passes the channels of a rank, made by channels put around the engine's own.
 
 The engine is not changed and does not know. A message is known by its place: those between two ranks come in
-the order that their flows give, so that bytes counted tell where one ends and the next begins.
+the order that their graphs give, so that bytes counted tell where one ends and the next begins.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arborcast.backends.dataflow.engine import Connections
-from arborcast.backends.dataflow.task_graph import Flow
+from arborcast.backends.dataflow.task_graph import TaskGraph
 from arborcast.backends.errors import ChannelClosedError
 from arborcast.backends.lowering.program import Receive, Send
 from arborcast.backends.transport.channel import Channel
@@ -68,9 +68,9 @@ def trace_order(rank: int, address: str, store_path: str, order: Order) -> list[
     assert schedule is not None, "gloo's messages cannot be seen"
     recorder = Recorder()
     participant = Participant(rank, address, store_path, order, watch=recorder)
-    flow, call = participant.flow(schedule), participant.call(contender)
-    out = {peer: _messages(flow, numbers, schedule, order) for peer, numbers in flow.sends.items()}
-    into = {peer: _messages(flow, numbers, schedule, order) for peer, numbers in flow.receives.items()}
+    graph, call = participant.graph(schedule), participant.call(contender)
+    out = {peer: _messages(graph, numbers, schedule, order) for peer, numbers in graph.sends.items()}
+    into = {peer: _messages(graph, numbers, schedule, order) for peer, numbers in graph.receives.items()}
     traces = []
     for turn in range(1 + order.runs):
         recorder.forget()
@@ -84,11 +84,11 @@ def trace_order(rank: int, address: str, store_path: str, order: Order) -> list[
     return traces
 
 
-def _messages(flow: Flow, numbers: Iterable[int], schedule: Schedule, order: Order) -> list[Part]:
+def _messages(graph: TaskGraph, numbers: Iterable[int], schedule: Schedule, order: Order) -> list[Part]:
     """The whole messages of a line, in their order."""
     pieces, found = pieces_of(schedule, order), []
     for number in numbers:
-        action = flow.actions[number]
+        action = graph.actions[number]
         assert isinstance(action.operation, Send | Receive), "what has a peer is a message"
         index, piece = divmod(action.operation.tag, pieces)
         transfer = schedule.transfers[index]

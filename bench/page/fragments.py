@@ -11,7 +11,7 @@ from arborcast.bench.page.parts import (
     Cell,
     Part,
     Picture,
-    Question,
+    Section,
     all_rows,
     cell,
     columns,
@@ -91,7 +91,7 @@ _COLUMNS = columns(
     ">over NCCL's model: over_nccl | >trees | >such sets: allocations"
 )
 
-QUESTION = Question(
+SECTION = Section(
     "fragments",
     "allocations",
     "What does each allocation of a DGX-1 give?",

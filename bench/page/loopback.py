@@ -12,7 +12,7 @@ from arborcast.bench.page.parts import (
     Column,
     Part,
     Picture,
-    Question,
+    Section,
     Table,
     all_rows,
     columns,
@@ -88,7 +88,7 @@ _COLUMNS: dict[str, Column] = {
     "target": _target,
 }
 
-QUESTION = Question(
+SECTION = Section(
     "loopback",
     "one-machine",
     "What does the process group cost on one machine?",

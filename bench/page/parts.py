@@ -120,7 +120,7 @@ Part: TypeAlias = Table | Bars | Picture | Text | Grid
 
 
 @dataclass(frozen=True)
-class Question:
+class Section:
     """A section of the page, and what the README shows of it.
 
     Attributes:

@@ -12,7 +12,7 @@ from arborcast.bench.page.parts import (
     Column,
     Part,
     Picture,
-    Question,
+    Section,
     Strong,
     Table,
     all_rows,
@@ -277,8 +277,8 @@ _DIVISIBLE = columns(
     "sweep | >processes: stages | >microbatches | >width | network | >step: time_us | >speed-up: speed_up"
 )
 
-QUESTIONS = (
-    Question(
+SECTIONS = (
+    Section(
         "pipeline_plans",
         "plans",
         "On the testbeds of the SPP paper, is its plan the fastest of five?",
@@ -290,7 +290,7 @@ QUESTIONS = (
         _plans,
         ("SPP's plan, predicted: the others' time over its own", plans_table),
     ),
-    Question(
+    Section(
         "pipeline_divisible",
         "divisible",
         "Does the model repeat the sweeps of the Divisible paper?",
@@ -302,7 +302,7 @@ QUESTIONS = (
         _divisible,
         ("The Divisible paper's speed-ups by the model", divisible_table),
     ),
-    Question(
+    Section(
         "pipeline_planner",
         "planning",
         "How long does planning a pipeline take?",

@@ -10,7 +10,7 @@ from arborcast.bench.page.parts import (
     Column,
     Part,
     Picture,
-    Question,
+    Section,
     Strong,
     Table,
     all_rows,
@@ -198,8 +198,8 @@ def tacos_table(document: Document) -> Table:
     )
 
 
-QUESTIONS = (
-    Question(
+SECTIONS = (
+    Section(
         "scale_targets",
         "scale",
         "How large may a fabric be?",
@@ -213,7 +213,7 @@ QUESTIONS = (
         _targets,
         ("Large fabrics: load, solve and verify on one core", targets_table),
     ),
-    Question(
+    Section(
         "scale_growth",
         "growth",
         "How do time and memory grow with the ranks?",
@@ -225,7 +225,7 @@ QUESTIONS = (
         _growth,
         ("Growth over the ranks", growth_table),
     ),
-    Question(
+    Section(
         "scale_tacos",
         "tacos",
         "Is the allgather of large tori found faster than by TACOS?",
@@ -235,7 +235,7 @@ QUESTIONS = (
         lambda document: [tacos_table(document)],
         ("Large tori beside TACOS", tacos_table),
     ),
-    Question(
+    Section(
         "scale_heights",
         "heights",
         "What do few and low trees give up?",
@@ -245,7 +245,7 @@ QUESTIONS = (
         "low trees, large ones the full rate; the choice by size takes the fastest in simulation.",
         _heights,
     ),
-    Question(
+    Section(
         "scale_uses",
         "uses",
         "What does a large schedule cost whoever uses it?",

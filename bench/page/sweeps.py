@@ -14,7 +14,7 @@ from arborcast.bench.page.parts import (
     Cell,
     Part,
     Picture,
-    Question,
+    Section,
     Strong,
     Table,
     cell,
@@ -175,7 +175,7 @@ def _skipped(entry: Any) -> str:
     return f"{what}: {entry.get('reason')}"
 
 
-QUESTION = Question(
+SECTION = Section(
     "sweeps",
     "sizes",
     "At which sizes, on larger clusters?",

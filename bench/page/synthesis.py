@@ -12,7 +12,7 @@ from arborcast.bench.page.parts import (
     Column,
     Part,
     Picture,
-    Question,
+    Section,
     Table,
     all_rows,
     cell,
@@ -200,7 +200,7 @@ _PEERS = columns(
     ">runs | why"
 )
 
-TREES = Question(
+TREES = Section(
     "synthesis",
     "synthesis",
     "How long does synthesis take?",
@@ -211,7 +211,7 @@ TREES = Question(
     _trees,
     ("Time to find allgather trees that equal their bound", trees_table),
 )
-FRONTIERS = Question(
+FRONTIERS = Section(
     "frontier",
     "frontiers",
     "How long do whole frontiers take?",
@@ -222,7 +222,7 @@ FRONTIERS = Question(
     lambda document: [frontiers_table(document)],
     ("Whole frontiers of chunk schedules", frontiers_table),
 )
-SOLVERS = Question(
+SOLVERS = Section(
     "solvers",
     "solvers",
     "Which solver wins where?",
@@ -232,7 +232,7 @@ SOLVERS = Question(
     "is none. The time is that of writing the instance and solving it, without imports.",
     _solvers,
 )
-PEERS = Question(
+PEERS = Section(
     "peers",
     "peers",
     "How do the public synthesizers do?",

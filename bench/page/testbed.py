@@ -20,7 +20,7 @@ from arborcast.bench.page.parts import (
     Column,
     Part,
     Picture,
-    Question,
+    Section,
     Table,
     all_rows,
     cell,
@@ -398,7 +398,7 @@ def _between(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-QUESTION = Question(
+SECTION = Section(
     "testbed",
     "links",
     "How close to the limit, on links that are real?",

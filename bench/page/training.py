@@ -17,7 +17,7 @@ from arborcast.bench.page.parts import (
     Column,
     Part,
     Picture,
-    Question,
+    Section,
     Strong,
     Table,
     all_rows,
@@ -248,8 +248,8 @@ _STEPS = columns(
 )
 
 
-QUESTIONS = (
-    Question(
+SECTIONS = (
+    Section(
         "pipeline_curves",
         "equal",
         "Is pipelined training equal to serial training?",
@@ -260,7 +260,7 @@ QUESTIONS = (
         _curves,
         ("Pipelined training on digits beside serial training", curves_table),
     ),
-    Question(
+    Section(
         "pipeline_prediction",
         "predicted",
         "How far is the predicted time of a training step from the measured one?",
@@ -276,7 +276,7 @@ QUESTIONS = (
         _prediction,
         ("Predicted time of a training step, errors", prediction_table),
     ),
-    Question(
+    Section(
         "pipeline_testbed",
         "steps",
         "What do synthesized allreduces give a training step?",

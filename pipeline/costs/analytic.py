@@ -28,7 +28,7 @@ from arborcast.pipeline.costs.layer_pass import (
     Example,
     LossFunction,
     OptimizerFactory,
-    Pass,
+    PassCosts,
     Walk,
     first_samples,
 )
@@ -114,7 +114,7 @@ def _analysed(
     def call(*inputs: Tensor) -> Any:
         return functional_call(layer, owned, inputs)
 
-    def run(samples: int) -> Pass:
+    def run(samples: int) -> PassCosts:
         meters = (OperatorMeter(device), OperatorMeter(device))
         dims = walk.model.sample_dims(index)
         fewer = first_samples(values, dims, samples), first_samples(targets, (0,), samples)

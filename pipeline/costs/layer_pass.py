@@ -79,7 +79,7 @@ class Walk:
         self,
         index: int,
         layer: nn.Module,
-        result: Pass,
+        result: PassCosts,
         forward_us: Mapping[int, float],
         backward_us: Mapping[int, float],
         optimizer: OptimizerFactory | None,
@@ -125,7 +125,7 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PassCosts:
     """What one pass through a layer took and made.
 
     Attributes:
@@ -241,7 +241,7 @@ def run_pass(
     owned: Iterable[Tensor] = (),
     targets: Sequence[Tensor] = (),
     watched: bool = True,
-) -> Pass:
+) -> PassCosts:
     """Run a layer forward and backward, the last one with the loss.
 
     Args:
@@ -274,7 +274,7 @@ def run_pass(
         if trained:
             torch.autograd.backward(trained, gradients)
     plain = tuple(it.detach().requires_grad_(it.requires_grad) for it in outputs)
-    return Pass(plain, meters[0].us, meters[1].us, sum(kept.values()))
+    return PassCosts(plain, meters[0].us, meters[1].us, sum(kept.values()))
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:

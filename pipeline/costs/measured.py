@@ -20,7 +20,7 @@ from arborcast.pipeline.costs.layer_pass import (
     Example,
     LossFunction,
     OptimizerFactory,
-    Pass,
+    PassCosts,
     Walk,
     first_samples,
 )
@@ -104,7 +104,7 @@ class _Bench:
     layer: nn.Module
     values: tuple[Tensor, ...]
 
-    def run(self, samples: int, watched: bool = False) -> Pass:
+    def run(self, samples: int, watched: bool = False) -> PassCosts:
         """Forward and backward on the first so many samples."""
         values, targets = self.values, self.walk.targets
         home = values[0].device
@@ -154,7 +154,7 @@ def _measured(
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     first = bench.run(walk.samples, watched=True)
     sizes = [walk.samples, *([walk.fewer] if walk.fewer else [])]
-    runs: dict[int, list[Pass]] = {size: [] for size in sizes}
+    runs: dict[int, list[PassCosts]] = {size: [] for size in sizes}
     for repeat in range(warmups + repeats):
         for size in sizes:  # in turns, so that a slow moment of the machine meets both
             taken = bench.run(size)

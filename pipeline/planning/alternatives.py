@@ -92,9 +92,9 @@ def straight_gpipe(
     return fitted(with_and_without_recompute(plan), profile, memory_bytes, batch)
 
 
-Method: TypeAlias = Callable[..., Plan]
+PlanMethod: TypeAlias = Callable[..., Plan]
 
-METHODS: Mapping[str, Method] = {
+METHODS: Mapping[str, PlanMethod] = {
     "data-parallel": data_parallel,
     "gpipe": straight_gpipe,
     "pipedream": pipedream,
@@ -124,7 +124,7 @@ def alternatives(
     scheduled = replace(network, by_schedule=True)
     counts = [microbatches] if isinstance(microbatches, int) else list(microbatches)
 
-    def best(method: Method) -> Plan | PlanError:
+    def best(method: PlanMethod) -> Plan | PlanError:
         tried = [_tried(method, profile, network, batch, count, memory_bytes) for count in counts]
         plans = [plan for plan in tried if isinstance(plan, Plan)]
         if not plans:
@@ -135,7 +135,7 @@ def alternatives(
 
 
 def _tried(
-    method: Method,
+    method: PlanMethod,
     profile: Profile,
     network: LinkCosts,
     batch: int,

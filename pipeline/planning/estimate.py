@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.memory import peak_in_flight
-from arborcast.pipeline.planning.prm import Partition
+from arborcast.pipeline.planning.prm import PlacedStages
 from arborcast.pipeline.planning.tables import BoundaryCosts, Floats, Integers, LayerTables
 
 
@@ -59,7 +59,7 @@ class StepCosts:
 
 
 def step_costs(
-    layers: LayerTables, partition: Partition, *, batch: int, recompute: bool, counts: Sequence[int]
+    layers: LayerTables, partition: PlacedStages, *, batch: int, recompute: bool, counts: Sequence[int]
 ) -> StepCosts:
     """What a step is made of, for each of these numbers of microbatches."""
     devices, places = partition.devices, np.array(partition.places)

@@ -51,7 +51,7 @@ class PartitionProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class PlacedStages:
     """Stages on places of a device order, with what they cost.
 
     Attributes:
@@ -85,7 +85,7 @@ def partitions(
     most_stages: int,
     *,
     exact: bool = True,
-) -> dict[int, Partition]:
+) -> dict[int, PlacedStages]:
     """For every number of stages up to `most_stages` the best partition, where there is one.
 
     A stage on r ranks takes M times (forward + backward) of 1/r of a microbatch, recomputation another
@@ -125,7 +125,7 @@ def _filtered(layers: LayerTables, devices: DeviceTables, question: PartitionPro
 
 def closest_to_fitting(
     layers: LayerTables, devices: DeviceTables, question: PartitionProblem, stages: Sequence[int]
-) -> Partition | None:
+) -> PlacedStages | None:
     """The partition into one of these numbers of stages (ascending) whose fullest rank misses least memory.
 
     The value is in bytes, of need beyond the limit. None where the batch has too few samples.
@@ -143,7 +143,9 @@ def closest_to_fitting(
     return min(there, key=lambda partition: partition.value_us, default=None)
 
 
-def _solved(devices: DeviceTables, boundary: Floats, costs: Costs, most_stages: int) -> dict[int, Partition]:
+def _solved(
+    devices: DeviceTables, boundary: Floats, costs: Costs, most_stages: int
+) -> dict[int, PlacedStages]:
     program = _Program(devices, boundary, costs)
     found = {}
     for count in range(1, most_stages + 1):
@@ -185,7 +187,7 @@ class _Program:
             np.maximum(cost(start)[:-1], onwards[start + 1 :]).min(axis=0, out=least[start])
         self.least.append(least)
 
-    def best(self) -> Partition | None:
+    def best(self) -> PlacedStages | None:
         """The best partition into all stages so far; None where there is none."""
         count = len(self.least)
         value = self.least[count - 1][0]
@@ -204,7 +206,7 @@ class _Program:
             cuts.append(cut)
             places.append(place)
         exact = bool(self.devices.exact[places].all())
-        return Partition(float(value.min()), (*cuts, self.depth), tuple(places), self.devices, exact)
+        return PlacedStages(float(value.min()), (*cuts, self.depth), tuple(places), self.devices, exact)
 
 
 class _MemoryFit:

@@ -17,7 +17,7 @@ from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
 from arborcast.pipeline.planning.memory import check_memory, fits
-from arborcast.pipeline.planning.prm import Partition, PartitionProblem, closest_to_fitting, partitions
+from arborcast.pipeline.planning.prm import PartitionProblem, PlacedStages, closest_to_fitting, partitions
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
@@ -197,7 +197,7 @@ class _Space:
         self.limits = None if choices.limits is None else dict(enumerate(choices.limits))
         self.layers = LayerTables(profile, choices.keep_ties_together)
         self.devices = [DeviceTables(network, order) for order in device_orders(network)]
-        self.known: dict[Group, tuple[int, dict[int, Partition]]] = {}
+        self.known: dict[Group, tuple[int, dict[int, PlacedStages]]] = {}
         self.limited: set[Group] = set()  # solved under the limits
         self.queue: list[tuple[float, int, int, int, _Entry]] = []
         self.number = count()
@@ -229,7 +229,7 @@ class _Space:
         """Queue every group with the least estimate of the partitions that are known without limits."""
         choices = self.choices
         for devices, recompute in product(range(len(self.devices)), choices.recompute):
-            known: dict[object, Partition] = {}
+            known: dict[object, PlacedStages] = {}
             for microbatches in _doublings(choices.microbatches):
                 # With recomputation other partitions may be better, but these tell enough.
                 question = PartitionProblem(choices.batch, microbatches, recompute=choices.recompute[0])
@@ -245,7 +245,7 @@ class _Space:
                     )
                     self._push(min(estimates) / (1 + SLACK), _Entry(Group(devices, question)))
 
-    def _solved(self, group: Group, *, again: bool = False) -> dict[int, Partition]:
+    def _solved(self, group: Group, *, again: bool = False) -> dict[int, PlacedStages]:
         """The partitions of a group; `again` for rates that have become exact."""
         devices, question = self.devices[group.devices], group.question
         if group not in self.limited:  # then the order and its cap do not matter
@@ -263,7 +263,7 @@ class _Space:
             return True
         return fits(plan, self.profile, self.limits, batch=self.choices.batch)
 
-    def _costs(self, partition: Partition, recompute: bool, counts: Sequence[int]) -> StepCosts:
+    def _costs(self, partition: PlacedStages, recompute: bool, counts: Sequence[int]) -> StepCosts:
         batch = self.choices.batch
         return step_costs(self.layers, partition, batch=batch, recompute=recompute, counts=counts)
 
@@ -301,7 +301,9 @@ def _doublings(counts: Sequence[int]) -> list[int]:
     return sorted({*chosen, counts[0]})
 
 
-def plan_of(question: PartitionProblem, partition: Partition, network: LinkCosts, profile: Profile) -> Plan:
+def plan_of(
+    question: PartitionProblem, partition: PlacedStages, network: LinkCosts, profile: Profile
+) -> Plan:
     """A partition as a plan."""
     return Plan(
         partition.stages,

@@ -23,7 +23,7 @@ LARGEST_SEARCHED = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BaselineTimings:
     """Timings by method, the schedule's own first, why others are missing, and the order of service."""
 
     by_method: Mapping[str, Sequence[Timing]]
@@ -48,7 +48,9 @@ class Comparison:
         return {"service": str(self.service), "rows": rows, "unavailable": dict(self.unavailable)}
 
 
-def compare(schedule: AnySchedule, sizes: Sequence[int], *, service: str | Service = EARLIEST) -> Comparison:
+def compare(
+    schedule: AnySchedule, sizes: Sequence[int], *, service: str | Service = EARLIEST
+) -> BaselineTimings:
     """Simulate a correct schedule and every baseline of the same collective.
 
     Its method's name is its name in the comparison; for `service` see `synth.simulation.simulator.simulate`.
@@ -77,7 +79,7 @@ def compare(schedule: AnySchedule, sizes: Sequence[int], *, service: str | Servi
         by_method |= _nccl_models(schedule, sizes, searched=not too_large)
     except (InfeasibleError, CollectiveError) as error:
         unavailable["nccl-model"] = str(error)
-    return Comparison(by_method, unavailable, order)
+    return BaselineTimings(by_method, unavailable, order)
 
 
 def _nccl_models(

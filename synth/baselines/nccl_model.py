@@ -49,7 +49,7 @@ class Cpu(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class NcclLimits:
     """Limits that NCCL assumes for a GPU generation; those in threes for 1, for 2, and for more hosts.
 
     Attributes:
@@ -68,7 +68,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NcclSetup:
     """The inputs of the model.
 
     Attributes:
@@ -91,7 +91,7 @@ class Plan:
     channel_rate: Fraction
     hosts: int = 1
     medium: Medium = Medium.NVLINK
-    generation: Generation | None = None
+    generation: NcclLimits | None = None
     source: str = "given"
     cpu: Cpu = Cpu.INTEL
     tree_rate: Fraction | None = None
@@ -143,7 +143,7 @@ class ModelTime:
     rate: Fraction
     algbw: float
     busbw: float
-    plan: Plan
+    plan: NcclSetup
 
 
 def _gbps(*rates: str) -> ByHosts:
@@ -151,21 +151,21 @@ def _gbps(*rates: str) -> ByHosts:
     return one, two, more
 
 
-VOLTA = Generation(
+VOLTA = NcclLimits(
     "Volta",
     ll=Fraction(39),
     ring_ll128=_gbps("20", "20", "20"),
     tree_ll128=_gbps("20", "20", "20"),
     tree_simple=_gbps("26.5", "18.5", "10"),
 )
-AMPERE = Generation(
+AMPERE = NcclLimits(
     "Ampere",
     ll=Fraction("87.7"),
     ring_ll128=_gbps("20", "20", "20"),
     tree_ll128=_gbps("20", "20", "20"),
     tree_simple=_gbps("24", "23.6", "17.8"),
 )
-HOPPER = Generation(
+HOPPER = NcclLimits(
     "Hopper",
     ll=Fraction(141),
     ring_ll128=_gbps("36.7", "36.7", "36.7"),
@@ -173,19 +173,21 @@ HOPPER = Generation(
     tree_simple=_gbps("38.7", "41.4", "36"),
 )
 
-KNOWN_PLANS: Mapping[str, Plan] = {
-    "dgx1": Plan(6, Fraction(20), generation=VOLTA, source="NCCL's search on DGX-1 (V100)"),
-    "dgx-a100": Plan(12, Fraction(20), generation=AMPERE, source="NCCL's search on DGX A100"),
-    "dgx-h100": Plan(12, Fraction(30), generation=HOPPER, source="NCCL's search on DGX H100"),
+KNOWN_PLANS: Mapping[str, NcclSetup] = {
+    "dgx1": NcclSetup(6, Fraction(20), generation=VOLTA, source="NCCL's search on DGX-1 (V100)"),
+    "dgx-a100": NcclSetup(12, Fraction(20), generation=AMPERE, source="NCCL's search on DGX A100"),
+    "dgx-h100": NcclSetup(12, Fraction(30), generation=HOPPER, source="NCCL's search on DGX H100"),
 }
 """What NCCL finds on one whole box of 8 GPUs, by the name in the catalog."""
 
 _OF_CLUSTERS = "NCCL's search, worked out by hand: a ring per NIC at the rate of its PCIe slot"
-CLUSTER_PLANS: Mapping[str, Plan] = {
-    "dgx-a100": Plan(
+CLUSTER_PLANS: Mapping[str, NcclSetup] = {
+    "dgx-a100": NcclSetup(
         8, Fraction(24), 2, generation=AMPERE, cpu=Cpu.AMD, balanced=True, source=f"{_OF_CLUSTERS} (gen 4)"
     ),
-    "dgx-h100": Plan(8, Fraction(48), 2, generation=HOPPER, balanced=True, source=f"{_OF_CLUSTERS} (gen 5)"),
+    "dgx-h100": NcclSetup(
+        8, Fraction(48), 2, generation=HOPPER, balanced=True, source=f"{_OF_CLUSTERS} (gen 5)"
+    ),
 }
 """What NCCL finds on boxes of 8 GPUs with a NIC each, by the name in the catalog (hosts: see `nccl_plan`).
 
@@ -197,7 +199,7 @@ below are not doubled. On two hosts NCCL rates the tree by its links inside a bo
 """
 TREE_ON_TWO_HOSTS: Mapping[str, Fraction] = {"dgx-a100": Fraction(30), "dgx-h100": Fraction(48)}
 """GB/s per channel of a tree on two hosts: the highest listed speed that 8 channels find inside a box, and
-at least that of the NIC. The limits of `Generation.tree_simple` are below both."""
+at least that of the NIC. The limits of `NcclLimits.tree_simple` are below both."""
 
 BASE_US: Mapping[str, Mapping[Protocol, float]] = {
     RING: {Protocol.LL: 6.6, Protocol.LL128: 14.0, Protocol.SIMPLE: 8.4},
@@ -234,7 +236,7 @@ def nccl_times(
     collective: Collective,
     sizes: Sequence[int],
     *,
-    plan: Plan | None = None,
+    plan: NcclSetup | None = None,
     protocol: Protocol | None = None,
     seed: int = 0,
 ) -> tuple[ModelTime, ...]:
@@ -274,7 +276,7 @@ def nccl_times(
     )
 
 
-def nccl_plan(topology: Topology, collective: Collective, *, seed: int = 0) -> Plan:
+def nccl_plan(topology: Topology, collective: Collective, *, seed: int = 0) -> NcclSetup:
     """NCCL's channels: known for whole boxes of the catalog, else the link-disjoint rings of the graph.
 
     Derived rates are those of the topology, so build it with NCCL's planning constants (20 GB/s for an
@@ -295,7 +297,7 @@ def nccl_plan(topology: Topology, collective: Collective, *, seed: int = 0) -> P
 
     schedule = solve_baseline(topology, Collective(Kind.ALLREDUCE, collective.ranks), "multiring", seed=seed)
     rings = int(dict(schedule.method.settings)["rings"] or 0)
-    return Plan(rings, topology.bandwidth_unit, source=f"{rings} link-disjoint rings of {topology.name}")
+    return NcclSetup(rings, topology.bandwidth_unit, source=f"{rings} link-disjoint rings of {topology.name}")
 
 
 def _are_whole_boxes(topology: Topology) -> bool:
@@ -308,7 +310,7 @@ def _are_whole_boxes(topology: Topology) -> bool:
     return len(in_box) > 1 and set(in_box.values()) == {8}
 
 
-def _row(method: str, protocol: Protocol, kind: Kind, count: int, size: int, plan: Plan) -> ModelTime:
+def _row(method: str, protocol: Protocol, kind: Kind, count: int, size: int, plan: NcclSetup) -> ModelTime:
     if size < 0:
         raise InputError(f"size must not be negative, got {size} bytes")
     rate = (_ring_rate if method == RING else _tree_rate)(protocol, kind, count, plan)
@@ -322,7 +324,7 @@ def _steps(kind: Kind, count: int) -> int:
     return (2 if kind is Kind.ALLREDUCE else 1) * (count - 1)
 
 
-def _ring_rate(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> Fraction:
+def _ring_rate(protocol: Protocol, kind: Kind, count: int, plan: NcclSetup) -> Fraction:
     bandwidth = plan.bandwidth
     match protocol:
         case Protocol.LL:
@@ -335,7 +337,7 @@ def _ring_rate(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> Fracti
     return bandwidth * count / _steps(kind, count)
 
 
-def _ring_latency_us(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> float:
+def _ring_latency_us(protocol: Protocol, kind: Kind, count: int, plan: NcclSetup) -> float:
     across = _steps(kind, plan.hosts)
     inside = _steps(kind, count) - across
     inside_us = HOP_US[RING, plan.medium][protocol]
@@ -345,7 +347,7 @@ def _ring_latency_us(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> 
     return BASE_US[RING][protocol] + inside * inside_us + across * HOP_US[RING, Medium.NETWORK][protocol]
 
 
-def _tree_rate(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> Fraction:
+def _tree_rate(protocol: Protocol, kind: Kind, count: int, plan: NcclSetup) -> Fraction:
     """Half of the bandwidth: data goes up the tree and down again."""
     assert kind is Kind.ALLREDUCE and count > 1, "NCCL uses its tree for allreduce only"
     bandwidth = plan.tree_bandwidth * TREE_SHARE
@@ -361,7 +363,7 @@ def _tree_rate(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> Fracti
     return bandwidth * (1 if plan.balanced else TREE_PATTERN) / 2
 
 
-def _tree_latency_us(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> float:
+def _tree_latency_us(protocol: Protocol, kind: Kind, count: int, plan: NcclSetup) -> float:
     """A chain inside each host, a double binary tree across hosts."""
     assert kind is Kind.ALLREDUCE, "NCCL uses its tree for allreduce only"
     inside_us = (count // plan.hosts - 1) * HOP_US[TREE, plan.medium][protocol]
@@ -369,7 +371,7 @@ def _tree_latency_us(protocol: Protocol, kind: Kind, count: int, plan: Plan) -> 
     return BASE_US[TREE][protocol] + 2 * (inside_us + across_us)
 
 
-def _most_in_ll(plan: Plan, otherwise: Fraction) -> Fraction:
+def _most_in_ll(plan: NcclSetup, otherwise: Fraction) -> Fraction:
     """GB/s that protocol LL carries at most; `otherwise` where no generation is known."""
     if plan.generation is None:
         return otherwise
@@ -379,7 +381,7 @@ def _most_in_ll(plan: Plan, otherwise: Fraction) -> Fraction:
 
 
 def _limited(
-    bandwidth: Fraction, plan: Plan, limits_of: Callable[[Generation], ByHosts], channels: int = 1
+    bandwidth: Fraction, plan: NcclSetup, limits_of: Callable[[NcclLimits], ByHosts], channels: int = 1
 ) -> Fraction:
     """At most what the generation carries; its limits are for 1, for 2 and for more hosts."""
     if plan.generation is None:

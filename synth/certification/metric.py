@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from arborcast.synth.certification.spanning import joining_cost
+from arborcast.synth.certification.spanning import metric_mst_cost
 from arborcast.synth.certification.trees import cheapest_cost, cheapest_costs
 from arborcast.synth.certification.ways import FAR, Matrix, ways_between
 from arborcast.synth.collective import Collective, Kind
@@ -95,7 +95,7 @@ class Metric:
         """The cost of the cheapest tree that joins ranks where every way may be taken backwards, too."""
         through = range(self.topology.ranks, self.topology.size)
         if len(ends) >= MANY and self._is_symmetric:
-            return joining_cost(self.topology, self.lengths.tolist(), ends, through)
+            return metric_mst_cost(self.topology, self.lengths.tolist(), ends, through)
         ways = ways_between(self.topology, self.lengths, ends, through)
         return int(cheapest_costs(np.minimum(ways, ways.T))[0])
 
@@ -147,7 +147,7 @@ class Metric:
         else:  # an edge of a tree passes no rank that takes part: two edges do
             through = [v for v in self._present(collective, others) if v not in collective.members]
             if len(ends) >= MANY and self._is_symmetric:
-                alike = joining_cost(self.topology, self.lengths.tolist(), ends, through)
+                alike = metric_mst_cost(self.topology, self.lengths.tolist(), ends, through)
                 return Fraction(2 * alike if pair else alike)
             ways = ways_between(self.topology, self.lengths, ends, through)
         if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER}:

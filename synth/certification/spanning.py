@@ -13,7 +13,7 @@ from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology, Vertex
 
 
-def joining_cost(
+def metric_mst_cost(
     topology: Topology, lengths: list[int], ends: Iterable[Vertex], through: Iterable[Vertex]
 ) -> int:
     """The length of the cheapest tree of shortest ways that joins some vertices, in O(links log links).

@@ -14,22 +14,22 @@ from fractions import Fraction
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import Workers
-from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, Care, StepOptimum, step_optimum
+from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, SearchBudget, StepOptimum, step_optimum
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.progress import report
 
 FEW_CHUNKS = 16
-"""Chunks of a block for which no part of R/C is given up where an `Effort` has slack."""
+"""Chunks of a block for which no part of R/C is given up where an `FrontierOptions` has slack."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Effort:
+class FrontierOptions:
     """How a curve is traced.
 
     Attributes:
@@ -49,7 +49,7 @@ class Effort:
     slack: Fraction | None = None
 
     @property
-    def care(self) -> Care:
+    def care(self) -> SearchBudget:
         """What is done for each number of steps."""
         if self.proofs:
             return THOROUGH
@@ -98,23 +98,25 @@ class Curve:
         return replace(self, points=tuple(points), static=static)
 
 
-def trace(problem: Problem, static: StepBound, last: int, effort: Effort, deadline: Deadline) -> Curve:
+def trace(
+    problem: ChunkProblem, static: StepBound, last: int, options: FrontierOptions, deadline: Deadline
+) -> Curve:
     """The curve of a problem from its latency to at most `last` steps.
 
     Args:
         problem: one whose targets can all be reached.
         static: the limit of R/C for any number of steps.
         last: the largest S looked at, at least the latency.
-        effort: how to go about it.
+        options: how to go about it.
         deadline: what is found by then is returned.
     """
     points: list[StepOptimum] = []
     open_steps: list[int] = []
     limits: dict[int, StepBound] = {}
-    good_enough = static.ratio * (1 + effort.tolerance)
+    good_enough = static.ratio * (1 + options.tolerance)
     why = f"no more than {last} steps were looked at"
     timed_out = False
-    for steps, optimum in _optima(problem, static, last, effort, deadline, points):
+    for steps, optimum in _optima(problem, static, last, options, deadline, points):
         limits[steps] = optimum.limit
         best = points[-1].ratio if points else None
         improves = optimum.ratio is not None and (best is None or optimum.ratio < best)
@@ -129,17 +131,17 @@ def trace(problem: Problem, static: StepBound, last: int, effort: Effort, deadli
             why = "the limit of any number of steps is attained"
             break
         if points and points[-1].ratio is not None and points[-1].ratio <= good_enough:
-            why = f"within {effort.tolerance} of the limit of any number of steps"
+            why = f"within {options.tolerance} of the limit of any number of steps"
             break
     complete = not open_steps and bool(points) and points[-1].ratio == static.ratio
     return Curve(tuple(points), static, limits, tuple(open_steps), complete, why, timed_out)
 
 
 def _optima(
-    problem: Problem,
+    problem: ChunkProblem,
     static: StepBound,
     last: int,
-    effort: Effort,
+    options: FrontierOptions,
     deadline: Deadline,
     points: Sequence[StepOptimum],
 ) -> Iterator[tuple[int, StepOptimum]]:
@@ -147,49 +149,49 @@ def _optima(
     latency = problem.latency
     assert latency is not None, "every target can be reached"
     steps = range(latency, last + 1)
-    if effort.jobs == 1:
+    if options.jobs == 1:
         with Workers() as workers:
             workers.warm()
             for count in steps:
                 below = points[-1].ratio if points else None
-                yield count, _optimum(problem, count, static, below, effort, deadline, workers)
+                yield count, _optimum(problem, count, static, below, options, deadline, workers)
         return
     from joblib import Parallel, delayed, effective_n_jobs
 
-    width = effective_n_jobs(effort.jobs)
+    width = effective_n_jobs(options.jobs)
     for start in range(latency, last + 1, width):
         wave = steps[start - latency : start - latency + width]
         below = points[-1].ratio if points else None
         report(f"{wave[0]} to {wave[-1]} steps", 0, 0)
-        tasks = (delayed(_job)(problem, count, static, below, effort, deadline.left_s) for count in wave)
-        yield from zip(wave, Parallel(n_jobs=effort.jobs)(tasks), strict=True)
+        tasks = (delayed(_job)(problem, count, static, below, options, deadline.left_s) for count in wave)
+        yield from zip(wave, Parallel(n_jobs=options.jobs)(tasks), strict=True)
 
 
 def _job(
-    problem: Problem,
+    problem: ChunkProblem,
     steps: int,
     static: StepBound,
     below: Fraction | None,
-    effort: Effort,
+    options: FrontierOptions,
     left_s: float | None,
 ) -> StepOptimum:
     """One number of steps in a process of its own, which may be on another machine with another clock."""
     with Workers(1) as workers:
-        return _optimum(problem, steps, static, below, effort, Deadline.after(left_s), workers)
+        return _optimum(problem, steps, static, below, options, Deadline.after(left_s), workers)
 
 
 def _optimum(
-    problem: Problem,
+    problem: ChunkProblem,
     steps: int,
     static: StepBound,
     below: Fraction | None,
-    effort: Effort,
+    options: FrontierOptions,
     deadline: Deadline,
     workers: Workers,
 ) -> StepOptimum:
     """The optimum of one number of steps, from the cache where it was worked out to its end before."""
     encodings = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
-    cache = ChunkCache() if effort.cache else None
+    cache = ChunkCache() if options.cache else None
     key = ""
     if cache is not None:
         key = cache.key_of(
@@ -199,21 +201,21 @@ def _optimum(
             static=str(static.ratio),
             below=None if below is None else str(below),
             encodings=encodings,
-            seed=effort.seed,
-            proofs=int(effort.proofs),
-            slack=None if effort.slack is None else str(effort.slack),
+            seed=options.seed,
+            proofs=int(options.proofs),
+            slack=None if options.slack is None else str(options.slack),
         )
         kept = _kept(cache, key, problem, static)
         if kept is not None:
             return kept
-    searcher = Searcher(problem, encodings, effort.seed, deadline, workers, cache)
-    optimum = step_optimum(searcher, steps, static, below, effort.care)
+    searcher = Searcher(problem, encodings, options.seed, deadline, workers, cache)
+    optimum = step_optimum(searcher, steps, static, below, options.care)
     if cache is not None and not optimum.out_of_time and not optimum.lost_solvers:
         cache.put_json(key, optimum_to_document(optimum, problem.topology))
     return optimum
 
 
-def _kept(cache: ChunkCache, key: str, problem: Problem, static: StepBound) -> StepOptimum | None:
+def _kept(cache: ChunkCache, key: str, problem: ChunkProblem, static: StepBound) -> StepOptimum | None:
     """What the cache has; its certificate is checked again, its plan by whoever verifies the schedule."""
     document = cache.get_json(key)
     if document is None:

@@ -18,9 +18,9 @@ from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
 from arborcast.synth.chunks.grid import Grid
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored
 from arborcast.synth.chunks.solvers.cache import ChunkCache
@@ -30,7 +30,7 @@ from arborcast.synth.chunks.step_optimum import explain
 from arborcast.synth.chunks.sums.compositions import Half, parts_of, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
-from arborcast.synth.chunks.sums.searcher import SumAnswer, SumSearcher, Trial
+from arborcast.synth.chunks.sums.searcher import SearchEffort, SumAnswer, SumSearcher
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, Prover, SolverDiedError, TimedOutError
@@ -129,7 +129,7 @@ def _solved(
     how = Method(method, seed, settings)
     with Workers() as workers:
 
-        def searcher(problem: Problem) -> Searcher:
+        def searcher(problem: ChunkProblem) -> Searcher:
             kept = ChunkCache() if cache else None
             return Searcher(problem, (method,), seed, deadline, workers, kept)
 
@@ -189,7 +189,11 @@ class _Question:
 
     @classmethod
     def of(
-        cls, topology: Topology, collective: Collective, limit: Bound, searcher: Callable[[Problem], Searcher]
+        cls,
+        topology: Topology,
+        collective: Collective,
+        limit: Bound,
+        searcher: Callable[[ChunkProblem], Searcher],
     ) -> _Question:
         half = Half.of(topology, collective, limit)
         return cls(half, searcher(half.problem))
@@ -197,11 +201,11 @@ class _Question:
     def solve(self, size: Size, method: Method) -> Schedule:
         self._check_limits(size)
         answer = self.searcher.search(size.chunks, size.steps, size.rounds)
-        if isinstance(answer, Impossible):
+        if isinstance(answer, Infeasible):
             words = f"{self.half.collective.kind} {size}: there is none, "
             words += "proved by" if answer.is_proof else "not proved: according to"
             raise InfeasibleError(f"{words} {answer.proved_by}", proved_by=[answer.proved_by])
-        assert isinstance(answer, Plan), "without a limit of effort every search ends"
+        assert isinstance(answer, ChunkPlan), "without a limit of effort every search ends"
         return self.half.schedule(size.chunks, answer, method)
 
     def _check_limits(self, size: Size) -> None:
@@ -219,20 +223,22 @@ MOST_SENDS = 20_000
 """Possible transfers (chunks, routes and steps multiplied) beyond which they have it at once."""
 
 
-def _solve_sums(asked: _Composition, sums: SumSearcher, searcher: Callable[[Problem], Searcher]) -> Schedule:
+def _solve_sums(
+    asked: _Composition, sums: SumSearcher, searcher: Callable[[ChunkProblem], Searcher]
+) -> Schedule:
     """An allreduce searched as it is; its compositions, which are some, where that takes long."""
     size = asked.size
     _check_sum_limits(asked, sums)
-    answer: SumAnswer = Unfinished()
+    answer: SumAnswer = Unknown()
     if asked.may_be:
         if size.chunks * size.steps * len(sums.problem.routes) <= MOST_SENDS:
-            answer = sums.search(size.chunks, size.steps, size.rounds, Trial(FIRST_SLICES))
-        if type(answer) is Unfinished:
+            answer = sums.search(size.chunks, size.steps, size.rounds, SearchEffort(FIRST_SLICES))
+        if type(answer) is Unknown:
             with contextlib.suppress(InfeasibleError):
                 return asked.solve(searcher)
-    if type(answer) is Unfinished:
+    if type(answer) is Unknown:
         answer = sums.search(size.chunks, size.steps, size.rounds)
-    if isinstance(answer, Impossible):
+    if isinstance(answer, Infeasible):
         words = f"allreduce {size}: there is none, proved by {answer.proved_by} over every schedule"
         raise InfeasibleError(words, proved_by=[answer.proved_by])
     if not isinstance(answer, SumPlan):
@@ -305,7 +311,7 @@ class _Composition:
     size: Size
     method: Method
 
-    def solve(self, searcher: Callable[[Problem], Searcher]) -> Schedule:
+    def solve(self, searcher: Callable[[ChunkProblem], Searcher]) -> Schedule:
         ranks = len(self.collective.ranks)
         if self.size.chunks % ranks:
             raise InputError(
@@ -333,7 +339,7 @@ class _Composition:
     @property
     def may_be(self) -> bool:
         """Whether its numbers are such that there may be one."""
-        parts = [Problem.of(*mirrored(self.topology, part)) for part in parts_of(self.collective)]
+        parts = [ChunkProblem.of(*mirrored(self.topology, part)) for part in parts_of(self.collective)]
         return (
             self.size.chunks % len(self.collective.ranks) == 0
             and sum(part.latency or 0 for part in parts) <= self.size.steps <= self.size.rounds

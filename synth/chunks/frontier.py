@@ -15,12 +15,12 @@ from fractions import Fraction
 
 from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.certificate import StepBound
-from arborcast.synth.chunks.curve import Curve, Effort
+from arborcast.synth.chunks.curve import Curve, FrontierOptions
 from arborcast.synth.chunks.grid import Grid
 from arborcast.synth.chunks.sums.compositions import Half, latency_of_parts, proof_of, static_ratio
 from arborcast.synth.chunks.sums.frontier import trace_allreduce
 from arborcast.synth.chunks.sums.instance import sum_problem
-from arborcast.synth.chunks.sums.points import ON_GRID, Point, Traced, point_method
+from arborcast.synth.chunks.sums.points import ON_GRID, Point, TracedPoints, point_method
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, Prover
@@ -112,10 +112,10 @@ def pareto(
     if grid is not None:
         topology = grid.rounded
         limit = bounds.bound(topology, collective, deadline=deadline)
-    effort = Effort(tolerance or Fraction(0), seed, jobs, cache, proofs)
+    options = FrontierOptions(tolerance or Fraction(0), seed, jobs, cache, proofs)
     if grid is not None:
         near = grid.tolerance if tolerance is None else tolerance
-        effort = Effort(near, seed, jobs, cache, proofs=False, slack=grid.tolerance)
+        options = FrontierOptions(near, seed, jobs, cache, proofs=False, slack=grid.tolerance)
     latency = latency_of(topology, collective)
     last = max_steps
     if last is None:
@@ -125,12 +125,12 @@ def pareto(
         words = f"{collective.kind}: needs at least {latency} steps, got a maximum of {last}"
         raise InfeasibleError(words, proved_by=[Prover.LIMIT])
     if collective.kind is Kind.ALLREDUCE:
-        traced = trace_allreduce(topology, collective, limit, last, effort, deadline)
+        traced = trace_allreduce(topology, collective, limit, last, options, deadline)
     else:
         half = Half.of(topology, collective, limit)
-        curve = half.trace(last - latency, effort, deadline)
+        curve = half.trace(last - latency, options, deadline)
         single = tuple(_single(half, curve, seed))
-        traced = Traced(
+        traced = TracedPoints(
             single, curve.complete, curve.why_stopped, curve.open_steps, curve.timed_out, curve.limits
         )
     points = traced.points

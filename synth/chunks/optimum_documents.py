@@ -11,15 +11,15 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.bounds.certificate import (
-    MessageLengths,
-    PairLengths,
-    PathLengths,
+    MessageDual,
+    PairDual,
+    PathDual,
     RouteLengths,
     StaticLimit,
     StepBound,
     StepCertificate,
     StepLengths,
-    TreeLengths,
+    TreeDual,
 )
 from arborcast.synth.chunks.problem.instance import routes_of
 from arborcast.synth.chunks.problem.prune import plan_from_document, plan_to_document
@@ -41,21 +41,21 @@ def limit_to_document(limit: StepBound, topology: Topology, *, mirrored: bool = 
     match limit.certificate:
         case StaticLimit(bound):
             certificate = {"kind": "static", "bound": bound_to_document(bound, topology)}
-        case PathLengths(shares, assigned):
+        case PathDual(shares, assigned):
             certificate = {
                 "kind": "paths",
                 "shares": [_lengths_to_document(lengths, topology, mirrored) for lengths in shares],
                 "assigned": [list(row) for row in assigned],
             }
-        case TreeLengths(lengths):
+        case TreeDual(lengths):
             certificate = {"kind": "trees", "lengths": _lengths_to_document(lengths, topology, mirrored)}
-        case PairLengths(links, pairs):
+        case PairDual(links, pairs):
             certificate = {
                 "kind": "pairs",
                 "links": _lengths_to_document(links, topology, mirrored),
                 "pairs": _pairs_to_document(pairs, topology),
             }
-        case MessageLengths(lengths, cost):
+        case MessageDual(lengths, cost):
             certificate = {
                 "kind": "messages",
                 "lengths": _lengths_to_document(lengths, topology, mirrored),
@@ -76,19 +76,19 @@ def limit_from_document(document: Mapping[str, Any], topology: Topology) -> Step
         case "static":
             certificate = StaticLimit(bound_from_document(shape["bound"], topology, "limit"))
         case "paths":
-            certificate = PathLengths(
+            certificate = PathDual(
                 tuple(_lengths_from_document(rows, topology) for rows in shape["shares"]),
                 tuple(tuple(map(int, row)) for row in shape["assigned"]),
             )
         case "trees":
-            certificate = TreeLengths(_lengths_from_document(shape["lengths"], topology))
+            certificate = TreeDual(_lengths_from_document(shape["lengths"], topology))
         case "pairs":
-            certificate = PairLengths(
+            certificate = PairDual(
                 _lengths_from_document(shape["links"], topology),
                 _pairs_from_document(shape["pairs"], topology),
             )
         case "messages":
-            certificate = MessageLengths(
+            certificate = MessageDual(
                 _lengths_from_document(shape["lengths"], topology), Fraction(shape["cost"])
             )
         case kind:
@@ -103,7 +103,7 @@ def optimum_to_document(optimum: StepOptimum, topology: Topology) -> Document:
         "limit": limit_to_document(optimum.limit, topology),
         "chunks": optimum.chunks,
         "plan": None if plan is None else plan_to_document(plan),
-        "smallest": optimum.smallest,
+        "smallest": optimum.minimality_proof,
         "refuted_by": [prover.value for prover in optimum.refuted_by],
     }
 
@@ -114,12 +114,12 @@ def optimum_from_document(document: Mapping[str, Any], topology: Topology) -> St
     Raises:
         KeyError, TypeError, ValueError: the document is not one of ours.
     """
-    plan, smallest = document["plan"], document["smallest"]
+    plan, minimality_proof = document["plan"], document["smallest"]
     return StepOptimum(
         limit_from_document(document["limit"], topology),
         int(document["chunks"]),
         None if plan is None else plan_from_document(plan),
-        None if smallest is None else str(smallest),
+        None if minimality_proof is None else str(minimality_proof),
         tuple(map(Prover, document["refuted_by"])),
     )
 

@@ -17,8 +17,8 @@ from pysat.solvers import Cadical195
 
 from arborcast.synth.chunks.encodings.reachable_sends import is_ordered, longest_step
 from arborcast.synth.chunks.encodings.sat import Formula
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import Instance
 from arborcast.synth.chunks.problem.time_reversal import IMAGES, mirrored
 from arborcast.synth.chunks.solvers.worker import Workers
@@ -89,11 +89,11 @@ def write_refutation(
     """
     chunks, steps, rounds = size
     question = f"{collective.kind} on {' '.join(topology.name.split())}"
-    orbits: Orbits
+    orbits: ChunkOrbits
     if collective.kind is Kind.ALLREDUCE:
         orbits = SumOrbits.trivial(sum_problem(topology, collective), chunks)
     else:
-        orbits = Orbits.trivial(Problem.of(*mirrored(topology, collective)), chunks)
+        orbits = ChunkOrbits.trivial(ChunkProblem.of(*mirrored(topology, collective)), chunks)
     if collective.kind in IMAGES:
         question += f", as its mirror image, {IMAGES[collective.kind]} over the reversed links, run backwards"
     instance = Instance(orbits, steps, rounds)

@@ -16,24 +16,24 @@ from fractions import Fraction
 from itertools import takewhile
 
 from arborcast.synth.chunks.bounds.certificate import (
-    MessageLengths,
-    PairLengths,
-    PathLengths,
+    MessageDual,
+    PairDual,
+    PathDual,
     StaticLimit,
     StepBound,
-    TreeLengths,
+    TreeDual,
 )
 from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound
 from arborcast.synth.chunks.problem.orbits import Group
-from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound
 from arborcast.synth.chunks.trees.plan import MOST_CHUNKS, NoPlanError, plan_near_it, plan_of
-from arborcast.synth.chunks.trees.whole_trees import eligible
+from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.errors import Prover, TimedOutError
 from arborcast.synth.progress import report
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Care:
+class SearchBudget:
     """How much is done for a number of steps; counted, so that it is the same on every machine.
 
     Attributes:
@@ -68,10 +68,10 @@ class Care:
     slack: Fraction | None = None
 
 
-THOROUGH = Care(True, 3, 6, 400_000, 8, 40, 240)
+THOROUGH = SearchBudget(True, 3, 6, 400_000, 8, 40, 240)
 """To prove: up to two minutes of each of two cores for a search."""
 
-QUICK = Care(False, 2, 2, 60_000, 2, 6, 0)
+QUICK = SearchBudget(False, 2, 2, 60_000, 2, 6, 0)
 """To have a candidate: half a second for a search."""
 
 MOST_FLOW_TARGETS = 240
@@ -94,8 +94,8 @@ class StepOptimum:
 
     limit: StepBound
     chunks: int = 0
-    plan: Plan | None = None
-    smallest: str | None = None
+    plan: ChunkPlan | None = None
+    minimality_proof: str | None = None
     refuted_by: tuple[Prover, ...] = ()
     out_of_time: bool = False
     lost_solvers: bool = False
@@ -113,13 +113,13 @@ class StepOptimum:
     @property
     def proved_by(self) -> tuple[Prover, ...]:
         """Who says that there is nothing better; empty where that is not known."""
-        if self.ratio != self.limit.ratio or self.smallest is None:
+        if self.ratio != self.limit.ratio or self.minimality_proof is None:
             return ()
         return (Prover.LIMIT, *self.refuted_by)
 
 
 def step_optimum(
-    searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, care: Care = THOROUGH
+    searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, budget: SearchBudget = THOROUGH
 ) -> StepOptimum:
     """The least R/C in so many steps.
 
@@ -128,7 +128,7 @@ def step_optimum(
     Returns:
         The best found; `out_of_time` says whether the deadline of the searcher came first.
     """
-    state = _State(searcher, steps, replace(static, steps=steps), below, care)
+    state = _State(searcher, steps, replace(static, steps=steps), below, budget)
     try:
         state.settle()
     except TimedOutError:
@@ -140,15 +140,15 @@ class _State:
     """The best limit and the best plan so far."""
 
     def __init__(
-        self, searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, care: Care
+        self, searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, budget: SearchBudget
     ) -> None:
-        self._care = care
+        self._budget = budget
         self._searcher = searcher
         self._problem = searcher.problem
         self._steps = steps
         self._below = below
         self._spent: dict[tuple[Fraction, int], int] = {}  # slices of the search for (R/C, C)
-        self._refuted: dict[tuple[Fraction, int], Impossible] = {}
+        self._refuted: dict[tuple[Fraction, int], Infeasible] = {}
         self._trees: TreeBound | None = None
         self._group: Group | None = None
         self.result = StepOptimum(static)
@@ -162,10 +162,10 @@ class _State:
                 return
             if self._trees is not None:
                 # Several demands make large integer programs of trees: there a search is faster.
-                if self._care.slack is None and len(self._problem.demands) > 1 and self._attempt():
+                if self._budget.slack is None and len(self._problem.demands) > 1 and self._attempt():
                     return
                 self._take_packing()
-                if self._care.slack is None:
+                if self._budget.slack is None:
                     self._shrink()
                 elif self.result.ratio == self.result.limit.ratio:
                     self.result = self._with_reason(self.result)
@@ -178,11 +178,11 @@ class _State:
         """The ways to raise the limit, in the order in which they pay."""
         if self._problem.is_routing:
             # Flows are exact where nothing is copied; a packing attains them where the smallest C does not.
-            few = len(self._problem.demands) <= self._care.most_packed
+            few = len(self._problem.demands) <= self._budget.most_packed
             return [self._by_flows, self._by_trees] if few else [self._by_flows]
         if max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS:
             return [self._by_trees]  # exact, and mostly as fast as anything weaker
-        return [self._by_cuts, self._by_flows] if self._care.proofs else [self._by_cuts]
+        return [self._by_cuts, self._by_flows] if self._budget.proofs else [self._by_cuts]
 
     def _is_of_interest(self, ratio: Fraction) -> bool:
         return self._below is None or ratio < self._below
@@ -212,7 +212,7 @@ class _State:
     def _attempt(self) -> bool:
         """Search at the smallest C that could attain the limit; whether that settled it."""
         ratio = self.result.limit.ratio
-        return self._take(ratio, next(eligible(ratio, self._steps)), self._care.first_slices)
+        return self._take(ratio, next(admissible_chunk_counts(ratio, self._steps)), self._budget.first_slices)
 
     def _take_packing(self) -> None:
         """The packing of trees is a plan already, mostly with few chunks."""
@@ -227,11 +227,11 @@ class _State:
                 self._trees,
                 group=self._group,
                 deadline=deadline,
-                most_chunks=self._care.most_chunks,
+                most_chunks=self._budget.most_chunks,
             )
         except NoPlanError:
             deadline.check("the plan of trees")
-            slack = self._care.slack
+            slack = self._budget.slack
             near = None if slack is None else plan_near_it(self._problem, self._trees, slack)
             if near is None:
                 return  # too many chunks, or a step left empty: then the search decides
@@ -245,17 +245,17 @@ class _State:
         """Search every smaller C at the limit, in ascending order, until one is found or stays unknown."""
         ratio = self.result.limit.ratio
         known = self.result.chunks if self.result.ratio == ratio else None
-        for chunks in eligible(ratio, self._steps):
+        for chunks in admissible_chunk_counts(ratio, self._steps):
             if chunks == known:
                 self.result = self._with_reason(self.result)
                 return
-            if self._take(ratio, chunks, self._care.last_slices) or (ratio, chunks) not in self._refuted:
+            if self._take(ratio, chunks, self._budget.last_slices) or (ratio, chunks) not in self._refuted:
                 return  # not knowing of this C, nothing could be said of the smallest any more
 
     def _look_around(self) -> None:
         """No plan attains a limit yet: the least R/C from there on that is found with few chunks."""
-        for ratio, chunks in self._guesses()[: self._care.most_guesses]:
-            if self._take(ratio, chunks, self._care.last_slices):
+        for ratio, chunks in self._guesses()[: self._budget.most_guesses]:
+            if self._take(ratio, chunks, self._budget.last_slices):
                 return
 
     def _take(self, ratio: Fraction, chunks: int, slices: int) -> bool:
@@ -264,9 +264,9 @@ class _State:
             return False
         self._spent[ratio, chunks] = slices
         answer = self._search(chunks, ratio, slices)
-        if isinstance(answer, Impossible):
+        if isinstance(answer, Infeasible):
             self._refuted[ratio, chunks] = answer
-        if not isinstance(answer, Plan):
+        if not isinstance(answer, ChunkPlan):
             return False
         self.result = self._with_reason(replace(self.result, chunks=chunks, plan=answer))
         return True
@@ -279,11 +279,11 @@ class _State:
         """The same, with the reason why no smaller C has its R/C, where that is known."""
         ratio, chunks = optimum.ratio, optimum.chunks
         assert ratio is not None, "it has a plan"
-        smaller = list(takewhile(lambda other: other < chunks, eligible(ratio, self._steps)))
+        smaller = list(takewhile(lambda other: other < chunks, admissible_chunk_counts(ratio, self._steps)))
         if not smaller:
-            return replace(optimum, smallest=_lowest_terms(ratio, chunks), refuted_by=())
+            return replace(optimum, minimality_proof=_lowest_terms(ratio, chunks), refuted_by=())
         if any((ratio, other) not in self._refuted for other in smaller):
-            return replace(optimum, smallest=None, refuted_by=())
+            return replace(optimum, minimality_proof=None, refuted_by=())
         by: dict[Prover, list[str]] = {}
         for other in smaller:
             size = f"({other}, {self._steps}, {ratio * other})"
@@ -292,14 +292,14 @@ class _State:
             f"{', '.join(sizes)} refuted by {prover}{'' if prover.is_exact else ', which is no proof'}"
             for prover, sizes in by.items()
         )
-        return replace(optimum, smallest=words, refuted_by=tuple(by))
+        return replace(optimum, minimality_proof=words, refuted_by=tuple(by))
 
     def _guesses(self) -> list[tuple[Fraction, int]]:
         """Pairs of R/C and C with few chunks, the best first; for the limit at least its smallest C."""
         limit = self.result.limit.ratio
         worst = self._below or 2 * max(limit, Fraction(self._steps))
-        pairs = {(limit, next(eligible(limit, self._steps)))}
-        for chunks in range(1, self._care.largest_guess + 1):
+        pairs = {(limit, next(admissible_chunk_counts(limit, self._steps)))}
+        for chunks in range(1, self._budget.largest_guess + 1):
             rounds = max(self._steps, -(-limit.numerator * chunks // limit.denominator))
             while Fraction(rounds, chunks) < worst:
                 pairs.add((Fraction(rounds, chunks), chunks))
@@ -310,15 +310,15 @@ class _State:
         """Ask the solvers, unless the instance is larger than they should be asked."""
         rounds = int(ratio * chunks)
         sends = chunks * len(self._problem.demands) * len(self._problem.routes) * self._steps
-        if sends > self._care.most_sends or chunks > self._care.most_chunks:
-            return Unfinished()
+        if sends > self._budget.most_sends or chunks > self._budget.most_chunks:
+            return Unknown()
         self._report(f"searching ({chunks}, {self._steps}, {rounds})")
         try:
             return self._searcher.search(chunks, self._steps, rounds, slices=slices)
         except WorkerDiedError as error:
             log.warning("(%d, %d, %d) is left open: %s", chunks, self._steps, rounds, error)
             self.result = replace(self.result, lost_solvers=True)
-            return Unfinished()
+            return Unknown()
 
     def _report(self, what: str) -> None:
         report(f"{self._steps} steps: {what}", 0, 0)
@@ -336,11 +336,11 @@ def explain(limit: StepBound) -> str:
     match limit.certificate:
         case StaticLimit(bound):
             return f"limit of any number of steps ({type(bound.certificate).__name__.lower()}, exact)"
-        case PathLengths():
+        case PathDual():
             return f"flows in {steps} (dual, exact)"
-        case TreeLengths():
+        case TreeDual():
             return f"trees in {steps} (dual, exact)"
-        case PairLengths():
+        case PairDual():
             return f"flows of every contribution in {steps} (dual, exact)"
-        case MessageLengths():
+        case MessageDual():
             return f"the fewest messages in {steps} (CaDiCaL)"

@@ -17,7 +17,7 @@ from arborcast.synth.simulation.service import EARLIEST
 from arborcast.synth.topology import Topology, Vertex
 
 if TYPE_CHECKING:
-    from arborcast.synth.baselines.comparison import Comparison
+    from arborcast.synth.baselines.comparison import BaselineTimings
     from arborcast.synth.chunks.frontier import Frontier
     from arborcast.synth.chunks.grid import Grid
     from arborcast.synth.chunks.sums.points import Point
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from arborcast.topologies.entries import Beyond
     from arborcast.topologies.machine import Machine
 
-TOLD = (
+SHOWN_SETTINGS = (
     "chunks",
     "steps",
     "rounds",
@@ -83,7 +83,7 @@ def describe_solution(schedule: AnySchedule, solution: Json) -> list[str]:
     else:
         quality = f"{share(rate, limit)} of the bound, {gigabytes(limit)}"
     what = f"{solution['trees']} trees" if solution["trees"] is not None else f"{solution['chunks']} chunks"
-    settings = "".join(f", {key} {value}" for key, value in schedule.method.settings if key in TOLD)
+    settings = "".join(f", {key} {value}" for key, value in schedule.method.settings if key in SHOWN_SETTINGS)
     lines = [
         f"{schedule.topology.name} {schedule.collective.kind}",
         f"  method   {schedule.method.name}, seed {schedule.method.seed}{settings}",
@@ -327,7 +327,7 @@ def _aligned(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> lis
     return [line.rstrip() for line in lines]
 
 
-def describe_comparison(comparison: Comparison) -> list[str]:
+def describe_comparison(comparison: BaselineTimings) -> list[str]:
     """Two tables over the sizes, a column per method: times, then bus bandwidths."""
     methods = list(comparison.by_method)
     sizes = [timing.bytes for timing in comparison.by_method[methods[0]]]

@@ -34,7 +34,7 @@ class NotCorrectError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FabricRequest:
     """What a command is about.
 
     Attributes:
@@ -101,7 +101,7 @@ class Asked:
         return self.machine.reordered(self.faulty.kept[: self.topology.ranks])
 
 
-def load_fabric(options: FabricOptions) -> Asked:
+def load_fabric(options: FabricOptions) -> FabricRequest:
     """The topology a command is about, and the ranks that take part in it.
 
     Failed links and ranks are named as in the fragment; those that are left are numbered 0, 1, 2... again.
@@ -121,17 +121,17 @@ def load_fabric(options: FabricOptions) -> Asked:
     return _left(machine, options)
 
 
-def _left(machine: Machine, options: FabricOptions) -> Asked:
+def _left(machine: Machine, options: FabricOptions) -> FabricRequest:
     """What is left of a machine, the fragment already taken."""
     topology = machine.topology
     members = topology.ranks if options.ranks is None else len(rank_list(options.ranks))
     if not options.without_link and not options.without_rank:
-        return Asked(topology, tuple(range(members)), machine, options)
+        return FabricRequest(topology, tuple(range(members)), machine, options)
     from arborcast.synth.faults.faulty import without
 
     faulty = without(topology, links=options.without_link or (), ranks=options.without_rank or ())
     left = sum(before < members for before in faulty.kept)
-    return Asked(faulty.topology, tuple(range(left)), machine, options, faulty)
+    return FabricRequest(faulty.topology, tuple(range(left)), machine, options, faulty)
 
 
 def above_zero(option: str, text: str | None) -> Fraction | None:
@@ -141,7 +141,7 @@ def above_zero(option: str, text: str | None) -> Fraction | None:
     return number_of(option, text, lambda rate: rate > 0, "must be above 0 GB/s")
 
 
-def collective_on(name: str, on: Asked, root: int | None) -> Collective:
+def collective_on(name: str, on: FabricRequest, root: int | None) -> Collective:
     """A kind of collective by name, with root 0 unless asked for; or the custom one in a file.
 
     Raises:
@@ -201,7 +201,7 @@ def kept(schedule: AnySchedule, seconds: float, output: Path | None) -> Json:
 
 
 @contextmanager
-def failing_as_json(on: Asked, collective: str, as_json: bool) -> Iterator[None]:
+def failing_as_json(on: FabricRequest, collective: str, as_json: bool) -> Iterator[None]:
     """Say why there is no answer, as one JSON object where that is asked for; the error goes on."""
     try:
         yield
@@ -215,7 +215,7 @@ def failing_as_json(on: Asked, collective: str, as_json: bool) -> Iterator[None]
 
 
 def say_infeasible(
-    error: InfeasibleError, on: Asked, collective: str, as_json: bool, more: Json | None = None
+    error: InfeasibleError, on: FabricRequest, collective: str, as_json: bool, more: Json | None = None
 ) -> None:
     """Note what would help on an error that goes on, and print it as one JSON object, with `more`."""
     from arborcast.synth.cli.description import infeasible_document, is_cut_off

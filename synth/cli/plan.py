@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress
-from arborcast.synth.cli.inputs import Asked, load_fabric
+from arborcast.synth.cli.inputs import FabricRequest, load_fabric
 from arborcast.synth.cli.options import AsJson, FabricOptions, about_a_fabric, number, option, writable
 from arborcast.synth.cli.plan_description import describe_plan, figures, plan_document
 from arborcast.synth.errors import InputError
@@ -126,7 +126,7 @@ def plan(
         print_lines(describe_plan(found, topology, document))
 
 
-def _device(asked: str | None, on: Asked, model: str) -> tuple[str | None, str]:
+def _device(asked: str | None, on: FabricRequest, model: str) -> tuple[str | None, str]:
     """What a model is costed for, None where it is measured here or has its costs; and who says so.
 
     Raises:

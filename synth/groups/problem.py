@@ -40,7 +40,7 @@ class Layer:
     is_mirrored: bool = False
 
 
-class Problem:
+class GroupsProblem:
     """Collectives with weights on a fabric.
 
     Attributes:

@@ -18,7 +18,7 @@ import numpy as np
 from arborcast.synth.bounds.capacity_program import Cuts, TreeDirection, add_cut, in_whole_parts, optimum
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import NumericalError
-from arborcast.synth.groups.problem import Problem
+from arborcast.synth.groups.problem import GroupsProblem
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.kernels.max_flow import link_arrays
@@ -45,7 +45,7 @@ class Shares:
 class JointProgram:
     """The program of a problem; cuts that one level has needed are there for the next."""
 
-    def __init__(self, problem: Problem, deadline: Deadline) -> None:
+    def __init__(self, problem: GroupsProblem, deadline: Deadline) -> None:
         self._problem = problem
         self._deadline = deadline
         self._columns = 1  # column 0 is the rate per unit of weight

@@ -12,14 +12,14 @@ from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.groups.problem import Problem
+from arborcast.synth.groups.problem import GroupsProblem
 from arborcast.synth.groups.program import Shares
 from arborcast.synth.groups.view import View
 from arborcast.synth.kernels.link_graph import LinkGraph
 from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.lift import lift
-from arborcast.synth.routes.paths import Route, lift_routes, routes_of_flow
+from arborcast.synth.routes.paths import PathShare, lift_routes, routes_of_flow
 from arborcast.synth.schedule import Method, Schedule, Settings
 from arborcast.synth.topology import Hop, Topology
 
@@ -29,12 +29,12 @@ class _Plan:
     """What one group does, in vertices of the whole fabric: carriers or routes."""
 
     carriers: Sequence[Carrier]
-    routes: Sequence[Route]
+    routes: Sequence[PathShare]
     settings: Settings
     limit: Bound
 
 
-def schedules_of(problem: Problem, shares: Shares, *, seed: int, deadline: Deadline) -> list[Schedule]:
+def schedules_of(problem: GroupsProblem, shares: Shares, *, seed: int, deadline: Deadline) -> list[Schedule]:
     """A schedule for each group that fits its share of every link.
 
     Raises:
@@ -48,7 +48,9 @@ def schedules_of(problem: Problem, shares: Shares, *, seed: int, deadline: Deadl
         limit = plan.limit.relabelled(problem.topology, problem.topology, images.tolist())
         if problem.views[first].is_routed:
             method = Method("routes", seed, plan.settings)
-            routes = [Route(tuple(images[list(route.path)].tolist()), route.share) for route in plan.routes]
+            routes = [
+                PathShare(tuple(images[list(route.path)].tolist()), route.share) for route in plan.routes
+            ]
             lifted = lift_routes(problem.topology, collective, routes)
             found.append(Schedule.build(problem.topology, collective, method, limit, *lifted))
         else:
@@ -58,7 +60,7 @@ def schedules_of(problem: Problem, shares: Shares, *, seed: int, deadline: Deadl
     return found
 
 
-def _plan(problem: Problem, shares: Shares, group: int, seed: int, deadline: Deadline) -> _Plan:
+def _plan(problem: GroupsProblem, shares: Shares, group: int, seed: int, deadline: Deadline) -> _Plan:
     view = problem.views[group]
     limit = bound(problem.topology, problem.collectives[group], deadline)
     if view.is_routed:
@@ -68,7 +70,7 @@ def _plan(problem: Problem, shares: Shares, group: int, seed: int, deadline: Dea
     return _Plan(packing.carriers, (), packing.settings, limit)
 
 
-def _routes(problem: Problem, shares: Shares, number: int) -> list[Route]:
+def _routes(problem: GroupsProblem, shares: Shares, number: int) -> list[PathShare]:
     """The paths of one source, in vertices of the whole fabric and in the direction of the data."""
     layer = problem.layers[number]
     view = problem.views[layer.group]
@@ -84,10 +86,10 @@ def _routes(problem: Problem, shares: Shares, number: int) -> list[Route]:
         (tuple(view.vertices[vertex] for vertex in route.path), route.share)
         for route in routes_of_flow(flow, layer.source, dict.fromkeys(targets, amount))
     )
-    return [Route(path[::-1] if view.is_reversed else path, share) for path, share in paths]
+    return [PathShare(path[::-1] if view.is_reversed else path, share) for path, share in paths]
 
 
-def _packing(problem: Problem, shares: Shares, group: int, seed: int, deadline: Deadline) -> Packing:
+def _packing(problem: GroupsProblem, shares: Shares, group: int, seed: int, deadline: Deadline) -> Packing:
     """Trees or pairs of trees over the links of the whole fabric; turned round where data is gathered."""
     view, demands = problem.views[group], shares.supply[group]
     local = LinkGraph(view.topology)

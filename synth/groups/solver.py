@@ -15,7 +15,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, Prover
 from arborcast.synth.groups.certificate import JointCertificate, Level, level_bound
-from arborcast.synth.groups.problem import Problem
+from arborcast.synth.groups.problem import GroupsProblem
 from arborcast.synth.groups.program import JointProgram, Shares
 from arborcast.synth.groups.realization import alone_topology, schedules_of
 from arborcast.synth.groups.result import GroupSchedule, GroupSchedules
@@ -73,7 +73,7 @@ def solve_groups(
     weighed = _checked_weights(groups, weights)
     for number, group in enumerate(groups):
         _check_group(topology, number, group)
-    problem = Problem(topology, groups, weighed, relays=relays)
+    problem = GroupsProblem(topology, groups, weighed, relays=relays)
     alone = _alone_rates(problem, relays, deadline)
     levels, shares = _fill(problem, min(alone), deadline)
     rates = {group: level.rate * weighed[group] for level in levels for group in level.groups}
@@ -112,7 +112,7 @@ def _check_group(topology: Topology, number: int, group: Collective) -> None:
         raise CollectiveError(f"group {number}: {error}") from error
 
 
-def _alone_rates(problem: Problem, relays: bool, deadline: Deadline) -> tuple[Fraction, ...]:
+def _alone_rates(problem: GroupsProblem, relays: bool, deadline: Deadline) -> tuple[Fraction, ...]:
     """The best rate of each group with the fabric to itself.
 
     Raises:
@@ -122,7 +122,7 @@ def _alone_rates(problem: Problem, relays: bool, deadline: Deadline) -> tuple[Fr
     for group in problem.representatives:
         collective = problem.collectives[group]
         fabric = problem.topology if relays else alone_topology(problem.topology, collective)
-        single = Problem(problem.topology, [collective], [Fraction(1)], relays=relays)
+        single = GroupsProblem(problem.topology, [collective], [Fraction(1)], relays=relays)
         widest = max((link.bandwidth for link in fabric.links), default=Fraction(1))
         rates[group] = JointProgram(single, deadline).solve({}, widest).rate
         if rates[group] == 0:
@@ -131,7 +131,7 @@ def _alone_rates(problem: Problem, relays: bool, deadline: Deadline) -> tuple[Fr
     return tuple(rates[first] for first, _ in problem.origin)
 
 
-def _fill(problem: Problem, slowest: Fraction, deadline: Deadline) -> tuple[list[Level], Shares]:
+def _fill(problem: GroupsProblem, slowest: Fraction, deadline: Deadline) -> tuple[list[Level], Shares]:
     """The levels in ascending order, and shares of the links that reach all of them."""
     program = JointProgram(problem, deadline)
     given: dict[int, Fraction] = {}

@@ -133,7 +133,7 @@ class Weighed:
 
 
 @dataclass(frozen=True, eq=False)
-class Vertex:
+class BasicSolution:
     """The basic solution that HiGHS names, in exact arithmetic.
 
     Attributes:
@@ -200,7 +200,7 @@ class TreeProgram:
             duals[count : count + len(self.rows.share_of)],
         )
 
-    def vertex(self) -> Vertex | None:
+    def vertex(self) -> BasicSolution | None:
         """The last solution exactly; None where the basis is singular or a weight is negative.
 
         Weights fit the rows up to the tolerance of HiGHS, so that who uses them must fill the rows anew.
@@ -236,7 +236,7 @@ class TreeProgram:
             if row < len(capacities):
                 prices[row] = max(price, Fraction(0))
         scale = math.lcm(*(price.denominator for price in prices))
-        return Vertex(weights, [int(price * scale) for price in prices])
+        return BasicSolution(weights, [int(price * scale) for price in prices])
 
     def exact(self, weighed: Weighed) -> list[Fraction]:
         """Exact weights of the last answer, filling the rows: its vertex, or fine parts without one."""

@@ -17,7 +17,7 @@ import numpy as np
 from arborcast.synth.bounds.routing_trees import BestRouting, OrbitPartition, WeightedTree
 from arborcast.synth.bounds.shortest_paths import FAR, ShortestPaths
 from arborcast.synth.collective import Collective
-from arborcast.synth.routes.paths import Path, Route
+from arborcast.synth.routes.paths import Path, PathShare
 from arborcast.synth.topology import Topology, Vertex
 
 Load: TypeAlias = tuple[int, ...]
@@ -71,7 +71,7 @@ def options_of(
 
 def shares_of_trees(
     topology: Topology, collective: Collective, alike: OrbitPartition, best: BestRouting
-) -> Iterator[Route]:
+) -> Iterator[PathShare]:
     """The routes of the optimal flow."""
     ways = ShortestPaths(topology)
     for source in alike.sources:
@@ -81,7 +81,7 @@ def shares_of_trees(
             for tree in of_source:
                 shares[_path_in(ways, alike, tree, target)[0]] += tree.share
             for path in sorted(shares, key=lambda path: (len(path), path)):
-                yield Route(path, shares[path])
+                yield PathShare(path, shares[path])
 
 
 def _shortest(

@@ -17,7 +17,7 @@ import numpy as np
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import limit_time, new_model
 from arborcast.synth.routes.alltoall_options import Load, Options
-from arborcast.synth.routes.paths import Path, Route
+from arborcast.synth.routes.paths import Path, PathShare
 
 MOST_PARTS = 24
 """Into how many equal parts a block is divided at most before the shares of the optimal flow are taken."""
@@ -42,7 +42,7 @@ class _Class:
 
 def divide(
     options: Sequence[Options], room: Sequence[Fraction], deadline: Deadline, *, seed: int = 0
-) -> list[Route] | None:
+) -> list[PathShare] | None:
     """Parts of all blocks that fit the room, in equal parts as large as possible; the fewest links then.
 
     Args:
@@ -148,7 +148,7 @@ def _row(model: object, entries: dict[int, int], lower: float, upper: float) -> 
     )
 
 
-def _deal(group: _Class, amounts: Sequence[int], parts: int) -> Iterator[Route]:
+def _deal(group: _Class, amounts: Sequence[int], parts: int) -> Iterator[PathShare]:
     """Blocks one after another take what is left of the first way, then of the next."""
     rest = list(amounts)
     way = 0
@@ -160,4 +160,4 @@ def _deal(group: _Class, amounts: Sequence[int], parts: int) -> Iterator[Route]:
             taken = min(missing, rest[way])
             rest[way] -= taken
             missing -= taken
-            yield Route(block.paths[group.loads[way]], Fraction(taken, parts))
+            yield PathShare(block.paths[group.loads[way]], Fraction(taken, parts))

@@ -16,7 +16,7 @@ Path: TypeAlias = tuple[Vertex, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class PathShare:
     """A part of one block on one path, from its owner to its target; `share` of that block."""
 
     path: Path
@@ -25,7 +25,7 @@ class Route:
 
 def routes_of_flow(
     flow: MutableMapping[Hop, int | Fraction], source: Vertex, demands: Mapping[Vertex, int | Fraction]
-) -> Iterator[Route]:
+) -> Iterator[PathShare]:
     """Paths that carry a flow from the source to some targets, those of the fewest links first.
 
     Args:
@@ -43,7 +43,7 @@ def routes_of_flow(
                 flow[hop] -= taken
                 if not flow[hop]:
                     del flow[hop]
-            yield Route(path, Fraction(taken) / demand)
+            yield PathShare(path, Fraction(taken) / demand)
 
 
 def _shortest(flow: Iterable[Hop], source: Vertex, target: Vertex) -> Path:
@@ -66,7 +66,7 @@ def _shortest(flow: Iterable[Hop], source: Vertex, target: Vertex) -> Path:
 
 
 def lift_routes(
-    topology: Topology, collective: Collective, routes: Iterable[Route], *, together: bool = False
+    topology: Topology, collective: Collective, routes: Iterable[PathShare], *, together: bool = False
 ) -> tuple[list[Chunk], list[Transfer]]:
     """A chunk per route, one step for each hop from rank to rank: the last step of every method of paths.
 

@@ -16,7 +16,7 @@ from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, TimedOutError
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.request import DEFAULTS, Request
-from arborcast.synth.routes.paths import Route, lift_routes, routes_of_flow
+from arborcast.synth.routes.paths import PathShare, lift_routes, routes_of_flow
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method, Schedule
 from arborcast.synth.topology import Topology
@@ -69,7 +69,7 @@ def _alltoall(topology: Topology, collective: Collective, request: Request) -> S
         raise TimedOutError(str(late), late.best.expand()) from late
 
 
-def _gather_routes(topology: Topology, collective: Collective, rate: Fraction) -> list[Route]:
+def _gather_routes(topology: Topology, collective: Collective, rate: Fraction) -> list[PathShare]:
     """Paths of a maximum flow from all ranks to the root, each rank sending rate/n GB/s."""
     import networkx as nx
 

@@ -24,7 +24,7 @@ from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.request import DEFAULTS, Request
 from arborcast.synth.routes.alltoall_options import options_of, shares_of_trees
 from arborcast.synth.routes.alltoall_parts import divide
-from arborcast.synth.routes.paths import Route, lift_routes
+from arborcast.synth.routes.paths import PathShare, lift_routes
 from arborcast.synth.routes.reachability import who_is_cut_off
 from arborcast.synth.schedule import Method
 from arborcast.synth.symmetry.translations import Translations
@@ -106,7 +106,7 @@ def _lift(
     method: Method,
     limit: Bound,
     translations: Translations,
-    routes: Iterable[Route],
+    routes: Iterable[PathShare],
 ) -> ImplicitSchedule:
     """One chunk per part; each hop from rank to rank is a transfer of its own step.
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from arborcast.synth.symmetry.permutations import closure, compose, identity, orbit
-from arborcast.synth.symmetry.refinement import Partition, Refiner, SpentError, Trace, around
+from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, SpentError, Trace, around
 from arborcast.synth.topology import Permutation, Topology, Vertex
 
 EFFORT = 1_000_000
@@ -127,7 +127,7 @@ class _Level:
     """
 
     vertex: Vertex
-    before: Partition
+    before: OrderedPartition
     trace: Trace
 
 
@@ -168,9 +168,9 @@ class _Search:
             pass
         return Automorphisms(self.topology.size, base, tuple(dict.fromkeys(found)), complete)
 
-    def _base(self, refiner: Refiner) -> tuple[list[_Level], Partition]:
+    def _base(self, refiner: Refiner) -> tuple[list[_Level], OrderedPartition]:
         """Make vertices special until every vertex has a colour of its own."""
-        partition = refiner.refined(Partition.of(self.colours))
+        partition = refiner.refined(OrderedPartition.of(self.colours))
         levels = []
         while (vertex := partition.least_ambiguous()) is not None:
             after, trace = refiner.individualized(partition, vertex)
@@ -182,7 +182,7 @@ class _Search:
         self,
         refiner: Refiner,
         levels: Sequence[_Level],
-        last: Partition,
+        last: OrderedPartition,
         depth: int,
         found: list[Permutation],
     ) -> None:
@@ -206,10 +206,10 @@ class _Search:
             settled.update(orbit(image, known))
 
     def _reaching(
-        self, refiner: Refiner, levels: Sequence[_Level], last: Partition, depth: int, image: Vertex
+        self, refiner: Refiner, levels: Sequence[_Level], last: OrderedPartition, depth: int, image: Vertex
     ) -> Permutation | None:
         """An automorphism that fixes the base before a level and takes its vertex to an image."""
-        ways: list[tuple[Partition, Iterator[Vertex]]] = [(levels[depth].before, iter((image,)))]
+        ways: list[tuple[OrderedPartition, Iterator[Vertex]]] = [(levels[depth].before, iter((image,)))]
         while ways:
             partition, images = ways[-1]
             level = levels[depth + len(ways) - 1]
@@ -247,7 +247,7 @@ def _itself_first(vertex: Vertex) -> Callable[[Vertex], tuple[bool, Vertex]]:
     return lambda image: (image != vertex, image)
 
 
-def _matching(first: Partition, second: Partition) -> Permutation:
+def _matching(first: OrderedPartition, second: OrderedPartition) -> Permutation:
     """Which vertex of the second partition has the colour that each of the first has alone."""
     return tuple(second.members(colour)[0] for colour in first.colours)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
 
-from arborcast.synth.symmetry.refinement import Partition, Refiner, Trace, around
+from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, Trace, around
 from arborcast.synth.symmetry.translations import Translations
 from arborcast.synth.topology import Hop, Permutation, Topology, Vertex
 
@@ -74,18 +74,18 @@ class Commuting:
         self.taste = taste
         self._kinds = _with_arcs(topology, group)
         self.refiner = Refiner(around(topology.size, self._kinds), effort)
-        self.base = self.refiner.refined(Partition.of(_colours(topology, group, members)))
+        self.base = self.refiner.refined(OrderedPartition.of(_colours(topology, group, members)))
         self.cells = list(self._rank_cells())
         self.limit = math.gcd(*map(len, self.cells))
         self.start = min(min(cell) for cell in self.cells if len(cell) == min(map(len, self.cells)))
-        self._seen: dict[Vertex, Partition | None] = {}
+        self._seen: dict[Vertex, OrderedPartition | None] = {}
         self._traces: dict[int, Trace] = {}
 
     def _rank_cells(self) -> Iterator[list[Vertex]]:
         for colour in sorted({self.base.colours[rank] for rank in range(self.topology.ranks)}):
             yield self.base.members(colour)
 
-    def seen_from(self, rank: Vertex) -> Partition | None:
+    def seen_from(self, rank: Vertex) -> OrderedPartition | None:
         """The colours once a rank is special; None where the first of its colour sees something else."""
         if rank not in self._seen:
             if len(self._seen) >= MOST_SEEN:
@@ -125,7 +125,7 @@ class Commuting:
         return len(self._from_start.cell_of(vertex))
 
     @cached_property
-    def _from_start(self) -> Partition:
+    def _from_start(self) -> OrderedPartition:
         colours = self.seen_from(self.start)
         assert colours is not None, "the start is the first of its colour"
         return colours
@@ -161,12 +161,12 @@ class Commuting:
                 continue
             for turn in range(TURNS):
                 self.refiner.left -= 2 * self.topology.size
-                walk = Walk(self, before.copy(), after.copy(), turn)
-                element = walk.run()
+                builder = AutomorphismBuilder(self, before.copy(), after.copy(), turn)
+                element = builder.run()
                 if element is not None and element not in given and self._keeps(element):
                     given.add(element)
                     yield element
-                if not walk.turned:
+                if not builder.turned:
                     break
 
     def _keeps(self, element: Sequence[Vertex]) -> bool:
@@ -175,14 +175,16 @@ class Commuting:
         return all(kinds.get((element[src], element[dst])) == kind for (src, dst), kind in kinds.items())
 
 
-class Walk:
+class AutomorphismBuilder:
     """One permutation in the making: two partitions, of the vertices and of their images, refined alike.
 
     Attributes:
         turned: whether there was such a turn to take; otherwise there are no more of them.
     """
 
-    def __init__(self, commuting: Commuting, before: Partition, after: Partition, turn: int) -> None:
+    def __init__(
+        self, commuting: Commuting, before: OrderedPartition, after: OrderedPartition, turn: int
+    ) -> None:
         """Begin with the start special among the vertices, and its image among the images.
 
         Args:

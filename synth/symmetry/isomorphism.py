@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.symmetry.refinement import Partition, Refiner, SpentError, Trace, around
+from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, SpentError, Trace, around
 from arborcast.synth.topology import Hop, Permutation, Topology, Vertex
 
 _EFFORT = 10_000_000  # ends of links that one comparison may look at: far more than 32 vertices can need
@@ -62,7 +62,7 @@ class Shape:
             for vertex in range(topology.size)
         ]
         with self._bounded():
-            self._start = self._refiner.refined(Partition.of(self._colours))
+            self._start = self._refiner.refined(OrderedPartition.of(self._colours))
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
@@ -86,7 +86,7 @@ class Shape:
         return tuple(sorted(zip(colours, self._colours, strict=True))), tuple(links)
 
     @cached_property
-    def _base(self) -> tuple[list[_Level], Partition]:
+    def _base(self) -> tuple[list[_Level], OrderedPartition]:
         """Vertices made special one after the other until each has a colour of its own."""
         partition, levels = self._start, []
         while (vertex := partition.least_ambiguous()) is not None:
@@ -104,7 +104,7 @@ class Shape:
             return self._matching(other, other._start, levels, last)
 
     def _matching(
-        self, other: Shape, partition: Partition, levels: Sequence[_Level], last: Partition
+        self, other: Shape, partition: OrderedPartition, levels: Sequence[_Level], last: OrderedPartition
     ) -> Permutation | None:
         """Follow the levels in the other topology, each choice of a vertex in turn."""
         if not levels:

@@ -42,7 +42,7 @@ class SpentError(Exception):
     """The effort allowed was spent; caught by the search."""
 
 
-class Partition:
+class OrderedPartition:
     """The vertices divided by colour.
 
     The colour of a cell is the number of vertices in the cells before it, so that equal colours mean the same
@@ -54,7 +54,7 @@ class Partition:
         self._cells = cells
 
     @classmethod
-    def of(cls, keys: Sequence[Any]) -> Partition:
+    def of(cls, keys: Sequence[Any]) -> OrderedPartition:
         """The partition by keys that can be ordered, one for each vertex."""
         by_key: dict[Hashable, list[Vertex]] = defaultdict(list)
         for vertex, key in enumerate(keys):
@@ -82,9 +82,9 @@ class Partition:
         shared = [colour for colour, members in self._cells.items() if len(members) > 1]
         return min(self._cells[min(shared)]) if shared else None
 
-    def copy(self) -> Partition:
+    def copy(self) -> OrderedPartition:
         """A partition to be split, whose cells are still shared with this one."""
-        return Partition(self.colours.copy(), self._cells.copy())
+        return OrderedPartition(self.colours.copy(), self._cells.copy())
 
     def single_out(self, vertex: Vertex) -> None:
         """Give a vertex the last place in its cell and a colour of its own."""
@@ -124,25 +124,29 @@ class Refiner:
         self._around = neighbours
         self.left = effort
 
-    def refined(self, partition: Partition) -> Partition:
+    def refined(self, partition: OrderedPartition) -> OrderedPartition:
         """The coarsest partition, finer than one, in which alike vertices have alike neighbours."""
         partition = partition.copy()
         self._refine(partition, list(range(len(partition.colours))), None)
         return partition
 
-    def individualized(self, partition: Partition, vertex: Vertex) -> tuple[Partition, Trace]:
+    def individualized(self, partition: OrderedPartition, vertex: Vertex) -> tuple[OrderedPartition, Trace]:
         """The refinement of a refined partition once a vertex is special, and what it saw."""
         after = partition.copy()
         trace = self.single_out(after, vertex)
         assert trace is not None, "nothing was expected of it"
         return after, trace
 
-    def followed(self, partition: Partition, vertex: Vertex, expected: Trace) -> Partition | None:
+    def followed(
+        self, partition: OrderedPartition, vertex: Vertex, expected: Trace
+    ) -> OrderedPartition | None:
         """The same, or None as soon as it sees anything else than expected."""
         after = partition.copy()
         return None if self.single_out(after, vertex, expected) is None else after
 
-    def single_out(self, partition: Partition, vertex: Vertex, expected: Trace | None = None) -> Trace | None:
+    def single_out(
+        self, partition: OrderedPartition, vertex: Vertex, expected: Trace | None = None
+    ) -> Trace | None:
         """Make a vertex of a refined partition special and refine again, in place.
 
         Returns:
@@ -152,7 +156,9 @@ class Refiner:
         partition.single_out(vertex)
         return self._refine(partition, [vertex], expected)
 
-    def _refine(self, partition: Partition, changed: list[Vertex], expected: Trace | None) -> Trace | None:
+    def _refine(
+        self, partition: OrderedPartition, changed: list[Vertex], expected: Trace | None
+    ) -> Trace | None:
         """Refine in rounds, each of which looks only at the neighbours of what changed in the last one.
 
         That is enough: vertices of one colour had alike neighbours before, so where they agree about those
@@ -179,7 +185,7 @@ class Refiner:
         return trace if expected is None or len(trace) == len(expected) else None
 
     def _entries(
-        self, partition: Partition, changed: Sequence[Vertex]
+        self, partition: OrderedPartition, changed: Sequence[Vertex]
     ) -> dict[Vertex, list[tuple[int, int]]]:
         """For each neighbour of the vertices that changed, in what ways it is linked to which colours."""
         entries: dict[Vertex, list[tuple[int, int]]] = defaultdict(list)

@@ -22,7 +22,14 @@ from arborcast.synth.schedule import Chunk, Transfer
 from arborcast.synth.topology import Hop
 from arborcast.synth.verification.group_check import CheckedGroup
 from arborcast.synth.verification.replay import Errors, mask_of, replay_chunk
-from arborcast.synth.verification.replay_kernels import Count, Goal, Group, Moves, State, replay_all
+from arborcast.synth.verification.replay_kernels import (
+    Group,
+    Moves,
+    ReplayCount,
+    ReplayGoal,
+    ReplayState,
+    replay_all,
+)
 from arborcast.synth.verification.verdict import describe
 
 DIGIT_BITS = 30
@@ -50,7 +57,7 @@ def check_every_translate(
         np.ascontiguousarray(ends[:, 0]),
         np.ascontiguousarray(ends[:, 1]),
     )
-    count = Count(
+    count = ReplayCount(
         np.zeros((max(1, errors.limit), 2), dtype=np.int64),
         np.zeros(3, dtype=np.int64),
         np.zeros((digits, topology.ranks**goal.blocks), dtype=np.int64),
@@ -67,23 +74,23 @@ def check_every_translate(
     return _loads(schedule, count.loads, scale)
 
 
-def _goal(collective: Collective, ranks: int) -> Goal:
+def _goal(collective: Collective, ranks: int) -> ReplayGoal:
     member = np.zeros(ranks, dtype=np.bool_)
     member[list(collective.ranks)] = True
     match collective.kind:
         case Kind.ALLGATHER:
-            return Goal(member, False, 0, 1)
+            return ReplayGoal(member, False, 0, 1)
         case Kind.REDUCE_SCATTER:
-            return Goal(member, True, 1, 1)
+            return ReplayGoal(member, True, 1, 1)
         case Kind.ALLREDUCE:
-            return Goal(member, True, 0, 0)
+            return ReplayGoal(member, True, 0, 0)
         case Kind.ALLTOALL:
-            return Goal(member, False, 2, 2)
+            return ReplayGoal(member, False, 2, 2)
         case _:
             raise AssertionError(f"an implicit schedule of {collective.kind} cannot be made")
 
 
-def _state(goal: Goal, ranks: int, most_transfers: int) -> State:
+def _state(goal: ReplayGoal, ranks: int, most_transfers: int) -> ReplayState:
     rows = np.zeros((1 + ranks + most_transfers, -(-ranks // 64) if goal.adds else 1), dtype=np.uint64)
     before = np.zeros(ranks, dtype=np.int64)
     if goal.adds:
@@ -95,7 +102,9 @@ def _state(goal: Goal, ranks: int, most_transfers: int) -> State:
     everyone = np.bitwise_or.reduce(rows, axis=0)
     arrived, coming, fresh = np.zeros((3, ranks), dtype=np.int64)
     # The kernels know one type of whole numbers; only bits are asked of these.
-    return State(rows.view(np.int64), before, before.copy(), arrived, coming, fresh, everyone.view(np.int64))
+    return ReplayState(
+        rows.view(np.int64), before, before.copy(), arrived, coming, fresh, everyone.view(np.int64)
+    )
 
 
 def _moves(schedule: ImplicitSchedule, scale: int) -> Moves:
@@ -204,7 +213,7 @@ def _block(kind: Kind, index: int, ranks: int) -> Block:
     return Block(*divmod(index, ranks)) if kind is Kind.ALLTOALL else Block(index)
 
 
-def _spell_out(schedule: ImplicitSchedule, group: CheckedGroup, count: Count, errors: Errors) -> None:
+def _spell_out(schedule: ImplicitSchedule, group: CheckedGroup, count: ReplayCount, errors: Errors) -> None:
     """Replay the first chunks with objections once more, for the lines that say what is wrong with them."""
     before = errors.count
     everyone = mask_of(schedule.collective.ranks)

@@ -54,7 +54,7 @@ class Group(NamedTuple):
     head: Ints
 
 
-class Goal(NamedTuple):
+class ReplayGoal(NamedTuple):
     """What the collective demands of each chunk.
 
     Attributes:
@@ -71,7 +71,7 @@ class Goal(NamedTuple):
     blocks: int
 
 
-class State(NamedTuple):
+class ReplayState(NamedTuple):
     """Where the replay of one chunk stands.
 
     A set of contributors is a row of bits (bit 0 alone where nothing adds). Rows are never changed once a
@@ -96,7 +96,7 @@ class State(NamedTuple):
     everyone: Ints
 
 
-class Count(NamedTuple):
+class ReplayCount(NamedTuple):
     """What the replay of all translates found.
 
     Attributes:
@@ -113,7 +113,7 @@ class Count(NamedTuple):
 
 
 @kernel
-def replay_all(moves: Moves, group: Group, goal: Goal, state: State, count: Count) -> None:
+def replay_all(moves: Moves, group: Group, goal: ReplayGoal, state: ReplayState, count: ReplayCount) -> None:
     """Go through all elements, the last digit the fastest; row i + 1 is the product of the digits up to i."""
     depth = group.orders.size
     size, links = group.generators.shape[1], group.tail.size
@@ -147,9 +147,9 @@ def replay_all(moves: Moves, group: Group, goal: Goal, state: State, count: Coun
 def _replay_element(
     moves: Moves,
     group: Group,
-    goal: Goal,
-    state: State,
-    count: Count,
+    goal: ReplayGoal,
+    state: ReplayState,
+    count: ReplayCount,
     element: int,
     moved: Ints,
     way: Ints,
@@ -176,7 +176,7 @@ def _replay_element(
 
 
 @kernel
-def _count_links(moves: Moves, group: Group, count: Count, chunk: int, moved: Ints, way: Ints) -> None:
+def _count_links(moves: Moves, group: Group, count: ReplayCount, chunk: int, moved: Ints, way: Ints) -> None:
     """Add a chunk to what passes each link; the link is seen to have the ends that the hop is moved to."""
     for hop in range(moves.first_hop[moves.first[chunk]], moves.first_hop[moves.first[chunk + 1]]):
         link = moves.link[hop]
@@ -189,7 +189,7 @@ def _count_links(moves: Moves, group: Group, count: Count, chunk: int, moved: In
 
 
 @kernel
-def _replay_chunk(moves: Moves, goal: Goal, state: State, chunk: int, moved: Ints) -> int:
+def _replay_chunk(moves: Moves, goal: ReplayGoal, state: ReplayState, chunk: int, moved: Ints) -> int:
     """How many objections there are to one chunk, by the rules of `synth.verification.replay`."""
     owner = moved[moves.owner[chunk]]
     if not goal.adds:
@@ -241,7 +241,7 @@ def _join(rows: Ints, first: int, second: int, joint: int) -> int:
 
 
 @kernel
-def _is_done(moves: Moves, goal: Goal, state: State, chunk: int, moved: Ints) -> bool:
+def _is_done(moves: Moves, goal: ReplayGoal, state: ReplayState, chunk: int, moved: Ints) -> bool:
     """Whether everyone who must have the chunk has all contributions to it."""
     if goal.receivers == 2 and moves.target[chunk] < 0:
         return True

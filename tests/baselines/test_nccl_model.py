@@ -13,7 +13,7 @@ from arborcast.synth.baselines.nccl_model import (
     TREE,
     Medium,
     ModelTime,
-    Plan,
+    NcclSetup,
     Protocol,
     nccl_plan,
     nccl_times,
@@ -59,7 +59,7 @@ def test_tree_of_one_host_is_a_chain() -> None:
 
 
 def test_tree_and_ring_across_hosts() -> None:
-    plan = Plan(4, Fraction(25), hosts=4, generation=AMPERE)
+    plan = NcclSetup(4, Fraction(25), hosts=4, generation=AMPERE)
     fabric = topologies.load("full:32")
     ring, tree = nccl_times(
         fabric, Collective.on(fabric, "allreduce"), [1 << 20], plan=plan, protocol=Protocol.SIMPLE
@@ -101,7 +101,7 @@ def test_a_fragment_without_a_ring_needs_a_plan() -> None:
     collective = Collective.on(fabric, "allreduce")
     with pytest.raises(InfeasibleError, match="no ring exists through ranks 0, 1, 2"):
         nccl_times(fabric, collective, [8])
-    pcie = Plan(1, Fraction(12), medium=Medium.PCIE)
+    pcie = NcclSetup(1, Fraction(12), medium=Medium.PCIE)
     ring = nccl_times(fabric, collective, [8], plan=pcie, protocol=Protocol.SIMPLE)[0]
     assert ring.latency_us == pytest.approx(8.4 + 4 * 5.7)
 
@@ -110,9 +110,9 @@ def test_what_is_not_modelled_is_refused() -> None:
     with pytest.raises(CollectiveError, match="broadcast: the NCCL model covers only allreduce"):
         rows("dgx1", "broadcast", 8)
     with pytest.raises(InputError, match="hosts must divide the 8 ranks evenly, got 3"):
-        rows("dgx1", "allreduce", 8, plan=Plan(1, Fraction(1), hosts=3))
+        rows("dgx1", "allreduce", 8, plan=NcclSetup(1, Fraction(1), hosts=3))
     with pytest.raises(InputError, match="channels must be positive, got 0"):
-        Plan(0, Fraction(1))
+        NcclSetup(0, Fraction(1))
     with pytest.raises(InputError, match="size must not be negative, got -1 bytes"):
         rows("dgx1", "allreduce", -1)
 
@@ -169,4 +169,4 @@ def test_halves_of_four_boxes_are_not_two_boxes() -> None:
 
 def test_a_tree_needs_a_positive_rate() -> None:
     with pytest.raises(InputError, match="plan: tree rate must be positive, got 0"):
-        Plan(1, Fraction(1), tree_rate=Fraction(0))
+        NcclSetup(1, Fraction(1), tree_rate=Fraction(0))

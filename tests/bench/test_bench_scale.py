@@ -130,7 +130,7 @@ def row(**more: Any) -> dict[str, Any]:
 
 
 def texts(document: Document) -> str:
-    question = next(each for each in page.QUESTIONS if each.file == document.name)
+    question = next(each for each in page.SECTIONS if each.file == document.name)
     return "".join(map(part_html, question.answer(document)))
 
 

@@ -27,7 +27,7 @@ from arborcast.bench.clusters.words import (
 from arborcast.bench.harness.document import document
 from arborcast.bench.sweeps import sweep
 from arborcast.synth.baselines import solve_baseline
-from arborcast.synth.baselines.nccl_model import Plan, Protocol, nccl_times
+from arborcast.synth.baselines.nccl_model import NcclSetup, Protocol, nccl_times
 from arborcast.synth.bounds import bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -63,7 +63,7 @@ def by_hand(fabric: Topology, kind: str, moves: str) -> Schedule:
 )
 def test_latency_is_the_longest_chain_or_the_busiest_rank(moves: str, channels: int, hops: int) -> None:
     schedule = by_hand(topologies.load("full:4"), "broadcast", moves)
-    overhead = Overhead(schedule, Plan(channels, Fraction(1)), frozenset())
+    overhead = Overhead(schedule, NcclSetup(channels, Fraction(1)), frozenset())
     assert overhead.latency_us(Protocol.LL) == pytest.approx(6.8 + hops * 0.6)
     assert overhead.latency_us(Protocol.SIMPLE) == pytest.approx(8.4 + hops * 4.0)
 
@@ -72,7 +72,7 @@ def test_a_ring_pays_what_the_model_of_the_ring_pays() -> None:
     fabric = topologies.load("ring:6")
     collective = Collective.on(fabric, "allreduce")
     ring = solve_baseline(fabric, collective, "ring")
-    plan = Plan(2, Fraction(1))
+    plan = NcclSetup(2, Fraction(1))
     overhead = Overhead(ring, plan, frozenset())
     for protocol in Protocol:
         model = nccl_times(fabric, collective, [8], plan=plan, protocol=protocol)[0]
@@ -85,7 +85,7 @@ def test_messages_of_one_step_between_two_ranks_are_one() -> None:
     chunks = [Chunk(Fraction(1, 2), 0)] * 2
     moves = [Transfer(0, 0, 1, 0), Transfer(1, 0, 1, 0)]
     schedule = Schedule.build(fabric, collective, Method("drawn"), bound(fabric, collective), chunks, moves)
-    overhead = Overhead(schedule, Plan(1, Fraction(1)), frozenset())
+    overhead = Overhead(schedule, NcclSetup(1, Fraction(1)), frozenset())
     assert overhead.latency_us(Protocol.LL) == pytest.approx(6.8 + 0.6)
 
 
@@ -98,7 +98,7 @@ def test_a_hop_across_the_network_costs_more() -> None:
     schedule = Schedule.build(
         fabric, collective, Method("drawn"), bound(fabric, collective), [Chunk(Fraction(1), 0)], moves
     )
-    overhead = Overhead(schedule, Plan(8, Fraction(24), 2), network)
+    overhead = Overhead(schedule, NcclSetup(8, Fraction(24), 2), network)
     assert overhead.latency_us(Protocol.LL) == pytest.approx(6.8 + 5.0)
     # 1.7 us of wire are paid at the full rate, the other 10 us at the half of it that LL carries.
     charge = overhead.charge(11.7)
@@ -108,7 +108,7 @@ def test_a_hop_across_the_network_costs_more() -> None:
 
 def test_what_reduces_along_trees_carries_what_nccls_tree_does() -> None:
     fabric = topologies.load("full:4")
-    plan = Plan(1, Fraction(1))
+    plan = NcclSetup(1, Fraction(1))
     tree = Overhead(by_hand(fabric, "reduce", "1>0 2>0 3>0"), plan, frozenset())
     copy = Overhead(by_hand(fabric, "broadcast", "0>1 0>2 0>3"), plan, frozenset())
     assert tree.shares[Protocol.SIMPLE] == Fraction(92, 100) * Fraction(85, 100)
@@ -176,7 +176,7 @@ def test_speed_up_is_below_one_where_we_lose(
     rate: Fraction, sign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A model of links a million times as fast, and of ones far slower than those simulated.
-    monkeypatch.setattr(sweeps, "planning", lambda *_: Planning(Plan(1, rate)))
+    monkeypatch.setattr(sweeps, "planning", lambda *_: Planning(NcclSetup(1, rate)))
     fabric = topologies.load("full:3,bandwidth=20")
     swept = sweep(fabric, Collective.on(fabric, "allreduce"), (1 << 26,), deadline_s=None)
     row = times(swept)[SELECTION, 1 << 26]

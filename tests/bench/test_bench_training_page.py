@@ -31,7 +31,7 @@ def documents() -> dict[str, Document]:
 
 def said(document: Document) -> str:
     """The answer to a question as its reader sees it."""
-    question = next(each for each in (*training.QUESTIONS, *plans.QUESTIONS) if each.file == document.name)
+    question = next(each for each in (*training.SECTIONS, *plans.SECTIONS) if each.file == document.name)
     drawn = " ".join(map(part_html, question.answer(document)))
     return " ".join(re.sub(r"<[^>]*>", " ", drawn).split())
 

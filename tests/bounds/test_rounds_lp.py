@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits
-from arborcast.synth.chunks.problem.outcome import Found, Instance
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.outcome import Feasible, Instance
 from arborcast.synth.collective import Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, TimedOutError
@@ -62,7 +62,7 @@ def test_no_schedule_has_fewer_rounds(data: st.DataObject) -> None:
     topology = data.draw(topologies(max_ranks=5, max_bandwidth=2, symmetric=data.draw(st.booleans())))
     drawn = st.one_of(collectives(topology, COPIES, relays=True), custom_collectives(topology))
     collective = data.draw(drawn)
-    problem = Problem.of(topology, collective)
+    problem = ChunkProblem.of(topology, collective)
     chunks = data.draw(st.integers(1, 3))
     assert problem.latency is not None
     steps = problem.latency + data.draw(st.integers(0, 1))
@@ -72,8 +72,8 @@ def test_no_schedule_has_fewer_rounds(data: st.DataObject) -> None:
         limit = cut_bound(problem, steps, deadline=Deadline()).ratio
         assert guessed >= math.ceil(limit * chunks)
     if guessed > steps:
-        fewer = Instance(Orbits.trivial(problem, chunks), steps, guessed - 1)
-        assert not isinstance(IlpSearch(fewer).run(None), Found)
+        fewer = Instance(ChunkOrbits.trivial(problem, chunks), steps, guessed - 1)
+        assert not isinstance(IlpSearch(fewer).run(None), Feasible)
 
 
 def test_out_of_reach() -> None:

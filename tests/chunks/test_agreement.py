@@ -11,9 +11,9 @@ from arborcast.synth import bounds
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
 from arborcast.synth.chunks.encodings.sat import BooleanSearch
 from arborcast.synth.chunks.encodings.smt import SmtSearch
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Search
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Search
 from arborcast.synth.chunks.problem.prune import prune
 from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.chunks.problem.time_reversal import schedule_of
@@ -36,9 +36,9 @@ def searches(instance: Instance, seed: int) -> dict[str, Search]:
 
 def check(topology: Topology, collective: Collective, instance: Instance, outcome: Outcome) -> bool:
     """Whether there is a schedule; one that is found is correct and has the shape that was asked for."""
-    if isinstance(outcome, Impossible):
+    if isinstance(outcome, Infeasible):
         return False
-    assert isinstance(outcome, Found)
+    assert isinstance(outcome, Feasible)
     problem, chunks = instance.orbits.problem, instance.orbits.chunks
     plan = prune(problem, chunks, outcome.rounds, instance.orbits.unfold(outcome.sends))
     assert (len(plan.rounds), sum(plan.rounds)) == (instance.steps, instance.rounds)
@@ -57,12 +57,12 @@ def test_all_agree_on_random_fabrics(data: st.DataObject) -> None:
         collective = data.draw(custom_collectives(topology))
     else:
         collective = Collective.on(topology, data.draw(st.sampled_from(COPIES)))
-    problem = Problem.of(topology, collective)
+    problem = ChunkProblem.of(topology, collective)
     if problem.latency is None:
         return
     steps = problem.latency + data.draw(st.integers(0, 1))
     rounds = steps + data.draw(st.integers(0, 2))
-    instance = Instance(Orbits.trivial(problem, data.draw(st.integers(1, 2))), steps, rounds)
+    instance = Instance(ChunkOrbits.trivial(problem, data.draw(st.integers(1, 2))), steps, rounds)
     answers = {
         name: check(topology, collective, instance, search.run(None))
         for name, search in searches(instance, seed=1).items()
@@ -86,9 +86,9 @@ def test_all_agree_on_random_fabrics(data: st.DataObject) -> None:
 def test_all_agree_under_symmetries(spec: str, kind: str, chunks: int, steps: int, rounds: int) -> None:
     topology = load(spec)
     collective = Collective.on(topology, kind)
-    problem = Problem.of(topology, collective)
+    problem = ChunkProblem.of(topology, collective)
     for group in useful_groups(problem, chunks)[:2]:
-        instance = Instance(Orbits(problem, chunks, group), steps, rounds)
+        instance = Instance(ChunkOrbits(problem, chunks, group), steps, rounds)
         answers = {
             name: check(topology, collective, instance, search.run(None))
             for name, search in searches(instance, seed=0).items()
@@ -98,11 +98,11 @@ def test_all_agree_under_symmetries(spec: str, kind: str, chunks: int, steps: in
 
 def test_effort_ends_a_search_and_more_of_it_goes_on() -> None:
     topology = load("hypercube:3")
-    problem = Problem.of(topology, Collective.on(topology, "broadcast"))
-    instance = Instance(Orbits.trivial(problem, 7), 4, 4)
+    problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
+    instance = Instance(ChunkOrbits.trivial(problem, 7), 4, 4)
     for name, search in searches(instance, seed=0).items():
         outcomes = [search.run(1)]
-        while not isinstance(outcomes[-1], Impossible):
-            assert not isinstance(outcomes[-1], Found), name
+        while not isinstance(outcomes[-1], Infeasible):
+            assert not isinstance(outcomes[-1], Feasible), name
             outcomes.append(search.run(4 ** len(outcomes)))
-        assert isinstance(outcomes[-1], Impossible), name
+        assert isinstance(outcomes[-1], Infeasible), name

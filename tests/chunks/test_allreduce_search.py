@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.backends.lowering.lower import lower
 from arborcast.synth import bounds
-from arborcast.synth.chunks.bounds.certificate import MessageLengths, PairLengths, StaticLimit
+from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, StaticLimit
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
-from arborcast.synth.chunks.curve import Effort
+from arborcast.synth.chunks.curve import FrontierOptions
 from arborcast.synth.chunks.frontier import Frontier, pareto
 from arborcast.synth.chunks.optimum_documents import limit_from_document, limit_to_document
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance
 from arborcast.synth.chunks.problem.symmetry import problem_group, subgroups
 from arborcast.synth.chunks.sums.compositions import compositions, meetings, parts_of
 from arborcast.synth.chunks.sums.instance import SumOrbits, pruned, sum_problem
@@ -164,10 +164,10 @@ def searched(fabric: Topology, chunks: int, steps: int, rounds: int) -> tuple[bo
     problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
     instance = Instance(SumOrbits.trivial(problem, chunks), steps, rounds)
     found = SumSearch(instance).run(None)
-    if isinstance(found, Found):
+    if isinstance(found, Feasible):
         plan = pruned(problem, chunks, found.rounds, instance.orbits.unfold(found.sends))
         assert sum(plan.rounds) == rounds and len(plan.rounds) == steps
-    return isinstance(found, Found), isinstance(SpreadSearch(instance).run(None), Impossible)
+    return isinstance(found, Feasible), isinstance(SpreadSearch(instance).run(None), Infeasible)
 
 
 def agrees(fabric: Topology, size: tuple[int, int, int]) -> None:
@@ -231,7 +231,7 @@ def test_limits_hold_for_what_brute_force_and_searches_find(fabric: Topology, mo
         rounds = -(-limit.ratio * chunks // 1) - 1
         if rounds >= steps:
             instance = Instance(SumOrbits.trivial(problem, chunks), steps, int(rounds))
-            assert not isinstance(SumSearch(instance).run(300), Found)
+            assert not isinstance(SumSearch(instance).run(300), Feasible)
 
 
 @pytest.mark.parametrize(("spec", "steps", "any_kind", "sums"), [("ring:4", 2, 8, 8), ("ring:5", 3, 11, 12)])
@@ -239,8 +239,8 @@ def test_the_fewest_messages(spec: str, steps: int, any_kind: int, sums: int) ->
     fabric = load(spec)
     orbits = SumOrbits.trivial(sum_problem(fabric, Collective.on(fabric, "allreduce")), 1)
     for search, fewest in ((FewestSearch, any_kind), (FewestSumSearch, sums)):
-        assert isinstance(search(Instance(orbits, steps, fewest - 1)).run(None), Impossible)
-        assert not isinstance(search(Instance(orbits, steps, fewest)).run(None), Impossible)
+        assert isinstance(search(Instance(orbits, steps, fewest - 1)).run(None), Infeasible)
+        assert not isinstance(search(Instance(orbits, steps, fewest)).run(None), Infeasible)
 
 
 def test_schedules_of_a_group_are_those_of_all_chunks() -> None:
@@ -253,7 +253,7 @@ def test_schedules_of_a_group_are_those_of_all_chunks() -> None:
             if set(kept) <= set(group) and 12 % (len(group) // len(kept)) == 0:
                 orbits = SumOrbits(problem, 12, group, kept)
                 model = SumSearch(Instance(orbits, 5, 7)).run(200)
-                if isinstance(model, Found):
+                if isinstance(model, Feasible):
                     found += 1
                     loads = np.zeros((5, 24), dtype=int)
                     sends = list(orbits.unfold(model.sends))
@@ -271,7 +271,7 @@ def test_certificates_that_promise_too_much_are_refused() -> None:
     fabric = load("dgx1")
     problem = sum_problem(fabric, Collective.on(fabric, "allreduce"))
     limit = pair_bound(problem, 3, group=problem_group(problem), deadline=Deadline())
-    assert limit is not None and isinstance(limit.certificate, PairLengths)
+    assert limit is not None and isinstance(limit.certificate, PairDual)
     whole = limit.certificate
     document = json.loads(json.dumps(limit_to_document(limit, fabric)))
     assert limit_from_document(document, fabric) == limit
@@ -292,9 +292,9 @@ def test_certificates_that_promise_too_much_are_refused() -> None:
     ring = load("ring:5")  # 11 messages are the fewest in 3 steps
     problem = sum_problem(ring, Collective.on(ring, "allreduce"))
     even = ((Fraction(1, 10),) * 10,) * 3
-    assert certified_ratio(problem, 3, MessageLengths(even, Fraction(11, 10))) == Fraction(11, 10)
+    assert certified_ratio(problem, 3, MessageDual(even, Fraction(11, 10))) == Fraction(11, 10)
     with pytest.raises(InputError, match="at a cost of 11/10 or less, it says 6/5"):
-        certified_ratio(problem, 3, MessageLengths(even, Fraction(12, 10)))
+        certified_ratio(problem, 3, MessageDual(even, Fraction(12, 10)))
 
 
 def solve(spec: str, size: tuple[int, int, int], method: str = "sat") -> Schedule:
@@ -359,7 +359,7 @@ def test_the_compositions_of_dgx1() -> None:
     fabric = load("dgx1")
     collective = Collective.on(fabric, "allreduce")
     found = compositions(
-        fabric, collective, bounds.bound(fabric, collective), 6, Effort(cache=False), Deadline()
+        fabric, collective, bounds.bound(fabric, collective), 6, FrontierOptions(cache=False), Deadline()
     )
     best = {
         (len(c.schedule.chunks), c.schedule.steps, sum(c.schedule.rounds or ())) for c in found if c.is_least
@@ -370,7 +370,7 @@ def test_the_compositions_of_dgx1() -> None:
         assert isinstance(limit.certificate, StaticLimit)
         assert static_ratio(fabric, part, limit.certificate.bound) == limit.ratio
     shorter = compositions(
-        fabric, collective, bounds.bound(fabric, collective), 5, Effort(cache=False), Deadline()
+        fabric, collective, bounds.bound(fabric, collective), 5, FrontierOptions(cache=False), Deadline()
     )
     assert {each.schedule.steps for each in shorter} == {4, 5}
 
@@ -383,7 +383,7 @@ def test_chunks_that_meet_on_links_load_them_least(spec: str, size: tuple[int, i
     fabric = load(spec)
     collective = Collective.on(fabric, "allreduce")
     limit = bounds.bound(fabric, collective)
-    found = meetings(fabric, collective, limit, size[1], Effort(cache=False), Deadline())
+    found = meetings(fabric, collective, limit, size[1], FrontierOptions(cache=False), Deadline())
     best = found[-1].schedule
     assert (len(best.chunks), best.steps, sum(best.rounds or ())) == size
     assert len(best.transfers) == size[0] * 2 * (fabric.ranks - 1)
@@ -395,14 +395,14 @@ def test_where_links_differ_both_ways_nothing_meets_on_them() -> None:
     for fabric in (load("star:4"), load("full:2")):
         collective = Collective.on(fabric, "allreduce")
         limit = bounds.bound(fabric, collective)
-        assert meetings(fabric, collective, limit, 9, Effort(cache=False), Deadline()) == ()
+        assert meetings(fabric, collective, limit, 9, FrontierOptions(cache=False), Deadline()) == ()
 
 
 def test_a_composition_says_its_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object, **__: object) -> object:
-        from arborcast.synth.chunks.problem.outcome import Unfinished
+        from arborcast.synth.chunks.problem.outcome import Unknown
 
-        return Unfinished()
+        return Unknown()
 
     monkeypatch.setattr("arborcast.synth.chunks.sums.searcher.SumSearcher.search", nothing)
     monkeypatch.setattr("arborcast.synth.chunks.sums.frontier.meetings", lambda *_: ())

@@ -6,8 +6,8 @@ import pytest
 
 from arborcast.synth.chunks.encodings import sat as boolean
 from arborcast.synth.chunks.encodings.sat import BooleanSearch
-from arborcast.synth.chunks.problem.orbits import Orbits
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Unfinished
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Unknown
 from arborcast.synth.chunks.problem.symmetry import useful_groups
 from tests.support.chunk_replay import instance_of, replay
 
@@ -24,7 +24,7 @@ from tests.support.chunk_replay import instance_of, replay
 def test_schedules_that_are_known(spec: str, kind: str, size: tuple[int, int, int]) -> None:
     instance = instance_of(spec, kind, *size)
     outcome = BooleanSearch(instance).run(None)
-    assert isinstance(outcome, Found)
+    assert isinstance(outcome, Feasible)
     replay(instance, outcome)
 
 
@@ -34,9 +34,9 @@ def test_schedules_that_are_known(spec: str, kind: str, size: tuple[int, int, in
 def test_allgathers_under_a_group(spec: str, size: tuple[int, int, int]) -> None:
     whole = instance_of(spec, "allgather", *size)
     group = useful_groups(whole.orbits.problem, size[0])[0]
-    instance = Instance(Orbits(whole.orbits.problem, size[0], group), *size[1:])
+    instance = Instance(ChunkOrbits(whole.orbits.problem, size[0], group), *size[1:])
     outcome = BooleanSearch(instance).run(None)
-    assert isinstance(outcome, Found)
+    assert isinstance(outcome, Feasible)
     replay(instance, outcome)
 
 
@@ -45,7 +45,7 @@ def test_allgathers_under_a_group(spec: str, size: tuple[int, int, int]) -> None
     [("dgx1", (8, 3, 3)), ("dgx1", (20, 5, 5)), ("dgx1", (26, 6, 6)), ("hypercube:3", (11, 4, 7))],
 )
 def test_broadcasts_that_there_are_not(spec: str, size: tuple[int, int, int]) -> None:
-    assert isinstance(BooleanSearch(instance_of(spec, "broadcast", *size)).run(None), Impossible)
+    assert isinstance(BooleanSearch(instance_of(spec, "broadcast", *size)).run(None), Infeasible)
 
 
 def test_effort_adds_up() -> None:
@@ -53,13 +53,13 @@ def test_effort_adds_up() -> None:
     instance = instance_of("hypercube:3", "allgather", 3, 3, 6)
     search = BooleanSearch(instance)
     runs = 1
-    while isinstance(outcome := search.run(10), Unfinished):
+    while isinstance(outcome := search.run(10), Unknown):
         runs += 1
-    assert isinstance(outcome, Impossible)
+    assert isinstance(outcome, Infeasible)
     assert runs > 3
     again = BooleanSearch(instance)
-    assert all(isinstance(again.run(10), Unfinished) for _ in range(runs - 1))
-    assert isinstance(again.run(10), Impossible)
+    assert all(isinstance(again.run(10), Unknown) for _ in range(runs - 1))
+    assert isinstance(again.run(10), Infeasible)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,6 @@ def test_an_order_of_chunks_excludes_nothing(
         monkeypatch.setattr(boolean, "is_ordered", lambda orbits, ordered=ordered: ordered)
         outcome = BooleanSearch(instance).run(None)
         answers.append(type(outcome))
-        if isinstance(outcome, Found):
+        if isinstance(outcome, Feasible):
             replay(instance, outcome)
     assert answers[0] is answers[1]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.pricing import TreeSearch, cheapest_tree
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import InfeasibleError, InputError
@@ -26,7 +26,7 @@ COPYING = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTO
 def priced(draw):
     """A problem with at most 5 ranks, one of its demands, S, and small integer prices (many of them 0)."""
     topology = draw(drawn_topologies(max_ranks=5, switches=1, symmetric=draw(st.booleans())))
-    problem = Problem.of(topology, draw(collectives(topology, COPYING, relays=True)))
+    problem = ChunkProblem.of(topology, draw(collectives(topology, COPYING, relays=True)))
     demand = draw(st.integers(0, len(problem.demands) - 1))
     steps = problem.latency + draw(st.integers(0, 1))
     price = st.integers(0, 9)
@@ -34,7 +34,7 @@ def priced(draw):
     return problem, demand, steps, np.array(draw(st.lists(row, min_size=steps, max_size=steps)))
 
 
-def cost_by_holders(problem: Problem, demand: Demand, steps: int, prices) -> int:
+def cost_by_holders(problem: ChunkProblem, demand: Demand, steps: int, prices) -> int:
     """The least cost, by trying everything: from each set of holders every set of new ones, step by step."""
     costs = {frozenset(demand.sources): 0}
     for step in range(steps):
@@ -53,7 +53,7 @@ def cost_by_holders(problem: Problem, demand: Demand, steps: int, prices) -> int
     return min(cost for holders, cost in costs.items() if demand.targets <= holders)
 
 
-def check_tree(problem: Problem, demand: Demand, steps: int, tree) -> None:
+def check_tree(problem: ChunkProblem, demand: Demand, steps: int, tree) -> None:
     """Each send after its sender holds the block, each rank reached once, every target reached."""
     since = dict.fromkeys(demand.sources, 0)
     for route, step in tree:
@@ -95,7 +95,9 @@ def test_several_sources_serve_together(data):
     topology = data.draw(drawn_topologies(max_ranks=5, min_ranks=4, switches=0))
     ranks = data.draw(st.permutations(range(topology.ranks)))
     demand = Demand(frozenset(ranks[:2]), frozenset(ranks[2:4]))
-    problem = Problem(topology, (demand,), Problem.of(topology, Collective.on(topology, "allgather")).routes)
+    problem = ChunkProblem(
+        topology, (demand,), ChunkProblem.of(topology, Collective.on(topology, "allgather")).routes
+    )
     steps = problem.latency + 1
     prices = np.array([[(3 * t + 5 * e) % 7 for e in range(len(topology.links))] for t in range(steps)])
     cost, tree = cheapest_tree(problem, 0, steps, prices)
@@ -103,11 +105,11 @@ def test_several_sources_serve_together(data):
     check_tree(problem, demand, steps, tree)
 
 
-def line(ranks: int) -> Problem:
+def line(ranks: int) -> ChunkProblem:
     """0 - 1 - 2 - ..., a broadcast from rank 0."""
     links = [Link(a, b, Fraction(1)) for a in range(ranks) for b in (a - 1, a + 1) if 0 <= b < ranks]
     topology = Topology.build("line", ranks, links)
-    return Problem.of(topology, Collective.on(topology, "broadcast"))
+    return ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
 
 
 def test_waits_where_later_is_cheaper():
@@ -127,7 +129,7 @@ def test_a_switch_is_paid_link_by_link():
     hub = Topology.build(
         "hub", 3, [Link(a, b, Fraction(1)) for r in range(3) for a, b in ((r, 3), (3, r))], ["hub"]
     )
-    problem = Problem.of(hub, Collective.on(hub, "broadcast"))
+    problem = ChunkProblem.of(hub, Collective.on(hub, "broadcast"))
     prices = np.array([[10 if link.dst == 3 else 1 for link in hub.links]] * 2)
     assert cheapest_tree(problem, 0, 2, prices)[0] == 22  # each send pays 10 to go up and 1 to go down
 
@@ -140,12 +142,12 @@ def test_refuses_what_has_no_answer():
         TreeSearch(problem, 0, 0)
     oneway = Topology.build("oneway", 2, [Link(1, 0, Fraction(1))])
     with pytest.raises(InfeasibleError, match="no way leads to rank 1"):
-        TreeSearch(Problem.of(oneway, Collective.on(oneway, "broadcast")), 0, 2)
+        TreeSearch(ChunkProblem.of(oneway, Collective.on(oneway, "broadcast")), 0, 2)
 
 
 def test_refuses_what_would_take_too_long():
     topology = topologies.load("full:24")
-    problem = Problem.of(topology, Collective.on(topology, "broadcast"))
+    problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
     with pytest.raises(InputError, match="23 targets among 24 ranks in 2 steps are too many"):
         TreeSearch(problem, 0, 2)
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
-from arborcast.synth.chunks.problem.outcome import Impossible
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.outcome import Infeasible
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers import cache as module
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.collective import Collective
@@ -30,14 +30,14 @@ from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 
 KEY = "ab" * 32
-PLAN = Plan((1, 2), (ChunkSend(0, 0, 1, 0), ChunkSend(3, 1, 2, 1)))
+PLAN = ChunkPlan((1, 2), (ChunkSend(0, 0, 1, 0), ChunkSend(3, 1, 2, 1)))
 
 
-def problem_of(topology: Topology, kind: str = "allgather", root: int = 0) -> Problem:
-    return Problem.of(topology, Collective.on(topology, kind, root=root))
+def problem_of(topology: Topology, kind: str = "allgather", root: int = 0) -> ChunkProblem:
+    return ChunkProblem.of(topology, Collective.on(topology, kind, root=root))
 
 
-def key(problem: Problem | None = None, **changed: object) -> str:
+def key(problem: ChunkProblem | None = None, **changed: object) -> str:
     asked: dict[str, object] = {"chunks": 2, "steps": 3, "rounds": 4, "encodings": ("sat", "ilp"), "seed": 0}
     return ChunkCache("unused").key(problem or problem_of(load("ring:4")), **(asked | changed))  # type: ignore[arg-type]
 
@@ -48,8 +48,8 @@ def test_an_answer_comes_back(tmp_path: Path) -> None:
     kept.put(KEY, PLAN)
     assert kept.get(KEY) == PLAN
     for prover in Prover:
-        kept.put(KEY, Impossible(prover))
-        assert ChunkCache(kept.folder).get(KEY) == Impossible(prover)
+        kept.put(KEY, Infeasible(prover))
+        assert ChunkCache(kept.folder).get(KEY) == Infeasible(prover)
     assert kept.get("cd" * 32) is None
 
 

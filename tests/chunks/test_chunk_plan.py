@@ -8,9 +8,9 @@ import pytest
 
 from arborcast import synth
 from arborcast.synth import bounds
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
-from arborcast.synth.chunks.problem.prune import Plan, prune
+from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored, repeated, schedule_of
 from arborcast.synth.collective import Collective
 from arborcast.synth.errors import CollectiveError
@@ -23,7 +23,7 @@ from arborcast.topologies import load
 RING = load("ring:4")
 
 
-def ring_allgather(problem: Problem) -> list[ChunkSend]:
+def ring_allgather(problem: ChunkProblem) -> list[ChunkSend]:
     route = {(r.src, r.dst): i for i, r in enumerate(problem.routes)}
     sends = [ChunkSend(r, 0, route[r, (r + way) % 4], 0) for r in range(4) for way in (1, -1)]
     return sends + [ChunkSend(r, 0, route[(r + 1) % 4, (r + 2) % 4], 1) for r in range(4)]
@@ -31,7 +31,7 @@ def ring_allgather(problem: Problem) -> list[ChunkSend]:
 
 def built(kind: str, *, times: int = 1) -> Schedule:
     collective = Collective.on(RING, kind)
-    problem = Problem.of(*mirrored(RING, collective))
+    problem = ChunkProblem.of(*mirrored(RING, collective))
     plan = repeated(prune(problem, 1, (1, 1), ring_allgather(problem)), times)
     return schedule_of(
         RING,
@@ -90,7 +90,7 @@ def test_an_asymmetric_fabric_is_reversed_for_a_reduction() -> None:
 
 def test_what_nobody_needs_is_pruned() -> None:
     line = load("mesh:1x4")
-    problem = Problem.of(line, Collective.on(line, "gather", root=0, ranks=(0, 1)))
+    problem = ChunkProblem.of(line, Collective.on(line, "gather", root=0, ranks=(0, 1)))
     route = {(r.src, r.dst): i for i, r in enumerate(problem.routes)}
     useful = ChunkSend(0, 0, route[1, 0], 1)
     sends = [
@@ -100,11 +100,11 @@ def test_what_nobody_needs_is_pruned() -> None:
         ChunkSend(0, 0, route[1, 0], 2),  # a second time
         ChunkSend(0, 0, route[3, 2], 0),  # rank 3 does not hold it yet
     ]
-    assert prune(problem, 1, (1, 1, 1), sends) == Plan((1, 1, 1), (useful,))
+    assert prune(problem, 1, (1, 1, 1), sends) == ChunkPlan((1, 1, 1), (useful,))
 
 
 def test_a_chunk_that_never_arrives_is_a_bug() -> None:
-    problem = Problem.of(RING, Collective.on(RING, "broadcast"))
+    problem = ChunkProblem.of(RING, Collective.on(RING, "broadcast"))
     with pytest.raises(ValueError, match="demand 0, chunk 1: never reaches rank 1"):
         prune(problem, 2, (1, 1), [send for send in ring_allgather(problem) if send.demand == 0])
 
@@ -112,7 +112,7 @@ def test_a_chunk_that_never_arrives_is_a_bug() -> None:
 @pytest.mark.parametrize("kind", ["allgather", "reduce-scatter"])
 def test_idle_steps_come_before_the_others(kind: str) -> None:
     collective = Collective.on(RING, kind)
-    problem = Problem.of(*mirrored(RING, collective))
+    problem = ChunkProblem.of(*mirrored(RING, collective))
     plan = prune(problem, 1, (1, 1, 4, 2), ring_allgather(problem))  # nothing is sent in the last two steps
     schedule = schedule_of(
         RING, collective, problem, 1, plan, method=Method("drawn"), bound=bounds.bound(RING, collective)

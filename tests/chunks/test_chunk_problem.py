@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.problem import instance as module
-from arborcast.synth.chunks.problem.instance import Problem, TooManyRoutesError, demands_of, routes_of
+from arborcast.synth.chunks.problem.instance import ChunkProblem, TooManyRoutesError, demands_of, routes_of
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.topology import Link, Topology
@@ -44,7 +44,7 @@ def test_routes_are_all_simple_paths_through_switches(topology: Topology) -> Non
 @given(st.data())
 def test_distances_and_latency_are_those_of_the_graph_of_routes(data: st.DataObject) -> None:
     topology = data.draw(topologies(max_ranks=6, switches=2, connected=False, symmetric=False))
-    problem = Problem.of(topology, data.draw(collectives(topology, COPIES, relays=True)))
+    problem = ChunkProblem.of(topology, data.draw(collectives(topology, COPIES, relays=True)))
     graph = nx.DiGraph((route.src, route.dst) for route in problem.routes)
     graph.add_nodes_from(range(topology.ranks))
     away = dict(nx.all_pairs_shortest_path_length(graph))
@@ -76,7 +76,7 @@ def test_demands_follow_the_buffer() -> None:
 def test_a_custom_collective_is_its_demands() -> None:
     fabric = load("ring:4")
     wanted = (Demand(frozenset({0, 2}), frozenset({1})), Demand(frozenset({3}), frozenset({0, 1})))
-    problem = Problem.of(fabric, Collective.custom(fabric, wanted))
+    problem = ChunkProblem.of(fabric, Collective.custom(fabric, wanted))
     assert problem.demands == wanted
     assert problem.latency == 2  # from rank 3 to rank 1
 
@@ -84,7 +84,7 @@ def test_a_custom_collective_is_its_demands() -> None:
 @pytest.mark.parametrize("kind", ["reduce", "reduce-scatter", "allreduce"])
 def test_a_reduction_is_no_problem_of_copies(kind: str) -> None:
     with pytest.raises(CollectiveError, match=f"{kind}: reduces, and a problem only copies"):
-        Problem.of(load("full:3"), Collective.on(load("full:3"), kind))
+        ChunkProblem.of(load("full:3"), Collective.on(load("full:3"), kind))
 
 
 def test_too_many_ways_through_switches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

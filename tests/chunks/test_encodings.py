@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from arborcast.synth.chunks.encodings.ilp import ArrivalSearch, IlpSearch
 from arborcast.synth.chunks.encodings.sat import BooleanSearch
 from arborcast.synth.chunks.encodings.smt import SmtSearch
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance
 from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.topology import Topology
@@ -28,10 +28,10 @@ COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOA
 def verdict(encoding: Any, instance: Instance, seed: int = 0) -> bool:
     """Whether there is a schedule, which is replayed."""
     outcome = encoding(instance, seed=seed).run(None)
-    if isinstance(outcome, Found):
+    if isinstance(outcome, Feasible):
         replay(instance, outcome)
         return True
-    assert isinstance(outcome, Impossible)
+    assert isinstance(outcome, Infeasible)
     return False
 
 
@@ -49,14 +49,14 @@ def instances(draw: st.DrawFn, most_arrivals: int, max_ranks: int, chunks: int) 
     collective: Collective = draw(
         st.one_of(collectives(topology, COPIES, relays=True), custom_collectives(topology, max_blocks=2))
     )
-    problem = Problem.of(topology, collective)
+    problem = ChunkProblem.of(topology, collective)
     count = draw(st.integers(1, chunks))
     arrivals = sum(problem.ranks - len(demand.sources) for demand in problem.demands)
     assume(count * arrivals <= most_arrivals)
     latency = problem.latency
     assert latency is not None
     steps = latency + draw(st.integers(0, 2))
-    return Instance(Orbits.trivial(problem, count), steps, steps + draw(st.integers(0, 2)))
+    return Instance(ChunkOrbits.trivial(problem, count), steps, steps + draw(st.integers(0, 2)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -78,16 +78,18 @@ def test_all_encodings_agree(instance: Instance) -> None:
 def test_all_encodings_agree_under_every_group(spec: str, kind: Kind) -> None:
     """They search the same schedules: those that the group maps to themselves."""
     topology = load(spec)
-    problem = Problem.of(topology, Collective.on(topology, kind))
+    problem = ChunkProblem.of(topology, Collective.on(topology, kind))
     latency = problem.latency
     assert latency is not None
     for chunks in (1, 2):
         for group in useful_groups(problem, chunks)[:2]:
             for steps, rounds in ((latency, latency), (latency + 1, latency + 2)):
-                small = Instance(Orbits(problem, chunks, group), steps, rounds)
+                small = Instance(ChunkOrbits(problem, chunks, group), steps, rounds)
                 (symmetric,) = verdicts(small)
                 if symmetric:
-                    assert verdict(BooleanSearch, Instance(Orbits.trivial(problem, chunks), steps, rounds))
+                    assert verdict(
+                        BooleanSearch, Instance(ChunkOrbits.trivial(problem, chunks), steps, rounds)
+                    )
 
 
 KNOWN = [
@@ -137,7 +139,7 @@ def test_effort_grows_to_an_answer(encoding: Any) -> None:
     for _ in range(2):
         search = encoding(instance)
         efforts = 1
-        while not isinstance(outcome := search.run(efforts), Found):
+        while not isinstance(outcome := search.run(efforts), Feasible):
             efforts *= 4
         outcomes.append((efforts, outcome))
         replay(instance, outcome)
@@ -147,8 +149,8 @@ def test_effort_grows_to_an_answer(encoding: Any) -> None:
 @pytest.mark.parametrize("encoding", [SmtSearch, BooleanSearch])
 @pytest.mark.parametrize("kind", COPIES)
 def test_fewer_steps_than_the_latency_are_impossible(encoding: Any, kind: Kind) -> None:
-    assert isinstance(encoding(instance_of("ring:6", kind, 1, 2, 9)).run(None), Impossible)
-    assert isinstance(encoding(instance_of("ring:6", kind, 1, 3, 9)).run(None), Found)
+    assert isinstance(encoding(instance_of("ring:6", kind, 1, 2, 9)).run(None), Infeasible)
+    assert isinstance(encoding(instance_of("ring:6", kind, 1, 3, 9)).run(None), Feasible)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

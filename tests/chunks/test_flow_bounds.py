@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies as catalog
-from arborcast.synth.chunks.bounds.certificate import PathLengths, StaticLimit
+from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound, static_bound
 from arborcast.synth.chunks.bounds.flow_program import groups_of
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.time_reversal import mirrored
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
@@ -26,19 +26,19 @@ ROUTED = [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 COPIES = [Kind.BROADCAST, Kind.ALLGATHER, *ROUTED]
 
 
-def problem_of(spec: str, kind: str, root: int | None = None) -> Problem:
+def problem_of(spec: str, kind: str, root: int | None = None) -> ChunkProblem:
     fabric = catalog.load(spec)
-    return Problem.of(fabric, Collective.on(fabric, kind, root=root))
+    return ChunkProblem.of(fabric, Collective.on(fabric, kind, root=root))
 
 
 @st.composite
-def small_problems(draw: Callable, kinds: list[Kind], custom: bool = False) -> tuple[Problem, int]:
+def small_problems(draw: Callable, kinds: list[Kind], custom: bool = False) -> tuple[ChunkProblem, int]:
     """Few enough ranks and routes for all trees to be listed, in as few steps as possible or one more."""
     few = draw(st.integers(0, 1))
     topology = draw(topologies(max_ranks=3 if few else 4, switches=few, symmetric=draw(st.booleans())))
     named = collectives(topology, kinds=kinds, relays=True)
     drawn = st.one_of(named, custom_collectives(topology)) if custom else named
-    problem = Problem.of(topology, draw(drawn))
+    problem = ChunkProblem.of(topology, draw(drawn))
     assert problem.latency is not None
     spare = draw(st.integers(0, 1)) if problem.ranks < 4 or problem.latency < 3 else 0
     return problem, problem.latency + spare
@@ -53,7 +53,7 @@ def test_cuts_prove_no_more_than_flows_and_flows_no_more_than_the_truth(drawn):
     assert 0 < cuts.ratio <= flows.ratio <= least_ratio(problem, steps) + 1e-7
     for limit in (cuts, flows):
         assert limit.steps == steps
-        assert isinstance(limit.certificate, PathLengths)
+        assert isinstance(limit.certificate, PathDual)
         assert limit.ratio == certified_ratio(problem, steps, limit.certificate)
 
 
@@ -84,7 +84,7 @@ def test_single_blocks_of_several_sources_to_one_target_each(data):
     held = data.draw(st.integers(1, topology.ranks - 1))
     demands = [Demand(frozenset(order[:held]), frozenset({target})) for target in order[held:]]
     demands.append(Demand(frozenset({order[0]}), frozenset({order[-1]})))
-    problem = Problem.of(topology, Collective.custom(topology, demands))
+    problem = ChunkProblem.of(topology, Collective.custom(topology, demands))
     assert problem.latency is not None
     truth = least_ratio(problem, problem.latency)
     assert float(flow_bound(problem, problem.latency, deadline=EVER).ratio) == pytest.approx(truth, abs=1e-7)
@@ -142,7 +142,7 @@ def test_capacities_of_any_size_make_no_difference():
     odd = [Link(u, v, Fraction(3) + (Fraction(1, 10**6) if u == 0 else 0)) for u, v in square]
     fine = Topology.build("fine", 4, odd)
     for kind in ("allgather", "alltoall"):
-        problems = [Problem.of(fabric, Collective.on(fabric, kind)) for fabric in (plain, fine)]
+        problems = [ChunkProblem.of(fabric, Collective.on(fabric, kind)) for fabric in (plain, fine)]
         assert max(problems[1].capacities) == 3_000_001
         for limit in (cut_bound, flow_bound):
             ratios = [limit(problem, 3, deadline=EVER).ratio for problem in problems]
@@ -153,7 +153,7 @@ def test_capacities_of_any_size_make_no_difference():
 
 def test_reductions_are_limited_as_their_mirror_images():
     fabric = catalog.load("dgx1")
-    problem = Problem.of(*mirrored(fabric, Collective.on(fabric, "reduce-scatter")))
+    problem = ChunkProblem.of(*mirrored(fabric, Collective.on(fabric, "reduce-scatter")))
     assert cut_bound(problem, 2, deadline=EVER).ratio == Fraction(3, 2)
 
 
@@ -166,7 +166,7 @@ def test_the_same_certificate_every_time():
 def test_cuts_make_short_certificates():
     """At most one set of lengths for each cut that has a price, of which there are no more than steps."""
     certificate = cut_bound(problem_of("dgx1", "broadcast", 0), 5, deadline=EVER).certificate
-    assert isinstance(certificate, PathLengths)
+    assert isinstance(certificate, PathDual)
     assert len(certificate.shares) <= 6
 
 
@@ -186,7 +186,7 @@ def test_below_the_latency_there_is_nothing_to_limit(limit):
     with pytest.raises(ValueError, match="1 steps: fewer than the latency, 2, of the problem"):
         limit(problem_of("dgx1", "allgather"), 1, deadline=EVER)
     apart = Topology.build("apart", 2, [Link(1, 0, Fraction(1))])
-    problem = Problem.of(apart, Collective.on(apart, "broadcast", root=0))
+    problem = ChunkProblem.of(apart, Collective.on(apart, "broadcast", root=0))
     with pytest.raises(ValueError, match="9 steps: some rank is out of reach in any number of them"):
         limit(problem, 9, deadline=EVER)
 

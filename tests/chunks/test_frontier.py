@@ -19,10 +19,10 @@ from arborcast.synth.chunks.curve import Curve
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
 from arborcast.synth.chunks.encodings.sat import BooleanSearch
 from arborcast.synth.chunks.frontier import Frontier, latency_of, pareto
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits
-from arborcast.synth.chunks.problem.outcome import Found, Instance
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.outcome import Feasible, Instance
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import mirrored
 from arborcast.synth.chunks.step_optimum import StepOptimum
 from arborcast.synth.chunks.sums.compositions import limits_together
@@ -81,7 +81,7 @@ def curve(ratio: Fraction, points: dict[int, int], limits: dict[int, Fraction]) 
         StepOptimum(
             proved[steps],
             chunks,
-            Plan((*[1] * (steps - 1), int(limits[steps] * chunks) - steps + 1), ()),
+            ChunkPlan((*[1] * (steps - 1), int(limits[steps] * chunks) - steps + 1), ()),
             "scripted",
         )
         for steps, chunks in points.items()
@@ -157,21 +157,21 @@ def test_no_small_instance_beats_a_proved_point(data: st.DataObject) -> None:
     collective = Collective.on(topology, kind)
     found = pareto(topology, collective, max_steps=latency_of(topology, collective) + 1, cache=False)
     check(found)
-    problem = Problem.of(topology, collective)
+    problem = ChunkProblem.of(topology, collective)
     for point in found.points:
         for chunks in range(1, 4):
             for rounds in range(point.steps, 8):
                 if Fraction(rounds, chunks) >= point.least:
                     break
-                instance = Instance(Orbits.trivial(problem, chunks), point.steps, rounds)
+                instance = Instance(ChunkOrbits.trivial(problem, chunks), point.steps, rounds)
                 search = IlpSearch(instance) if problem.is_routing else BooleanSearch(instance)
-                assert not isinstance(search.run(200), Found), (point, chunks, rounds)
+                assert not isinstance(search.run(200), Feasible), (point, chunks, rounds)
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce-scatter"])
 def test_certificates_are_checked_again_from_nothing(kind: str) -> None:
     found = frontier("dgx1", kind, max_steps=3)
-    problem = Problem.of(*mirrored(found.topology, found.collective))
+    problem = ChunkProblem.of(*mirrored(found.topology, found.collective))
     for point in found.points:
         (limit,) = point.bounds
         if isinstance(limit.certificate, StaticLimit):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.synth.chunks.grid import FINEST, LARGEST_EXACT, Grid, coarsest_unit
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.time_reversal import schedule_of
 from arborcast.synth.chunks.trees.column_generation import tree_bound
 from arborcast.synth.chunks.trees.plan import MOST_NEAR, plan_near_it
@@ -182,7 +182,7 @@ def test_packings_are_rounded_to_few_chunks() -> None:
     grid = Grid.of(two_sockets(8))
     assert grid is not None
     fabric, collective = grid.rounded, Collective.on(grid.rounded, "broadcast")
-    problem = Problem.of(fabric, collective)
+    problem = ChunkProblem.of(fabric, collective)
     bound = tree_bound(problem, 2, deadline=NO_DEADLINE)
     assert bound.bound.ratio == Fraction(56, 47)
     for most, slack in ((16, Fraction(1, 20)), (3, Fraction(0)), (64, Fraction(0))):

@@ -14,9 +14,9 @@ from arborcast.synth.chunks.encodings import ilp
 from arborcast.synth.chunks.encodings.flow_ilp import FlowSearch, flow_groups
 from arborcast.synth.chunks.encodings.ilp import ArrivalSearch, IlpSearch
 from arborcast.synth.chunks.encodings.integer_program import Attempts, IntegerProgram, Values
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Group, Orbits
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Search, Unfinished
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Search, Unknown
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
@@ -32,10 +32,10 @@ ROUTING = [Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 def is_found(search: Search, instance: Instance) -> bool:
     """Whether there is a schedule, which is replayed."""
     outcome = search.run(None)
-    if isinstance(outcome, Found):
+    if isinstance(outcome, Feasible):
         replay(instance, outcome)
         return True
-    assert isinstance(outcome, Impossible)
+    assert isinstance(outcome, Infeasible)
     return False
 
 
@@ -55,13 +55,13 @@ def routing_instances(draw: st.DrawFn) -> Instance:
     """Instances of one target per demand about as often possible as not."""
     topology: Topology = draw(topologies(max_ranks=6, max_bandwidth=3, symmetric=draw(st.booleans())))
     collective = draw(st.one_of(collectives(topology, ROUTING, relays=True), one_target_each(topology)))
-    problem = Problem.of(topology, collective)
+    problem = ChunkProblem.of(topology, collective)
     chunks = draw(st.integers(1, 3))
     assert problem.latency is not None
     steps = problem.latency + draw(st.integers(0, 2))
     least = least_rounds(problem, chunks, steps, deadline=Deadline())
     rounds = max(steps, least + draw(st.integers(-1, 0)))
-    return Instance(Orbits.trivial(problem, chunks), steps, rounds)
+    return Instance(ChunkOrbits.trivial(problem, chunks), steps, rounds)
 
 
 @settings(max_examples=120)
@@ -86,7 +86,7 @@ def test_a_flow_leads_to_one_target() -> None:
 )
 def test_as_few_groups_as_sources_or_targets(kind: Kind, groups: list[tuple[int, dict[int, int]]]) -> None:
     topology = load("full:4")
-    found = flow_groups(Orbits.trivial(Problem.of(topology, Collective.on(topology, kind)), 2))
+    found = flow_groups(ChunkOrbits.trivial(ChunkProblem.of(topology, Collective.on(topology, kind)), 2))
     assert [(len(group.supply), dict(group.wanted)) for group in found] == groups
 
 
@@ -94,7 +94,7 @@ def test_each_connected_part_is_grouped_its_own_way() -> None:
     topology = load("full:6")
     demands = [({0}, 1), ({0}, 2), ({3}, 5), ({4}, 5), ({3, 4}, 5)]
     collective = Collective.custom(topology, [Demand(frozenset(s), frozenset({t})) for s, t in demands])
-    groups = flow_groups(Orbits.trivial(Problem.of(topology, collective), 3))
+    groups = flow_groups(ChunkOrbits.trivial(ChunkProblem.of(topology, collective), 3))
     assert [(dict(group.supply), dict(group.wanted)) for group in groups] == [
         ({frozenset({0}): 6}, {1: 3, 2: 3}),
         ({frozenset({3}): 3, frozenset({4}): 3, frozenset({3, 4}): 3}, {5: 9}),
@@ -105,7 +105,7 @@ def test_any_source_may_supply_each_chunk() -> None:
     """Rank 2 of a chain 0 - 1 - 2 - 3 - 4 gets two of four chunks from each side."""
     topology = load("mesh:1x5")
     collective = Collective.custom(topology, [Demand(frozenset({0, 4}), frozenset({2}))])
-    orbits = Orbits.trivial(Problem.of(topology, collective), 4)
+    orbits = ChunkOrbits.trivial(ChunkProblem.of(topology, collective), 4)
     for steps, rounds, expected in ((2, 3, False), (2, 4, True), (3, 3, True)):
         instance = Instance(orbits, steps, rounds)
         assert is_found(FlowSearch(instance), instance) is expected
@@ -154,7 +154,7 @@ def test_under_rotations(
 ) -> None:
     topology = load(spec)
     chunks, steps, rounds = size
-    orbits = Orbits(Problem.of(topology, Collective.on(topology, kind)), chunks, group)
+    orbits = ChunkOrbits(ChunkProblem.of(topology, Collective.on(topology, kind)), chunks, group)
     instance = Instance(orbits, steps, rounds)
     assert is_found(IlpSearch(instance), instance) is expected
     if kind is Kind.ALLTOALL:
@@ -189,8 +189,8 @@ def test_fewer_steps_than_the_latency_are_impossible(
     encoding: type[FlowSearch] | type[ArrivalSearch],
 ) -> None:
     for kind in ROUTING:
-        assert isinstance(encoding(instance_of("ring:6", kind, 1, 2, 9)).run(None), Impossible)
-        assert isinstance(encoding(instance_of("ring:6", kind, 1, 3, 9)).run(None), Found)
+        assert isinstance(encoding(instance_of("ring:6", kind, 1, 2, 9)).run(None), Infeasible)
+        assert isinstance(encoding(instance_of("ring:6", kind, 1, 3, 9)).run(None), Feasible)
 
 
 @pytest.mark.parametrize("size", [(4, 3, 4), (5, 4, 4), (6, 4, 4), (7, 4, 4), (5, 4, 5)])
@@ -201,7 +201,7 @@ def test_an_order_of_chunks_excludes_nothing(
     monkeypatch.setattr(ilp, "MOST_ORDERED", most)
     instance = instance_of("hypercube:3", "broadcast", *size)
     ordered, plain = ArrivalSearch(instance).programs
-    assert isinstance(ordered.solve(None), Impossible) == isinstance(plain.solve(None), Impossible)
+    assert isinstance(ordered.solve(None), Infeasible) == isinstance(plain.solve(None), Infeasible)
 
 
 def test_where_an_order_of_chunks_is_used() -> None:
@@ -222,15 +222,15 @@ class Recorded(IntegerProgram):
 
     def solve(
         self, effort: int | None, *, seed: int = 0, programs_inside: bool = False
-    ) -> Values | Impossible | Unfinished:
+    ) -> Values | Infeasible | Unknown:
         self._log.append((self._name, effort, seed, programs_inside))
-        return Impossible(Prover.HIGHS) if len(self._log) == self._answer_at else Unfinished()
+        return Infeasible(Prover.HIGHS) if len(self._log) == self._answer_at else Unknown()
 
 
 def test_attempts_take_turns_and_double() -> None:
     log: list[tuple[str, int | None, int, bool]] = []
     attempts = Attempts([Recorded("a", log, 6), Recorded("b", log, 6)], seed=5)
-    assert isinstance(attempts.run(None), Impossible)
+    assert isinstance(attempts.run(None), Infeasible)
     assert log == [
         ("a", 100, 5, False),
         ("b", 200, 6, False),
@@ -246,7 +246,7 @@ def test_effort_is_saved_until_an_attempt_can_be_paid() -> None:
     attempts = Attempts([Recorded("a", log, 99)], seed=0)
     made = []
     for _ in range(9):
-        assert isinstance(attempts.run(90), Unfinished)
+        assert isinstance(attempts.run(90), Unknown)
         made.append(len(log))
     # 100 at once, on credit; 200 are there after 300 in all, 400 more after 700.
     assert made == [1, 1, 1, 2, 2, 2, 2, 3, 3]
@@ -258,7 +258,7 @@ def test_the_same_efforts_give_the_same_answer() -> None:
     for effort in (100, 400, 1600, 6400):
         first, second = (search.run(effort) for search in searches)
         assert first == second
-        if isinstance(first, Found):
+        if isinstance(first, Feasible):
             replay(instance, first)
             assert effort > 100  # the first effort was limited, and ended there
             return
@@ -280,7 +280,7 @@ def test_an_integer_program() -> None:
     assert solution.sum() == 2
     without = program.copy()
     without.add_row([0, 1], [1, 2], most=1)
-    assert isinstance(without.solve(None), Impossible)
+    assert isinstance(without.solve(None), Infeasible)
     assert isinstance(program.solve(None), np.ndarray)  # as it was
 
 

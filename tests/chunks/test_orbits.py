@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkSend, Orbits, Send
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, ChunkSend, Send
 from arborcast.synth.chunks.problem.symmetry import problem_group, useful_groups
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.topologies import load
@@ -19,29 +19,29 @@ COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOA
 SPECS = ["ring:6", "hypercube:3", "dgx1", "torus:3x3", "full:5", "star:5", "fat-tree:2x3", "mesh:2x3"]
 
 
-def problem_of(spec: str, kind: str) -> Problem:
+def problem_of(spec: str, kind: str) -> ChunkProblem:
     topology = load(spec)
-    return Problem.of(topology, Collective.on(topology, kind))
+    return ChunkProblem.of(topology, Collective.on(topology, kind))
 
 
 @st.composite
-def reduced_problems(draw: st.DrawFn) -> Orbits:
+def reduced_problems(draw: st.DrawFn) -> ChunkOrbits:
     """A problem with more or fewer symmetries, its chunks, and one of its useful groups."""
     if draw(st.booleans()):
         topology = load(draw(st.sampled_from(SPECS)))
     else:
         topology = draw(topologies(max_ranks=5, switches=1, max_bandwidth=2))
-    problem = Problem.of(topology, draw(collectives(topology, COPIES)))
+    problem = ChunkProblem.of(topology, draw(collectives(topology, COPIES)))
     if draw(st.booleans()):
         group = problem_group(problem, 60)
-        return Orbits(problem, len(group), group)
+        return ChunkOrbits(problem, len(group), group)
     chunks = draw(st.sampled_from([1, 2, 3, 6]))
     groups = useful_groups(problem, chunks)
-    trivial = Orbits.trivial(problem, chunks)
-    return Orbits(problem, chunks, draw(st.sampled_from(groups))) if groups else trivial
+    trivial = ChunkOrbits.trivial(problem, chunks)
+    return ChunkOrbits(problem, chunks, draw(st.sampled_from(groups))) if groups else trivial
 
 
-def drawn_sends(orbits: Orbits, draw: st.DataObject) -> list[Send]:
+def drawn_sends(orbits: ChunkOrbits, draw: st.DataObject) -> list[Send]:
     send = st.builds(
         lambda chunk_class, member, route, step: Send(
             chunk_class, member % orbits.classes[chunk_class].count, route, step
@@ -56,7 +56,7 @@ def drawn_sends(orbits: Orbits, draw: st.DataObject) -> list[Send]:
 
 @settings(max_examples=150)
 @given(reduced_problems())
-def test_classes_stand_for_all_chunks(orbits: Orbits) -> None:
+def test_classes_stand_for_all_chunks(orbits: ChunkOrbits) -> None:
     """As many representatives as chunks over elements, and unfolding gives every chunk exactly once."""
     everything = len(orbits.problem.demands) * orbits.chunks
     assert sum(members.count for members in orbits.classes) * len(orbits.group) == everything
@@ -74,7 +74,7 @@ def test_classes_stand_for_all_chunks(orbits: Orbits) -> None:
 
 @settings(max_examples=150)
 @given(reduced_problems(), st.data())
-def test_limits_count_the_load_of_every_link(orbits: Orbits, data: st.DataObject) -> None:
+def test_limits_count_the_load_of_every_link(orbits: ChunkOrbits, data: st.DataObject) -> None:
     """The load by the limits is that of the links in the unfolded whole, each orbit of links with its own."""
     sends = drawn_sends(orbits, data)
     load_of: dict[tuple[int, int], int] = defaultdict(int)
@@ -103,7 +103,7 @@ def test_limits_count_the_load_of_every_link(orbits: Orbits, data: st.DataObject
 
 @settings(max_examples=100)
 @given(reduced_problems(), st.data())
-def test_an_image_of_a_way_is_the_way_of_an_image(orbits: Orbits, data: st.DataObject) -> None:
+def test_an_image_of_a_way_is_the_way_of_an_image(orbits: ChunkOrbits, data: st.DataObject) -> None:
     """The chunks of a class go the same way up to renaming: from a source to a target, if theirs does."""
     sends = drawn_sends(orbits, data)
     by_chunk: dict[tuple[int, int], list[ChunkSend]] = defaultdict(list)
@@ -141,7 +141,7 @@ def test_a_ring_of_four_drawn() -> None:
     problem = problem_of("ring:4", "allgather")
     ends = [(route.src, route.dst) for route in problem.routes]
     assert ends == [(0, 1), (0, 3), (1, 0), (1, 2), (2, 1), (2, 3), (3, 0), (3, 2)]
-    orbits = Orbits(problem, 1, rotations)
+    orbits = ChunkOrbits(problem, 1, rotations)
     assert orbits.classes == (ChunkClass(demand=0, count=1),)
     onward, back = orbits.limits
     assert (onward.capacity, sorted(onward.users)) == (1, [(0, 0), (0, 3), (0, 5), (0, 6)])
@@ -164,7 +164,7 @@ def test_a_ring_of_four_drawn() -> None:
 def test_chunks_of_a_fixed_demand_change_places() -> None:
     """Broadcast on a ring of 4 with two chunks: the reflection gives the second chunk the mirrored way."""
     problem = problem_of("ring:4", "broadcast")
-    orbits = Orbits(problem, 2, ((0, 1, 2, 3), (0, 3, 2, 1)))
+    orbits = ChunkOrbits(problem, 2, ((0, 1, 2, 3), (0, 3, 2, 1)))
     assert orbits.classes == (ChunkClass(demand=0, count=1),)
     whole = list(orbits.unfold([Send(0, 0, 0, 0)]))  # route 0 is 0 -> 1, route 1 is 0 -> 3
     assert whole == [ChunkSend(0, 0, 0, 0), ChunkSend(0, 1, 1, 0)]
@@ -173,7 +173,7 @@ def test_chunks_of_a_fixed_demand_change_places() -> None:
 def test_a_link_that_elements_keep_is_loaded_by_each() -> None:
     """A star with root 0 and leaves 1 and 2, swapped: what goes up the root's link does so twice."""
     problem = problem_of("star:3", "broadcast")
-    orbits = Orbits(problem, 2, ((0, 1, 2, 3), (0, 2, 1, 3)))
+    orbits = ChunkOrbits(problem, 2, ((0, 1, 2, 3), (0, 2, 1, 3)))
     to_leaf = [route.dst for route in problem.routes].index(1)
     taken = Counter({(0, to_leaf): 1})
     loads = {
@@ -185,7 +185,7 @@ def test_a_link_that_elements_keep_is_loaded_by_each() -> None:
 
 def test_the_trivial_group_leaves_everything() -> None:
     problem = problem_of("dgx1", "alltoall")
-    orbits = Orbits.trivial(problem, 3)
+    orbits = ChunkOrbits.trivial(problem, 3)
     assert orbits.classes == tuple(ChunkClass(demand, 3) for demand in range(56))
     assert [limit.capacity for limit in orbits.limits] == list(problem.capacities)
     assert all(len(limit.users) == 56 for limit in orbits.limits)
@@ -195,9 +195,11 @@ def test_the_trivial_group_leaves_everything() -> None:
 def test_alike_demands_are_moved_in_their_order() -> None:
     topology = load("ring:4")
     there, back = Demand(frozenset({0}), frozenset({2})), Demand(frozenset({2}), frozenset({0}))
-    problem = Problem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(there, back, back, there)))
-    assert Orbits.trivial(problem, 1).classes == tuple(ChunkClass(demand, 1) for demand in range(4))
-    half_turn = Orbits(problem, 1, ((0, 1, 2, 3), (2, 3, 0, 1)))
+    problem = ChunkProblem.of(
+        topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(there, back, back, there))
+    )
+    assert ChunkOrbits.trivial(problem, 1).classes == tuple(ChunkClass(demand, 1) for demand in range(4))
+    half_turn = ChunkOrbits(problem, 1, ((0, 1, 2, 3), (2, 3, 0, 1)))
     assert half_turn.classes == (ChunkClass(0, 1), ChunkClass(2, 1))
     images = [list(half_turn.unfold([Send(chunk_class, 0, 0, 0)])) for chunk_class in (0, 1)]
     assert [[send.demand for send in sends] for sends in images] == [[0, 1], [2, 3]]
@@ -206,27 +208,27 @@ def test_alike_demands_are_moved_in_their_order() -> None:
 def test_alike_demands_must_go_to_as_many_alike_ones() -> None:
     topology = load("ring:4")
     there, back = Demand(frozenset({0}), frozenset({2})), Demand(frozenset({2}), frozenset({0}))
-    problem = Problem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(there, back, there)))
+    problem = ChunkProblem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(there, back, there)))
     with pytest.raises(ValueError, match="the group must map every demand to a demand"):
-        Orbits(problem, 1, ((0, 1, 2, 3), (2, 3, 0, 1)))
+        ChunkOrbits(problem, 1, ((0, 1, 2, 3), (2, 3, 0, 1)))
 
 
 def test_a_group_that_does_not_act_freely_is_refused() -> None:
     problem = problem_of("ring:4", "allgather")
     with pytest.raises(ValueError, match="demand 0: 2 symmetries keep it, which must divide its 3 chunks"):
-        Orbits(problem, 3, ((0, 1, 2, 3), (0, 3, 2, 1)))
+        ChunkOrbits(problem, 3, ((0, 1, 2, 3), (0, 3, 2, 1)))
 
 
 def test_a_group_that_leads_to_no_demand_is_refused() -> None:
     problem = problem_of("ring:4", "broadcast")
     with pytest.raises(ValueError, match="the group must map every demand to a demand"):
-        Orbits(problem, 2, ((0, 1, 2, 3), (2, 3, 0, 1)))
+        ChunkOrbits(problem, 2, ((0, 1, 2, 3), (2, 3, 0, 1)))
 
 
 def test_a_permutation_that_is_no_automorphism_is_refused() -> None:
-    orbits = Orbits(problem_of("ring:4", "allgather"), 1, ((0, 1, 2, 3), (1, 0, 3, 2)))
+    orbits = ChunkOrbits(problem_of("ring:4", "allgather"), 1, ((0, 1, 2, 3), (1, 0, 3, 2)))
     assert orbits.limits  # a reflection
-    orbits = Orbits(problem_of("ring:4", "allgather"), 2, ((0, 1, 2, 3), (1, 0, 2, 3)))
+    orbits = ChunkOrbits(problem_of("ring:4", "allgather"), 2, ((0, 1, 2, 3), (1, 0, 2, 3)))
     with pytest.raises(ValueError, match="the group must map every link to a link"):
         _ = orbits.limits
     with pytest.raises(ValueError, match="the group must map every route to a route"):

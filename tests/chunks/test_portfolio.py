@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast.synth.chunks.encodings.registry import ENCODINGS, Encoding
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits, Send
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Send
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 from arborcast.synth.chunks.solvers import portfolio
 from arborcast.synth.chunks.solvers.portfolio import (
-    Entrant,
     NoneSymmetric,
-    Verdict,
+    PortfolioMember,
+    RaceResult,
     effort_of,
     race,
 )
@@ -33,15 +33,15 @@ from arborcast.synth.progress import listening
 from arborcast.topologies import load
 
 RING = load("ring:4")
-PROBLEM = Problem.of(RING, Collective.on(RING, "allgather"))
+PROBLEM = ChunkProblem.of(RING, Collective.on(RING, "allgather"))
 IDENTITY, QUARTER, HALF = (0, 1, 2, 3), (1, 2, 3, 0), (2, 3, 0, 1)
-WHOLE = Orbits.trivial(PROBLEM, 4)
-ROTATED = Orbits(PROBLEM, 4, (IDENTITY, QUARTER, HALF, (3, 0, 1, 2)))
-HALVED = Orbits(PROBLEM, 4, (IDENTITY, HALF))
+WHOLE = ChunkOrbits.trivial(PROBLEM, 4)
+ROTATED = ChunkOrbits(PROBLEM, 4, (IDENTITY, QUARTER, HALF, (3, 0, 1, 2)))
+HALVED = ChunkOrbits(PROBLEM, 4, (IDENTITY, HALF))
 
-REFUTED, CLAIMED = Impossible(Prover.CADICAL), Impossible(Prover.HIGHS)
+REFUTED, CLAIMED = Infeasible(Prover.CADICAL), Infeasible(Prover.HIGHS)
 
-Script = tuple[str, Orbits]
+Script = tuple[str, ChunkOrbits]
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def pair() -> Iterator[Workers]:
 
 def run(
     workers: Workers, *scripts: Script, seed: int = 0, slices: int | None = None, seconds: float | None = 60
-) -> Verdict:
+) -> RaceResult:
     """A race of scripted searches (see `fake_searches`), whose encodings are named "0:script" and so on."""
     names = [f"{place}:{script}" for place, (script, _) in enumerate(scripts)]
     return race(
-        [Entrant(name, orbits) for name, (_, orbits) in zip(names, scripts, strict=True)],
+        [PortfolioMember(name, orbits) for name, (_, orbits) in zip(names, scripts, strict=True)],
         steps=2,
         rounds=3,
         seed=seed,
@@ -70,9 +70,9 @@ def run(
     )
 
 
-def found(slices: int, seed: int = 0) -> Found:
+def found(slices: int, seed: int = 0) -> Feasible:
     """What a scripted search finds in its last slice."""
-    return Found(tuple(map(effort_of, range(slices))), (Send(0, 0, 0, seed),))
+    return Feasible(tuple(map(effort_of, range(slices))), (Send(0, 0, 0, seed),))
 
 
 # ---------------------------------------------------------------- by the rules, on any machine
@@ -82,7 +82,7 @@ def found(slices: int, seed: int = 0) -> Found:
 class _Machine:
     """A clock of its own and searches that take as long on it as we like."""
 
-    plans: dict[str, Plan]
+    plans: dict[str, ChunkPlan]
     count: int
     chance: random.Random
     now: float = 0.0
@@ -100,16 +100,16 @@ class _Machine:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What an entrant answers and in which slice: "found", "impossible", "claimed", "dies"; and its group."""
+class ChunkPlan:
+    """What a member answers and in which slice: "found", "impossible", "claimed", "dies"; and its group."""
 
     answer: str
     at: int
-    orbits: Orbits
+    orbits: ChunkOrbits
 
 
 class _FakeWorker:
-    def __init__(self, machine: _Machine, plan: Plan) -> None:
+    def __init__(self, machine: _Machine, plan: ChunkPlan) -> None:
         self.machine, self.plan, self.is_busy, self.slices = machine, plan, False, 0
 
     def start(self, name: str, function: object, encoding: str, instance: Instance | None, *_: int) -> None:
@@ -122,7 +122,7 @@ class _FakeWorker:
     def result(self) -> Outcome:
         self.is_busy = False
         if self.slices <= self.plan.at:
-            return Unfinished()
+            return Unknown()
         match self.plan.answer:
             case "found":
                 return found(self.slices)
@@ -134,7 +134,7 @@ class _FakeWorker:
                 raise WorkerDiedError("gone")
 
 
-def by_the_rules(plans: Sequence[Plan], slices: int) -> tuple[object, int | None]:
+def by_the_rules(plans: Sequence[ChunkPlan], slices: int) -> tuple[object, int | None]:
     """The outcome and whose it is, one turn after the other."""
     left = dict(enumerate(plans))
     has_died = False
@@ -158,19 +158,19 @@ def by_the_rules(plans: Sequence[Plan], slices: int) -> tuple[object, int | None
     if is_claimed:
         return CLAIMED, None
     if left:
-        return Unfinished(), None
+        return Unknown(), None
     return (WorkerDiedError if has_died else NoneSymmetric()), None
 
 
 @st.composite
-def fields(draw: st.DrawFn) -> list[Plan]:
-    """Entrants who do not contradict each other, each with an encoding of its own."""
+def fields(draw: st.DrawFn) -> list[ChunkPlan]:
+    """Members who do not contradict each other, each with an encoding of its own."""
     possible = {WHOLE: draw(st.booleans())}
     for orbits in (ROTATED, HALVED):
         possible[orbits] = possible[WHOLE] and draw(st.booleans())
 
-    def plan(orbits: Orbits, answer: str, at: int) -> Plan:
-        return Plan("found" if possible[orbits] and answer != "dies" else answer, at, orbits)
+    def plan(orbits: ChunkOrbits, answer: str, at: int) -> ChunkPlan:
+        return ChunkPlan("found" if possible[orbits] and answer != "dies" else answer, at, orbits)
 
     answers = st.sampled_from(["impossible", "impossible", "claimed", "dies"])
     return draw(
@@ -183,17 +183,17 @@ def fields(draw: st.DrawFn) -> list[Plan]:
 
 
 @given(fields(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000))
-def test_no_machine_changes_the_verdict(plans: list[Plan], slices: int, count: int, load: int) -> None:
+def test_no_machine_changes_the_verdict(plans: list[ChunkPlan], slices: int, count: int, load: int) -> None:
     names = {str(place): plan for place, plan in enumerate(plans)}
     machine = _Machine(names, count, random.Random(load))
-    entrants = [Entrant(name, plan.orbits) for name, plan in names.items()]
+    members = [PortfolioMember(name, plan.orbits) for name, plan in names.items()]
     expected, winner = by_the_rules(plans, slices)
 
-    def verdict() -> Verdict:
+    def result() -> RaceResult:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(portfolio, "wait", machine.wait)
             return race(
-                entrants,
+                members,
                 steps=2,
                 rounds=3,
                 seed=0,
@@ -205,11 +205,11 @@ def test_no_machine_changes_the_verdict(plans: list[Plan], slices: int, count: i
 
     if expected is WorkerDiedError:
         with pytest.raises(WorkerDiedError, match="gone"):
-            verdict()
+            result()
         return
-    assert verdict() == Verdict(
+    assert result() == RaceResult(
         expected,  # type: ignore[arg-type]
-        None if winner is None else entrants[winner],
+        None if winner is None else members[winner],
         0 if winner is None else plans[winner].at + 1,
     )
 
@@ -218,13 +218,13 @@ def test_no_machine_changes_the_verdict(plans: list[Plan], slices: int, count: i
 def test_a_claim_heard_together_with_a_proof_takes_nothing_from_it(
     answers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans = {str(place): Plan(answer, 0, WHOLE) for place, answer in enumerate(answers)}
+    plans = {str(place): ChunkPlan(answer, 0, WHOLE) for place, answer in enumerate(answers)}
     at_once = random.Random(0)
     monkeypatch.setattr(at_once, "choice", min)
     machine = _Machine(plans, 2, at_once)
     monkeypatch.setattr(portfolio, "wait", machine.wait)
-    verdict = race(
-        [Entrant(name, WHOLE) for name in plans],
+    result = race(
+        [PortfolioMember(name, WHOLE) for name in plans],
         steps=2,
         rounds=3,
         seed=0,
@@ -232,15 +232,15 @@ def test_a_claim_heard_together_with_a_proof_takes_nothing_from_it(
         workers=machine,  # type: ignore[arg-type]
         encodings=dict.fromkeys(plans, Encoding("", "")),
     )
-    assert verdict == Verdict(REFUTED, None, 0)
+    assert result == RaceResult(REFUTED, None, 0)
 
 
 # ---------------------------------------------------------------- in real processes
 
 
 def test_slices_grow_and_the_search_goes_on(pair: Workers) -> None:
-    verdict = run(pair, ("found_3", WHOLE), seed=7)
-    assert verdict == Verdict(found(4, seed=7), Entrant("0:found_3", WHOLE), 4)
+    result = run(pair, ("found_3", WHOLE), seed=7)
+    assert result == RaceResult(found(4, seed=7), PortfolioMember("0:found_3", WHOLE), 4)
     assert found(4).rounds == (100, 400, 1600, 6400)
 
 
@@ -262,31 +262,31 @@ def test_slices_grow_and_the_search_goes_on(pair: Workers) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_first_in_order_wins(scripts: Sequence[str], winner: int, slices: int, count: int) -> None:
     with Workers(count) as workers:
-        verdict = run(workers, *((script, WHOLE) for script in scripts))
-    assert verdict.entrant is not None
-    assert (verdict.entrant.encoding, verdict.slices) == (f"{winner}:{scripts[winner]}", slices)
-    assert verdict.outcome == found(slices)
+        result = run(workers, *((script, WHOLE) for script in scripts))
+    assert result.member is not None
+    assert (result.member.encoding, result.slices) == (f"{winner}:{scripts[winner]}", slices)
+    assert result.outcome == found(slices)
 
 
 def test_what_comes_after_the_answer_is_stopped(pair: Workers) -> None:
     """Without a deadline: a search that never ends is not waited for."""
-    verdict = run(pair, ("found_0_100", WHOLE), ("never_0", WHOLE), ("never_0", ROTATED))
-    assert verdict.outcome == found(1)
+    result = run(pair, ("found_0_100", WHOLE), ("never_0", WHOLE), ("never_0", ROTATED))
+    assert result.outcome == found(1)
 
 
 def test_a_proof_for_all_schedules_is_final_at_once(pair: Workers) -> None:
-    verdict = run(pair, ("never_0", ROTATED), ("impossible_2", WHOLE))
-    assert verdict == Verdict(REFUTED, None, 0)
+    result = run(pair, ("never_0", ROTATED), ("impossible_2", WHOLE))
+    assert result == RaceResult(REFUTED, None, 0)
 
 
 def test_without_a_proof_a_claim_waits_for_whoever_could_judge_it(
     pair: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
     confirmed = run(pair, ("claimed_0", WHOLE), ("impossible_2", WHOLE))
-    assert confirmed == Verdict(REFUTED, None, 0)
+    assert confirmed == RaceResult(REFUTED, None, 0)
     # Nobody else is waited for.
-    assert run(pair, ("never_1", ROTATED), ("claimed_0", WHOLE)) == Verdict(CLAIMED, None, 0)
-    assert run(pair, ("claimed_0", WHOLE), ("found_3", WHOLE), slices=3) == Verdict(CLAIMED, None, 0)
+    assert run(pair, ("never_1", ROTATED), ("claimed_0", WHOLE)) == RaceResult(CLAIMED, None, 0)
+    assert run(pair, ("claimed_0", WHOLE), ("found_3", WHOLE), slices=3) == RaceResult(CLAIMED, None, 0)
     with caplog.at_level(logging.WARNING):
         disproved = run(pair, ("claimed_0", WHOLE), ("found_2", WHOLE))
     assert (disproved.outcome, disproved.slices) == (found(3), 3)
@@ -300,26 +300,26 @@ def test_a_claim_that_is_not_judged_in_time_is_told(pair: Workers) -> None:
 
 
 def test_a_claim_under_a_group_retires_the_claimant_alone(pair: Workers) -> None:
-    verdict = run(pair, ("claimed_0", ROTATED), ("found_1_50", ROTATED))
-    assert verdict.outcome == found(2)
+    result = run(pair, ("claimed_0", ROTATED), ("found_1_50", ROTATED))
+    assert result.outcome == found(2)
 
 
 def test_a_proof_under_a_group_retires_the_group_alone(pair: Workers) -> None:
-    verdict = run(pair, ("impossible_0", ROTATED), ("found_1", WHOLE))
-    assert (verdict.outcome, verdict.slices) == (found(2), 2)
+    result = run(pair, ("impossible_0", ROTATED), ("found_1", WHOLE))
+    assert (result.outcome, result.slices) == (found(2), 2)
     # Another encoding of the same group, who would never answer, is not waited for.
-    verdict = run(pair, ("impossible_0_50", ROTATED), ("never_0", ROTATED), ("found_1", HALVED))
-    assert verdict.outcome == found(2)
+    result = run(pair, ("impossible_0_50", ROTATED), ("never_0", ROTATED), ("found_1", HALVED))
+    assert result.outcome == found(2)
 
 
 def test_without_the_whole_problem_nothing_is_proved(pair: Workers) -> None:
-    verdict = run(pair, ("impossible_0", ROTATED), ("impossible_1", HALVED))
-    assert verdict == Verdict(NoneSymmetric(), None, 0)
-    assert verdict.outcome not in (REFUTED, CLAIMED, Unfinished())
+    result = run(pair, ("impossible_0", ROTATED), ("impossible_1", HALVED))
+    assert result == RaceResult(NoneSymmetric(), None, 0)
+    assert result.outcome not in (REFUTED, CLAIMED, Unknown())
 
 
 def test_effort_ends(pair: Workers) -> None:
-    assert run(pair, ("found_2", WHOLE), ("found_3", ROTATED), slices=2) == Verdict(Unfinished(), None, 0)
+    assert run(pair, ("found_2", WHOLE), ("found_3", ROTATED), slices=2) == RaceResult(Unknown(), None, 0)
     assert run(pair, ("found_2", WHOLE), ("found_3", ROTATED), slices=3).outcome == found(3)
 
 
@@ -340,8 +340,8 @@ def test_the_deadline_ends_everything() -> None:
 
 def test_a_solver_that_crashes_is_left_out(pair: Workers, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        verdict = run(pair, ("segfault_0", ROTATED), ("found_1", WHOLE))
-    assert verdict.outcome == found(2)
+        result = run(pair, ("segfault_0", ROTATED), ("found_1", WHOLE))
+    assert result.outcome == found(2)
     assert caplog.messages == ["left out of the search: 0:segfault_0: its process was ended by SIGSEGV"]
     with pytest.raises(WorkerDiedError, match="1:segfault_1: its process was ended by SIGSEGV"):
         run(pair, ("segfault_0", WHOLE), ("segfault_1", WHOLE))
@@ -355,13 +355,13 @@ def test_a_bug_in_an_encoding_is_no_outcome(pair: Workers) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ENCODINGS))
-@pytest.mark.parametrize("orbits", [Orbits.trivial(PROBLEM, 2), Orbits(PROBLEM, 2, ROTATED.group)])
-def test_an_answer_does_not_depend_on_what_its_process_did_before(name: str, orbits: Orbits) -> None:
+@pytest.mark.parametrize("orbits", [ChunkOrbits.trivial(PROBLEM, 2), ChunkOrbits(PROBLEM, 2, ROTATED.group)])
+def test_an_answer_does_not_depend_on_what_its_process_did_before(name: str, orbits: ChunkOrbits) -> None:
     pytest.importorskip(ENCODINGS[name].place.partition(":")[0])
     asked: dict[str, Any] = {"steps": 3, "rounds": 4, "seed": 3, "deadline": Deadline.after(60)}
 
-    def answer(orbits: Orbits) -> Verdict:
-        return race([Entrant(name, orbits)], workers=workers, **asked)
+    def answer(orbits: ChunkOrbits) -> RaceResult:
+        return race([PortfolioMember(name, orbits)], workers=workers, **asked)
 
     with Workers(1) as workers:
         fresh = answer(orbits)
@@ -369,7 +369,7 @@ def test_an_answer_does_not_depend_on_what_its_process_did_before(name: str, orb
         answer(WHOLE)
         answer(HALVED)
         assert answer(orbits) == fresh
-    assert isinstance(fresh.outcome, Found)
+    assert isinstance(fresh.outcome, Feasible)
 
 
 def test_progress_says_who_searches(pair: Workers) -> None:

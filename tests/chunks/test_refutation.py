@@ -19,7 +19,7 @@ from arborcast import synth
 from arborcast.synth.chunks.encodings import sat as boolean
 from arborcast.synth.chunks.encodings.sat import Formula
 from arborcast.synth.chunks.problem.orbits import Send
-from arborcast.synth.chunks.problem.outcome import Found, Instance
+from arborcast.synth.chunks.problem.outcome import Feasible, Instance
 from arborcast.synth.chunks.refutation import formula_file, formula_text, refute
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.sums.instance import SumOrbits, sum_problem
@@ -143,7 +143,7 @@ def test_a_formula_says_by_its_comments_what_brute_force_finds(instance: Instanc
     longer, sends, held = understood(formula, model)
     rounds = [1 + spare for spare in longer or [0] * instance.steps]
     rounds[0] += instance.rounds - sum(rounds)
-    replay(instance, Found(tuple(rounds), tuple(sends)))
+    replay(instance, Feasible(tuple(rounds), tuple(sends)))
     came = {
         (send.member, send.chunk_class, problem.routes[send.route].dst, time)
         for send in sends

@@ -8,8 +8,8 @@ import pytest
 
 from arborcast.synth.chunks.encodings import smt
 from arborcast.synth.chunks.encodings.smt import SmtSearch
-from arborcast.synth.chunks.problem.orbits import Orbits
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Unfinished
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Unknown
 from arborcast.synth.chunks.problem.symmetry import useful_groups
 from tests.support.chunk_replay import instance_of, replay
 
@@ -17,21 +17,21 @@ from tests.support.chunk_replay import instance_of, replay
 def test_a_broadcast_that_is_known() -> None:
     instance = instance_of("dgx1", "broadcast", 13, 4, 4)
     outcome = SmtSearch(instance).run(None)
-    assert isinstance(outcome, Found)
+    assert isinstance(outcome, Feasible)
     replay(instance, outcome)
     assert outcome.rounds == (1, 1, 1, 1)
 
 
 def test_a_broadcast_that_there_is_not() -> None:
-    assert isinstance(SmtSearch(instance_of("dgx1", "broadcast", 8, 3, 3)).run(None), Impossible)
+    assert isinstance(SmtSearch(instance_of("dgx1", "broadcast", 8, 3, 3)).run(None), Infeasible)
 
 
 def test_an_allgather_under_a_group() -> None:
     whole = instance_of("torus:4x4", "allgather", 4, 4, 15)
     group = useful_groups(whole.orbits.problem, 4)[0]
-    instance = replace(whole, orbits=Orbits(whole.orbits.problem, 4, group))
+    instance = replace(whole, orbits=ChunkOrbits(whole.orbits.problem, 4, group))
     outcome = SmtSearch(instance).run(None)
-    assert isinstance(outcome, Found)
+    assert isinstance(outcome, Feasible)
     replay(instance, outcome)
 
 
@@ -40,9 +40,9 @@ def test_effort_adds_up() -> None:
     instance = instance_of("hypercube:3", "broadcast", 7, 4, 4)
     search = SmtSearch(instance)
     runs = 1
-    while isinstance(outcome := search.run(5), Unfinished):
+    while isinstance(outcome := search.run(5), Unknown):
         runs += 1
-    assert isinstance(outcome, Impossible)
+    assert isinstance(outcome, Infeasible)
     assert runs > 3
 
 
@@ -50,11 +50,11 @@ def test_searches_take_turns() -> None:
     """Two searches that go on in turns do what each would do alone."""
     instance = instance_of("dgx1", "broadcast", 13, 4, 4)
 
-    def answers(searches: list[SmtSearch]) -> list[Found]:
-        found: dict[int, Found] = {}
+    def answers(searches: list[SmtSearch]) -> list[Feasible]:
+        found: dict[int, Feasible] = {}
         while len(found) < len(searches):
             for number, search in enumerate(searches):
-                if number not in found and isinstance(outcome := search.run(20), Found):
+                if number not in found and isinstance(outcome := search.run(20), Feasible):
                     found[number] = outcome
         return [found[number] for number in range(len(searches))]
 
@@ -79,6 +79,6 @@ def test_an_order_of_chunks_excludes_nothing(
         monkeypatch.setattr(smt, "is_ordered", lambda orbits, ordered=ordered: ordered)
         outcome = SmtSearch(instance).run(None)
         answers.append(type(outcome))
-        if isinstance(outcome, Found):
+        if isinstance(outcome, Feasible):
             replay(instance, outcome)
     assert answers[0] is answers[1]

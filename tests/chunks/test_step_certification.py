@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from arborcast import topologies as catalog
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Cut
-from arborcast.synth.chunks.bounds.certificate import PathLengths, StaticLimit, TreeLengths
+from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, TreeDual
 from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS, certified_ratio, static_ratio
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective, Demand, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Link, Topology
@@ -27,18 +27,18 @@ COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOA
 
 
 @st.composite
-def small_problems(draw: Callable) -> tuple[Problem, int]:
+def small_problems(draw: Callable) -> tuple[ChunkProblem, int]:
     """Few enough ranks and routes for all trees to be listed, in as few steps as possible or one more."""
     few = draw(st.integers(0, 1))
     topology = draw(topologies(max_ranks=3 if few else 4, switches=few, symmetric=draw(st.booleans())))
     named = collectives(topology, kinds=COPIES, relays=True)
-    problem = Problem.of(topology, draw(st.one_of(named, custom_collectives(topology))))
+    problem = ChunkProblem.of(topology, draw(st.one_of(named, custom_collectives(topology))))
     assert problem.latency is not None
     spare = draw(st.integers(0, 1)) if problem.ranks < 4 or problem.latency < 3 else 0
     return problem, problem.latency + spare
 
 
-def drawn_tables(draw: Callable, problem: Problem, steps: int, count: int) -> list[list[list[Fraction]]]:
+def drawn_tables(draw: Callable, problem: ChunkProblem, steps: int, count: int) -> list[list[list[Fraction]]]:
     """Lengths that keep the rule however they are added up."""
     units = st.integers(0, 5)
     entries = [[[draw(units) for _ in problem.topology.links] for _ in range(steps)] for _ in range(count)]
@@ -53,7 +53,7 @@ def frozen(table: list[list[Fraction]]) -> tuple[tuple[Fraction, ...], ...]:
     return tuple(map(tuple, table))
 
 
-def shortest(problem: Problem, demand: Demand, target: int, table: list[list[Fraction]]) -> Fraction:
+def shortest(problem: ChunkProblem, demand: Demand, target: int, table: list[list[Fraction]]) -> Fraction:
     """By networkx, route by route."""
     graph = nx.DiGraph()
     for step, row in enumerate(table):
@@ -77,7 +77,7 @@ def test_the_ratio_of_trees_is_that_of_all_trees_listed(data):
         min(cost(problem, tree, table) for tree in all_trees(problem, demand, steps))
         for demand in problem.demands
     )
-    assert certified_ratio(problem, steps, TreeLengths(frozen(table))) == expected
+    assert certified_ratio(problem, steps, TreeDual(frozen(table))) == expected
 
 
 @given(st.data())
@@ -95,7 +95,7 @@ def test_the_ratio_of_paths_is_that_of_networkx(data):
         for demand, shares in zip(problem.demands, assigned, strict=True)
         for target, share in zip(sorted(demand.targets), shares, strict=True)
     )
-    certificate = PathLengths(tuple(map(frozen, tables)), assigned)
+    certificate = PathDual(tuple(map(frozen, tables)), assigned)
     assert certified_ratio(problem, steps, certificate) == expected
 
 
@@ -108,8 +108,8 @@ def test_no_lengths_prove_more_than_the_best_packing(data):
     shares = tuple(tuple(tuple(length / most for length in row) for row in each) for each in (table, other))
     assigned = tuple(tuple(target % 2 for target in demand.targets) for demand in problem.demands)
     truth = least_ratio(problem, steps)
-    assert certified_ratio(problem, steps, TreeLengths(frozen(table))) <= truth + 1e-7
-    assert certified_ratio(problem, steps, PathLengths(shares, assigned)) <= truth + 1e-7
+    assert certified_ratio(problem, steps, TreeDual(frozen(table))) <= truth + 1e-7
+    assert certified_ratio(problem, steps, PathDual(shares, assigned)) <= truth + 1e-7
 
 
 @given(st.data())
@@ -120,46 +120,46 @@ def test_lengths_of_any_number_of_digits_are_exact(data):
     (table,) = drawn_tables(data.draw, problem, steps, 1)
     less = Fraction(10**30, 10**30 + 57)
     finer = [[length * less for length in row] for row in table]
-    ratios = [certified_ratio(problem, steps, TreeLengths(frozen(each))) for each in (table, finer)]
+    ratios = [certified_ratio(problem, steps, TreeDual(frozen(each))) for each in (table, finer)]
     assert ratios[1] == ratios[0] * less
     most = max(len(demand.targets) for demand in problem.demands)
     assigned = tuple((0,) * len(demand.targets) for demand in problem.demands)
     shares = [frozen([[length / most for length in row] for row in each]) for each in (table, finer)]
-    ratios = [certified_ratio(problem, steps, PathLengths((share,), assigned)) for share in shares]
+    ratios = [certified_ratio(problem, steps, PathDual((share,), assigned)) for share in shares]
     assert ratios[1] == ratios[0] * less
 
 
 # Three ranks in a line, 0 -> 1 -> 2 with 1 and 2 chunks a round: a broadcast from 0 in two steps.
 LINE = Topology.build("line", 3, [Link(0, 1, Fraction(1)), Link(1, 2, Fraction(2))])
-BROADCAST = Problem.of(LINE, Collective.on(LINE, "broadcast", root=0))
+BROADCAST = ChunkProblem.of(LINE, Collective.on(LINE, "broadcast", root=0))
 
 
-def paths(*shares: list[list[Any]], assigned: tuple[tuple[int, ...], ...] = ((0, 1),)) -> PathLengths:
-    return PathLengths(tuple(map(frozen, shares)), assigned)
+def paths(*shares: list[list[Any]], assigned: tuple[tuple[int, ...], ...] = ((0, 1),)) -> PathDual:
+    return PathDual(tuple(map(frozen, shares)), assigned)
 
 
 def test_drawn_lengths():
     """All must pass 0 -> 1 in the first step, and 1 -> 2 in the second, at 1 and 2 chunks a round."""
     #              0 -> 1       1 -> 2
     lengths = [[Fraction(1), Fraction(0)], [Fraction(0), HALF]]
-    assert certified_ratio(BROADCAST, 2, TreeLengths(frozen(lengths))) == Fraction(3, 2)
+    assert certified_ratio(BROADCAST, 2, TreeDual(frozen(lengths))) == Fraction(3, 2)
     nothing = [[Fraction(0)] * 2] * 2
     assert certified_ratio(BROADCAST, 2, paths(nothing, lengths)) == Fraction(3, 2)
     # To rank 1 the second step serves as well, at no length.
     assert certified_ratio(BROADCAST, 2, paths(lengths, nothing)) == 0
     # With a third step each link can be passed where its length is 0.
     spare = [*lengths, [Fraction(0), Fraction(0)]]
-    assert certified_ratio(BROADCAST, 3, TreeLengths(frozen(spare))) == 0
+    assert certified_ratio(BROADCAST, 3, TreeDual(frozen(spare))) == 0
 
 
 def test_sources_divide_the_targets_between_them():
     """A line 1 <- 0 - 2 -> 3 with the block at 0 and 2: crossing the middle is never worth it."""
     hops = [(0, 1), (0, 2), (2, 0), (2, 3)]
     line = Topology.build("line", 4, [Link(u, v, Fraction(1)) for u, v in hops])
-    problem = Problem.of(line, Collective.custom(line, [Demand(frozenset({0, 2}), frozenset({1, 3}))]))
+    problem = ChunkProblem.of(line, Collective.custom(line, [Demand(frozenset({0, 2}), frozenset({1, 3}))]))
     each = (Fraction(1, 4),) * 4
-    assert certified_ratio(problem, 1, TreeLengths((each,))) == HALF
-    assert certified_ratio(problem, 3, TreeLengths((each,) * 3)) == HALF
+    assert certified_ratio(problem, 1, TreeDual((each,))) == HALF
+    assert certified_ratio(problem, 3, TreeDual((each,) * 3)) == HALF
 
 
 ZERO = [[Fraction(0), Fraction(0)], [Fraction(0), Fraction(0)]]
@@ -208,13 +208,13 @@ def test_paths_that_break_a_rule_are_refused(shares, assigned, message):
 )
 def test_trees_that_break_a_rule_are_refused(lengths, message):
     with pytest.raises(InputError, match=message):
-        certified_ratio(BROADCAST, 2, TreeLengths(frozen(lengths)))
+        certified_ratio(BROADCAST, 2, TreeDual(frozen(lengths)))
 
 
 def test_the_rule_takes_the_largest_total_of_a_demand_on_each_link():
     """Two blocks, from 0 and from 2, whose lengths never meet on a link: each may use all there is."""
     ring = Topology.build("ring", 3, [Link(u, (u + 1) % 3, Fraction(1)) for u in range(3)])
-    problem = Problem.of(
+    problem = ChunkProblem.of(
         ring,
         Collective.custom(
             ring, [Demand(frozenset({0}), frozenset({1})), Demand(frozenset({2}), frozenset({0}))]
@@ -234,25 +234,25 @@ def test_too_few_steps_prove_nothing():
     with pytest.raises(InputError, match="demand 0: rank 2 cannot be reached in 1 steps"):
         certified_ratio(BROADCAST, 1, paths(one_step, assigned=((0, 0),)))
     with pytest.raises(InputError, match="demand 0: its targets cannot all be reached in 1 steps"):
-        certified_ratio(BROADCAST, 1, TreeLengths(frozen(one_step)))
+        certified_ratio(BROADCAST, 1, TreeDual(frozen(one_step)))
     with pytest.raises(InputError, match="steps must be at least 1, got 0"):
-        certified_ratio(BROADCAST, 0, TreeLengths(()))
+        certified_ratio(BROADCAST, 0, TreeDual(()))
 
 
 def test_without_any_link_nothing_is_reached():
     apart = Topology.build("apart", 2, [])
-    problem = Problem.of(apart, Collective.on(apart, "broadcast", root=0))
+    problem = ChunkProblem.of(apart, Collective.on(apart, "broadcast", root=0))
     with pytest.raises(InputError, match="demand 0: rank 1 cannot be reached in 1 steps"):
-        certified_ratio(problem, 1, PathLengths((((),),), ((0,),)))
+        certified_ratio(problem, 1, PathDual((((),),), ((0,),)))
     with pytest.raises(InputError, match="cannot all be reached"):
-        certified_ratio(problem, 1, TreeLengths(((),)))
+        certified_ratio(problem, 1, TreeDual(((),)))
 
 
 def test_too_many_targets_are_refused():
     ranks = MOST_TREE_TARGETS + 2
     full = catalog.load(f"full:{ranks}")
-    problem = Problem.of(full, Collective.on(full, "broadcast", root=0))
-    lengths = TreeLengths((tuple(Fraction(0) for _ in full.links),))
+    problem = ChunkProblem.of(full, Collective.on(full, "broadcast", root=0))
+    lengths = TreeDual((tuple(Fraction(0) for _ in full.links),))
     with pytest.raises(InputError, match=f"at most {MOST_TREE_TARGETS} targets, got {ranks - 1}"):
         certified_ratio(problem, 1, lengths)
 
@@ -260,8 +260,8 @@ def test_too_many_targets_are_refused():
 def test_the_most_targets_that_are_possible():
     """A ring of 13: each tree takes 12 of 26 links, each of which is worth 1/26 in one of 6 steps."""
     ring = catalog.load(f"ring:{MOST_TREE_TARGETS + 1}")
-    problem = Problem.of(ring, Collective.on(ring, "broadcast", root=0))
-    lengths = TreeLengths(((Fraction(1, 26),) * 26,) * 6)
+    problem = ChunkProblem.of(ring, Collective.on(ring, "broadcast", root=0))
+    lengths = TreeDual(((Fraction(1, 26),) * 26,) * 6)
     assert certified_ratio(problem, 6, lengths) == Fraction(12, 26)
 
 

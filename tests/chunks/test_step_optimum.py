@@ -12,12 +12,12 @@ import pytest
 from arborcast import synth
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks import step_optimum as module
-from arborcast.synth.chunks.bounds.certificate import PathLengths, StaticLimit, StepBound, TreeLengths
+from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, StepBound, TreeDual
 from arborcast.synth.chunks.frontier import Frontier, pareto
 from arborcast.synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
 from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, explain, step_optimum
@@ -33,7 +33,7 @@ Asked = tuple[int, int, int]  # C, R and how many slices
 class Scripted(Searcher):
     """Answers by a rule of C and the slices, and remembers what it was asked."""
 
-    def __init__(self, problem: Problem, answer: Callable[[int, int], Answer]) -> None:
+    def __init__(self, problem: ChunkProblem, answer: Callable[[int, int], Answer]) -> None:
         super().__init__(problem, ("sat", "ilp"), 0, Deadline(), Workers(1), None)
         self.answer = answer
         self.asked: list[Asked] = []
@@ -42,23 +42,23 @@ class Scripted(Searcher):
         assert slices is not None
         self.asked.append((chunks, rounds, slices))
         answer = self.answer(chunks, slices)
-        return plan(steps, rounds) if isinstance(answer, Plan) else answer
+        return plan(steps, rounds) if isinstance(answer, ChunkPlan) else answer
 
 
-FOUND = Plan((), ())
-REFUTED, CLAIMED = Impossible(Prover.CADICAL), Impossible(Prover.HIGHS)
+FOUND = ChunkPlan((), ())
+REFUTED, CLAIMED = Infeasible(Prover.CADICAL), Infeasible(Prover.HIGHS)
 
 
-def plan(steps: int, rounds: int) -> Plan:
-    return Plan((*[1] * (steps - 1), rounds - steps + 1), ())
+def plan(steps: int, rounds: int) -> ChunkPlan:
+    return ChunkPlan((*[1] * (steps - 1), rounds - steps + 1), ())
 
 
 RING = load("ring:4")
 
 
-def problem(spec: str, kind: str) -> Problem:
+def problem(spec: str, kind: str) -> ChunkProblem:
     fabric = load(spec)
-    return Problem.of(fabric, Collective.on(fabric, kind))
+    return ChunkProblem.of(fabric, Collective.on(fabric, kind))
 
 
 def loose(steps: int) -> StepBound:
@@ -81,8 +81,8 @@ def optimum_of(
 def test_attained_in_lowest_terms_nothing_is_left_to_refute() -> None:
     optimum, asked = optimum_of(lambda chunks, slices: FOUND)
     assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 2, True)
-    assert optimum.smallest == "3/2 is in lowest terms"
-    assert isinstance(optimum.limit.certificate, PathLengths)
+    assert optimum.minimality_proof == "3/2 is in lowest terms"
+    assert isinstance(optimum.limit.certificate, PathDual)
     assert explain(optimum.limit) == "flows in 2 steps (dual, exact)"
     assert asked == [(2, 3, THOROUGH.first_slices)]
 
@@ -90,7 +90,7 @@ def test_attained_in_lowest_terms_nothing_is_left_to_refute() -> None:
 def test_a_larger_c_is_the_smallest_once_every_smaller_one_is_refuted() -> None:
     optimum, _ = optimum_of(lambda chunks, slices: FOUND if chunks == 6 else REFUTED)
     assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 6, True)
-    assert optimum.smallest == "(2, 2, 3), (4, 2, 6) refuted by CaDiCaL"
+    assert optimum.minimality_proof == "(2, 2, 3), (4, 2, 6) refuted by CaDiCaL"
     assert optimum.proved_by == (Prover.LIMIT, Prover.CADICAL)
 
 
@@ -100,7 +100,7 @@ def test_a_smaller_c_refuted_in_floating_point_is_said_and_proves_nothing() -> N
     )
     assert (optimum.ratio, optimum.chunks, optimum.is_settled) == (Fraction(3, 2), 6, False)
     words = "(2, 2, 3) refuted by HiGHS, floating point, which is no proof; (4, 2, 6) refuted by CaDiCaL"
-    assert optimum.smallest == words
+    assert optimum.minimality_proof == words
     assert optimum.proved_by == (Prover.LIMIT, Prover.HIGHS, Prover.CADICAL)
     # What is not proved is asked again with more effort.
     assert [slices for chunks, _, slices in asked if chunks == 2] == [3, 6]
@@ -109,21 +109,21 @@ def test_a_smaller_c_refuted_in_floating_point_is_said_and_proves_nothing() -> N
 
 def test_a_smaller_c_left_open_leaves_the_smallest_unproved() -> None:
     def answer(chunks: int, slices: int) -> Answer:
-        return FOUND if chunks == 6 else Unfinished() if chunks == 4 else REFUTED
+        return FOUND if chunks == 6 else Unknown() if chunks == 4 else REFUTED
 
     optimum, asked = optimum_of(answer)
-    assert (optimum.ratio, optimum.chunks, optimum.smallest) == (Fraction(3, 2), 6, None)
+    assert (optimum.ratio, optimum.chunks, optimum.minimality_proof) == (Fraction(3, 2), 6, None)
     assert not optimum.is_settled
     assert len(asked) == len(set(asked))  # what was refuted is not asked again
 
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_more_effort_may_still_find_the_smallest(quick: bool) -> None:
-    optimum, asked = optimum_of(lambda chunks, slices: FOUND if slices == 6 else Unfinished(), quick=quick)
+    optimum, asked = optimum_of(lambda chunks, slices: FOUND if slices == 6 else Unknown(), quick=quick)
     if quick:  # never asked twice with the same effort
         assert optimum.plan is None and len(asked) == len(set(asked))
     else:
-        assert optimum.is_settled and optimum.smallest == "3/2 is in lowest terms"
+        assert optimum.is_settled and optimum.minimality_proof == "3/2 is in lowest terms"
         assert asked == [(2, 3, 3), (2, 3, 6)]
 
 
@@ -152,7 +152,7 @@ def test_the_deadline_keeps_the_limit() -> None:
 def test_a_packing_made_plan_too_late_is_kept_and_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
     cube = problem("hypercube:3", "broadcast")
 
-    def late(*_: object, **__: object) -> tuple[int, Plan]:
+    def late(*_: object, **__: object) -> tuple[int, ChunkPlan]:
         monkeypatch.setattr(Deadline, "has_passed", True)
         return 30, plan(4, 20)
 
@@ -170,20 +170,23 @@ def test_a_solver_that_dies_leaves_its_instance_open_and_the_rest_goes_on() -> N
 
     optimum, _ = optimum_of(answer)
     assert optimum.lost_solvers
-    assert (optimum.chunks, optimum.smallest, optimum.is_settled) == (4, None, False)
+    assert (optimum.chunks, optimum.minimality_proof, optimum.is_settled) == (4, None, False)
 
 
-@pytest.mark.parametrize(("smaller", "settled"), [(REFUTED, True), (Unfinished(), False)])
+@pytest.mark.parametrize(("smaller", "settled"), [(REFUTED, True), (Unknown(), False)])
 def test_a_packing_of_trees_is_a_plan_whose_c_is_the_smallest_only_if_refuted(
     smaller: Answer, settled: bool
 ) -> None:
     # 3-cube broadcast in 4 steps: R/C = 2/3, so that C is a multiple of 3 and at least 6 for 4 rounds.
     searcher = Scripted(problem("hypercube:3", "broadcast"), lambda chunks, slices: smaller)
     optimum = step_optimum(searcher, 4, loose(4), None)
-    assert isinstance(optimum.limit.certificate, TreeLengths)
+    assert isinstance(optimum.limit.certificate, TreeDual)
     assert optimum.ratio == Fraction(2, 3)
     if optimum.chunks == 6:
-        assert optimum.is_settled and optimum.smallest == "fewer chunks at 2/3 leave a step without a round"
+        assert (
+            optimum.is_settled
+            and optimum.minimality_proof == "fewer chunks at 2/3 leave a step without a round"
+        )
     else:
         assert optimum.is_settled == settled
 
@@ -231,6 +234,6 @@ def test_a_plan_that_the_deadline_cut_short_is_not_final(monkeypatch: pytest.Mon
         return found
 
     monkeypatch.setattr(module, "plan_of", until_late)
-    found = step_optimum(Scripted(problem("ring:4", "allgather"), lambda *_: Unfinished()), 2, loose(2), None)
+    found = step_optimum(Scripted(problem("ring:4", "allgather"), lambda *_: Unknown()), 2, loose(2), None)
     assert found.out_of_time
     assert found.plan is not None and found.ratio == Fraction(3, 2)

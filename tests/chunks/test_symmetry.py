@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.synth.chunks.problem.instance import Problem, demands_of
-from arborcast.synth.chunks.problem.orbits import Group, Orbits
+from arborcast.synth.chunks.problem.instance import ChunkProblem, demands_of
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group
 from arborcast.synth.chunks.problem.symmetry import (
     LARGEST_GROUP,
     orbits_of_roots,
@@ -25,9 +25,9 @@ from tests.support.strategies import collectives, topologies
 COPIES = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
 
 
-def problem_of(spec: str, kind: str, root: int = 0) -> Problem:
+def problem_of(spec: str, kind: str, root: int = 0) -> ChunkProblem:
     topology = load(spec)
-    return Problem.of(topology, Collective.on(topology, kind, root=root))
+    return ChunkProblem.of(topology, Collective.on(topology, kind, root=root))
 
 
 def moved(demand: Demand, images: Permutation) -> Demand:
@@ -36,7 +36,7 @@ def moved(demand: Demand, images: Permutation) -> Demand:
     )
 
 
-def assert_keeps(problem: Problem, images: Permutation) -> None:
+def assert_keeps(problem: ChunkProblem, images: Permutation) -> None:
     """It renames the links to themselves, and the demands."""
     links = {(link.src, link.dst): link.bandwidth for link in problem.topology.links}
     assert {(images[src], images[dst]): rate for (src, dst), rate in links.items()} == links
@@ -51,46 +51,46 @@ def assert_group(group: Group, size: int) -> None:
     assert {tuple(first[v] for v in second) for first, second in product(group, group)} == elements
 
 
-def stabilisers(problem: Problem, group: Group) -> list[int]:
+def stabilisers(problem: ChunkProblem, group: Group) -> list[int]:
     """How many elements keep each demand."""
     return [sum(moved(demand, images) == demand for images in group) for demand in problem.demands]
 
 
-def is_lossless(problem: Problem, group: Group) -> bool:
+def is_lossless(problem: ChunkProblem, group: Group) -> bool:
     return all(
         capacity % sum((images[link.src], images[link.dst]) == (link.src, link.dst) for images in group) == 0
         for link, capacity in zip(problem.topology.links, problem.capacities, strict=True)
     )
 
 
-def assert_useful(problem: Problem, chunks: int, groups: tuple[Group, ...]) -> None:
+def assert_useful(problem: ChunkProblem, chunks: int, groups: tuple[Group, ...]) -> None:
     for group in groups:
         assert 1 < len(group) <= LARGEST_GROUP
         assert_group(group, problem.topology.size)
         for images in group:
             assert_keeps(problem, images)
         assert all(chunks % order == 0 for order in stabilisers(problem, group))
-        assert Orbits(problem, chunks, group).classes
+        assert ChunkOrbits(problem, chunks, group).classes
     assert [len(group) for group in groups] == sorted(map(len, groups), reverse=True)
     assert len({is_lossless(problem, group) for group in groups}) <= 1
 
 
 @st.composite
-def problems(draw: st.DrawFn, max_ranks: int = 6) -> Problem:
+def problems(draw: st.DrawFn, max_ranks: int = 6) -> ChunkProblem:
     topology = draw(topologies(max_ranks=max_ranks, switches=1, max_bandwidth=2))
     collective = draw(collectives(topology, COPIES, relays=True))
-    return Problem.of(topology, collective)
+    return ChunkProblem.of(topology, collective)
 
 
 @settings(max_examples=150)
 @given(problems(), st.sampled_from([1, 2, 3, 6]))
-def test_groups_are_groups_that_act_freely_on_the_chunks(problem: Problem, chunks: int) -> None:
+def test_groups_are_groups_that_act_freely_on_the_chunks(problem: ChunkProblem, chunks: int) -> None:
     assert_useful(problem, chunks, useful_groups(problem, chunks))
 
 
 @settings(max_examples=60)
 @given(problems(max_ranks=5), st.sampled_from([1, 2, 6]))
-def test_a_group_is_found_where_one_element_would_do(problem: Problem, chunks: int) -> None:
+def test_a_group_is_found_where_one_element_would_do(problem: ChunkProblem, chunks: int) -> None:
     """Every problem with an element of prime order that acts freely has a useful group, and only those."""
     topology = problem.topology
     ways = product(permutations(range(topology.ranks)), permutations(range(topology.ranks, topology.size)))
@@ -143,7 +143,7 @@ def test_groups_that_spoil_links_are_left_out_where_others_are() -> None:
     problem = problem_of("hypercube:3", "allgather")
     everything = problem_group(problem)
     assert len(everything) == 48
-    assert Orbits(problem, 6, everything).classes
+    assert ChunkOrbits(problem, 6, everything).classes
     assert not is_lossless(problem, everything)
     assert len(useful_groups(problem, 6)[0]) == 24
 
@@ -152,7 +152,7 @@ def test_groups_that_spoil_links_are_better_than_none() -> None:
     """A swap of the two leaves keeps the cable between the middle and the root."""
     links = [Link(a, b, 1) for a, b in [(0, 1), (1, 0), (1, 2), (2, 1), (1, 3), (3, 1)]]
     topology = Topology.build("fork", 4, links)
-    problem = Problem.of(topology, Collective.on(topology, "broadcast", root=0))
+    problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast", root=0))
     (group,) = useful_groups(problem, 2)
     assert group == ((0, 1, 2, 3), (0, 1, 3, 2))
     assert not is_lossless(problem, group)
@@ -187,13 +187,13 @@ def test_an_irregular_graph_has_none() -> None:
         for a, b in [(x, y), (y, x)]
     ]
     topology = Topology.build("irregular", 6, [*links, Link(5, 0, 3)])
-    assert useful_groups(Problem.of(topology, Collective.on(topology, "allgather")), 12) == ()
+    assert useful_groups(ChunkProblem.of(topology, Collective.on(topology, "allgather")), 12) == ()
 
 
 def test_demands_that_are_alike_are_kept_in_their_order() -> None:
     topology = load("ring:4")
     twice = Demand(frozenset({0}), frozenset({2}))
-    problem = Problem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(twice, twice)))
+    problem = ChunkProblem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=(twice, twice)))
     mirror = ((0, 1, 2, 3), (0, 3, 2, 1))
     assert useful_groups(problem, 1) == ()  # it keeps both demands, whose one chunk it cannot move
     assert useful_groups(problem, 2) == (mirror,)
@@ -204,7 +204,7 @@ def test_custom_demands_are_kept_as_sets() -> None:
     """Two blocks across a ring of 4: a half turn swaps them, quarter turns give blocks nobody wants."""
     topology = load("ring:4")
     demands = (Demand(frozenset({0}), frozenset({2})), Demand(frozenset({2}), frozenset({0})))
-    problem = Problem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=demands))
+    problem = ChunkProblem.of(topology, Collective(Kind.CUSTOM, (0, 1, 2, 3), demands=demands))
     assert set(problem_group(problem)) == {(0, 1, 2, 3), (2, 3, 0, 1), (0, 3, 2, 1), (2, 1, 0, 3)}
     assert [len(group) for group in useful_groups(problem, 1)] == [2]
 
@@ -212,14 +212,14 @@ def test_custom_demands_are_kept_as_sets() -> None:
 def test_relays_stay_relays() -> None:
     topology = load("ring:6")
     collective = Collective.on(topology, "allgather", ranks=[0, 2, 4])
-    group = problem_group(Problem.of(topology, collective))
+    group = problem_group(ChunkProblem.of(topology, collective))
     assert len(group) == 6
     assert all({images[0], images[2], images[4]} == {0, 2, 4} for images in group)
 
 
 @settings(max_examples=60)
 @given(problems(), st.integers(1, 12))
-def test_the_group_of_a_problem_keeps_it(problem: Problem, limit: int) -> None:
+def test_the_group_of_a_problem_keeps_it(problem: ChunkProblem, limit: int) -> None:
     group = problem_group(problem, limit)
     assert len(group) <= limit
     assert_group(group, problem.topology.size)
@@ -256,4 +256,4 @@ def test_latencies_do_not_matter_to_chunks() -> None:
     topology = Topology.build("pair", 2, [Link(0, 1, 1, 5), Link(1, 0, 1)])
     assert orbits_of_roots(topology) == ((0, 1),)
     assert demands_of(Collective.on(topology, "allgather"))
-    assert len(problem_group(Problem.of(topology, Collective.on(topology, "allgather")))) == 2
+    assert len(problem_group(ChunkProblem.of(topology, Collective.on(topology, "allgather")))) == 2

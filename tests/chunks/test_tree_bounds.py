@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.synth.chunks.bounds.certificate import TreeLengths
+from arborcast.synth.chunks.bounds.certificate import TreeDual
 from arborcast.synth.chunks.bounds.check import certified_ratio
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
@@ -26,12 +26,12 @@ from tests.support.strategies import topologies as drawn_topologies
 NO_LIMIT = Deadline()
 
 
-def problem_of(spec: str | Topology, kind: str, root: int = 0) -> Problem:
+def problem_of(spec: str | Topology, kind: str, root: int = 0) -> ChunkProblem:
     topology = topologies.load(spec) if isinstance(spec, str) else spec
-    return Problem.of(topology, Collective.on(topology, kind, root=root))
+    return ChunkProblem.of(topology, Collective.on(topology, kind, root=root))
 
 
-def check(problem: Problem, steps: int, found: TreeBound) -> None:
+def check(problem: ChunkProblem, steps: int, found: TreeBound) -> None:
     """The packing is one, the steps carry it, and the certificate proves what it says."""
     share: dict[int, Fraction] = defaultdict(Fraction)
     load: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
@@ -50,7 +50,7 @@ def check(problem: Problem, steps: int, found: TreeBound) -> None:
     for (step, link), amount in load.items():
         assert amount <= problem.capacities[link] * found.durations[step]
     assert len(found.durations) == found.bound.steps == steps
-    assert isinstance(found.bound.certificate, TreeLengths)
+    assert isinstance(found.bound.certificate, TreeDual)
     assert found.bound.ratio == certified_ratio(problem, steps, found.bound.certificate)
     assert found.bound.ratio <= sum(found.durations)
     assert found.is_exact == (found.bound.ratio == sum(found.durations))
@@ -92,7 +92,7 @@ def test_roots_of_one_orbit_are_alike():
     ]
 
 
-def trees_by_enumeration(problem: Problem, index: int, steps: int) -> set[tuple[tuple[int, int], ...]]:
+def trees_by_enumeration(problem: ChunkProblem, index: int, steps: int) -> set[tuple[tuple[int, int], ...]]:
     """Every way to let ranks get the block one after the other, each once, until all targets have it."""
     demand = problem.demands[index]
     states = {(demand.sources, ())}
@@ -112,7 +112,7 @@ def trees_by_enumeration(problem: Problem, index: int, steps: int) -> set[tuple[
     return {tree for holders, tree in states if demand.targets <= holders}
 
 
-def ratio_by_enumeration(problem: Problem, steps: int) -> float:
+def ratio_by_enumeration(problem: ChunkProblem, steps: int) -> float:
     """The linear program over every tree there is, by HiGHS."""
     import highspy
 
@@ -148,7 +148,7 @@ def ratio_by_enumeration(problem: Problem, steps: int) -> float:
 def test_agrees_with_the_program_over_all_trees(data):
     topology = data.draw(drawn_topologies(max_ranks=4, switches=1, symmetric=data.draw(st.booleans())))
     kinds = [Kind.BROADCAST, Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL]
-    problem = Problem.of(topology, data.draw(collectives(topology, kinds, relays=True)))
+    problem = ChunkProblem.of(topology, data.draw(collectives(topology, kinds, relays=True)))
     steps = problem.latency + data.draw(
         st.integers(0, 3 - min(problem.latency, 3)).map(lambda more: min(more, 1))
     )

@@ -8,12 +8,12 @@ from fractions import Fraction
 import pytest
 
 from arborcast import topologies
-from arborcast.synth.chunks.bounds.certificate import StepBound, TreeLengths
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.bounds.certificate import StepBound, TreeDual
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.trees.column_generation import TreeBound, WeightedTree, tree_bound
 from arborcast.synth.chunks.trees.plan import NoPlanError, chunks_of, plan_as_it_stands, plan_of
-from arborcast.synth.chunks.trees.whole_trees import eligible
+from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 
@@ -27,7 +27,7 @@ CUBE = tuple(tuple(rank ^ mask for rank in range(8)) for mask in range(8))
 RING = tuple(tuple((rank + by) % 8 for rank in range(8)) for by in range(8))
 
 
-def replay(problem: Problem, chunks: int, plan: Plan) -> None:
+def replay(problem: ChunkProblem, chunks: int, plan: ChunkPlan) -> None:
     """Held before sent, no link over its capacity, every chunk at every target."""
     held = {
         (demand, chunk): set(problem.demands[demand].sources)
@@ -72,7 +72,7 @@ def replay(problem: Problem, chunks: int, plan: Plan) -> None:
 )
 def test_the_fewest_chunks_that_attain_the_bound(spec, kind, group, steps, chunks, rounds):
     topology = topologies.load(spec)
-    problem = Problem.of(topology, Collective.on(topology, kind))
+    problem = ChunkProblem.of(topology, Collective.on(topology, kind))
     bound = tree_bound(problem, steps, deadline=Deadline(), group=group)
     found, plan = plan_of(problem, steps, bound, group=group)
     replay(problem, found, plan)
@@ -81,7 +81,7 @@ def test_the_fewest_chunks_that_attain_the_bound(spec, kind, group, steps, chunk
 
 def test_the_packing_as_it_stands():
     topology = topologies.load("dgx1")
-    problem = Problem.of(topology, Collective.on(topology, "broadcast"))
+    problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
     bound = tree_bound(problem, 4, deadline=Deadline())
     chunks = chunks_of(bound)
     plan = plan_as_it_stands(problem, bound)
@@ -89,14 +89,14 @@ def test_the_packing_as_it_stands():
     assert Fraction(sum(plan.rounds), chunks) == Fraction(4, 13)
 
 
-def pair() -> tuple[Problem, TreeLengths]:
+def pair() -> tuple[ChunkProblem, TreeDual]:
     """A broadcast over one link in two steps, priced 1 in each."""
     topology = topologies.load("full:2")
-    problem = Problem.of(topology, Collective.on(topology, "broadcast"))
-    return problem, TreeLengths(((Fraction(1), Fraction(0)),) * 2)
+    problem = ChunkProblem.of(topology, Collective.on(topology, "broadcast"))
+    return problem, TreeDual(((Fraction(1), Fraction(0)),) * 2)
 
 
-def packed(lengths: TreeLengths, first: Fraction, proved: Fraction = Fraction(1)) -> TreeBound:
+def packed(lengths: TreeDual, first: Fraction, proved: Fraction = Fraction(1)) -> TreeBound:
     trees = [WeightedTree(0, weight, ((0, step),)) for step, weight in enumerate((first, 1 - first))]
     return TreeBound(
         StepBound(2, proved, lengths), (first, 1 - first), tuple(tree for tree in trees if tree.weight)
@@ -120,6 +120,6 @@ def test_what_is_no_plan_says_why():
     assert plan_of(problem, 2, packed(lengths, Fraction(2, 3), gap))[0] == 3
 
 
-def test_eligible_numbers_of_chunks():
-    numbers = eligible(Fraction(1, 6), 3)  # R = C / 6 must be at least 3
+def test_admissible_numbers_of_chunks():
+    numbers = admissible_chunk_counts(Fraction(1, 6), 3)  # R = C / 6 must be at least 3
     assert [next(numbers) for _ in range(3)] == [18, 24, 30]

@@ -1,4 +1,4 @@
-"""Flows fuse what can be fused, cannot deadlock over the smallest channels, and give what programs give."""
+"""Task graphs fuse what they can, never deadlock over the smallest channels, and give what programs give."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
-from arborcast.backends.dataflow.task_graph import Act, Flow, compile_flow
+from arborcast.backends.dataflow.task_graph import Act, TaskGraph, compile_graph
 from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
@@ -28,7 +28,7 @@ from tests.support.drawn_schedules import (
     ring_allreduce,
     schedules,
 )
-from tests.support.flow_simulation import Simulation, StuckError
+from tests.support.graph_simulation import Simulation, StuckError
 from tests.support.interpreter import interpret
 
 
@@ -44,13 +44,13 @@ def given_in(start: int, stop: int) -> Slice:
     return Slice(Buffer.INPUT, start, stop)
 
 
-def drawn(flow: Flow) -> list[str]:
+def drawn(graph: TaskGraph) -> list[str]:
     """One line for each action, with the numbers of those that it waits for."""
-    before: dict[int, list[int]] = {number: [] for number in range(len(flow.actions))}
-    for number, action in enumerate(flow.actions):
+    before: dict[int, list[int]] = {number: [] for number in range(len(graph.actions))}
+    for number, action in enumerate(graph.actions):
         for waiter in action.waiters:
             before[waiter].append(number)
-    assert [len(found) for found in before.values()] == list(flow.waits)
+    assert [len(found) for found in before.values()] == list(graph.waits)
     forms = {
         Act.SEND: "{into} > {peer}",
         Act.RECEIVE: "{into} = {peer} >",
@@ -61,7 +61,7 @@ def drawn(flow: Flow) -> list[str]:
     return [
         forms[action.act].format(into=action.into, source=action.source, peer=action.peer)
         + (f" after {before[number]}" if before[number] else "")
-        for number, action in enumerate(flow.actions)
+        for number, action in enumerate(graph.actions)
     ]
 
 
@@ -76,11 +76,11 @@ def check(
     reduction: Reduction = Reduction.SUM,
 ) -> None:
     programs = lower(schedule, size * lay_out(schedule, 0).blocks, pieces=pieces, window=window)
-    flows = [compile_flow(program) for program in programs]
-    for program, flow in zip(programs, flows, strict=True):
-        check_shape(program, flow)
+    graphs = [compile_graph(program) for program in programs]
+    for program, graph in zip(programs, graphs, strict=True):
+        check_shape(program, graph)
     inputs = inputs_for(schedule, programs, "int64", reduction)
-    found = Simulation(flows, inputs, reduction=reduction, part=part, seed=seed).run()
+    found = Simulation(graphs, inputs, reduction=reduction, part=part, seed=seed).run()
     wanted = define(schedule.collective, inputs, reduction)
     meant = interpret(programs, inputs, reduction=reduction)
     for rank, (got, defined, interpreted) in enumerate(zip(found, wanted, meant, strict=True)):
@@ -89,28 +89,28 @@ def check(
         np.testing.assert_array_equal(got, interpreted, f"rank {rank}")
 
 
-def check_shape(program: Program, flow: Flow) -> None:
+def check_shape(program: Program, graph: TaskGraph) -> None:
     """Every message once and in its order, no more scratch than before, views that fit."""
-    assert flow.program is program
-    assert flow.scratch_elements <= program.scratch_elements
-    for sort, orders in ((Send, flow.sends), (Receive, flow.receives)):
+    assert graph.program is program
+    assert graph.scratch_elements <= program.scratch_elements
+    for sort, orders in ((Send, graph.sends), (Receive, graph.receives)):
         for peer in {op.peer for op in program.operations if isinstance(op, sort)} | set(orders):
             tags = [op.tag for op in program.operations if isinstance(op, sort) and op.peer == peer]
-            assert [flow.actions[number].operation.tag for number in orders[peer]] == tags
-    assert list(flow.sends) == sorted(flow.sends) and list(flow.receives) == sorted(flow.receives)
+            assert [graph.actions[number].operation.tag for number in orders[peer]] == tags
+    assert list(graph.sends) == sorted(graph.sends) and list(graph.receives) == sorted(graph.receives)
     used = 0
-    for action in flow.actions:
-        assert flow.slices[action.into_number] == action.into
-        assert flow.slices[action.source_number] == action.source
+    for action in graph.actions:
+        assert graph.slices[action.into_number] == action.into
+        assert graph.slices[action.source_number] == action.source
         assert not (action.act is not Act.SEND and action.into.buffer is Buffer.INPUT)
         for part in (action.into, action.source):
             used = max(used, part.stop if part.buffer is Buffer.SCRATCH else 0)
-    assert used == flow.scratch_elements
-    for buffer, cuts in flow.cuts.items():
+    assert used == graph.scratch_elements
+    for buffer, cuts in graph.cuts.items():
         at = 0
         for length, number in cuts:
             if number >= 0:
-                assert flow.slices[number] == Slice(buffer, at, at + length)
+                assert graph.slices[number] == Slice(buffer, at, at + length)
             at += length
 
 
@@ -152,16 +152,16 @@ def test_methods(method: str, kind: str) -> None:
 def test_usual_trees_need_no_scratch() -> None:
     schedule = synth.solve(topologies.load("dgx1"), "allreduce", method="trees")
     for program in lower(schedule, 4096, pieces=4):
-        flow = compile_flow(program)
-        assert flow.scratch_elements == 0
-        assert all(action.act in {Act.SEND, Act.RECEIVE, Act.COMBINE} for action in flow.actions)
+        graph = compile_graph(program)
+        assert graph.scratch_elements == 0
+        assert all(action.act in {Act.SEND, Act.RECEIVE, Act.COMBINE} for action in graph.actions)
 
 
 def test_the_root_of_a_tree_as_drawn() -> None:
     edges = [(1, 0, 0), (2, 0, 0), (0, 1, 1), (0, 2, 1)]
     transfers = [Transfer(0, src, dst, step, step == 0) for src, dst, step in edges]
     star = make("allreduce", [Chunk(Fraction(1), 0)], transfers, total=3)
-    assert drawn(compile_flow(lower_rank(star, 0, 4))) == [
+    assert drawn(compile_graph(lower_rank(star, 0, 4))) == [
         "output[0:4] = output[0:4] + 1 >",
         "output[0:4] = output[0:4] + 2 > after [0]",
         "output[0:4] > 1 after [1]",
@@ -172,27 +172,27 @@ def test_the_root_of_a_tree_as_drawn() -> None:
 def test_an_exchange_is_fused_only_where_the_send_comes_first() -> None:
     # Rank 0 sends before it receives, in the global order, and may add to what it has sent. Rank 1 receives
     # first: were it to add at once, it would wait for its own send, which rank 0 may not yet be able to take.
-    flows = [compile_flow(program) for program in lower(recursive_doubling(), 6)]
-    assert drawn(flows[0])[:2] == ["output[0:6] > 1", "output[0:6] = output[0:6] + 1 > after [0]"]
-    assert drawn(flows[1])[:3] == [
+    graphs = [compile_graph(program) for program in lower(recursive_doubling(), 6)]
+    assert drawn(graphs[0])[:2] == ["output[0:6] > 1", "output[0:6] = output[0:6] + 1 > after [0]"]
+    assert drawn(graphs[1])[:3] == [
         "scratch[0:6] = 0 >",
         "output[0:6] > 0",
         "output[0:6] = output[0:6] + scratch[0:6] after [0, 1]",
     ]
     # Rank 2 sends first in step 0 and receives first in step 1; rank 3 receives first in both (in one slot).
-    assert [flow.scratch_elements for flow in flows] == [0, 6, 6, 6]
+    assert [graph.scratch_elements for graph in graphs] == [0, 6, 6, 6]
 
 
 def test_what_an_input_is_combined_with() -> None:
     # Rank 0 gets its own block of a reduce-scatter: its input stays as it is.
-    flow = compile_flow(lower_rank(direct_reduce_scatter(3), 0, 12))
-    assert drawn(flow)[:4] == [
+    graph = compile_graph(lower_rank(direct_reduce_scatter(3), 0, 12))
+    assert drawn(graph)[:4] == [
         "output[0:4] = input[0:4] + 1 >",
         "output[0:4] = output[0:4] + 2 > after [0]",
         "input[4:8] > 1",
         "input[8:12] > 2",
     ]
-    assert flow.scratch_elements == 0
+    assert graph.scratch_elements == 0
 
 
 def direct_reduce_scatter(ranks: int) -> Schedule:
@@ -217,7 +217,7 @@ def test_a_slot_that_others_use_keeps_their_order() -> None:
         Send(2, 1, held(0, 4), 4, (4,)),
         scratch=4,
     )
-    assert drawn(compile_flow(program)) == [
+    assert drawn(compile_graph(program)) == [
         "scratch[0:4] = 1 >",
         "scratch[0:4] > 1 after [0]",
         "output[0:4] = output[0:4] + 1 >",
@@ -233,7 +233,7 @@ def test_data_that_is_read_twice_stays() -> None:
         Send(1, 2, held(0, 4), 1, (0,)),
         scratch=4,
     )
-    assert drawn(compile_flow(program)) == [
+    assert drawn(compile_graph(program)) == [
         "scratch[0:4] = 1 >",
         "output[0:4] = output[0:4] + scratch[0:4] after [0]",
         "scratch[0:4] > 2 after [0]",
@@ -248,13 +248,13 @@ def test_scratch_ends_with_the_last_slice_that_is_used() -> None:
         Reduce(1, held(8, 12), out(0, 4), (2,)),
         scratch=12,
     )
-    flow = compile_flow(program)
-    assert drawn(flow) == [
+    graph = compile_graph(program)
+    assert drawn(graph) == [
         "scratch[4:7] = 1 >",
         "scratch[4:7] > 2 after [0]",
         "output[0:4] = output[0:4] + 1 >",
     ]
-    assert flow.scratch_elements == 7
+    assert graph.scratch_elements == 7
 
 
 def test_a_slice_that_overlaps_is_not_cut() -> None:
@@ -263,8 +263,8 @@ def test_a_slice_that_overlaps_is_not_cut() -> None:
         Send(0, 1, given_in(2, 4), 0),
         scratch=0,
     )
-    flow = compile_flow(program)
-    assert {buffer: [length for length, _ in cuts] for buffer, cuts in flow.cuts.items()} == {
+    graph = compile_graph(program)
+    assert {buffer: [length for length, _ in cuts] for buffer, cuts in graph.cuts.items()} == {
         Buffer.INPUT: [8],
         Buffer.OUTPUT: [8],
     }
@@ -284,37 +284,37 @@ def test_sends_do_not_run_ahead_of_what_comes_in() -> None:
         Send(3 + AHEAD, 1, out(0, 1), 9),
         scratch=0,
     )
-    assert [line for line in drawn(compile_flow(program, ahead=2)) if ">" in line and "=" not in line] == [
+    assert [line for line in drawn(compile_graph(program, ahead=2)) if ">" in line and "=" not in line] == [
         "output[0:1] > 1",
         "output[1:2] > 1",
         "output[2:3] > 1 after [1]",
         "output[3:4] > 1 after [3]",
         "output[0:1] > 1 after [7]",
     ]
-    sends = [number for number, action in enumerate(compile_flow(program).actions) if action.act is Act.SEND]
-    assert [compile_flow(program).waits[number] for number in sends] == [0, 0, 0, 0, 1]
+    sends = [number for number, action in enumerate(compile_graph(program).actions) if action.act is Act.SEND]
+    assert [compile_graph(program).waits[number] for number in sends] == [0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 def test_pacing_loses_nothing_and_waits_for_ever_nowhere(ahead: int) -> None:
     for schedule, size in ((ring_allreduce(4), 24), (recursive_doubling(), 24)):
         programs = lower(schedule, size, pieces=5)
-        flows = [compile_flow(program, ahead=ahead) for program in programs]
+        graphs = [compile_graph(program, ahead=ahead) for program in programs]
         inputs = inputs_for(schedule, programs, "int64", Reduction.SUM)
         for seed in range(5):
-            found = Simulation(flows, inputs, part=1, seed=seed).run()
+            found = Simulation(graphs, inputs, part=1, seed=seed).run()
             for got, meant in zip(found, interpret(programs, inputs), strict=True):
                 np.testing.assert_array_equal(got, meant)
 
 
 def test_sends_may_run_ahead_by_one_at_least() -> None:
     with pytest.raises(ValueError, match="ahead must be at least 1, got 0"):
-        compile_flow(program_of(scratch=0), ahead=0)
+        compile_graph(program_of(scratch=0), ahead=0)
 
 
 def test_an_empty_program() -> None:
-    flow = compile_flow(Program(0, (), 0, 0, 0, False, 1))
-    assert flow.actions == () and not flow.receives and not flow.sends
+    graph = compile_graph(Program(0, (), 0, 0, 0, False, 1))
+    assert graph.actions == () and not graph.receives and not graph.sends
 
 
 def test_the_simulation_finds_what_would_deadlock() -> None:
@@ -335,13 +335,13 @@ def test_the_simulation_finds_what_would_deadlock() -> None:
         )
         for rank in range(2)
     ]
-    flows = [compile_flow(program) for program in programs]
+    graphs = [compile_graph(program) for program in programs]
     inputs = [np.arange(8), 10 * np.arange(8)]
-    assert (Simulation(flows, inputs, part=8).run()[0] == 11 * np.arange(8)).all()
+    assert (Simulation(graphs, inputs, part=8).run()[0] == 11 * np.arange(8)).all()
     with pytest.raises(StuckError, match="2 ranks wait for ever"):
-        Simulation(flows, inputs, part=4).run()
+        Simulation(graphs, inputs, part=4).run()
 
 
 def test_operations_that_wait_for_later_ones_are_a_bug() -> None:
     with pytest.raises(AssertionError, match="only for those before it"):
-        compile_flow(program_of(Send(0, 1, out(0, 4), 0, (1,)), Send(0, 1, out(4, 8), 1), scratch=0))
+        compile_graph(program_of(Send(0, 1, out(0, 4), 0, (1,)), Send(0, 1, out(4, 8), 1), scratch=0))

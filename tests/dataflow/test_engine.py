@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.backends.dataflow.engine import Engine
-from arborcast.backends.dataflow.task_graph import compile_flow
+from arborcast.backends.dataflow.task_graph import compile_graph
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.lowering.lower import lower
@@ -51,7 +51,7 @@ class Job:
     def __init__(self, schedule: Schedule, size: int, *, pieces: int = 2) -> None:
         self.schedule = schedule
         self.programs = lower(schedule, size * lay_out(schedule, 0).blocks, pieces=pieces, window=2)
-        self.flows = [compile_flow(program) for program in self.programs]
+        self.graphs = [compile_graph(program) for program in self.programs]
         self.count = size * lay_out(schedule, 0).blocks
 
     def opening(self, sequence: int = 0) -> CollectiveFingerprint:
@@ -73,7 +73,7 @@ class Job:
 
     def run(self, engine: Engine, given: Any, sequence: int = 0, operator: Operator | None = SUM) -> Any:
         memory = self.memory(engine.rank, given)
-        engine.run(self.flows[engine.rank], memory, self.opening(sequence), operator, dtype=torch.int64)
+        engine.run(self.graphs[engine.rank], memory, self.opening(sequence), operator, dtype=torch.int64)
         return memory.get(Buffer.OUTPUT)
 
     def check(self, inputs: list[Any], results: list[Any]) -> None:
@@ -100,7 +100,7 @@ def close(engines: list[Engine], networks: tuple[FakeNetwork, ...]) -> None:
 
 
 def check(job: Job, *, capacity: int, part_bytes: int, seed: int) -> None:
-    networks = fake_networks(len(job.flows), capacity=capacity, part_bytes=part_bytes, seed=seed)
+    networks = fake_networks(len(job.graphs), capacity=capacity, part_bytes=part_bytes, seed=seed)
     engines = engines_of(networks)
     inputs = job.inputs()
     job.check(inputs, each(engines, lambda engine: job.run(engine, inputs[engine.rank])))
@@ -155,7 +155,7 @@ def test_the_sum_is_the_same_whoever_is_slow() -> None:
         def work(engine: Engine, slow: int = slow) -> torch.Tensor:
             time.sleep(0.05 * (engine.rank == slow))
             tensor = torch.from_numpy(np.random.default_rng(engine.rank).standard_normal(60))
-            engine.run(job.flows[engine.rank], {Buffer.OUTPUT: tensor}, job.opening(), SUM)
+            engine.run(job.graphs[engine.rank], {Buffer.OUTPUT: tensor}, job.opening(), SUM)
             return tensor
 
         found.append(each(engines, work))
@@ -167,7 +167,7 @@ def test_a_group_of_one() -> None:
     networks = fake_networks(1)
     (engine,) = engines_of(networks)
     engine.agree(an_opening(5))
-    engine.run(compile_flow(lower(ring_allreduce(2), 0)[0]), {}, an_opening(), None)
+    engine.run(compile_graph(lower(ring_allreduce(2), 0)[0]), {}, an_opening(), None)
     close([engine], networks)
 
 
@@ -219,7 +219,7 @@ def test_a_rank_that_vanishes_is_named_with_the_piece() -> None:
 
 
 def test_the_first_cause_is_passed_on() -> None:
-    """Rank 3 of a chain never talks to rank 0 by its flow; it still learns what happened there."""
+    """Rank 3 of a chain never talks to rank 0 by its graph; it still learns what happened there."""
     job = Job(tree_broadcast(), 600, pieces=4)
     networks = fake_networks(5, capacity=64)
     engines = engines_of(networks)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from arborcast import synth
 from arborcast.backends.dataflow.engine import Engine
-from arborcast.backends.dataflow.task_graph import compile_flow
+from arborcast.backends.dataflow.task_graph import compile_graph
 from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.lowering.lower import lower
 from arborcast.backends.measure.job import Reduction
@@ -91,7 +91,7 @@ def call(
     opening = CollectiveFingerprint(
         sequence, count, -1, schedule.collective.kind, f"{dtype} {reduction}", b"schedule"
     )
-    engine.run(compile_flow(program), memory, opening, operator, dtype=element)
+    engine.run(compile_graph(program), memory, opening, operator, dtype=element)
     if wanted is not None and len(wanted):
         result = memory[Buffer.OUTPUT]
         if operator is not None and schedule.collective.kind.reduces:
@@ -142,10 +142,10 @@ def test_every_kind_type_and_size(transport: str) -> None:
 
 
 def run_ring(engine: Engine, elements: int, sequence: int = 0, pieces: int = 8) -> torch.Tensor:
-    flow = compile_flow(lower(ring_allreduce(RANKS), elements, pieces=pieces)[engine.rank])
+    graph = compile_graph(lower(ring_allreduce(RANKS), elements, pieces=pieces)[engine.rank])
     tensor = torch.full((elements,), float(engine.rank))
     opening = CollectiveFingerprint(sequence, elements, -1, Kind.ALLREDUCE, "float32 sum", b"schedule")
-    engine.run(flow, {Buffer.OUTPUT: tensor}, opening, operator_of(dist.ReduceOp.SUM, torch.float32))
+    engine.run(graph, {Buffer.OUTPUT: tensor}, opening, operator_of(dist.ReduceOp.SUM, torch.float32))
     return tensor
 
 
@@ -182,11 +182,11 @@ def die(rank: int, size: int, transport: str, how: int) -> None:
 
 def share(engine: Engine, value: int) -> torch.Tensor:
     """A number of every rank, by a sum in which each has its place."""
-    flow = compile_flow(lower(ring_allreduce(RANKS), RANKS)[engine.rank])
+    graph = compile_graph(lower(ring_allreduce(RANKS), RANKS)[engine.rank])
     numbers = torch.zeros(RANKS, dtype=torch.int64)
     numbers[engine.rank] = value
     opening = CollectiveFingerprint(0, RANKS, -1, Kind.ALLREDUCE, "int64 sum", b"schedule")
-    engine.run(flow, {Buffer.OUTPUT: numbers}, opening, operator_of(dist.ReduceOp.SUM, torch.int64))
+    engine.run(graph, {Buffer.OUTPUT: numbers}, opening, operator_of(dist.ReduceOp.SUM, torch.int64))
     return numbers
 
 

@@ -343,8 +343,8 @@ def compiled_once(rank: int, size: int) -> list[int]:
     from arborcast.backends.schedules import held as schedules
 
     compiled = []
-    real = schedules.compile_flow
-    schedules.compile_flow = lambda program: compiled.append(program) or real(program)
+    real = schedules.compile_graph
+    schedules.compile_graph = lambda program: compiled.append(program) or real(program)
     counts = []
     for _ in range(5):
         for count in (100, 2000):

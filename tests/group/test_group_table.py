@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
-from arborcast.backends.schedules.selection import ORDERS, Comparison, most_messages, with_messages
+from arborcast.backends.schedules.selection import ORDERS, GroupSelection, most_messages, with_messages
 from arborcast.backends.schedules.synthesis import tables
 from arborcast.backends.schedules.table import Entry, Table
 from arborcast.bench.contest.cases import CASES, Case
@@ -207,10 +207,10 @@ def chunky(chunks: int) -> Schedule:
 def test_messages_cost_besides_their_bytes() -> None:
     # Links alone have nothing against 64 chunks; the thread that sends 64 messages of 10 us has.
     few, many = chunky(1), chunky(64)
-    assert Comparison((many, few)).fastest(1 << 10) is few
+    assert GroupSelection((many, few)).fastest(1 << 10) is few
     assert most_messages(many) == 64
     # A buffer of 10 GB takes 10 ms either way; the first of equals counts.
-    assert Comparison((many, few)).fastest(10**10) is many
+    assert GroupSelection((many, few)).fastest(10**10) is many
 
 
 def test_of_nearly_equals_the_one_that_random_orders_slow_down_the_least() -> None:
@@ -228,8 +228,8 @@ def test_of_nearly_equals_the_one_that_random_orders_slow_down_the_least() -> No
         planned = times_us(chain, size, "priority") / times_us(pair, size, "priority")
         assert (planned < 1.02) is (chosen is chain)  # further apart, what is planned counts
         assert times_us(chain, size, ORDERS) < 0.99 * times_us(pair, size, ORDERS)
-        assert Comparison((pair, chain)).fastest(size) is chosen
-        assert Comparison((chain, pair)).fastest(size) is chosen
+        assert GroupSelection((pair, chain)).fastest(size) is chosen
+        assert GroupSelection((chain, pair)).fastest(size) is chosen
 
 
 SHARED_PORTS = [case for case in CASES if case.topology.switches]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborcast.synth.certification.spanning import joining_cost
+from arborcast.synth.certification.spanning import metric_mst_cost
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.arborescence import LogicalGraph, cheapest_arborescence
 from arborcast.synth.topology import Link, Topology
@@ -30,7 +30,7 @@ def test_the_cheapest_tree_is_that_of_all_distances(data: st.DataObject) -> None
     parents = cheapest_arborescence(matrix, root).tolist()
     expected = sum(int(matrix[parent, rank]) for rank, parent in enumerate(parents) if parent >= 0)
     switches = range(topology.ranks, topology.size)
-    assert joining_cost(topology, lengths, range(topology.ranks), switches) == expected
+    assert metric_mst_cost(topology, lengths, range(topology.ranks), switches) == expected
 
     graph = nx.Graph()
     graph.add_nodes_from(range(topology.size))
@@ -48,8 +48,8 @@ def test_what_may_be_passed() -> None:
     both = {**ends, **{(v, u): length for (u, v), length in ends.items()}}
     topology = Topology.build("chain", 4, [Link(*pair, Fraction(1)) for pair in both])
     lengths = [both[link.src, link.dst] for link in topology.links]
-    assert joining_cost(topology, lengths, [0, 1], [2, 3]) == 2
-    assert joining_cost(topology, lengths, [0, 1], [2]) == 10
-    assert joining_cost(topology, lengths, range(4), []) == 7
+    assert metric_mst_cost(topology, lengths, [0, 1], [2, 3]) == 2
+    assert metric_mst_cost(topology, lengths, [0, 1], [2]) == 10
+    assert metric_mst_cost(topology, lengths, range(4), []) == 7
     with pytest.raises(InputError, match="some rank cannot be reached, a cut shows that"):
-        joining_cost(topology, lengths, [0, 1], [])
+        metric_mst_cost(topology, lengths, [0, 1], [])

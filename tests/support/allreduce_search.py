@@ -12,7 +12,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import Any
 
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 
 State = tuple[Any, ...]
 """What each rank holds of a chunk."""
@@ -21,7 +21,7 @@ Loads = tuple[int, ...]
 """Messages over each link."""
 
 
-def can_be_done(problem: Problem, meaning: str, chunks: int, steps: int, rounds: int) -> bool:
+def can_be_done(problem: ChunkProblem, meaning: str, chunks: int, steps: int, rounds: int) -> bool:
     """Whether there is an allreduce of so many chunks, steps and rounds."""
     members = sorted(demand.owner for demand in problem.demands)
     everyone = sum(1 << rank for rank in members)
@@ -60,7 +60,7 @@ def _within(less: Loads, more: Loads) -> bool:
     return all(a <= b for a, b in zip(less, more, strict=True))
 
 
-def _loads(problem: Problem, routes: Iterable[int]) -> Loads:
+def _loads(problem: ChunkProblem, routes: Iterable[int]) -> Loads:
     loads = [0] * len(problem.topology.links)
     for route in routes:
         for link in problem.routes[route].links:
@@ -68,7 +68,7 @@ def _loads(problem: Problem, routes: Iterable[int]) -> Loads:
     return tuple(loads)
 
 
-def _sums(problem: Problem, members: list[int], everyone: int) -> tuple[Any, ...]:
+def _sums(problem: ChunkProblem, members: list[int], everyone: int) -> tuple[Any, ...]:
     def arrivals(state: State, rank: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         coming = [route for route in problem.arriving[rank] if state[problem.routes[route].src]]
         yield state[rank], ()
@@ -93,7 +93,7 @@ def _sums(problem: Problem, members: list[int], everyone: int) -> tuple[Any, ...
     return start, moves, lambda state: all(state[rank] == everyone for rank in members)
 
 
-def _spread(problem: Problem, members: list[int], everyone: int) -> tuple[Any, ...]:
+def _spread(problem: ChunkProblem, members: list[int], everyone: int) -> tuple[Any, ...]:
     def moves(state: State, limits: Loads) -> Iterator[tuple[State, Loads]]:
         for count in range(len(problem.routes) + 1):
             for some in combinations(range(len(problem.routes)), count):
@@ -106,7 +106,7 @@ def _spread(problem: Problem, members: list[int], everyone: int) -> tuple[Any, .
     return start, moves, lambda state: all(state[rank] == everyone for rank in members)
 
 
-def _several(problem: Problem, members: list[int], everyone: int) -> tuple[Any, ...]:
+def _several(problem: ChunkProblem, members: list[int], everyone: int) -> tuple[Any, ...]:
     @cache
     def closed(held: frozenset[int]) -> frozenset[int]:
         """All sums of parts that have nothing in common."""

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from arborcast.synth.chunks import curve
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits
-from arborcast.synth.chunks.problem.outcome import Found, Instance
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.outcome import Feasible, Instance
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.step_optimum import StepOptimum
 from arborcast.synth.collective import Collective, Kind
@@ -43,11 +43,11 @@ def no_time_from(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
 def instance_of(spec: str, kind: str, chunks: int, steps: int, rounds: int, root: int = 0) -> Instance:
     topology = load(spec)
-    problem = Problem.of(topology, Collective.on(topology, Kind(kind), root=root))
-    return Instance(Orbits.trivial(problem, chunks), steps, rounds)
+    problem = ChunkProblem.of(topology, Collective.on(topology, Kind(kind), root=root))
+    return Instance(ChunkOrbits.trivial(problem, chunks), steps, rounds)
 
 
-def replay(instance: Instance, found: Found) -> None:
+def replay(instance: Instance, found: Feasible) -> None:
     """Unfold the model and carry it out, step by step, looking at every rule."""
     problem = instance.orbits.problem
     assert len(found.rounds) == instance.steps
@@ -77,7 +77,7 @@ def replay(instance: Instance, found: Found) -> None:
         assert problem.demands[number].targets <= ranks, f"demand {number}, chunk {chunk}: targets missed"
 
 
-def brute_force(problem: Problem, chunks: int, steps: int, rounds: int) -> bool:
+def brute_force(problem: ChunkProblem, chunks: int, steps: int, rounds: int) -> bool:
     """Whether there is a schedule, by going through all states that can be reached."""
 
     @cache
@@ -105,7 +105,7 @@ def brute_force(problem: Problem, chunks: int, steps: int, rounds: int) -> bool:
     return can_end(start, steps, rounds)
 
 
-def _states_after(problem: Problem, state: State, length: int) -> Iterator[State]:
+def _states_after(problem: ChunkProblem, state: State, length: int) -> Iterator[State]:
     """All states to which a step of so many rounds leads."""
     flat = [(number, held) for number, of_demand in enumerate(state) for held in of_demand]
     wanted = [

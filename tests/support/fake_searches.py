@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from arborcast.synth.chunks.problem.orbits import Send
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 from arborcast.synth.errors import Prover
 
 
@@ -30,21 +30,21 @@ class Scripted:
         self.efforts.append(effort)
         time.sleep((self.delays_ms[index] if index < len(self.delays_ms) else 0) / 1000)
         if index < self.at:
-            return Unfinished()
+            return Unknown()
         match self.answer:
             case "found":
-                return Found(tuple(self.efforts), (Send(0, 0, 0, self.seed),))
+                return Feasible(tuple(self.efforts), (Send(0, 0, 0, self.seed),))
             case "impossible":
-                return Impossible(Prover.CADICAL)
+                return Infeasible(Prover.CADICAL)
             case "claimed":
-                return Impossible(Prover.HIGHS)
+                return Infeasible(Prover.HIGHS)
             case "segfault":
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "error":
                 raise ArithmeticError("a bug of ours")
             case "never":
                 time.sleep(1000)
-        return Unfinished()
+        return Unknown()
 
 
 def __getattr__(name: str) -> Callable[..., Scripted]:

@@ -15,15 +15,15 @@ import numpy as np
 
 from arborcast.synth.chunks.bounds.time_expanded import WAIT, TimeExpanded
 from arborcast.synth.chunks.encodings.flow_ilp import Sources, flow_groups
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, TimedOutError
 from arborcast.synth.kernels.compiled import Flags
 from arborcast.synth.lp.highs import limit_time, new_model
 
 
-def least_rounds(problem: Problem, chunks: int, steps: int, *, deadline: Deadline) -> int:
+def least_rounds(problem: ChunkProblem, chunks: int, steps: int, *, deadline: Deadline) -> int:
     """The fewest rounds in which the flows fit: a guide for which (C, R) to try, and no proof.
 
     HiGHS computes in floating point, so that not even "no schedule has fewer" is certain, although the
@@ -75,9 +75,9 @@ class _Commodity:
     wanted: Mapping[int, int]
 
 
-def _commodities(problem: Problem, chunks: int) -> Iterable[_Commodity]:
+def _commodities(problem: ChunkProblem, chunks: int) -> Iterable[_Commodity]:
     if problem.is_routing:
-        for group in flow_groups(Orbits.trivial(problem, chunks)):
+        for group in flow_groups(ChunkOrbits.trivial(problem, chunks)):
             yield _Commodity(group.supply, group.wanted)
         return
     for target in sorted(frozenset[int]().union(*(demand.targets for demand in problem.demands))):

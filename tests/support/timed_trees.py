@@ -8,14 +8,14 @@ from itertools import product
 
 import numpy as np
 
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Demand
 from arborcast.synth.lp.highs import new_model
 
 Tree = tuple[tuple[int, int], ...]  # (route, step) by which each rank first gets the block
 
 
-def all_trees(problem: Problem, demand: Demand, steps: int) -> Iterator[Tree]:
+def all_trees(problem: ChunkProblem, demand: Demand, steps: int) -> Iterator[Tree]:
     """Every way to bring a block to its targets, each rank getting it once or, unless a target, never."""
     others = [rank for rank in range(problem.ranks) if rank not in demand.sources]
     choices = []
@@ -31,14 +31,14 @@ def all_trees(problem: Problem, demand: Demand, steps: int) -> Iterator[Tree]:
             yield tuple(sends)
 
 
-def cost(problem: Problem, tree: Tree, lengths: Sequence[Sequence[Fraction]]) -> Fraction:
+def cost(problem: ChunkProblem, tree: Tree, lengths: Sequence[Sequence[Fraction]]) -> Fraction:
     """What a tree costs under lengths of the links in each step."""
     return sum(
         (lengths[step][link] for route, step in tree for link in problem.routes[route].links), Fraction(0)
     )
 
 
-def least_ratio(problem: Problem, steps: int) -> float:
+def least_ratio(problem: ChunkProblem, steps: int) -> float:
     """The least R/C over all C: rounds per chunk of all steps in which fractions of trees fit."""
     trees = [
         (index, tree)

@@ -50,7 +50,7 @@ from fractions import Fraction
 from arborcast import synth, topologies
 from arborcast.synth.chunks.bounds.flow_bounds import flow_bound
 from arborcast.synth.chunks.frontier import pareto
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.column_generation import tree_bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -66,7 +66,7 @@ def content(verb, spec, kind, *rest):
         return "".join(of(point.schedule) for point in points)
     if verb in ("tree_bound", "flow_bound"):
         ask = {"tree_bound": tree_bound, "flow_bound": flow_bound}[verb]
-        problem = Problem.of(topology, Collective.on(topology, kind))
+        problem = ChunkProblem.of(topology, Collective.on(topology, kind))
         return repr(ask(problem, int(rest[0]), deadline=Deadline()))
     read = {"method": str, "tolerance": Fraction}
     pairs = (word.split("=") for word in rest)

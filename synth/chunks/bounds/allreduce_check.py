@@ -13,13 +13,13 @@ from fractions import Fraction
 from itertools import count
 from typing import Any
 
-from arborcast.synth.chunks.bounds.certificate import MessageLengths, PairLengths, StepLengths
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, StepLengths
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.errors import InputError
 
 
-def ratio_of_pairs(problem: Problem, steps: int, certificate: PairLengths) -> Fraction:
-    """The R/C that `PairLengths` prove.
+def ratio_of_pairs(problem: ChunkProblem, steps: int, certificate: PairDual) -> Fraction:
+    """The R/C that `PairDual` prove.
 
     Raises:
         InputError: they do not fit the problem, or break a rule.
@@ -54,8 +54,8 @@ def ratio_of_pairs(problem: Problem, steps: int, certificate: PairLengths) -> Fr
     return ratio
 
 
-def ratio_of_messages(problem: Problem, steps: int, certificate: MessageLengths) -> Fraction:
-    """The R/C that `MessageLengths` prove, which is the cost that they name where nothing is cheaper.
+def ratio_of_messages(problem: ChunkProblem, steps: int, certificate: MessageDual) -> Fraction:
+    """The R/C that `MessageDual` prove, which is the cost that they name where nothing is cheaper.
 
     Raises:
         InputError: they do not fit the problem, break a rule, or there are cheaper messages.
@@ -71,7 +71,7 @@ def ratio_of_messages(problem: Problem, steps: int, certificate: MessageLengths)
     return certificate.cost
 
 
-def _check_links(problem: Problem, steps: int, lengths: StepLengths) -> None:
+def _check_links(problem: ChunkProblem, steps: int, lengths: StepLengths) -> None:
     links = problem.topology.links
     if len(lengths) != steps or any(len(row) != len(links) for row in lengths):
         raise InputError(f"certificate: needs a length for each of {len(links)} links in {steps} steps")
@@ -86,7 +86,7 @@ def _check_links(problem: Problem, steps: int, lengths: StepLengths) -> None:
 
 
 def _shortest(
-    problem: Problem, steps: int, lengths: dict[tuple[int, int], Fraction], origin: int, end: int
+    problem: ChunkProblem, steps: int, lengths: dict[tuple[int, int], Fraction], origin: int, end: int
 ) -> Fraction:
     """The shortest way of a contribution to a rank; a route without a length costs nothing."""
     reached = {origin: Fraction(0)}
@@ -102,7 +102,7 @@ def _shortest(
     return reached[end]
 
 
-def _is_reachable(problem: Problem, steps: int, lengths: StepLengths, scale: int, most: int) -> bool:
+def _is_reachable(problem: ChunkProblem, steps: int, lengths: StepLengths, scale: int, most: int) -> bool:
     """Whether messages that cost no more than `most` parts of `scale` bring everything to everybody."""
     from pysat.solvers import Cadical195
 

@@ -9,9 +9,9 @@ that link e carries at most capacity_e * r_t there, and let every demand be one 
 time-expanded graph (vertices (rank, t); a send over a route from (u, t) to (v, t+1); waiting costs
 nothing). The least sum of the r_t is the least R/C over all C. Lengths y[t][e] >= 0 with
 sum_e capacity_e * y[t][e] <= 1 in every step prove that it is at least the sum over the demands of the
-cheapest tree under y (weak duality): that is `TreeLengths`. A send costs what the links of its route do in
+cheapest tree under y (weak duality): that is `TreeDual`. A send costs what the links of its route do in
 its step, and a tree what its sends do. It costs at least what its ways to the targets do when the lengths
-are shared out among the targets: that is `PathLengths`, weaker and easy to check.
+are shared out among the targets: that is `PathDual`, weaker and easy to check.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StaticLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class PathLengths:
+class PathDual:
     """Lengths of their own for each demand and target.
 
     For each demand let total[demand] be the sum of the lengths of its targets (of the same step and link).
@@ -52,7 +52,7 @@ class PathLengths:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeLengths:
+class TreeDual:
     """One set of lengths; the ratio proved is the sum over the demands of the cheapest tree.
 
     In each step the sum over links of capacity times length is at most 1. A tree reaches all targets of a
@@ -67,7 +67,7 @@ RouteLengths: TypeAlias = tuple[tuple[int, int, Fraction], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PairLengths:
+class PairDual:
     """Of an allreduce: lengths of routes for each contribution and rank that it must reach.
 
     A message may carry any number of contributions, so all pairs share it: in each step the lengths of a
@@ -84,7 +84,7 @@ class PairLengths:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageLengths:
+class MessageDual:
     """Of an allreduce: one set of lengths; the ratio proved is that of the cheapest messages of one chunk.
 
     In each step the sum over links of capacity times length is at most 1. The messages bring every
@@ -100,7 +100,7 @@ class MessageLengths:
     cost: Fraction
 
 
-StepCertificate: TypeAlias = StaticLimit | PathLengths | TreeLengths | PairLengths | MessageLengths
+StepCertificate: TypeAlias = StaticLimit | PathDual | TreeDual | PairDual | MessageDual
 
 
 @dataclass(frozen=True, slots=True)

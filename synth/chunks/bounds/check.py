@@ -21,15 +21,15 @@ from arborcast.synth.certification import certified_rate
 from arborcast.synth.certification.ways import FAR, Matrix, ways_between
 from arborcast.synth.chunks.bounds.allreduce_check import ratio_of_messages, ratio_of_pairs
 from arborcast.synth.chunks.bounds.certificate import (
-    MessageLengths,
-    PairLengths,
-    PathLengths,
+    MessageDual,
+    PairDual,
+    PathDual,
     StaticLimit,
     StepCertificate,
     StepLengths,
-    TreeLengths,
+    TreeDual,
 )
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology
@@ -46,7 +46,7 @@ _MOST_TOGETHER = 1 << 20  # numbers in memory at once
 Whole = Matrix  # int64 where every sum fits, Python integers (an array of objects) where one might not
 
 
-def certified_ratio(problem: Problem, steps: int, certificate: StepCertificate) -> Fraction:
+def certified_ratio(problem: ChunkProblem, steps: int, certificate: StepCertificate) -> Fraction:
     """The R/C that a certificate proves to be the least, for every number of chunks C.
 
     Args:
@@ -65,13 +65,13 @@ def certified_ratio(problem: Problem, steps: int, certificate: StepCertificate) 
     if steps < 1:
         raise InputError(f"certificate: steps must be at least 1, got {steps}")
     match certificate:
-        case PathLengths():
+        case PathDual():
             return _ratio_of_paths(problem, steps, certificate)
-        case TreeLengths():
+        case TreeDual():
             return _ratio_of_trees(problem, steps, certificate)
-        case PairLengths():
+        case PairDual():
             return ratio_of_pairs(problem, steps, certificate)
-        case MessageLengths():
+        case MessageDual():
             return ratio_of_messages(problem, steps, certificate)
         case StaticLimit():
             raise InputError("static limit: limits a collective, not a problem of copies; use static_ratio")
@@ -106,7 +106,7 @@ def static_ratio(topology: Topology, collective: Collective, bound: Bound) -> Fr
     return topology.bandwidth_unit / (rate * share)
 
 
-def _ratio_of_paths(problem: Problem, steps: int, certificate: PathLengths) -> Fraction:
+def _ratio_of_paths(problem: ChunkProblem, steps: int, certificate: PathDual) -> Fraction:
     _check_assigned(problem, certificate)
     fan_out = max(len(demand.targets) for demand in problem.demands)
     lengths, scale = _whole(problem, steps, certificate.shares, "share", fan_out)
@@ -128,7 +128,7 @@ def _ratio_of_paths(problem: Problem, steps: int, certificate: PathLengths) -> F
     return Fraction(total, scale)
 
 
-def _ratio_of_trees(problem: Problem, steps: int, certificate: TreeLengths) -> Fraction:
+def _ratio_of_trees(problem: ChunkProblem, steps: int, certificate: TreeDual) -> Fraction:
     sets = _TargetSets.of(problem)
     fan_out = max(len(demand.targets) for demand in problem.demands)
     lengths, scale = _whole(problem, steps, [certificate.lengths], "lengths", fan_out)
@@ -149,7 +149,7 @@ def _ratio_of_trees(problem: Problem, steps: int, certificate: TreeLengths) -> F
     return Fraction(total, scale)
 
 
-def _check_assigned(problem: Problem, certificate: PathLengths) -> None:
+def _check_assigned(problem: ChunkProblem, certificate: PathDual) -> None:
     if len(certificate.assigned) != len(problem.demands):
         raise InputError(
             f"certificate: needs shares for each of {len(problem.demands)} demands, "
@@ -170,7 +170,7 @@ def _check_assigned(problem: Problem, certificate: PathLengths) -> None:
 
 
 def _whole(
-    problem: Problem, steps: int, tables: Sequence[StepLengths], name: str, fan_out: int
+    problem: ChunkProblem, steps: int, tables: Sequence[StepLengths], name: str, fan_out: int
 ) -> tuple[Whole, int]:
     """The lengths in whole units (table, step, link), and how many units are 1."""
     for index, table in enumerate(tables):
@@ -191,7 +191,7 @@ def _entries(tables: Iterable[StepLengths]) -> Iterator[Fraction]:
     return (length for table in tables for row in table for length in row)
 
 
-def _check_table(problem: Problem, steps: int, table: StepLengths, name: str) -> None:
+def _check_table(problem: ChunkProblem, steps: int, table: StepLengths, name: str) -> None:
     links = problem.topology.links
     if len(table) != steps:
         raise InputError(f"certificate: {name} needs one row per step ({steps}), got {len(table)}")
@@ -213,7 +213,7 @@ def _check_table(problem: Problem, steps: int, table: StepLengths, name: str) ->
                 )
 
 
-def _check_capacity(problem: Problem, lengths: Whole, scale: int) -> None:
+def _check_capacity(problem: ChunkProblem, lengths: Whole, scale: int) -> None:
     """The rule that makes lengths a proof: in each step the capacities times them are at most 1."""
     capacities = np.array(problem.capacities, dtype=lengths.dtype)
     for step, used in enumerate((lengths * capacities).sum(axis=1)):
@@ -296,7 +296,7 @@ class _TargetSets:
     divisions: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]
 
     @classmethod
-    def of(cls, problem: Problem) -> _TargetSets:
+    def of(cls, problem: ChunkProblem) -> _TargetSets:
         for index, demand in enumerate(problem.demands):
             if len(demand.targets) > MOST_TREE_TARGETS:
                 raise InputError(

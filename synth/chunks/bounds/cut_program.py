@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from arborcast.synth.chunks.bounds.certificate import PathLengths, StepLengths
+from arborcast.synth.chunks.bounds.certificate import PathDual, StepLengths
 from arborcast.synth.chunks.bounds.time_expanded import TimeExpanded
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Flags, Ints
 from arborcast.synth.kernels.max_flow import dinic, reachable, reaching, residual_graph
@@ -33,7 +33,7 @@ _COARSE = 2**40
 
 
 @dataclass(frozen=True)
-class Question:
+class FlowFeasibility:
     """Whether some blocks can all flow to their targets at once.
 
     Attributes:
@@ -49,7 +49,7 @@ class Question:
     wanted: Mapping[int, int]
 
     @classmethod
-    def of(cls, graph: TimeExpanded, problem: Problem, pairs: Iterable[Pair]) -> Question:
+    def of(cls, graph: TimeExpanded, problem: ChunkProblem, pairs: Iterable[Pair]) -> FlowFeasibility:
         """The question whether these pairs can all be served at once."""
         pairs = tuple(pairs)
         return cls(
@@ -127,7 +127,7 @@ class Question:
         )
 
 
-def questions_of(problem: Problem, graph: TimeExpanded) -> list[Question]:
+def questions_of(problem: ChunkProblem, graph: TimeExpanded) -> list[FlowFeasibility]:
     """One for each target, and one for each set of sources from which blocks go to one target each."""
     by_target: dict[int, list[Pair]] = defaultdict(list)
     by_sources: dict[frozenset[int], list[Pair]] = defaultdict(list)
@@ -137,13 +137,13 @@ def questions_of(problem: Problem, graph: TimeExpanded) -> list[Question]:
         if len(demand.targets) == 1:
             by_sources[demand.sources].append((index, min(demand.targets)))
     several = [pairs for pairs in by_sources.values() if len({target for _, target in pairs}) > 1]
-    return [Question.of(graph, problem, pairs) for pairs in (*by_target.values(), *several)]
+    return [FlowFeasibility.of(graph, problem, pairs) for pairs in (*by_target.values(), *several)]
 
 
 class CutProgram:
     """The least sum of the lengths of the steps with which every question is answered with yes."""
 
-    def __init__(self, problem: Problem, steps: int) -> None:
+    def __init__(self, problem: ChunkProblem, steps: int) -> None:
         self._problem = problem
         self._graph = TimeExpanded.of(problem.topology, steps)
         self._questions = questions_of(problem, self._graph)
@@ -151,7 +151,7 @@ class CutProgram:
         self._cuts: list[tuple[int, Flags]] = []  # of each row: the question and the links that leave the cut
         self._known: set[tuple[int, bytes]] = set()
 
-    def solve(self, deadline: Deadline) -> PathLengths:
+    def solve(self, deadline: Deadline) -> PathDual:
         """The prices of the cuts, as lengths of the links that leave them.
 
         Raises:
@@ -185,7 +185,7 @@ class CutProgram:
         self._cuts.append((number, crosses))
 
     def _feasible(self, prices: Sequence[Fraction]) -> list[Fraction]:
-        """The prices, made smaller where they break the rule of `PathLengths` by the tolerance of HiGHS."""
+        """The prices, made smaller where they break the rule of `PathDual` by the tolerance of HiGHS."""
         used = [Fraction(0)] * self._graph.steps
         for price, (_, crosses) in zip(prices, self._cuts, strict=True):
             if price > 0:
@@ -200,7 +200,7 @@ class CutProgram:
         np.add.at(capacity, self._graph.step[crosses], self._graph.capacity[crosses])
         return capacity.tolist()
 
-    def _lengths(self, prices: Sequence[Fraction]) -> PathLengths:
+    def _lengths(self, prices: Sequence[Fraction]) -> PathDual:
         priced: dict[int, list[tuple[Fraction, Flags]]] = defaultdict(list)
         for (number, crosses), price in zip(self._cuts, prices, strict=True):
             if price > 0:
@@ -218,7 +218,7 @@ class CutProgram:
                     shares[key] = self._table([cut for number in key for cut in priced[number]])
             assigned.append(numbers)
         position = {key: place for place, key in enumerate(shares)}
-        return PathLengths(
+        return PathDual(
             tuple(shares.values()),
             tuple(tuple(position[key] for key in numbers) for numbers in assigned),
         )

@@ -13,11 +13,11 @@ from fractions import Fraction
 import numpy as np
 
 from arborcast.synth import bounds
-from arborcast.synth.chunks.bounds.certificate import PathLengths, StaticLimit, StepBound, StepLengths
+from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, StepBound, StepLengths
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio
 from arborcast.synth.chunks.bounds.cut_program import CutProgram
 from arborcast.synth.chunks.bounds.flow_program import FlowPrices, FlowProgram, Prices, groups_of
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints
@@ -30,7 +30,7 @@ _FINE = 2**40  # what all other prices are rounded to
 _TOLERANCE = 1e-9
 
 
-def cut_bound(problem: Problem, steps: int, *, deadline: Deadline) -> StepBound:
+def cut_bound(problem: ChunkProblem, steps: int, *, deadline: Deadline) -> StepBound:
     """The limit by cuts: all blocks for one target must flow to it at once, one target at a time.
 
     Exact for gather and scatter. Blocks from the same sources to one target each must flow at once too.
@@ -45,7 +45,7 @@ def cut_bound(problem: Problem, steps: int, *, deadline: Deadline) -> StepBound:
     return _certified(problem, steps, CutProgram(problem, steps).solve(deadline))
 
 
-def flow_bound(problem: Problem, steps: int, *, deadline: Deadline) -> StepBound:
+def flow_bound(problem: ChunkProblem, steps: int, *, deadline: Deadline) -> StepBound:
     """The limit by coupled flows: all blocks flow at once, each within a capacity of its own to all targets.
 
     At least `cut_bound`, and exact for gather, scatter and alltoall, which take tenths of a second up to 16
@@ -84,19 +84,19 @@ def static_bound(topology: Topology, collective: Collective, steps: int) -> Step
     return StepBound(steps, static_ratio(topology, collective, limit), StaticLimit(limit))
 
 
-def _certified(problem: Problem, steps: int, certificate: PathLengths) -> StepBound:
+def _certified(problem: ChunkProblem, steps: int, certificate: PathDual) -> StepBound:
     return StepBound(steps, certified_ratio(problem, steps, certificate), certificate)
 
 
-def _check_steps(problem: Problem, steps: int) -> None:
+def _check_steps(problem: ChunkProblem, steps: int) -> None:
     if problem.latency is None:
         raise ValueError(f"{steps} steps: some rank is out of reach in any number of them")
     if steps < problem.latency:
         raise ValueError(f"{steps} steps: fewer than the latency, {problem.latency}, of the problem")
 
 
-def _path_lengths(problem: Problem, prices: FlowPrices) -> PathLengths:
-    """The prices as fractions that keep the rule of `PathLengths` exactly."""
+def _path_lengths(problem: ChunkProblem, prices: FlowPrices) -> PathDual:
+    """The prices as fractions that keep the rule of `PathDual` exactly."""
     tables = [prices.links] if problem.is_routing else list(_by_target(problem, prices))
     denominator = common_denominator(np.unique(tables).tolist()) or _FINE
     whole = [np.rint(table * denominator).astype(np.int64) for table in tables]
@@ -112,10 +112,10 @@ def _path_lengths(problem: Problem, prices: FlowPrices) -> PathLengths:
     totals: list[Ints] = [np.sum([whole[share] for share in shares], axis=0) for shares in set(assigned)]
     used = (np.maximum.reduce(totals) * np.array(problem.capacities)).sum(axis=1)
     scale = max(denominator * prices.unit, int(used.max()))  # more than the former only by rounding
-    return PathLengths(tuple(_fractions(table, scale) for table in whole), tuple(assigned))
+    return PathDual(tuple(_fractions(table, scale) for table in whole), tuple(assigned))
 
 
-def _by_target(problem: Problem, prices: FlowPrices) -> Iterable[Prices]:
+def _by_target(problem: ChunkProblem, prices: FlowPrices) -> Iterable[Prices]:
     """The prices of each demand's flow to each target: of its own rows, or of the links where it has none."""
     for demand, own in zip(problem.demands, prices.own, strict=True):
         yield from own if len(demand.targets) > 1 else [prices.links]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.synth.chunks.bounds.time_expanded import WAIT, TimeExpanded
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import NumericalError
 from arborcast.synth.kernels.compiled import Ints
@@ -65,7 +65,7 @@ class FlowPrices:
     own: tuple[tuple[Prices, ...], ...]
 
 
-def groups_of(problem: Problem) -> list[Coupled]:
+def groups_of(problem: ChunkProblem) -> list[Coupled]:
     """The flows of a problem: of each demand to each target, or added up where nothing is copied."""
     if not problem.is_routing:
         return [
@@ -151,7 +151,7 @@ class FlowProgram:
     """The least sum of the lengths of the steps with which all flows fit."""
 
     def __init__(
-        self, problem: Problem, groups: Sequence[Coupled], steps: int, *, deadline: Deadline
+        self, problem: ChunkProblem, groups: Sequence[Coupled], steps: int, *, deadline: Deadline
     ) -> None:
         """Write it down.
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 FEW = 6
 """So many literals exclude each other pair by pair; more by counting."""
 
-Literal = TypeVar("Literal")
+AnyLiteral = TypeVar("AnyLiteral")
 
 
 class Clauses:
@@ -107,12 +107,12 @@ class Rounds:
 
 
 def not_before(
-    first: Sequence[Literal],
-    second: Sequence[Literal],
+    first: Sequence[AnyLiteral],
+    second: Sequence[AnyLiteral],
     *,
-    negate: Callable[[Literal], Literal],
-    new: Callable[[], Literal],
-) -> Iterator[list[Literal]]:
+    negate: Callable[[AnyLiteral], AnyLiteral],
+    new: Callable[[], AnyLiteral],
+) -> Iterator[list[AnyLiteral]]:
     """Clauses that say: read as numbers in base two, the first is at least the second.
 
     Args:
@@ -121,7 +121,9 @@ def not_before(
         negate: the negation of a literal.
         new: makes a new variable.
     """
-    different: list[Literal] = []  # a literal that is false only where all before are equal; at first, none
+    different: list[
+        AnyLiteral
+    ] = []  # a literal that is false only where all before are equal; at first, none
     last = len(first) - 1
     for position, (here, there) in enumerate(zip(first, second, strict=True)):
         yield [*different, here, negate(there)]

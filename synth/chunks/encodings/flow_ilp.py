@@ -20,9 +20,9 @@ from arborcast.synth.chunks.encodings.integer_program import (
     add_limits,
     add_rounds,
 )
-from arborcast.synth.chunks.encodings.reachable_sends import Window
-from arborcast.synth.chunks.problem.orbits import Orbits, Send
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
+from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Send
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 
 Place: TypeAlias = tuple[int, int]
 """A rank at a time, from 0 to S."""
@@ -49,7 +49,7 @@ class FlowGroup:
     wanted: Mapping[int, int]
 
     @classmethod
-    def of(cls, orbits: Orbits, classes: Iterable[int]) -> FlowGroup:
+    def of(cls, orbits: ChunkOrbits, classes: Iterable[int]) -> FlowGroup:
         """The group of these classes."""
         classes = tuple(classes)
         supply: Counter[Sources] = Counter()
@@ -77,8 +77,8 @@ class FlowSearch:
         self._orbits = orbits
         program = IntegerProgram()
         self._rounds = add_rounds(program, instance.steps, instance.rounds)
-        window = Window.of(orbits, instance.steps)
-        self._flows = [_Flow(program, instance, group, window) for group in flow_groups(orbits)]
+        reachable = ReachableSends.of(orbits, instance.steps)
+        self._flows = [_Flow(program, instance, group, reachable) for group in flow_groups(orbits)]
         # The classes of a group load the same links, so that the first one can stand for all of them.
         sends = {
             (flow.group.classes[0], route, step): (column,)
@@ -95,14 +95,14 @@ class FlowSearch:
             ArithmeticError: HiGHS failed.
         """
         match self._attempts.run(effort):
-            case Impossible() | Unfinished() as outcome:
+            case Infeasible() | Unknown() as outcome:
                 return outcome
             case values:
                 rounds = tuple(int(values[column]) for column in self._rounds)
-                return Found(rounds, tuple(send for flow in self._flows for send in flow.sends_of(values)))
+                return Feasible(rounds, tuple(send for flow in self._flows for send in flow.sends_of(values)))
 
 
-def flow_groups(orbits: Orbits) -> list[FlowGroup]:
+def flow_groups(orbits: ChunkOrbits) -> list[FlowGroup]:
     """Every chunk class in one group, by sources or by target: in each connected part what gives fewer."""
     groups = []
     for part in _connected(orbits):
@@ -117,7 +117,7 @@ def flow_groups(orbits: Orbits) -> list[FlowGroup]:
     return groups
 
 
-def _connected(orbits: Orbits) -> list[list[int]]:
+def _connected(orbits: ChunkOrbits) -> list[list[int]]:
     """The chunk classes, those together that sources and targets in common connect, directly or not."""
     parts: list[tuple[set[Sources], set[int], list[int]]] = []
     for chunk_class in range(len(orbits.classes)):
@@ -133,7 +133,7 @@ def _connected(orbits: Orbits) -> list[list[int]]:
     return [sorted(classes) for _, _, classes in parts]
 
 
-def _ends(orbits: Orbits, chunk_class: int) -> tuple[Sources, int]:
+def _ends(orbits: ChunkOrbits, chunk_class: int) -> tuple[Sources, int]:
     demand = orbits.problem.demands[orbits.classes[chunk_class].demand]
     (target,) = demand.targets
     return demand.sources, target
@@ -147,12 +147,14 @@ class _Flow:
         sends: the column of each (route, step): how many chunks.
     """
 
-    def __init__(self, program: IntegerProgram, instance: Instance, group: FlowGroup, window: Window) -> None:
+    def __init__(
+        self, program: IntegerProgram, instance: Instance, group: FlowGroup, reachable: ReachableSends
+    ) -> None:
         self.group = group
         self._instance = instance
         total = sum(group.wanted.values())
-        timed = {send for chunk_class in group.classes for send in window.sends[chunk_class]}
-        held = {place for chunk_class in group.classes for place in window.holds[chunk_class]}
+        timed = {send for chunk_class in group.classes for send in reachable.sends[chunk_class]}
+        held = {place for chunk_class in group.classes for place in reachable.holds[chunk_class]}
         # Few sends, and early ones: see `synth.chunks.encodings.ilp`.
         self.sends = {
             (route, step): program.add_column(total, cost=1 + step)
@@ -197,7 +199,7 @@ class _Flow:
             balance[rank, time][column] = -1
             balance[rank, time + 1][column] = 1
         for target in self.group.wanted:
-            balance.setdefault((target, steps), {})  # out of reach is out of the window, too
+            balance.setdefault((target, steps), {})  # what is out of reach has no variables, either
         for (rank, time), terms in balance.items():
             stays = self.group.wanted.get(rank, 0) if time == steps else 0
             program.add_row([*terms], [*terms.values()], least=stays, most=stays)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from arborcast.synth.chunks.encodings.flow_ilp import FlowSearch
 from arborcast.synth.chunks.encodings.integer_program import Attempts, IntegerProgram, add_limits, add_rounds
-from arborcast.synth.chunks.encodings.reachable_sends import Window
-from arborcast.synth.chunks.problem.orbits import Orbits, Send
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Search, Unfinished
+from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Send
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Search, Unknown
 
 MOST_ORDERED = 10
 """Sends of the first step that put chunks in order, as the digits of a binary number that HiGHS can bear."""
@@ -51,11 +51,11 @@ class ArrivalSearch:
         self._program = IntegerProgram()
         self._rounds = add_rounds(self._program, instance.steps, instance.rounds)
         self._columns: dict[Send, int] = {}
-        window = Window.of(instance.orbits, instance.steps)
+        reachable = ReachableSends.of(instance.orbits, instance.steps)
         sends: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for number, chunk_class in enumerate(instance.orbits.classes):
             for member in range(chunk_class.count):
-                columns = self._add_sends(number, member, window.sends[number])
+                columns = self._add_sends(number, member, reachable.sends[number])
                 self._add_arrivals(instance, number, columns)
                 for (route, step), column in columns.items():
                     sends[number, route, step].append(column)
@@ -66,23 +66,23 @@ class ArrivalSearch:
     def run(self, effort: int | None) -> Outcome:
         """See `IlpSearch.run`."""
         match self._attempts.run(effort):
-            case Impossible() | Unfinished() as outcome:
+            case Infeasible() | Unknown() as outcome:
                 return outcome
             case values:
-                return Found(
+                return Feasible(
                     tuple(int(values[column]) for column in self._rounds),
                     tuple(send for send, column in self._columns.items() if values[column]),
                 )
 
     def _add_sends(
-        self, chunk_class: int, member: int, window: Sequence[tuple[int, int]]
+        self, chunk_class: int, member: int, reachable: Sequence[tuple[int, int]]
     ) -> dict[tuple[int, int], int]:
         """The column of each (route, step) of one chunk.
 
         Few sends, and early ones: that cost leads HiGHS to a first solution ten times sooner than none.
         """
         columns = {}
-        for route, step in window:
+        for route, step in reachable:
             column = self._program.add_column(1, cost=1 + step)
             self._columns[Send(chunk_class, member, route, step)] = column
             columns[route, step] = column
@@ -106,7 +106,7 @@ class ArrivalSearch:
                 before = [earlier for when, earlier in arrivals[rank] if when < step]
                 self._program.add_row([column, *before], [1] + [-1] * len(before), most=0)
 
-    def _variants(self, orbits: Orbits) -> list[IntegerProgram]:
+    def _variants(self, orbits: ChunkOrbits) -> list[IntegerProgram]:
         """The program as it is, and with the members of each class in an order; the better one first.
 
         An order takes away solutions and proofs alike. For a broadcast it is worth a lot (DGX-1 (8, 3, 3),

@@ -3,7 +3,7 @@
 `synth.chunks.encodings.ilp` and `synth.chunks.encodings.flow_ilp` write their columns and rows down here, one
 by one, and hand them over at once. Every coefficient is an integer, so that what HiGHS finds in floating
 point is rounded and checked exactly against every row before anybody sees it. That it finds nothing is
-checked by nobody: such an `Impossible` is no proof.
+checked by nobody: such an `Infeasible` is no proof.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.chunks.problem.orbits import Orbits
-from arborcast.synth.chunks.problem.outcome import Impossible, Unfinished
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.errors import NumericalError, Prover
 from arborcast.synth.lp.highs import new_model, run
 
@@ -94,7 +94,7 @@ class IntegerProgram:
 
     def solve(
         self, effort: int | None, *, seed: int = 0, programs_inside: bool = False
-    ) -> Values | Impossible | Unfinished:
+    ) -> Values | Infeasible | Unknown:
         """Any solution.
 
         Args:
@@ -116,9 +116,9 @@ class IntegerProgram:
             case "Optimal" | "Solution limit reached":
                 return self.solution_of(model)
             case "Infeasible" | "Primal infeasible or unbounded":  # all columns have bounds
-                return Impossible(Prover.HIGHS)
+                return Infeasible(Prover.HIGHS)
             case "Interrupted by user":
-                return Unfinished()
+                return Unknown()
         raise NumericalError(f"HiGHS ended with {status}")
 
     def pass_to(self, model: Any) -> None:
@@ -185,7 +185,7 @@ class Attempts:
         self._number = 0
         self._saved = 0
 
-    def run(self, effort: int | None) -> Values | Impossible | Unfinished:
+    def run(self, effort: int | None) -> Values | Infeasible | Unknown:
         """Make the attempts for which there is enough effort, what was left by earlier calls included.
 
         Args:
@@ -202,10 +202,10 @@ class Attempts:
             answer = self._programs[turn].solve(
                 self._cost, seed=self._seed + self._number, programs_inside=round_ % 2 == 1
             )
-            if not isinstance(answer, Unfinished):
+            if not isinstance(answer, Unknown):
                 return answer
             self._number += 1
-        return Unfinished()
+        return Unknown()
 
     @property
     def _cost(self) -> int:
@@ -221,7 +221,9 @@ def add_rounds(program: IntegerProgram, steps: int, rounds: int) -> list[int]:
     return columns
 
 
-def add_limits(program: IntegerProgram, orbits: Orbits, rounds: Sequence[int], sends: SendColumns) -> None:
+def add_limits(
+    program: IntegerProgram, orbits: ChunkOrbits, rounds: Sequence[int], sends: SendColumns
+) -> None:
     """A row for each link and step: what is sent over it fits into the step's rounds."""
     for limit in orbits.limits:
         loads: list[Counter[int]] = [Counter() for _ in rounds]

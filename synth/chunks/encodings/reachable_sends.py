@@ -1,7 +1,7 @@
 """What can matter in S steps: sends that data can be there for, and that still lead to a target.
 
 Every encoding has variables for these alone. A schedule whose every send is needed, and in which no chunk
-comes to a rank twice, stays inside the window: so leaving out the rest loses no instance.
+comes to a rank twice, is made of these sends: so leaving out the rest loses no instance.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import Instance
 from arborcast.synth.collective import Demand
 
@@ -23,7 +23,7 @@ Reach: TypeAlias = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReachableSends:
     """What chunks of each class may do.
 
     Attributes:
@@ -39,8 +39,8 @@ class Window:
     holds: tuple[tuple[tuple[int, int], ...], ...]
 
     @classmethod
-    def of(cls, orbits: Orbits, steps: int) -> Window:
-        """The window of the representatives' chunks in so many steps.
+    def of(cls, orbits: ChunkOrbits, steps: int) -> ReachableSends:
+        """Those of the representatives' chunks in so many steps.
 
         With fewer steps than the problem's latency, (target, S) is missing among the holds of some target.
         """
@@ -67,7 +67,7 @@ def longest_step(instance: Instance) -> int:
     return max(1, min(instance.rounds - instance.steps + 1, fullest))
 
 
-def is_ordered(orbits: Orbits) -> bool:
+def is_ordered(orbits: ChunkOrbits) -> bool:
     """Whether a solver is better told which of the chunks that are alike comes first.
 
     Measured with CaDiCaL: a broadcast on DGX-1 with (31, 7, 7) is found in 0.2 s instead of 3.5 s, and that
@@ -79,7 +79,7 @@ def is_ordered(orbits: Orbits) -> bool:
 
 
 def _sends(
-    problem: Problem, demand: Demand, to_target: dict[int, Reach], steps: int
+    problem: ChunkProblem, demand: Demand, to_target: dict[int, Reach], steps: int
 ) -> tuple[tuple[int, int], ...]:
     since = problem.steps_from(demand.sources)
     found = []
@@ -94,7 +94,7 @@ def _sends(
     return tuple(send for send in found if reached.get(problem.routes[send[0]].src, steps) <= send[1])
 
 
-def _reached(problem: Problem, demand: Demand, sends: Iterable[tuple[int, int]]) -> dict[int, int]:
+def _reached(problem: ChunkProblem, demand: Demand, sends: Iterable[tuple[int, int]]) -> dict[int, int]:
     """After how many steps a chunk can first be at each rank by such sends, which come in order of step."""
     reached = dict.fromkeys(demand.sources, 0)
     for index, step in sends:
@@ -105,7 +105,7 @@ def _reached(problem: Problem, demand: Demand, sends: Iterable[tuple[int, int]])
 
 
 def _holds(
-    problem: Problem,
+    problem: ChunkProblem,
     demand: Demand,
     sends: Iterable[tuple[int, int]],
     to_target: dict[int, Reach],

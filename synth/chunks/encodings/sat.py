@@ -15,9 +15,9 @@ from typing import Any
 from pysat.solvers import Cadical195
 
 from arborcast.synth.chunks.encodings.cardinality import Clauses, Rounds, not_before
-from arborcast.synth.chunks.encodings.reachable_sends import Window, is_ordered, longest_step
+from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends, is_ordered, longest_step
 from arborcast.synth.chunks.problem.orbits import Send
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 from arborcast.synth.errors import Prover
 
 CONFLICTS_PER_EFFORT = 15
@@ -49,9 +49,9 @@ class BooleanSearch:
             self._solver.conf_budget(effort * CONFLICTS_PER_EFFORT)
             answer = self._solver.solve_limited()
         if answer is None:
-            return Unfinished()
+            return Unknown()
         if not answer:
-            return Impossible(Prover.CADICAL)
+            return Infeasible(Prover.CADICAL)
         return self._formula.read({literal for literal in self._solver.get_model() if literal > 0})
 
 
@@ -61,8 +61,8 @@ class Formula:
     Attributes:
         instance: which.
         clauses: all of them.
-        sends: the variable of every send in the window.
-        holds: the variable of every (chunk class, member, rank, time) of the window but those of sources.
+        sends: the variable of every send that can matter.
+        holds: the variable of every (chunk class, member, rank, time) that can matter but those of sources.
         rounds: those of each step.
     """
 
@@ -71,7 +71,7 @@ class Formula:
         self.sends: dict[Send, int] = {}
         self.holds: dict[tuple[int, int, int, int], int] = {}
         self.instance = instance
-        self._window = Window.of(instance.orbits, instance.steps)
+        self._reachable = ReachableSends.of(instance.orbits, instance.steps)
         spare = instance.rounds - instance.steps
         self.rounds = Rounds(self.clauses, instance.steps, spare, longest_step(instance))  # C6
         for number, chunk_class in enumerate(instance.orbits.classes):
@@ -82,10 +82,10 @@ class Formula:
                         self.clauses.add(*clause)
         self._add_limits()
 
-    def read(self, true: set[int]) -> Found:
+    def read(self, true: set[int]) -> Feasible:
         """The schedule that a model says."""
         sends = (send for send, literal in self.sends.items() if literal in true)
-        return Found(self.rounds.read(true), tuple(sends))
+        return Feasible(self.rounds.read(true), tuple(sends))
 
     def _add_chunk(self, chunk_class: int, member: int) -> list[int]:
         """C1 to C4 for one chunk; the variables that say when which rank holds it."""
@@ -95,12 +95,12 @@ class Formula:
         # C1: the sources hold it always and need no variable.
         held = {
             (rank, time): self.clauses.new()
-            for rank, time in self._window.holds[chunk_class]
+            for rank, time in self._reachable.holds[chunk_class]
             if rank not in demand.sources
         }
         self.holds.update(((chunk_class, member, *place), literal) for place, literal in held.items())
         arriving: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, step in self._window.sends[chunk_class]:
+        for index, step in self._reachable.sends[chunk_class]:
             send = self.clauses.new()
             self.sends[Send(chunk_class, member, index, step)] = send
             route = problem.routes[index]

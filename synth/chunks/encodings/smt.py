@@ -17,9 +17,9 @@ from typing import Any
 import z3
 
 from arborcast.synth.chunks.encodings.cardinality import not_before
-from arborcast.synth.chunks.encodings.reachable_sends import Window, is_ordered, longest_step
+from arborcast.synth.chunks.encodings.reachable_sends import ReachableSends, is_ordered, longest_step
 from arborcast.synth.chunks.problem.orbits import Send
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Instance, Outcome, Unfinished
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Instance, Outcome, Unknown
 from arborcast.synth.errors import Prover
 
 CONFLICTS_PER_EFFORT = 12
@@ -42,7 +42,7 @@ class SmtSearch:
     def __init__(self, instance: Instance, *, seed: int = 0) -> None:
         """State the problem; `seed` is the solver's own."""
         self._instance = instance
-        self._window = Window.of(instance.orbits, instance.steps)
+        self._reachable = ReachableSends.of(instance.orbits, instance.steps)
         self._context = z3.Context()
         self._solver: Any = z3.SolverFor("QF_FD", ctx=self._context)
         self._solver.set("random_seed", seed % _SEEDS)
@@ -75,14 +75,14 @@ class SmtSearch:
             if answer == z3.sat:
                 return self._read(self._solver.model())
             if answer == z3.unsat:
-                return Impossible(Prover.Z3)
+                return Infeasible(Prover.Z3)
             if self._solver.reason_unknown() != _OUT_OF_CONFLICTS:
                 raise ArithmeticError(f"z3 gave up: {self._solver.reason_unknown()}")
             if left is not None:
                 left -= conflicts
-        return Unfinished()
+        return Unknown()
 
-    def _read(self, model: Any) -> Found:
+    def _read(self, model: Any) -> Feasible:
         def value(expression: Any) -> Any:
             return model.eval(expression, model_completion=True)
 
@@ -92,7 +92,7 @@ class SmtSearch:
                 rank = self._instance.orbits.problem.routes[route].dst
                 time = value(self._time[number, member, rank]).as_long()
                 sends.append(Send(number, member, route, time - 1))
-        return Found(tuple(value(rounds).as_long() for rounds in self._rounds), tuple(sends))
+        return Feasible(tuple(value(rounds).as_long() for rounds in self._rounds), tuple(sends))
 
     def _truth(self) -> Any:
         return z3.Bool(f"truth{next(self._names)}", self._context)
@@ -115,7 +115,7 @@ class SmtSearch:
         demand = problem.demands[self._instance.orbits.classes[number].demand]
         times = self._add_times(number, member)
         steps: dict[int, list[int]] = defaultdict(list)
-        for route, step in self._window.sends[number]:
+        for route, step in self._reachable.sends[number]:
             steps[route].append(step)
         arriving: dict[int, list[Any]] = defaultdict(list)
         for index, possible in steps.items():
@@ -141,7 +141,7 @@ class SmtSearch:
         demand = self._instance.orbits.problem.demands[self._instance.orbits.classes[number].demand]
         steps = self._instance.steps
         first: dict[int, int] = {}
-        for rank, time in self._window.holds[number]:
+        for rank, time in self._reachable.holds[number]:
             if rank not in demand.sources:
                 first.setdefault(rank, time)
         if not all(target in first for target in demand.targets):
@@ -156,7 +156,7 @@ class SmtSearch:
     def _add_limits(self) -> None:
         """C5: the sends over a link in a step are at most its capacity times the step's rounds."""
         routes = self._instance.orbits.problem.routes
-        open_at = [set(window) for window in self._window.sends]
+        open_at = [set(reachable) for reachable in self._reachable.sends]
         longest = longest_step(self._instance)
         for limit in self._instance.orbits.limits:
             times = Counter(limit.users)
@@ -180,7 +180,7 @@ class SmtSearch:
         held = [
             [
                 self._time[0, member, rank] <= time
-                for rank, time in self._window.holds[0]
+                for rank, time in self._reachable.holds[0]
                 if rank not in sources
             ]
             for member in range(self._instance.orbits.classes[0].count)

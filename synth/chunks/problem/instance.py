@@ -44,7 +44,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ChunkProblem:
     """Blocks to copy over routes.
 
     Attributes:
@@ -58,7 +58,7 @@ class Problem:
     routes: tuple[Route, ...]
 
     @classmethod
-    def of(cls, topology: Topology, collective: Collective) -> Problem:
+    def of(cls, topology: Topology, collective: Collective) -> ChunkProblem:
         """The problem of a collective whose data is only copied.
 
         Raises:

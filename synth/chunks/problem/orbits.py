@@ -3,8 +3,8 @@
 Schedules that a group maps to themselves are determined by what they do with one chunk of each orbit, so a
 solver needs variables for those alone. The group must act freely on the chunks: a demand that `h` elements
 map to itself has its chunks permuted by them in orbits of `h`, which needs `h` to divide the number of
-chunks. The trivial group leaves the problem as it is. Every encoding takes an `Orbits` and knows nothing of
-groups; `unfold` gives the sends of all chunks from those of the representatives.
+chunks. The trivial group leaves the problem as it is. Every encoding takes a `ChunkOrbits` and knows nothing
+of groups; `unfold` gives the sends of all chunks from those of the representatives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from arborcast.synth.chunks.problem.demand_action import DemandAction
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.symmetry.permutations import inverse
 from arborcast.synth.topology import Permutation, Vertex
 
@@ -78,7 +78,7 @@ class ChunkSend:
 
 
 @dataclass(frozen=True)
-class Orbits:
+class ChunkOrbits:
     """A problem with C chunks per demand under a group.
 
     Attributes:
@@ -91,7 +91,7 @@ class Orbits:
             not every route to a route.
     """
 
-    problem: Problem
+    problem: ChunkProblem
     chunks: int
     group: Group
 
@@ -105,7 +105,7 @@ class Orbits:
                 )
 
     @classmethod
-    def trivial(cls, problem: Problem, chunks: int) -> Orbits:
+    def trivial(cls, problem: ChunkProblem, chunks: int) -> ChunkOrbits:
         """The problem as it is."""
         return cls(problem, chunks, (tuple(range(problem.topology.size)),))
 

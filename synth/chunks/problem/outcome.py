@@ -1,6 +1,6 @@
 """What a search for a chunk schedule may answer, and what every encoding must offer.
 
-An encoding turns an instance (an `Orbits` with S steps and R rounds) into a solver's own terms once and
+An encoding turns an instance (a `ChunkOrbits` with S steps and R rounds) into a solver's own terms once and
 then searches as far as it is told. Effort is counted in the solver's own steps and not in seconds, so that
 the same search goes the same way on every machine.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from arborcast.synth.chunks.problem.orbits import Orbits, Send
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Send
 from arborcast.synth.errors import Prover
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Feasible:
     """A model.
 
     Attributes:
@@ -28,7 +28,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Impossible:
+class Infeasible:
     """There is no schedule that the group maps to itself, says a solver.
 
     Attributes:
@@ -44,16 +44,16 @@ class Impossible:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class Unknown:
     """The effort allowed was spent without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class NoneHere(Unfinished):
+class Inconclusive(Unknown):
     """The search is over, and what it looked through is not all there is: more effort would not tell."""
 
 
-Outcome: TypeAlias = Found | Impossible | Unfinished
+Outcome: TypeAlias = Feasible | Infeasible | Unknown
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Instance:
         rounds: R, at least S.
     """
 
-    orbits: Orbits
+    orbits: ChunkOrbits
     steps: int
     rounds: int
 

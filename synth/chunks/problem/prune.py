@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
 
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
 from arborcast.synth.collective import Demand
 
@@ -21,14 +21,14 @@ TimedRoute: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChunkPlan:
     """A solution of a problem: the rounds of each step and the sends of every chunk, in order of step."""
 
     rounds: tuple[int, ...]
     sends: tuple[ChunkSend, ...]
 
 
-def prune(problem: Problem, chunks: int, rounds: Iterable[int], sends: Iterable[ChunkSend]) -> Plan:
+def prune(problem: ChunkProblem, chunks: int, rounds: Iterable[int], sends: Iterable[ChunkSend]) -> ChunkPlan:
     """Keep the first arrival of each chunk at each rank, and of those what leads to a target.
 
     Raises:
@@ -45,10 +45,10 @@ def prune(problem: Problem, chunks: int, rounds: Iterable[int], sends: Iterable[
             raise ValueError(f"demand {demand}, chunk {chunk}: never reaches rank {min(missing)}")
         kept += (ChunkSend(demand, chunk, route, step) for route, step in useful)
     kept.sort(key=lambda send: (send.step, send.demand, send.chunk, send.route))
-    return Plan(tuple(rounds), tuple(kept))
+    return ChunkPlan(tuple(rounds), tuple(kept))
 
 
-def useful_sends(problem: Problem, demand: Demand, sends: Iterable[TimedRoute]) -> set[TimedRoute]:
+def useful_sends(problem: ChunkProblem, demand: Demand, sends: Iterable[TimedRoute]) -> set[TimedRoute]:
     """Of the sends of one chunk the first arrival at each rank, and of those what leads to a target."""
     held_since = dict.fromkeys(demand.sources, 0)
     arrivals: dict[int, TimedRoute] = {}
@@ -66,13 +66,13 @@ def useful_sends(problem: Problem, demand: Demand, sends: Iterable[TimedRoute]) 
     return useful
 
 
-def plan_to_document(plan: Plan) -> dict[str, Any]:
+def plan_to_document(plan: ChunkPlan) -> dict[str, Any]:
     """Rounds and sends as rows of numbers."""
     sends = [[send.demand, send.chunk, send.route, send.step] for send in plan.sends]
     return {"rounds": list(plan.rounds), "sends": sends}
 
 
-def plan_from_document(document: Mapping[str, Any]) -> Plan:
+def plan_from_document(document: Mapping[str, Any]) -> ChunkPlan:
     """The inverse.
 
     Raises:
@@ -81,4 +81,4 @@ def plan_from_document(document: Mapping[str, Any]) -> Plan:
     rounds, sends = document["rounds"], document["sends"]
     if not all(type(number) is int and number >= 0 for row in (rounds, *sends) for number in row):
         raise ValueError("sends and rounds must be natural numbers")
-    return Plan(tuple(rounds), tuple(ChunkSend(*send) for send in sends))
+    return ChunkPlan(tuple(rounds), tuple(ChunkSend(*send) for send in sends))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.synth.chunks.problem.demand_action import DemandAction
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.symmetry.automorphisms import Automorphisms, automorphisms_of
 from arborcast.synth.symmetry.permutations import closure, compose, extended, identity, inverse, orbits
@@ -32,7 +32,7 @@ MOST_GROUPS = 4
 
 
 def useful_groups(
-    problem: Problem, chunks: int, *, most: int = MOST_GROUPS, seed: int = 0
+    problem: ChunkProblem, chunks: int, *, most: int = MOST_GROUPS, seed: int = 0
 ) -> tuple[Group, ...]:
     """Groups of automorphisms that map demands to demands and act freely on the chunks, the largest first.
 
@@ -68,7 +68,7 @@ def useful_groups(
     return ()
 
 
-def problem_group(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0) -> Group:
+def problem_group(problem: ChunkProblem, limit: int = LARGEST_GROUP, *, seed: int = 0) -> Group:
     """A group of automorphisms that map the problem to itself, free on its chunks or not.
 
     Args:
@@ -90,7 +90,7 @@ def problem_group(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0
     return min([trivial, *groups], key=lambda group: (links.orbits(np.array(group)), len(group)))
 
 
-def subgroups(problem: Problem, limit: int = LARGEST_GROUP, *, seed: int = 0) -> tuple[Group, ...]:
+def subgroups(problem: ChunkProblem, limit: int = LARGEST_GROUP, *, seed: int = 0) -> tuple[Group, ...]:
     """Groups of automorphisms that keep the problem, free on its chunks or not, without the trivial one.
 
     Args:
@@ -138,7 +138,7 @@ def orbits_of_roots(topology: Topology) -> tuple[tuple[int, ...], ...]:
     return orbits(range(topology.ranks), automorphisms_of(topology, latencies=False).generators)
 
 
-def _automorphisms(problem: Problem, action: DemandAction) -> Automorphisms:
+def _automorphisms(problem: ChunkProblem, action: DemandAction) -> Automorphisms:
     return automorphisms_of(problem.topology, latencies=False, colours=action.colours(), keeps=action.keeps)
 
 
@@ -156,7 +156,7 @@ def _chosen(action: DemandAction, groups: Sequence[Group], most: int) -> tuple[G
 class _LinkAction:
     """How groups act on the links of a problem's topology."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ChunkProblem) -> None:
         self._size = problem.topology.size
         ends = [(link.src, link.dst) for link in problem.topology.links]
         self._src, self._dst = np.array(ends, dtype=np.int64).reshape(-1, 2).T

@@ -13,9 +13,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from arborcast.synth.certificate import Bound
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkSend
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import CollectiveError
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
@@ -41,9 +41,9 @@ def mirrored(topology: Topology, collective: Collective) -> tuple[Topology, Coll
 def schedule_of(
     topology: Topology,
     collective: Collective,
-    problem: Problem,
+    problem: ChunkProblem,
     chunks: int,
-    plan: Plan,
+    plan: ChunkPlan,
     *,
     method: Method,
     bound: Bound,
@@ -86,9 +86,9 @@ def allreduce_of(
     )
 
 
-def repeated(plan: Plan, times: int) -> Plan:
+def repeated(plan: ChunkPlan, times: int) -> ChunkPlan:
     """The plan with every chunk divided into so many, and every step so many times as long."""
-    return Plan(
+    return ChunkPlan(
         tuple(rounds * times for rounds in plan.rounds),
         tuple(
             ChunkSend(send.demand, send.chunk * times + part, send.route, send.step)
@@ -98,7 +98,7 @@ def repeated(plan: Plan, times: int) -> Plan:
     )
 
 
-def _chunks(collective: Collective, problem: Problem, count: int) -> Iterator[Chunk]:
+def _chunks(collective: Collective, problem: ChunkProblem, count: int) -> Iterator[Chunk]:
     for index, demand in enumerate(problem.demands):
         owner = demand.owner
         target = min(demand.targets) if collective.kind in _WITH_TARGET else None
@@ -120,7 +120,7 @@ def share_of_demand(collective: Collective) -> Fraction:
 _WITH_TARGET = frozenset({Kind.GATHER, Kind.SCATTER, Kind.ALLTOALL})
 
 
-def _transfers(problem: Problem, chunks: int, plan: Plan) -> Iterator[Transfer]:
+def _transfers(problem: ChunkProblem, chunks: int, plan: ChunkPlan) -> Iterator[Transfer]:
     for send in plan.sends:
         route = problem.routes[send.route]
         yield Transfer(

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from arborcast.synth.chunks.encodings.registry import ENCODINGS
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.outcome import Impossible
-from arborcast.synth.chunks.problem.prune import Plan, plan_from_document, plan_to_document
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.outcome import Infeasible
+from arborcast.synth.chunks.problem.prune import ChunkPlan, plan_from_document, plan_to_document
 from arborcast.synth.errors import InputError, Prover
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.reading import read_text
@@ -62,7 +62,7 @@ class ChunkCache:
 
     def key(
         self,
-        problem: Problem,
+        problem: ChunkProblem,
         chunks: int,
         steps: int,
         rounds: int,
@@ -79,7 +79,7 @@ class ChunkCache:
         size = [chunks, steps, rounds]
         return self.key_of("instance", problem, size=size, encodings=encodings, seed=seed, **details)
 
-    def key_of(self, subject: str, problem: Problem, **details: Detail) -> str:
+    def key_of(self, subject: str, problem: ChunkProblem, **details: Detail) -> str:
         """The key of anything about a problem."""
         content = {
             "topology": _topology_document(problem.topology),
@@ -94,7 +94,7 @@ class ChunkCache:
         state = {"solvers": _solver_versions(), "sources": _sources()}
         return hashlib.sha256(_canonical({"subject": subject, **content, **state}).encode()).hexdigest()
 
-    def get(self, key: str) -> Plan | Impossible | None:
+    def get(self, key: str) -> ChunkPlan | Infeasible | None:
         """The answer that was kept; None where there is none that can be read."""
         document = self.get_json(key)
         if document is None:
@@ -105,7 +105,7 @@ class ChunkCache:
             self._warn_of_entry(key, f"holds no answer: {error!r}")
             return None
 
-    def put(self, key: str, answer: Plan | Impossible) -> None:
+    def put(self, key: str, answer: ChunkPlan | Infeasible) -> None:
         """Keep an answer, if the folder can be written."""
         self.put_json(key, _document_of(answer))
 
@@ -178,18 +178,18 @@ def _entries(folder: Path) -> Iterable[tuple[float, int, Path]]:
                 path.unlink()
 
 
-def _answer_from(document: Mapping[str, Any]) -> Plan | Impossible:
+def _answer_from(document: Mapping[str, Any]) -> ChunkPlan | Infeasible:
     match document["outcome"]:
         case "impossible":
-            return Impossible(Prover(document["proved_by"]))
+            return Infeasible(Prover(document["proved_by"]))
         case "found":
             return plan_from_document(document)
         case other:
             raise ValueError(f"outcome {other!r}")
 
 
-def _document_of(answer: Plan | Impossible) -> dict[str, Any]:
-    if isinstance(answer, Impossible):
+def _document_of(answer: ChunkPlan | Infeasible) -> dict[str, Any]:
+    if isinstance(answer, Infeasible):
         return {"outcome": "impossible", "proved_by": answer.proved_by.value}
     return {"outcome": "found", **plan_to_document(answer)}
 

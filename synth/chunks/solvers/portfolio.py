@@ -1,19 +1,19 @@
 """Several encodings and groups race for one instance, and who wins does not depend on the machine.
 
-Every entrant searches in slices of effort that grow by `GROWTH`. Effort is counted in steps of the solver,
-so the slice in which an entrant answers is a property of the instance and the seed. The winner is the first
+Every member searches in slices of effort that grow by `GROWTH`. Effort is counted in steps of the solver,
+so the slice in which a member answers is a property of the instance and the seed. The winner is the first
 in the order of (slice, preference) among those that answer, not the first by the clock:
 
              slice 0   slice 1      slice 2
     first    ---->     --------->   (answers here by the clock first: has to wait for the second)
     second   ---->     ---answers   and loses, because slice 1 comes before slice 2
 
-An answer therefore waits for the entrants that could still answer before it in that order, and whatever comes
+An answer therefore waits for the members that could still answer before it in that order, and whatever comes
 after it is stopped at once. A proof that there is no schedule at all needs no order: it is final for
 everybody as soon as anybody has it. That HiGHS, in floating point, finds none is no proof: the other
 encodings that search all schedules go on, to confirm or to disprove it, and nobody else.
 
-What that costs, against a race by the clock (two entrants on two cores, who need from 0.2 to 100 s with
+What that costs, against a race by the clock (two members on two cores, who need from 0.2 to 100 s with
 equal chances of each magnitude, neither preferred for good reason): nothing in the median, 1.5 times the
 time in the mean and 4.2 at worst where both go on from slice to slice, 1.7 and 5.3 where the second starts
 every slice anew; an answer that comes sooner than the first slice ends waits for the end of it, a tenth of a
@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from arborcast.synth.chunks.encodings.registry import ENCODINGS, Encoding, search_slice
-from arborcast.synth.chunks.problem.orbits import Orbits
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import (
-    Found,
-    Impossible,
+    Feasible,
+    Inconclusive,
+    Infeasible,
     Instance,
-    NoneHere,
     Outcome,
-    Unfinished,
+    Unknown,
 )
 from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, Workers, wait
 from arborcast.synth.deadline import Deadline
@@ -50,12 +50,12 @@ FIRST_EFFORT = 100
 GROWTH = 4
 """How much more effort each slice is than the one before."""
 
-Turn: TypeAlias = tuple[int, int]
-"""A slice of an entrant: (slice, preference), in the order in which answers count."""
+Priority: TypeAlias = tuple[int, int]
+"""A slice of a member: (slice, preference), in the order in which answers count."""
 
 
 @dataclass(frozen=True)
-class Entrant:
+class PortfolioMember:
     """One way to answer.
 
     Attributes:
@@ -64,7 +64,7 @@ class Entrant:
     """
 
     encoding: str
-    orbits: Orbits
+    orbits: ChunkOrbits
 
     @property
     def is_whole(self) -> bool:
@@ -77,7 +77,7 @@ class Entrant:
 
 
 @dataclass(frozen=True, slots=True)
-class NoneSymmetric(NoneHere):
+class NoneSymmetric(Inconclusive):
     """No group of the race maps any schedule to itself, and nobody searched the problem as it is.
 
     Whether there is a schedule is not known, and more effort would not tell.
@@ -85,19 +85,20 @@ class NoneSymmetric(NoneHere):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RaceResult:
     """What came out of a race.
 
     Attributes:
-        outcome: `Found`, `Impossible` (there is no schedule at all; no proof where no exact solver confirmed
-            it in the slices that were allowed), `NoneSymmetric`, or `Unfinished` where the slices ended
-            without an answer.
-        entrant: who found it, None unless `Found`: who first proves that there is none depends on the clock.
-        slices: how many slices the winner needed; 0 unless `Found`.
+        outcome: `Feasible`, `Infeasible` (there is no schedule at all; no proof where no exact solver
+            confirmed it in the slices that were allowed), `NoneSymmetric`, or `Unknown` where the slices
+            ended without an answer.
+        member: who found it, None unless `Feasible`: who first proves that there is none depends on the
+            clock.
+        slices: how many slices the winner needed; 0 unless `Feasible`.
     """
 
     outcome: Outcome
-    entrant: Entrant | None
+    member: PortfolioMember | None
     slices: int
 
 
@@ -107,7 +108,7 @@ def effort_of(index: int) -> int:
 
 
 def race(
-    entrants: Sequence[Entrant],
+    members: Sequence[PortfolioMember],
     *,
     steps: int,
     rounds: int,
@@ -116,16 +117,16 @@ def race(
     workers: Workers,
     slices: int | None = None,
     encodings: Mapping[str, Encoding] = ENCODINGS,
-) -> Verdict:
-    """The answer of the entrant that is first in the order of (slice, preference).
+) -> RaceResult:
+    """The answer of the member that is first in the order of (slice, preference).
 
     As many as `workers.count` search at once; the others queue in that order.
 
     Args:
-        entrants: the preferred one first; at least one.
+        members: the preferred one first; at least one.
         steps: S, at least the latency of the problem.
         rounds: R, at least S.
-        seed: of the solvers; the same seed gives the same verdict on any machine.
+        seed: of the solvers; the same seed gives the same result on any machine.
         deadline: when the children are killed.
         workers: where the solvers run.
         slices: how many each may spend; None for as many as it takes.
@@ -136,10 +137,10 @@ def race(
         WorkerDiedError: solvers crashed or ran out of memory, and none is left that could answer. While
             others are left it is a warning in the log.
     """
-    instances = [Instance(entrant.orbits, steps, rounds) for entrant in entrants]
+    instances = [Instance(member.orbits, steps, rounds) for member in members]
     runners = [
-        _Runner(preference, entrant, instance, encodings[entrant.encoding].place, seed)
-        for preference, (entrant, instance) in enumerate(zip(entrants, instances, strict=True))
+        _Runner(preference, member, instance, encodings[member.encoding].place, seed)
+        for preference, (member, instance) in enumerate(zip(members, instances, strict=True))
     ]
     try:
         return _Race(runners, workers, slices).run(deadline)
@@ -150,11 +151,11 @@ def race(
 
 @dataclass(eq=False)
 class _Runner:
-    """An entrant on its way.
+    """A member on its way.
 
     Attributes:
-        preference: its place in the order of the entrants.
-        entrant: which.
+        preference: its place in the order of the members.
+        member: which.
         instance: what it is asked.
         place: of its `Search`.
         seed: of its solver.
@@ -164,7 +165,7 @@ class _Runner:
     """
 
     preference: int
-    entrant: Entrant
+    member: PortfolioMember
     instance: Instance
     place: str
     seed: int
@@ -173,12 +174,12 @@ class _Runner:
     is_out: bool = False
 
     @property
-    def turn(self) -> Turn:
+    def priority(self) -> Priority:
         return self.index, self.preference
 
     def may_judge(self, other: _Runner) -> bool:
         """Whether it can confirm or disprove that there is no schedule at all, as the other one says."""
-        return self.entrant.is_whole and self.entrant.encoding != other.entrant.encoding
+        return self.member.is_whole and self.member.encoding != other.member.encoding
 
     @property
     def is_running(self) -> bool:
@@ -188,10 +189,10 @@ class _Runner:
         """Begin the slice."""
         instance = None
         if self.worker is None:
-            self.worker = workers.take(self.entrant.encoding)
+            self.worker = workers.take(self.member.encoding)
             instance = self.instance
         effort = effort_of(self.index)
-        self.worker.start(self.entrant.encoding, search_slice, self.place, instance, self.seed, effort)
+        self.worker.start(self.member.encoding, search_slice, self.place, instance, self.seed, effort)
 
     def leave(self, workers: Workers) -> None:
         """Stop, in the middle of a slice where it is in one."""
@@ -210,18 +211,18 @@ class _Race:
         slices: how many each may spend.
         winner: the first in the order of turns among those that found something, and what it was.
         none_at_all: who proved that there is no schedule at all, or says so without proof.
-        lost: why the solver of some entrant is no longer there.
+        lost: why the solver of some member is no longer there.
     """
 
     runners: list[_Runner]
     workers: Workers
     slices: int | None
-    winner: tuple[_Runner, Found] | None = None
-    none_at_all: Impossible | None = None
+    winner: tuple[_Runner, Feasible] | None = None
+    none_at_all: Infeasible | None = None
     lost: WorkerDiedError | None = None
 
-    def run(self, deadline: Deadline) -> Verdict:
-        """Until no answer that may still come can change the verdict."""
+    def run(self, deadline: Deadline) -> RaceResult:
+        """Until no answer that may still come can change the result."""
         while not self._is_refuted and (counting := self._counting()):
             for runner in self.runners:
                 if runner not in counting:
@@ -235,8 +236,8 @@ class _Race:
                 raise TimedOutError(f"the search did not end within {deadline.allowed_s} s{claim}")
             for runner in running:
                 if runner.worker in done and self._counts(runner):
-                    self._hear(runner)
-        return self._verdict()
+                    self._note(runner)
+        return self._result()
 
     def _go(self, counting: Sequence[_Runner]) -> list[_Runner]:
         """Let as many search as may; those that do."""
@@ -247,11 +248,11 @@ class _Race:
             running.append(runner)
         instance = running[0].instance
         size = f"({instance.orbits.chunks}, {instance.steps}, {instance.rounds})"
-        names = ", ".join(str(runner.entrant) for runner in running)
+        names = ", ".join(str(runner.member) for runner in running)
         report(f"{size} by {names}", counting[0].index, self.slices or 0)
         return running
 
-    def _hear(self, runner: _Runner) -> None:
+    def _note(self, runner: _Runner) -> None:
         assert runner.worker is not None, "its slice is over"
         try:
             outcome: Outcome = runner.worker.result()
@@ -261,37 +262,37 @@ class _Race:
             runner.is_out = True
             return
         match outcome:
-            case Found():
+            case Feasible():
                 self.winner = runner, outcome  # of those heard, each counts more than those before
-            case Impossible() if runner.entrant.is_whole:
+            case Infeasible() if runner.member.is_whole:
                 self.none_at_all = outcome
                 for other in self.runners:
                     other.is_out |= outcome.is_proof or not other.may_judge(runner)
-            case Impossible():
-                group = runner.entrant.orbits.group
+            case Infeasible():
+                group = runner.member.orbits.group
                 for other in self.runners:
-                    of_group = other.entrant.orbits.group == group
+                    of_group = other.member.orbits.group == group
                     other.is_out |= other is runner or (of_group and outcome.is_proof)
-            case NoneHere():
+            case Inconclusive():
                 runner.is_out = True
-            case Unfinished():
+            case Unknown():
                 runner.index += 1
 
-    def _verdict(self) -> Verdict:
+    def _result(self) -> RaceResult:
         assert not (self._is_refuted and self.winner), "the encodings contradict each other"
         if self.winner is not None:
             runner, found = self.winner
             if self.none_at_all is not None:
-                who, claim = runner.entrant, self.none_at_all.proved_by
+                who, claim = runner.member, self.none_at_all.proved_by
                 log.warning("%s found what does not exist according to %s", who, claim)
-            return Verdict(found, runner.entrant, runner.index + 1)
+            return RaceResult(found, runner.member, runner.index + 1)
         if self.none_at_all is not None:
-            return Verdict(self.none_at_all, None, 0)
+            return RaceResult(self.none_at_all, None, 0)
         if not all(runner.is_out for runner in self.runners):
-            return Verdict(Unfinished(), None, 0)
+            return RaceResult(Unknown(), None, 0)
         if self.lost is not None:
             raise self.lost
-        return Verdict(NoneSymmetric(), None, 0)
+        return RaceResult(NoneSymmetric(), None, 0)
 
     @property
     def _is_refuted(self) -> bool:
@@ -299,9 +300,9 @@ class _Race:
 
     def _counting(self) -> list[_Runner]:
         """Those whose answer would still count, in the order of their turns."""
-        return sorted(filter(self._counts, self.runners), key=lambda runner: runner.turn)
+        return sorted(filter(self._counts, self.runners), key=lambda runner: runner.priority)
 
     def _counts(self, runner: _Runner) -> bool:
         if runner.is_out or (self.slices is not None and runner.index >= self.slices):
             return False
-        return self.winner is None or runner.turn < self.winner[0].turn
+        return self.winner is None or runner.priority < self.winner[0].priority

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Orbits
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Unfinished
-from arborcast.synth.chunks.problem.prune import Plan, prune
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
+from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.problem.symmetry import useful_groups
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.portfolio import Entrant, race
+from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, race
 from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.deadline import Deadline
 
-Answer: TypeAlias = Plan | Impossible | Unfinished
+Answer: TypeAlias = ChunkPlan | Infeasible | Unknown
 
 MOST_GROUPS = 3
 """How many groups are tried by the preferred encoding: a large one may admit no schedule."""
@@ -39,17 +39,17 @@ class Searcher:
         symmetric: whether groups of symmetries are tried beside the problem as it is.
     """
 
-    problem: Problem
+    problem: ChunkProblem
     encodings: tuple[str, ...]
     seed: int
     deadline: Deadline
     workers: Workers
     cache: ChunkCache | None
     symmetric: bool = True
-    _groups: dict[int, tuple[Orbits, ...]] = field(default_factory=dict)
+    _groups: dict[int, tuple[ChunkOrbits, ...]] = field(default_factory=dict)
 
     def search(self, chunks: int, steps: int, rounds: int, *, slices: int | None = None) -> Answer:
-        """A plan, a solver's word that there is none, or `Unfinished` after so many slices.
+        """A plan, a solver's word that there is none, or `Unknown` after so many slices.
 
         S is at least the latency of the problem, R at least S; for `slices` see
         `synth.chunks.solvers.portfolio`.
@@ -72,8 +72,8 @@ class Searcher:
             kept = self.cache.get(key)
             if kept is not None:
                 return kept
-        verdict = race(
-            self._entrants(chunks),
+        result = race(
+            self._members(chunks),
             steps=steps,
             rounds=rounds,
             seed=self.seed,
@@ -82,31 +82,31 @@ class Searcher:
             slices=slices,
         )
         answer: Answer
-        match verdict.outcome:
-            case Found(found_rounds, sends):
-                assert verdict.entrant is not None, "somebody found it"
-                unfolded = verdict.entrant.orbits.unfold(sends)
+        match result.outcome:
+            case Feasible(found_rounds, sends):
+                assert result.member is not None, "somebody found it"
+                unfolded = result.member.orbits.unfold(sends)
                 answer = prune(self.problem, chunks, found_rounds, unfolded)
             case outcome:
                 answer = outcome
-        if self.cache is not None and not isinstance(answer, Unfinished):
+        if self.cache is not None and not isinstance(answer, Unknown):
             self.cache.put(key, answer)
         return answer
 
-    def _entrants(self, chunks: int) -> list[Entrant]:
+    def _members(self, chunks: int) -> list[PortfolioMember]:
         """Groups first, the larger the faster where one fits, then the problem as it is; by each encoding."""
         reduced = self._reduced(chunks)
-        whole = Orbits.trivial(self.problem, chunks)
+        whole = ChunkOrbits.trivial(self.problem, chunks)
         first, *others = self.encodings
-        entrants = [Entrant(first, orbits) for orbits in (*reduced[:MOST_GROUPS], whole)]
+        members = [PortfolioMember(first, orbits) for orbits in (*reduced[:MOST_GROUPS], whole)]
         for encoding in others:
-            entrants += [Entrant(encoding, orbits) for orbits in (*reduced[:1], whole)]
-        return entrants
+            members += [PortfolioMember(encoding, orbits) for orbits in (*reduced[:1], whole)]
+        return members
 
-    def _reduced(self, chunks: int) -> tuple[Orbits, ...]:
+    def _reduced(self, chunks: int) -> tuple[ChunkOrbits, ...]:
         if not self.symmetric:
             return ()
         if chunks not in self._groups:
             groups = useful_groups(self.problem, chunks)
-            self._groups[chunks] = tuple(Orbits(self.problem, chunks, group) for group in groups)
+            self._groups[chunks] = tuple(ChunkOrbits(self.problem, chunks, group) for group in groups)
         return self._groups[chunks]

@@ -196,7 +196,7 @@ __all__ = ["MEMORY_BYTES", "Worker", "WorkerDiedError", "Workers", "wait"]
 
 Result = TypeVar("Result")
 
-_MOST_AT_ONCE = 4  # a race rarely has more entrants that are worth a start-up
+_MOST_AT_ONCE = 4  # a race rarely has more members that are worth a start-up
 
 
 class Workers:

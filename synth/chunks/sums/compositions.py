@@ -16,9 +16,9 @@ from itertools import product
 from arborcast.synth import bounds
 from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.curve import Curve, Effort, trace
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.prune import Plan
+from arborcast.synth.chunks.curve import Curve, FrontierOptions, trace
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import (
     allreduce_of,
     mirrored,
@@ -42,13 +42,13 @@ class Half:
 
     topology: Topology
     collective: Collective
-    problem: Problem
+    problem: ChunkProblem
     latency: int
     static: StepBound
 
     @classmethod
     def of(cls, topology: Topology, collective: Collective, limit: Bound) -> Half:
-        problem = Problem.of(*mirrored(topology, collective))
+        problem = ChunkProblem.of(*mirrored(topology, collective))
         latency = problem.latency
         assert latency is not None, "a collective with a rate above zero reaches everybody"
         ratio = static_ratio(topology, collective, limit)
@@ -64,10 +64,10 @@ class Half:
             other.static.ratio,
         )
 
-    def trace(self, spare: int, effort: Effort, deadline: Deadline) -> Curve:
-        return trace(self.problem, self.static, self.latency + spare, effort, deadline)
+    def trace(self, spare: int, options: FrontierOptions, deadline: Deadline) -> Curve:
+        return trace(self.problem, self.static, self.latency + spare, options, deadline)
 
-    def schedule(self, chunks: int, plan: Plan, method: Method) -> Schedule:
+    def schedule(self, chunks: int, plan: ChunkPlan, method: Method) -> Schedule:
         bound = self.static.certificate
         assert isinstance(bound, StaticLimit), "made with one"
         return schedule_of(
@@ -84,7 +84,7 @@ def parts_of(collective: Collective) -> list[Collective]:
 
 def latency_of_parts(topology: Topology, collective: Collective) -> int | None:
     """The fewest steps of the parts one after the other; None where some rank cannot be reached."""
-    steps = [Problem.of(*mirrored(topology, part)).latency for part in parts_of(collective)]
+    steps = [ChunkProblem.of(*mirrored(topology, part)).latency for part in parts_of(collective)]
     return None if None in steps else sum(step for step in steps if step is not None)
 
 
@@ -115,7 +115,12 @@ class Composition:
 
 
 def compositions(
-    topology: Topology, collective: Collective, limit: Bound, last: int, effort: Effort, deadline: Deadline
+    topology: Topology,
+    collective: Collective,
+    limit: Bound,
+    last: int,
+    options: FrontierOptions,
+    deadline: Deadline,
 ) -> tuple[Composition, ...]:
     """Allreduces composed of the points of both halves, in order of steps and then of R/C.
 
@@ -124,7 +129,7 @@ def compositions(
         collective: an allreduce.
         limit: of its rate.
         last: the largest S looked at.
-        effort: how to go about the halves.
+        options: how to go about the halves.
         deadline: what is found by then is returned.
     """
     halves = [
@@ -141,10 +146,10 @@ def compositions(
         curves.append(
             known[0].with_static(half.static)
             if known
-            else half.trace(spare, effort, deadline.share(len(halves) - len(curves)))
+            else half.trace(spare, options, deadline.share(len(halves) - len(curves)))
         )
-    most = None if effort.slack is None else MOST_NEAR
-    found = _joined(topology, collective, limit, halves, curves, effort.seed, most)
+    most = None if options.slack is None else MOST_NEAR
+    found = _joined(topology, collective, limit, halves, curves, options.seed, most)
     in_time = (each for each in found if each.schedule.steps <= last)
     return tuple(
         sorted(in_time, key=lambda each: (each.schedule.steps, each.ratio, each.schedule.chunk_count))
@@ -152,7 +157,12 @@ def compositions(
 
 
 def meetings(
-    topology: Topology, collective: Collective, limit: Bound, last: int, effort: Effort, deadline: Deadline
+    topology: Topology,
+    collective: Collective,
+    limit: Bound,
+    last: int,
+    options: FrontierOptions,
+    deadline: Deadline,
 ) -> tuple[Composition, ...]:
     """Allreduces that meet on links: every chunk is reduced to both ends of one, who exchange what they have.
 
@@ -176,12 +186,12 @@ def meetings(
     most = (last - 1) // 2
     if half.latency > most:
         return ()
-    curve = half.trace(most - half.latency, replace(effort, proofs=False, jobs=1), deadline)
+    curve = half.trace(most - half.latency, replace(options, proofs=False, jobs=1), deadline)
     found = []
     for optimum in curve.points:
         assert optimum.plan is not None, "a point of a curve has a plan"
         rounds = (*optimum.plan.rounds[::-1], optimum.chunks, *optimum.plan.rounds)
-        method = point_method(optimum.chunks * len(places), rounds, effort.seed)
+        method = point_method(optimum.chunks * len(places), rounds, options.seed)
         after = half.schedule(optimum.chunks, optimum.plan, method)
         steps = len(optimum.plan.rounds)
         before = (reversed_in_time(transfer, steps) for transfer in after.transfers)
@@ -264,5 +274,5 @@ def proof_of(optimum: StepOptimum) -> str:
     """How a point was proved, or what is missing."""
     if optimum.ratio != optimum.limit.ratio:
         return f"not proved: at least {optimum.limit.ratio} by {explain(optimum.limit)}"
-    smallest = optimum.smallest or "the smallest C is not proved"
-    return f"{explain(optimum.limit)}; {smallest}"
+    minimality_proof = optimum.minimality_proof or "the smallest C is not proved"
+    return f"{explain(optimum.limit)}; {minimality_proof}"

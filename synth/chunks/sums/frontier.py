@@ -11,14 +11,14 @@ from fractions import Fraction
 
 from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.curve import Effort
+from arborcast.synth.chunks.curve import FrontierOptions
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.chunks.step_optimum import explain
 from arborcast.synth.chunks.sums.compositions import Composition, compositions, meetings, static_ratio
 from arborcast.synth.chunks.sums.instance import sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.optimum import SumOptimum, cached_optimum
-from arborcast.synth.chunks.sums.points import COMPOSITIONS, EVERY_SCHEDULE, Point, Traced, point_method
+from arborcast.synth.chunks.sums.points import COMPOSITIONS, EVERY_SCHEDULE, Point, TracedPoints, point_method
 from arborcast.synth.chunks.sums.searcher import SumSearcher
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -30,8 +30,13 @@ STEPS_WITHOUT_PROOFS = 2
 
 
 def trace_allreduce(
-    topology: Topology, collective: Collective, limit: Bound, last: int, effort: Effort, deadline: Deadline
-) -> Traced:
+    topology: Topology,
+    collective: Collective,
+    limit: Bound,
+    last: int,
+    options: FrontierOptions,
+    deadline: Deadline,
+) -> TracedPoints:
     """The points of an allreduce from its latency to at most `last` steps.
 
     Args:
@@ -39,12 +44,12 @@ def trace_allreduce(
         collective: an allreduce that can be done.
         limit: of its rate.
         last: the largest S looked at, at least the latency.
-        effort: how to go about it.
+        options: how to go about it.
         deadline: what is found by then is returned.
     """
     with Workers() as workers:
         workers.warm()
-        return _Tracing(topology, collective, limit, last, effort, deadline, workers).run()
+        return _Tracing(topology, collective, limit, last, options, deadline, workers).run()
 
 
 class _Tracing:
@@ -62,7 +67,7 @@ class _Tracing:
         collective: Collective,
         limit: Bound,
         last: int,
-        effort: Effort,
+        options: FrontierOptions,
         deadline: Deadline,
         workers: Workers,
     ) -> None:
@@ -73,16 +78,16 @@ class _Tracing:
         self._collective = collective
         self._limit = limit
         self._last = last
-        self._effort = effort
+        self._options = options
         self._deadline = deadline
         self._problem = sum_problem(topology, collective)
-        cache = ChunkCache() if effort.cache else None
-        self._searcher = SumSearcher(self._problem, effort.seed, deadline, workers, cache)
+        cache = ChunkCache() if options.cache else None
+        self._searcher = SumSearcher(self._problem, options.seed, deadline, workers, cache)
         self._ratio = static_ratio(topology, collective, limit)
         self._composed: Sequence[Composition] | None = None
         self._cut_short = False
 
-    def run(self) -> Traced:
+    def run(self) -> TracedPoints:
         """Number of steps by number of steps, until there is nothing to gain."""
         latency = self._problem.latency
         assert latency is not None, "a collective with a rate above zero reaches everybody"
@@ -107,14 +112,14 @@ class _Tracing:
             if best == self._ratio:
                 why = "the limit of any number of steps is attained"
                 break
-            if best is not None and best <= self._ratio * (1 + self._effort.tolerance):
-                why = f"within {self._effort.tolerance} of the limit of any number of steps"
+            if best is not None and best <= self._ratio * (1 + self._options.tolerance):
+                why = f"within {self._options.tolerance} of the limit of any number of steps"
                 break
         if timed_out:
             self._add_later_compositions()
         complete = not self.open_steps and self._best == self._ratio
         complete = complete and self._limit.scope is Scope.EVERY_SCHEDULE
-        return Traced(tuple(self.points), complete, why, tuple(self.open_steps), timed_out, self.limits)
+        return TracedPoints(tuple(self.points), complete, why, tuple(self.open_steps), timed_out, self.limits)
 
     @property
     def _best(self) -> Fraction | None:
@@ -128,7 +133,7 @@ class _Tracing:
             static = StepBound(steps, self._ratio, StaticLimit(self._limit))
         latency = self._problem.latency
         assert latency is not None, "see `run`"
-        if not self._effort.proofs and steps > latency + STEPS_WITHOUT_PROOFS:
+        if not self._options.proofs and steps > latency + STEPS_WITHOUT_PROOFS:
             return SumOptimum(static)
 
         def known() -> Fraction | None:
@@ -137,7 +142,7 @@ class _Tracing:
                 raise TimedOutError("compositions were cut short")
             return None if composed is None else composed.ratio
 
-        return cached_optimum(self._searcher, steps, static, self._best, known, proofs=self._effort.proofs)
+        return cached_optimum(self._searcher, steps, static, self._best, known, proofs=self._options.proofs)
 
     def _better(self, steps: int, optimum: SumOptimum) -> Point | None:
         """The best schedule of so many steps, if it has a smaller R/C than those of fewer."""
@@ -152,7 +157,7 @@ class _Tracing:
     def _composition(self, steps: int) -> Composition | None:
         """The best composition of no more steps."""
         if self._composed is None:
-            asked = self._topology, self._collective, self._limit, self._last, self._effort
+            asked = self._topology, self._collective, self._limit, self._last, self._options
             first, second = self._deadline.share(4), self._deadline.share(2)
             self._composed = [*meetings(*asked, first), *compositions(*asked, second)]
             self._cut_short = first.has_passed or second.has_passed
@@ -177,7 +182,7 @@ class _Tracing:
             self._problem,
             chunks,
             plan,
-            method=point_method(chunks, plan.rounds, self._effort.seed),
+            method=point_method(chunks, plan.rounds, self._options.seed),
             bound=self._limit,
         )
         proof = _limit_in_words(optimum)

@@ -20,8 +20,8 @@ from fractions import Fraction
 from functools import cached_property
 
 from arborcast.synth.certificate import Bound
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkSend, Group, LinkLimit, Orbits, Send
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, ChunkSend, Group, LinkLimit, Send
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.symmetry.permutations import identity, inverse
@@ -50,17 +50,17 @@ class SumPlan:
     sends: tuple[ChunkSum, ...]
 
 
-def sum_problem(topology: Topology, collective: Collective) -> Problem:
+def sum_problem(topology: Topology, collective: Collective) -> ChunkProblem:
     """Whose contribution must reach whom, over which routes.
 
     Raises:
         TooManyRoutesError: the switches allow too many.
     """
-    return Problem.of(topology, replace(collective, kind=Kind.ALLGATHER))
+    return ChunkProblem.of(topology, replace(collective, kind=Kind.ALLGATHER))
 
 
 @dataclass(frozen=True)
-class SumOrbits(Orbits):
+class SumOrbits(ChunkOrbits):
     """The chunks of an allreduce under a group: of the one block that there is.
 
     Attributes:
@@ -82,7 +82,7 @@ class SumOrbits(Orbits):
             raise ValueError(f"{self.chunks} chunks: must be a multiple of {self.images}, which are alike")
 
     @classmethod
-    def trivial(cls, problem: Problem, chunks: int) -> SumOrbits:
+    def trivial(cls, problem: ChunkProblem, chunks: int) -> SumOrbits:
         """The problem as it is."""
         alone: Group = (identity(problem.topology.size),)
         return cls(problem, chunks, alone, alone)
@@ -168,7 +168,7 @@ class SumOrbits(Orbits):
         return {(r.src, *r.via, r.dst): index for index, r in enumerate(self.problem.routes)}
 
 
-def pruned(problem: Problem, chunks: int, rounds: Sequence[int], sends: Iterable[ChunkSum]) -> SumPlan:
+def pruned(problem: ChunkProblem, chunks: int, rounds: Sequence[int], sends: Iterable[ChunkSum]) -> SumPlan:
     """The plan without the transfers that it can do without, the last ones first.
 
     Raises:
@@ -193,7 +193,7 @@ def pruned(problem: Problem, chunks: int, rounds: Sequence[int], sends: Iterable
     return SumPlan((*rounds[len(rounds) - idle :], *rounds[: len(rounds) - idle]), late)
 
 
-def is_allreduce(problem: Problem, sends: Sequence[ChunkSum]) -> bool:
+def is_allreduce(problem: ChunkProblem, sends: Sequence[ChunkSum]) -> bool:
     """Whether the transfers of one chunk, in order of step, bring every contribution to every rank once."""
     everyone = sum(1 << demand.owner for demand in problem.demands)
     held = [everyone & 1 << rank for rank in range(problem.ranks)]
@@ -218,7 +218,7 @@ def is_allreduce(problem: Problem, sends: Sequence[ChunkSum]) -> bool:
 def sum_schedule(
     topology: Topology,
     collective: Collective,
-    problem: Problem,
+    problem: ChunkProblem,
     chunks: int,
     plan: SumPlan,
     *,

@@ -14,18 +14,23 @@ from fractions import Fraction
 from itertools import islice, takewhile
 from typing import Any, TypeAlias, TypeVar
 
-from arborcast.synth.chunks.bounds.certificate import MessageLengths, StaticLimit, StepBound
+from arborcast.synth.chunks.bounds.certificate import MessageDual, StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.optimum_documents import limit_from_document, limit_to_document
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.outcome import Impossible, NoneHere
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.outcome import Inconclusive, Infeasible
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.sums.instance import SumPlan
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
-from arborcast.synth.chunks.sums.searcher import SumSearcher, Trial, plan_from_document, plan_to_document
-from arborcast.synth.chunks.trees.whole_trees import eligible
+from arborcast.synth.chunks.sums.searcher import (
+    SearchEffort,
+    SumSearcher,
+    plan_from_document,
+    plan_to_document,
+)
+from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
 from arborcast.synth.errors import Prover, TimedOutError
 from arborcast.synth.progress import report
 
@@ -34,14 +39,14 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 REFUTED = " refuted by CaDiCaL"
-"""How `SumOptimum.smallest` ends where smaller numbers of chunks were searched and have no schedule."""
+"""How a `minimality_proof` ends where smaller numbers of chunks were searched and have no schedule."""
 
 Known: TypeAlias = Callable[[], Fraction | None]
 """The least R/C of so many steps known from elsewhere; asked where a search at the limit finds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SumBudget:
     """How much is done for a number of steps; counted, so that it is the same on every machine.
 
     Attributes:
@@ -55,9 +60,9 @@ class Budget:
         most_messages: possible messages (routes and steps multiplied) up to which their fewest are counted.
     """
 
-    first: Trial
-    guess: Trial
-    last: Trial
+    first: SearchEffort
+    guess: SearchEffort
+    last: SearchEffort
     count_slices: int
     sizes: int
     largest_guess: int
@@ -65,10 +70,10 @@ class Budget:
     most_messages: int
 
 
-THOROUGH = Budget(
-    first=Trial(2, (5, 4), 8_000),
-    guess=Trial(1, (1, 24), 1_500),
-    last=Trial(4, (5, 4), 8_000),
+THOROUGH = SumBudget(
+    first=SearchEffort(2, (5, 4), 8_000),
+    guess=SearchEffort(1, (1, 24), 1_500),
+    last=SearchEffort(4, (5, 4), 8_000),
     count_slices=3,
     sizes=3,
     largest_guess=12,
@@ -77,9 +82,9 @@ THOROUGH = Budget(
 )
 """To prove: some ten seconds for a search."""
 
-_SECOND = Trial(1, (2, 1), 4_000)
+_SECOND = SearchEffort(1, (2, 1), 4_000)
 
-QUICK = Budget(
+QUICK = SumBudget(
     first=_SECOND,
     guess=_SECOND,
     last=_SECOND,
@@ -108,7 +113,7 @@ class SumOptimum:
     limit: StepBound | None
     chunks: int = 0
     plan: SumPlan | None = None
-    smallest: str | None = None
+    minimality_proof: str | None = None
     out_of_time: bool = False
     lost_solvers: bool = False
 
@@ -125,20 +130,20 @@ class SumOptimum:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is left to prove: the plan attains the limit, and no smaller C does."""
-        return self.ratio == self.least and self.smallest is not None
+        return self.ratio == self.least and self.minimality_proof is not None
 
     @property
     def proved_by(self) -> tuple[Prover, ...]:
         """On whose word it rests that nothing is left to prove; nobody's where something is."""
         if not self.is_settled or self.limit is None:
             return ()
-        by_cadical = self.refuted or isinstance(self.limit.certificate, MessageLengths)
+        by_cadical = self.refuted or isinstance(self.limit.certificate, MessageDual)
         return (Prover.LIMIT, Prover.CADICAL) if by_cadical else (Prover.LIMIT,)
 
     @property
     def refuted(self) -> bool:
         """Whether CaDiCaL refuted smaller numbers of chunks."""
-        return self.smallest is not None and self.smallest.endswith(REFUTED)
+        return self.minimality_proof is not None and self.minimality_proof.endswith(REFUTED)
 
 
 def sum_optimum(
@@ -147,7 +152,7 @@ def sum_optimum(
     static: StepBound | None,
     below: Fraction | None,
     known: Known,
-    budget: Budget,
+    budget: SumBudget,
 ) -> SumOptimum:
     """The least R/C in so many steps.
 
@@ -181,7 +186,7 @@ class _State:
         static: StepBound | None,
         below: Fraction | None,
         known: Known,
-        budget: Budget,
+        budget: SumBudget,
     ) -> None:
         self._searcher = searcher
         self._problem = searcher.problem
@@ -241,18 +246,18 @@ class _State:
         self.result = replace(self.result, limit=limit)
         return True
 
-    def _attempt(self, ratio: Fraction, trial: Trial) -> bool:
+    def _attempt(self, ratio: Fraction, trial: SearchEffort) -> bool:
         """Search at the smallest C that could attain a ratio, and at larger ones where that is none."""
         if not ratio:
             return False
-        for chunks in islice(eligible(ratio, self._steps), self._budget.sizes):
+        for chunks in islice(admissible_chunk_counts(ratio, self._steps), self._budget.sizes):
             if self._take(ratio, chunks, trial):
                 return True
             if (ratio, chunks) not in self._without:
                 return False
         return False
 
-    def _take_anything(self, trial: Trial) -> bool:
+    def _take_anything(self, trial: SearchEffort) -> bool:
         """Have some plan before time is spent on a good one; False where none has one partial sum."""
         for rounds in dict.fromkeys((self._steps, self._most_rounds())):
             if Fraction(rounds) >= self.result.least and self._take(Fraction(rounds), 1, trial):
@@ -275,7 +280,7 @@ class _State:
         cost = self._searcher.fewest(self._steps, math.ceil(self.result.least * links), slices=slices)
         ratio = Fraction(cost, links)
         lengths = ((Fraction(1, links),) * len(self._problem.topology.links),) * self._steps
-        self._raise_to(StepBound(self._steps, ratio, MessageLengths(lengths, ratio)))
+        self._raise_to(StepBound(self._steps, ratio, MessageDual(lengths, ratio)))
         cost = math.ceil(self.result.least * links)
         sums = self._searcher.fewest(self._steps, cost, slices=slices, sums=True)
         return max(self.result.least, Fraction(sums, links))
@@ -312,24 +317,24 @@ class _State:
         )
         return fullest * self._steps
 
-    def _take(self, ratio: Fraction, chunks: int, trial: Trial) -> bool:
+    def _take(self, ratio: Fraction, chunks: int, trial: SearchEffort) -> bool:
         """Search at one C and note what comes of it; whether a plan was found."""
         if (ratio, chunks) in self._without:
             return False
         answer = self._search(chunks, int(ratio * chunks), trial)
-        if isinstance(answer, Impossible):
+        if isinstance(answer, Infeasible):
             self._refuted.add((ratio, chunks))
-        if isinstance(answer, Impossible | NoneHere):
+        if isinstance(answer, Infeasible | Inconclusive):
             self._without.add((ratio, chunks))
         if not isinstance(answer, SumPlan):
             return False
-        smallest = self._why_smallest(ratio, chunks)
-        self.result = replace(self.result, chunks=chunks, plan=answer, smallest=smallest)
+        minimality_proof = self._minimality_proof(ratio, chunks)
+        self.result = replace(self.result, chunks=chunks, plan=answer, minimality_proof=minimality_proof)
         return True
 
-    def _why_smallest(self, ratio: Fraction, chunks: int) -> str | None:
+    def _minimality_proof(self, ratio: Fraction, chunks: int) -> str | None:
         """Why no smaller C attains a ratio; None where one of them is neither impossible nor refuted."""
-        smaller = list(takewhile(lambda other: other < chunks, eligible(ratio, self._steps)))
+        smaller = list(takewhile(lambda other: other < chunks, admissible_chunk_counts(ratio, self._steps)))
         if not smaller:
             if chunks == ratio.denominator:
                 return f"{ratio} is in lowest terms"
@@ -338,7 +343,7 @@ class _State:
             return None
         return f"C = {', '.join(map(str, smaller))}{REFUTED}"
 
-    def _search(self, chunks: int, rounds: int, trial: Trial) -> object:
+    def _search(self, chunks: int, rounds: int, trial: SearchEffort) -> object:
         """Ask the solvers; None where they died."""
         report(f"{self._steps} steps: searching ({chunks}, {self._steps}, {rounds})", 0, 0)
         try:
@@ -380,13 +385,13 @@ def cached_optimum(
             "limit": None if limit is None else limit_to_document(limit, searcher.problem.topology),
             "chunks": optimum.chunks,
             "plan": None if optimum.plan is None else plan_to_document(optimum.plan),
-            "smallest": optimum.smallest,
+            "smallest": optimum.minimality_proof,
         }
         cache.put_json(key, document)
     return optimum
 
 
-def _kept(cache: ChunkCache, key: str, problem: Problem, static: StepBound | None) -> SumOptimum | None:
+def _kept(cache: ChunkCache, key: str, problem: ChunkProblem, static: StepBound | None) -> SumOptimum | None:
     """What the cache has; its certificate is checked again, its plan by whoever verifies the schedule."""
     document = cache.get_json(key)
     if document is None:
@@ -398,8 +403,8 @@ def _kept(cache: ChunkCache, key: str, problem: Problem, static: StepBound | Non
         return None
 
 
-def _read(document: Mapping[str, Any], problem: Problem, static: StepBound | None) -> SumOptimum:
-    plan, smallest, kept = document["plan"], document["smallest"], document["limit"]
+def _read(document: Mapping[str, Any], problem: ChunkProblem, static: StepBound | None) -> SumOptimum:
+    plan, minimality_proof, kept = document["plan"], document["smallest"], document["limit"]
     limit = None if kept is None else limit_from_document(kept, problem.topology)
     if limit is not None and isinstance(limit.certificate, StaticLimit):
         if static is None:
@@ -413,5 +418,5 @@ def _read(document: Mapping[str, Any], problem: Problem, static: StepBound | Non
         limit,
         int(document["chunks"]),
         None if plan is None else plan_from_document(plan),
-        None if smallest is None else str(smallest),
+        None if minimality_proof is None else str(minimality_proof),
     )

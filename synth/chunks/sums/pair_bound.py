@@ -3,7 +3,7 @@
 In the time-expanded graph a unit flows from each rank at the start to each other rank at the end, within the
 messages that there are, which any number of flows may share: what a chunk's messages carry, averaged over
 the chunks, is such a flow. Messages are the same for all routes of an orbit of symmetries, so that few pairs
-and links need columns. The prices of the linear program, brought to fractions, are a `PairLengths`.
+and links need columns. The prices of the linear program, brought to fractions, are a `PairDual`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from arborcast.synth.chunks.bounds.certificate import PairLengths, StepBound
+from arborcast.synth.chunks.bounds.certificate import PairDual, StepBound
 from arborcast.synth.chunks.bounds.check import certified_ratio
 from arborcast.synth.chunks.bounds.flow_bounds import common_denominator
 from arborcast.synth.chunks.bounds.flow_program import Prices, ProgramRows
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.kernels.compiled import Ints
@@ -29,7 +29,7 @@ MOST_COLUMNS = 200_000
 _FINE = 2**40
 
 
-def pair_bound(problem: Problem, steps: int, *, group: Group, deadline: Deadline) -> StepBound | None:
+def pair_bound(problem: ChunkProblem, steps: int, *, group: Group, deadline: Deadline) -> StepBound | None:
     """The limit by flows of every contribution to every rank.
 
     Args:
@@ -64,7 +64,7 @@ class _Orbits:
         pairs: the least pair (contributor, receiver) of each orbit.
     """
 
-    def __init__(self, problem: Problem, group: Group) -> None:
+    def __init__(self, problem: ChunkProblem, group: Group) -> None:
         self._problem = problem
         self._group = group
         index = {(r.src, *r.via, r.dst): number for number, r in enumerate(problem.routes)}
@@ -85,7 +85,7 @@ class _Orbits:
 
     def certificate(
         self, steps: int, links: Prices, pairs: Sequence[dict[tuple[int, int], float]]
-    ) -> PairLengths:
+    ) -> PairDual:
         """Prices of one of each orbit as lengths of all, each the mean over the group.
 
         Args:
@@ -109,10 +109,8 @@ class _Orbits:
                     own[step, images[route]] += length
         return self._fitting(table, lengths)
 
-    def _fitting(
-        self, table: Ints, lengths: dict[tuple[int, int], dict[tuple[int, int], int]]
-    ) -> PairLengths:
-        """The lengths as fractions that keep the rules of `PairLengths` exactly, rounded as they may be."""
+    def _fitting(self, table: Ints, lengths: dict[tuple[int, int], dict[tuple[int, int], int]]) -> PairDual:
+        """The lengths as fractions that keep the rules of `PairDual` exactly, rounded as they may be."""
         capacities = self._problem.capacities
         loads = (zip(row.tolist(), capacities, strict=True) for row in table)
         used = max(1, *(sum(length * capacity for length, capacity in row) for row in loads))
@@ -129,7 +127,7 @@ class _Orbits:
                 for own in lengths.values():
                     own.pop((step, route), None)
         scale = 1 / (excess * int(used))
-        return PairLengths(
+        return PairDual(
             tuple(tuple(Fraction(int(length), int(used)) for length in row) for row in table),
             tuple(
                 (*pair, tuple((*key, length * scale) for key, length in sorted(own.items())))
@@ -145,7 +143,7 @@ class _Program:
         columns: how many.
     """
 
-    def __init__(self, problem: Problem, steps: int, orbits: _Orbits) -> None:
+    def __init__(self, problem: ChunkProblem, steps: int, orbits: _Orbits) -> None:
         self._problem = problem
         self._steps = steps
         self._rows = rows = ProgramRows()

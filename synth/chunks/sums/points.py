@@ -60,7 +60,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedPoints:
     """The points of a collective, and what is known beyond them; see `synth.chunks.frontier.Frontier`."""
 
     points: tuple[Point, ...]

@@ -21,24 +21,24 @@ from pysat.solvers import Cadical195
 from arborcast.synth.chunks.encodings.cardinality import Clauses, Rounds, not_before
 from arborcast.synth.chunks.encodings.reachable_sends import longest_step
 from arborcast.synth.chunks.encodings.sat import CONFLICTS_PER_EFFORT, SEEDS
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.outcome import (
-    Found,
-    Impossible,
+    Feasible,
+    Inconclusive,
+    Infeasible,
     Instance,
-    NoneHere,
     Outcome,
-    Unfinished,
+    Unknown,
 )
 from arborcast.synth.chunks.sums.instance import SumOrbits, SumSend
 from arborcast.synth.errors import Prover
 
-Literal: TypeAlias = int | bool
+SatLiteral: TypeAlias = int | bool
 """A literal of a variable, or what is known to be true or false."""
 
 
 class SumSearch:
-    """A search for partial sums; `NoneHere` where there are none that the group of the orbits allows."""
+    """A search for partial sums; `Inconclusive` where there are none that the group of the orbits allows."""
 
     def __init__(self, instance: Instance, *, seed: int = 0) -> None:
         """Build the formula; `seed` is the solver's own."""
@@ -50,15 +50,15 @@ class SumSearch:
         """See `encodings.outcome.Search`; a second call goes on with everything learned so far."""
         match _solve(self._solver, effort):
             case None:
-                return Unfinished()
+                return Unknown()
             case False:
-                return NoneHere()
+                return Inconclusive()
             case _:
                 return self._formula.read({literal for literal in self._solver.get_model() if literal > 0})
 
 
 class SpreadSearch:
-    """A search for messages over which everything could reach everybody: `Impossible`, or `NoneHere`.
+    """A search for messages over which everything could reach everybody: `Infeasible`, or `Inconclusive`.
 
     That there are such messages is no schedule, so it is no answer either.
     """
@@ -108,7 +108,7 @@ class SpreadFormula:
 class FewestSearch:
     """Whether messages that pass no more links in all than the instance has rounds can be such, as above.
 
-    One chunk, steps of any length: `Impossible`, or `NoneHere`.
+    One chunk, steps of any length: `Infeasible`, or `Inconclusive`.
     """
 
     def __init__(self, instance: Instance, *, seed: int = 0) -> None:
@@ -145,7 +145,7 @@ class FewestSumSearch:
         return _refuted(_solve(self._solver, effort))
 
 
-def _pass_at_most(clauses: Clauses, problem: Problem, sent: list[list[int]], most: int) -> None:
+def _pass_at_most(clauses: Clauses, problem: ChunkProblem, sent: list[list[int]], most: int) -> None:
     """Messages, a literal for each step and route, pass no more than so many links, each each time."""
     passed = [
         literal
@@ -156,7 +156,9 @@ def _pass_at_most(clauses: Clauses, problem: Problem, sent: list[list[int]], mos
     clauses.at_most(passed, most)
 
 
-def add_spread(clauses: Clauses, problem: Problem, sent: list[list[int]]) -> dict[tuple[int, int, int], int]:
+def add_spread(
+    clauses: Clauses, problem: ChunkProblem, sent: list[list[int]]
+) -> dict[tuple[int, int, int], int]:
     """Say that everybody's contribution reaches everybody over some messages.
 
     Args:
@@ -172,9 +174,9 @@ def add_spread(clauses: Clauses, problem: Problem, sent: list[list[int]]) -> dic
     met: dict[tuple[int, int, int], int] = {}
     for demand in problem.demands:
         first = problem.steps_from(demand.sources)
-        known: list[Literal] = [rank == demand.owner for rank in range(problem.ranks)]
+        known: list[SatLiteral] = [rank == demand.owner for rank in range(problem.ranks)]
         for step in range(steps):
-            after: list[Literal] = []
+            after: list[SatLiteral] = []
             for rank in range(problem.ranks):
                 here = first[rank]
                 if here is None or here > step + 1:
@@ -228,7 +230,7 @@ class SumFormula:
                 ]
                 self._rounds.fit(step, sent, limit.capacity)
 
-    def read(self, true: set[int]) -> Found:
+    def read(self, true: set[int]) -> Feasible:
         """The partial sums that a model says, all transfers of the representatives."""
         sends = []
         for index, route in enumerate(self._problem.routes):
@@ -237,7 +239,7 @@ class SumFormula:
                 if known == least and literal in true:
                     copied = self.copied[member, self._same_rank(route.dst), step] in true
                     sends.append(SumSend(0, member, index, step, copied))
-        return Found(self._rounds.read(true), tuple(sends))
+        return Feasible(self._rounds.read(true), tuple(sends))
 
     def _same_rank(self, rank: int) -> int:
         return min(element[rank] for element in self._orbits.kept)
@@ -252,17 +254,19 @@ class SumFormula:
             for rank in range(problem.ranks)
             if orbits.same_pair(rank, contributor) == (rank, contributor)
         ]
-        held: dict[tuple[int, int], Literal] = {pair: pair[0] == pair[1] for pair in pairs}
+        held: dict[tuple[int, int], SatLiteral] = {pair: pair[0] == pair[1] for pair in pairs}
         for step in range(self._instance.steps):
             for route in routes:
                 self.sent[member, route, step] = new()
             for rank in ranks:
                 self.copied[member, rank, step] = new()
                 self._add_arrivals(member, rank, step, held)
-            carried: dict[tuple[int, int], Literal] = {}
+            carried: dict[tuple[int, int], SatLiteral] = {}
             held = {pair: self._add_sum(member, step, pair, held, carried) for pair in pairs}
 
-    def _add_arrivals(self, member: int, rank: int, step: int, held: dict[tuple[int, int], Literal]) -> None:
+    def _add_arrivals(
+        self, member: int, rank: int, step: int, held: dict[tuple[int, int], SatLiteral]
+    ) -> None:
         """What takes the place of the receiver's sum comes alone; nobody sends what is nothing."""
         copied = self.copied[member, rank, step]
         sent = [
@@ -283,9 +287,9 @@ class SumFormula:
         member: int,
         step: int,
         pair: tuple[int, int],
-        held: dict[tuple[int, int], Literal],
-        carried: dict[tuple[int, int], Literal],
-    ) -> Literal:
+        held: dict[tuple[int, int], SatLiteral],
+        carried: dict[tuple[int, int], SatLiteral],
+    ) -> SatLiteral:
         """Whether a rank holds a contribution after a step: kept or brought, and that by one way alone."""
         rank, contributor = pair
         problem, orbits, clauses = self._problem, self._orbits, self.clauses
@@ -300,7 +304,7 @@ class SumFormula:
                 carried[key] = _and(clauses, sent, there)
             ways.append(carried[key])
         possible = [way for way in ways if way is not False]
-        after: Literal
+        after: SatLiteral
         if step + 1 == self._instance.steps and rank in self._first:
             after = True
         elif first is None or first > step + 1:
@@ -315,17 +319,17 @@ class SumFormula:
         return after
 
 
-def _say(clauses: Clauses, *literals: Literal) -> None:
+def _say(clauses: Clauses, *literals: SatLiteral) -> None:
     """At least one of these is true."""
     if not any(literal is True for literal in literals):
         clauses.add(*(int(literal) for literal in literals if literal is not False))
 
 
-def _not(literal: Literal) -> Literal:
+def _not(literal: SatLiteral) -> SatLiteral:
     return not literal if isinstance(literal, bool) else -literal
 
 
-def _and(clauses: Clauses, one: int, other: Literal) -> Literal:
+def _and(clauses: Clauses, one: int, other: SatLiteral) -> SatLiteral:
     """A literal that is true where both are, and only there."""
     if isinstance(other, bool):
         return one if other else False
@@ -335,7 +339,7 @@ def _and(clauses: Clauses, one: int, other: Literal) -> Literal:
     return both
 
 
-def _both(clauses: Clauses, one: int, other: Literal) -> Literal:
+def _both(clauses: Clauses, one: int, other: SatLiteral) -> SatLiteral:
     """A literal that is true only where both are."""
     if isinstance(other, bool):
         return one if other else False
@@ -356,8 +360,8 @@ def _solver(clauses: Clauses, seed: int) -> Any:
 def _refuted(answer: bool | None) -> Outcome:
     """What a model says, or that there is none, where a model is no schedule."""
     if answer is None:
-        return Unfinished()
-    return NoneHere() if answer else Impossible(Prover.CADICAL)
+        return Unknown()
+    return Inconclusive() if answer else Infeasible(Prover.CADICAL)
 
 
 def _solve(solver: Any, effort: int | None) -> bool | None:

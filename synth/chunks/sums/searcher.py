@@ -12,19 +12,19 @@ from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 from arborcast.synth.chunks.encodings.registry import Encoding
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
-from arborcast.synth.chunks.problem.outcome import Found, Impossible, Unfinished
+from arborcast.synth.chunks.problem.outcome import Feasible, Infeasible, Unknown
 from arborcast.synth.chunks.problem.symmetry import small_subgroups, subgroups
 from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.portfolio import Entrant, Verdict, race
+from arborcast.synth.chunks.solvers.portfolio import PortfolioMember, RaceResult, race
 from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.chunks.sums.instance import ChunkSum, SumOrbits, SumPlan, pruned
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover
 from arborcast.synth.symmetry.permutations import identity
 
-SumAnswer: TypeAlias = SumPlan | Impossible | Unfinished
+SumAnswer: TypeAlias = SumPlan | Infeasible | Unknown
 
 SEARCHES: Mapping[str, Encoding] = {
     "sums": Encoding("arborcast.synth.chunks.sums.search:SumSearch", "python-sat"),
@@ -36,7 +36,7 @@ SEARCHES: Mapping[str, Encoding] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SearchEffort:
     """How much a search does.
 
     Attributes:
@@ -68,14 +68,14 @@ class SumSearcher:
         cache: where answers are kept; None to keep none.
     """
 
-    problem: Problem
+    problem: ChunkProblem
     seed: int
     deadline: Deadline
     workers: Workers
     cache: ChunkCache | None
 
-    def search(self, chunks: int, steps: int, rounds: int, trial: Trial = Trial()) -> SumAnswer:
-        """A plan, the proof that there is no schedule, `NoneHere`, or `Unfinished`.
+    def search(self, chunks: int, steps: int, rounds: int, trial: SearchEffort = SearchEffort()) -> SumAnswer:
+        """A plan, the proof that there is no schedule, `Inconclusive`, or `Unknown`.
 
         Args:
             chunks: C.
@@ -84,8 +84,8 @@ class SumSearcher:
             trial: how much to do.
 
         Returns:
-            `NoneHere` where no schedule keeps one partial sum per rank and chunk, and whether several would
-            do is not known.
+            `Inconclusive` where no schedule keeps one partial sum per rank and chunk, and whether several
+            would do is not known.
 
         Raises:
             TimedOutError: the deadline passed.
@@ -105,24 +105,24 @@ class SumSearcher:
         whole = SumOrbits.trivial(self.problem, chunks)
         symmetric = self._symmetric(chunks, trial.groups)
         first, *others = [*symmetric, whole]
-        entrants = [Entrant("sums", first), Entrant("spread", whole)]
-        entrants += [Entrant("sums", orbits) for orbits in others]
+        members = [PortfolioMember("sums", first), PortfolioMember("spread", whole)]
+        members += [PortfolioMember("sums", orbits) for orbits in others]
         if trial.most_sends is not None:
             possible = chunks * len(self.problem.routes) * steps
-            entrants = [each for each in entrants if possible <= trial.most_sends * len(each.orbits.group)]
-            if not entrants:
-                return Unfinished()
-        verdict = self._race(entrants, steps, rounds, trial.slices)
+            members = [each for each in members if possible <= trial.most_sends * len(each.orbits.group)]
+            if not members:
+                return Unknown()
+        result = self._race(members, steps, rounds, trial.slices)
         answer: SumAnswer
-        match verdict.outcome:
-            case Found(found_rounds, sends):
-                assert verdict.entrant is not None, "somebody found it"
-                orbits = cast(SumOrbits, verdict.entrant.orbits)
+        match result.outcome:
+            case Feasible(found_rounds, sends):
+                assert result.member is not None, "somebody found it"
+                orbits = cast(SumOrbits, result.member.orbits)
                 unfolded = orbits.unfold(sends)
                 answer = pruned(self.problem, chunks, found_rounds, unfolded)
             case outcome:
                 answer = outcome
-        if self.cache is not None and not isinstance(answer, Unfinished):
+        if self.cache is not None and not isinstance(answer, Unknown):
             self.cache.put_json(key, _document(answer))
         return answer
 
@@ -135,15 +135,17 @@ class SumSearcher:
             slices: effort of each search.
             sums: whether messages are transfers of partial sums, one per rank; otherwise of anything.
         """
-        entrant = Entrant("fewest sums" if sums else "fewest", SumOrbits.trivial(self.problem, 1))
+        member = PortfolioMember("fewest sums" if sums else "fewest", SumOrbits.trivial(self.problem, 1))
         most = steps * sum(len(route.links) for route in self.problem.routes)
-        while cost <= most and isinstance(self._race([entrant], steps, cost, slices).outcome, Impossible):
+        while cost <= most and isinstance(self._race([member], steps, cost, slices).outcome, Infeasible):
             cost += 1
         return cost
 
-    def _race(self, entrants: list[Entrant], steps: int, rounds: int, slices: int | None) -> Verdict:
+    def _race(
+        self, members: list[PortfolioMember], steps: int, rounds: int, slices: int | None
+    ) -> RaceResult:
         return race(
-            entrants,
+            members,
             steps=steps,
             rounds=rounds,
             seed=self.seed,
@@ -209,13 +211,13 @@ def plan_from_document(document: Mapping[str, Any]) -> SumPlan:
     )
 
 
-def _document(answer: SumPlan | Impossible) -> dict[str, Any]:
-    return {"plan": None if isinstance(answer, Impossible) else plan_to_document(answer)}
+def _document(answer: SumPlan | Infeasible) -> dict[str, Any]:
+    return {"plan": None if isinstance(answer, Infeasible) else plan_to_document(answer)}
 
 
-def _kept(cache: ChunkCache, key: str) -> SumPlan | Impossible | None:
+def _kept(cache: ChunkCache, key: str) -> SumPlan | Infeasible | None:
     document = cache.get_json(key)
     if document is None:
         return None
     plan = document["plan"]
-    return Impossible(Prover.CADICAL) if plan is None else plan_from_document(plan)
+    return Infeasible(Prover.CADICAL) if plan is None else plan_from_document(plan)

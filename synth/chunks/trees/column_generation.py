@@ -19,11 +19,11 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.chunks.bounds.certificate import StepBound, StepLengths, TreeLengths
+from arborcast.synth.chunks.bounds.certificate import StepBound, StepLengths, TreeDual
 from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS, certified_ratio
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import Group
-from arborcast.synth.chunks.trees.master import Pressure, TreeMaster
+from arborcast.synth.chunks.trees.master import MultiplicativeWeights, RestrictedMaster
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InputError, TimedOutError
@@ -79,7 +79,9 @@ class TreeBound:
         return self.bound.ratio == sum(self.durations)
 
 
-def tree_bound(problem: Problem, steps: int, *, deadline: Deadline, group: Group | None = None) -> TreeBound:
+def tree_bound(
+    problem: ChunkProblem, steps: int, *, deadline: Deadline, group: Group | None = None
+) -> TreeBound:
     """The infimum of R/C over all schedules of so many steps, whatever C.
 
     Args:
@@ -104,7 +106,7 @@ def tree_bound(problem: Problem, steps: int, *, deadline: Deadline, group: Group
     except TimedOutError:
         weights, lengths = search.best()
     packed = search.master.unfolded(weights)
-    certificate = TreeLengths(lengths)
+    certificate = TreeDual(lengths)
     return TreeBound(
         bound=StepBound(steps, certified_ratio(problem, steps, certificate), certificate),
         durations=durations_of(problem, steps, packed),
@@ -114,7 +116,7 @@ def tree_bound(problem: Problem, steps: int, *, deadline: Deadline, group: Group
 
 
 def durations_of(
-    problem: Problem, steps: int, packed: Mapping[tuple[int, TimedTree], Fraction]
+    problem: ChunkProblem, steps: int, packed: Mapping[tuple[int, TimedTree], Fraction]
 ) -> tuple[Fraction, ...]:
     """How long each step lasts: until its most loaded link has carried everything."""
     load: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
@@ -131,8 +133,8 @@ def durations_of(
 class _Generation:
     """Column generation: the program, and the best prices so far."""
 
-    def __init__(self, problem: Problem, steps: int, deadline: Deadline, group: Group) -> None:
-        self.master = TreeMaster(problem, steps, group)
+    def __init__(self, problem: ChunkProblem, steps: int, deadline: Deadline, group: Group) -> None:
+        self.master = RestrictedMaster(problem, steps, group)
         self._problem = problem
         self._steps = steps
         self._deadline = deadline
@@ -194,13 +196,13 @@ class _Generation:
 
     def _begin(self) -> None:
         """Trees for prices that grow with the load of all trees before."""
-        pressure = Pressure(self._problem, self._steps, self._group)
+        weights = MultiplicativeWeights(self._problem, self._steps, self._group)
         for _ in range(max(1, FIRST_TREES // len(self._searches))):
-            prices = pressure.prices()
+            prices = weights.prices()
             worth = (prices * self._capacities).sum(axis=1, keepdims=True)
             for chunk_class, (_, tree) in enumerate(self._ask(prices / worth)):
                 self.master.add(chunk_class, tree)
-                pressure.add(tree, self._counts[chunk_class])
+                weights.add(tree, self._counts[chunk_class])
 
     def _ask(self, prices: NDArray[np.float64]) -> list[tuple[float, TimedTree]]:
         """The cheapest tree of each class; keeps the prices if they prove more than any before."""

@@ -5,9 +5,9 @@ then a new row, from which the dual simplex goes on where it stood. A group of s
 of links, and the rows of demands, that it maps to each other; the optimum is the same, because prices and
 packings may be averaged over the group.
 
-`Pressure` gives prices that grow with the load of the trees taken so far, by multiplicative weights (Plotkin,
-Shmoys, Tardos 1995): a source of trees that fit together, before the first linear program and among equally
-cheap trees.
+`MultiplicativeWeights` (Plotkin, Shmoys, Tardos 1995) gives prices that grow with the load of the trees
+taken so far: a source of trees that fit together, before the first linear program and among equally cheap
+trees.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arborcast.synth.chunks.bounds.certificate import StepLengths
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import ChunkClass, Group, Orbits, Send
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkClass, ChunkOrbits, Group, Send
 from arborcast.synth.chunks.problem.prune import TimedRoute
 from arborcast.synth.chunks.trees.pricing import TimedTree, in_order
 from arborcast.synth.kernels.compiled import Ints
@@ -33,7 +33,7 @@ _GRAIN = 1 << 30
 """What weights in floating point are rounded to."""
 
 
-class TreeMaster:
+class RestrictedMaster:
     """Prices and weights for the trees of one representative of each orbit of demands.
 
     Attributes:
@@ -44,11 +44,11 @@ class TreeMaster:
         orbits: the number of the orbit of each link.
     """
 
-    def __init__(self, problem: Problem, steps: int, group: Group) -> None:
+    def __init__(self, problem: ChunkProblem, steps: int, group: Group) -> None:
         self.problem = problem
         self.steps = steps
         self.trees: list[tuple[int, TimedTree]] = []
-        self._images = Orbits(problem, len(group), group)
+        self._images = ChunkOrbits(problem, len(group), group)
         self.classes: tuple[ChunkClass, ...] = self._images.classes
         self._packed: list[float] = []
         self._known: set[tuple[int, TimedTree]] = set()
@@ -157,14 +157,14 @@ class TreeMaster:
         return packed
 
 
-class Pressure:
+class MultiplicativeWeights:
     """The load of some trees and of their images under a group, on each link in each step.
 
     Attributes:
         orbits: the number of the orbit of each link; links of one orbit have one load.
     """
 
-    def __init__(self, problem: Problem, steps: int, group: Group) -> None:
+    def __init__(self, problem: ChunkProblem, steps: int, group: Group) -> None:
         self.orbits = link_orbits(problem, group)
         self._routes = problem.routes
         capacities = np.array(problem.capacities, dtype=np.float64)
@@ -190,7 +190,7 @@ class Pressure:
         return np.asarray(prices)
 
 
-def link_orbits(problem: Problem, group: Group) -> Ints:
+def link_orbits(problem: ChunkProblem, group: Group) -> Ints:
     """For each link the number of its orbit under the group."""
     links = problem.topology.links
     index = {(link.src, link.dst): position for position, link in enumerate(links)}

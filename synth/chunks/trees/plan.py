@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import islice
 
-from arborcast.synth.chunks.bounds.certificate import TreeLengths
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import ChunkSend, Group, Orbits
-from arborcast.synth.chunks.problem.prune import Plan, prune
+from arborcast.synth.chunks.bounds.certificate import TreeDual
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, ChunkSend, Group
+from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
 from arborcast.synth.chunks.trees.column_generation import TreeBound
-from arborcast.synth.chunks.trees.whole_trees import TightTrees, eligible, whole_plan
+from arborcast.synth.chunks.trees.whole_trees import ZeroReducedCostTrees, admissible_chunk_counts, whole_plan
 from arborcast.synth.deadline import Deadline
 
 TRIES = 2
@@ -40,21 +40,21 @@ class NoPlanError(Exception):
 
 
 def plan_of(
-    problem: Problem,
+    problem: ChunkProblem,
     steps: int,
     bound: TreeBound,
     *,
     group: Group | None = None,
     deadline: Deadline | None = None,
     most_chunks: int = MOST_CHUNKS,
-) -> tuple[int, Plan]:
+) -> tuple[int, ChunkPlan]:
     """A schedule that attains the bound, with few chunks.
 
     Where the packing leaves a gap to what is proved, its own R/C is attained. Plans that the group keeps are
     tried first; the deadline ends the search for fewer chunks, of which each demand has at most so many.
 
     Returns:
-        C and the plan. No smaller C can attain the bound if C is the first of `eligible`.
+        C and the plan. No smaller C can attain the bound if C is the first of `admissible_chunk_counts`.
 
     Raises:
         NoPlanError: the packing needs more than `most_chunks`, or leaves a step empty, which a schedule of S
@@ -63,7 +63,7 @@ def plan_of(
     deadline = deadline or Deadline()
     ratio = sum(bound.durations, Fraction(0))
     needed = chunks_of(bound) if all(bound.durations) else None
-    first = next(eligible(ratio, steps))
+    first = next(admissible_chunk_counts(ratio, steps))
     if needed != first and bound.is_exact:
         found = _few_chunks(problem, steps, bound, group, deadline, most_chunks)
         if found is not None and (needed is None or found[0] <= needed):
@@ -84,7 +84,7 @@ def chunks_of(bound: TreeBound) -> int:
     )
 
 
-def plan_as_it_stands(problem: Problem, bound: TreeBound) -> Plan:
+def plan_as_it_stands(problem: ChunkProblem, bound: TreeBound) -> ChunkPlan:
     """The packing with `chunks_of` chunks; every duration must be positive."""
     chunks = chunks_of(bound)
     rounds = [int(duration * chunks) for duration in bound.durations]
@@ -92,8 +92,8 @@ def plan_as_it_stands(problem: Problem, bound: TreeBound) -> Plan:
 
 
 def plan_near_it(
-    problem: Problem, bound: TreeBound, slack: Fraction, *, most_chunks: int = MOST_NEAR
-) -> tuple[int, Plan] | None:
+    problem: ChunkProblem, bound: TreeBound, slack: Fraction, *, most_chunks: int = MOST_NEAR
+) -> tuple[int, ChunkPlan] | None:
     """The packing with its weights rounded to whole chunks, and steps as long as their loads need.
 
     The fewest chunks with which R/C is within `slack`, a part of the packing's, or else those of the least
@@ -131,7 +131,7 @@ def _rounded(bound: TreeBound, chunks: int) -> list[int]:
     return counts
 
 
-def _rounds_of(problem: Problem, bound: TreeBound, counts: Sequence[int]) -> list[int]:
+def _rounds_of(problem: ChunkProblem, bound: TreeBound, counts: Sequence[int]) -> list[int]:
     """The fewest rounds of each step in which links carry so many chunks along each tree."""
     loads: Counter[tuple[int, int]] = Counter()
     for tree, count in zip(bound.trees, counts, strict=True):
@@ -145,8 +145,8 @@ def _rounds_of(problem: Problem, bound: TreeBound, counts: Sequence[int]) -> lis
 
 
 def _along(
-    problem: Problem, bound: TreeBound, chunks: int, rounds: Sequence[int], counts: Sequence[int]
-) -> Plan:
+    problem: ChunkProblem, bound: TreeBound, chunks: int, rounds: Sequence[int], counts: Sequence[int]
+) -> ChunkPlan:
     """So many chunks of its demand along each tree of the packing."""
     sends: list[ChunkSend] = []
     taken: Counter[int] = Counter()
@@ -158,20 +158,20 @@ def _along(
 
 
 def _few_chunks(
-    problem: Problem,
+    problem: ChunkProblem,
     steps: int,
     bound: TreeBound,
     group: Group | None,
     deadline: Deadline,
     most_chunks: int,
-) -> tuple[int, Plan] | None:
+) -> tuple[int, ChunkPlan] | None:
     """A plan with one of the first `TRIES` numbers of chunks, kept by the group, or one demand's by none."""
     alone: Group = (tuple(range(problem.topology.size)),)
     groups = [group or alone]
     if len(groups[0]) > 1 and len(problem.demands) == 1:
         groups.append(alone)  # with more demands that takes minutes, and a search is as good
     pools = [_Pool(problem, steps, bound, elements, deadline) for elements in groups]
-    for chunks in islice(eligible(bound.bound.ratio, steps), TRIES):
+    for chunks in islice(admissible_chunk_counts(bound.bound.ratio, steps), TRIES):
         if chunks > most_chunks:
             break
         for pool in pools:
@@ -185,28 +185,28 @@ class _Pool:
     """Trees that may be part of an optimal plan that a group keeps: the packing's own, and more as needed."""
 
     def __init__(
-        self, problem: Problem, steps: int, bound: TreeBound, group: Group, deadline: Deadline
+        self, problem: ChunkProblem, steps: int, bound: TreeBound, group: Group, deadline: Deadline
     ) -> None:
         certificate = bound.bound.certificate
-        assert isinstance(certificate, TreeLengths), "a packing of trees is proved by lengths for trees"
+        assert isinstance(certificate, TreeDual), "a packing of trees is proved by lengths for trees"
         self._problem = problem
         self._steps = steps
         self._bound = bound
         self._group = group
         self._deadline = deadline
-        self._classes = Orbits(problem, len(group), group).classes
-        self._trees = TightTrees(problem, steps, certificate.lengths, group)
+        self._classes = ChunkOrbits(problem, len(group), group).classes
+        self._trees = ZeroReducedCostTrees(problem, steps, certificate.lengths, group)
         position = {members.demand: index for index, members in enumerate(self._classes)}
         for demand, tree in (*((tree.demand, tree.sends) for tree in bound.trees), *bound.candidates):
             if demand in position:
                 self._trees.found[position[demand], tree] = None
         self._looked = 0
 
-    def plan(self, chunks: int) -> Plan | None:
+    def plan(self, chunks: int) -> ChunkPlan | None:
         """A plan of so many chunks; more trees are looked for where the first do not suffice."""
         if any(chunks % (len(self._group) // members.count) for members in self._classes):
             return None  # symmetries that keep a demand could not permute its chunks freely
-        orbits = Orbits(self._problem, chunks, self._group)
+        orbits = ChunkOrbits(self._problem, chunks, self._group)
         rounds = int(self._bound.bound.ratio * chunks)
         for looks in range(len(LOOKS) + 1):
             while self._looked < looks:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from arborcast.synth.chunks.problem.instance import Problem
+from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.prune import TimedRoute, useful_sends
 from arborcast.synth.collective import Demand
 from arborcast.synth.errors import InfeasibleError, InputError
@@ -37,7 +37,9 @@ MOST_ENTRIES = 1 << 26
 _UNREACHED = 1 << 60
 
 
-def cheapest_tree(problem: Problem, demand: int, steps: int, prices: Prices) -> tuple[int | float, TimedTree]:
+def cheapest_tree(
+    problem: ChunkProblem, demand: int, steps: int, prices: Prices
+) -> tuple[int | float, TimedTree]:
     """The cheapest tree from the sources of a demand to all its targets.
 
     Args:
@@ -68,7 +70,7 @@ class TreeSearch:
         steps: S.
     """
 
-    problem: Problem
+    problem: ChunkProblem
     demand: int
     steps: int
 

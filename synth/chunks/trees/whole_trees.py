@@ -19,10 +19,10 @@ import numpy as np
 
 from arborcast.synth.chunks.bounds.certificate import StepLengths
 from arborcast.synth.chunks.encodings.integer_program import IntegerProgram
-from arborcast.synth.chunks.problem.instance import Problem
-from arborcast.synth.chunks.problem.orbits import Group, Orbits, Send
-from arborcast.synth.chunks.problem.prune import Plan, prune
-from arborcast.synth.chunks.trees.master import Pressure
+from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.orbits import ChunkOrbits, Group, Send
+from arborcast.synth.chunks.problem.prune import ChunkPlan, prune
+from arborcast.synth.chunks.trees.master import MultiplicativeWeights
 from arborcast.synth.chunks.trees.pricing import TimedTree, TreeSearch
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.lp.highs import limit_time, new_model
@@ -36,7 +36,7 @@ Candidate: TypeAlias = tuple[int, TimedTree]
 _FINE = 1000  # grades of the prices that choose among equally cheap trees
 
 
-class TightTrees:
+class ZeroReducedCostTrees:
     """Trees of least cost for one demand of each orbit, found a few at a time.
 
     Attributes:
@@ -44,16 +44,16 @@ class TightTrees:
     """
 
     def __init__(
-        self, problem: Problem, steps: int, lengths: StepLengths, group: Group, seed: int = 0
+        self, problem: ChunkProblem, steps: int, lengths: StepLengths, group: Group, seed: int = 0
     ) -> None:
         """Begin with no trees.
 
         `lengths` are the prices; the group keeps the problem, its identity first.
         """
         self.found: dict[Candidate, None] = {}
-        self._classes = Orbits(problem, len(group), group).classes
+        self._classes = ChunkOrbits(problem, len(group), group).classes
         self._searches = [TreeSearch(problem, members.demand, steps) for members in self._classes]
-        self._pressure = Pressure(problem, steps, group)
+        self._weights = MultiplicativeWeights(problem, steps, group)
         self._random = Random(seed)
         common = math.lcm(*(length.denominator for row in lengths for length in row))
         # No tree has sends enough for the fine prices to outweigh one unit of the true ones.
@@ -75,10 +75,10 @@ class TightTrees:
                     return
                 tree = search.run_exactly(priced)[1]
                 self.found[chunk_class, tree] = None
-                self._pressure.add(tree, self._classes[chunk_class].count)
+                self._weights.add(tree, self._classes[chunk_class].count)
 
     def _even(self) -> list[list[int]]:
-        fine: list[list[int]] = (self._pressure.prices() * _FINE).astype(np.int64).tolist()
+        fine: list[list[int]] = (self._weights.prices() * _FINE).astype(np.int64).tolist()
         return fine
 
     def _uneven(self) -> list[list[int]]:
@@ -86,14 +86,14 @@ class TightTrees:
 
 
 def whole_plan(
-    orbits: Orbits,
+    orbits: ChunkOrbits,
     steps: int,
     rounds: int,
     candidates: Sequence[Candidate],
     *,
     nodes: int = NODES,
     deadline: Deadline,
-) -> Plan | None:
+) -> ChunkPlan | None:
     """C chunks in S steps of R rounds along some of the candidates, if the integer program finds how.
 
     Returns:
@@ -121,7 +121,7 @@ def whole_plan(
     return prune(orbits.problem, orbits.chunks, values[len(candidates) :], sends)
 
 
-def _uses(orbits: Orbits, candidates: Sequence[Candidate]) -> dict[tuple[int, int], dict[int, int]]:
+def _uses(orbits: ChunkOrbits, candidates: Sequence[Candidate]) -> dict[tuple[int, int], dict[int, int]]:
     """For each limit and step, how often each candidate loads it."""
     limits_of: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     for number, limit in enumerate(orbits.limits):
@@ -145,7 +145,7 @@ def _sends(candidates: Sequence[Candidate], numbers: list[int]) -> Iterator[Send
             members[chunk_class] += 1
 
 
-def eligible(ratio: Fraction, steps: int) -> Iterator[int]:
+def admissible_chunk_counts(ratio: Fraction, steps: int) -> Iterator[int]:
     """Every C for which ratio * C is whole and gives each step a round, from the smallest."""
     chunks = ratio.denominator
     while True:

@@ -1,4 +1,4 @@
-"""Flows of all ranks run against each other in one process, over channels that hold one part of a message.
+"""Task graphs of all ranks run in one process, over channels that hold one part of a message.
 
 A seed decides which of all possible moves is made next: a part enters a channel, a part leaves one and is
 combined, or a local action happens. Data is read and written at that moment, as the engine does.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from arborcast.backends.dataflow.task_graph import Act, Action, Flow
+from arborcast.backends.dataflow.task_graph import Act, Action, TaskGraph
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.measure.job import Array, Reduction
 from tests.support.definition import combine, finish
@@ -22,18 +22,18 @@ class StuckError(RuntimeError):
 
 
 class _Rank:
-    def __init__(self, flow: Flow, given: Array | None, dtype: str) -> None:
+    def __init__(self, graph: TaskGraph, given: Array | None, dtype: str) -> None:
         poison = np.nan if dtype.startswith("float") else -(2**30) + 7
-        elements = {buffer: flow.program.elements(buffer) for buffer in Buffer}
-        elements[Buffer.SCRATCH] = flow.scratch_elements
-        self.flow = flow
+        elements = {buffer: graph.program.elements(buffer) for buffer in Buffer}
+        elements[Buffer.SCRATCH] = graph.scratch_elements
+        self.graph = graph
         self.memory = {buffer: np.full(count, poison, dtype) for buffer, count in elements.items()}
         if given is not None:
-            self.memory[Buffer.OUTPUT if flow.program.in_place else Buffer.INPUT][:] = given
-        self.left = list(flow.waits)
-        self.done = [False] * len(flow.actions)
-        self.sent = dict.fromkeys(flow.sends, 0)  # actions that are complete, of each peer
-        self.received = dict.fromkeys(flow.receives, 0)
+            self.memory[Buffer.OUTPUT if graph.program.in_place else Buffer.INPUT][:] = given
+        self.left = list(graph.waits)
+        self.done = [False] * len(graph.actions)
+        self.sent = dict.fromkeys(graph.sends, 0)  # actions that are complete, of each peer
+        self.received = dict.fromkeys(graph.receives, 0)
         self.offsets: dict[tuple[bool, int], int] = {}  # elements of the next one that have moved
 
     def __getitem__(self, part: Slice) -> Array:
@@ -44,7 +44,7 @@ class _Rank:
     def complete(self, number: int) -> None:
         assert not self.done[number] and not self.left[number]
         self.done[number] = True
-        for waiter in self.flow.actions[number].waiters:
+        for waiter in self.graph.actions[number].waiters:
             self.left[waiter] -= 1
 
 
@@ -56,7 +56,7 @@ class Simulation:
 
     def __init__(
         self,
-        flows: Sequence[Flow],
+        graphs: Sequence[TaskGraph],
         inputs: Sequence[Array | None],
         *,
         reduction: Reduction = Reduction.SUM,
@@ -64,7 +64,7 @@ class Simulation:
         part: int = 3,
         seed: int = 0,
     ) -> None:
-        self.ranks = [_Rank(flow, given, dtype) for flow, given in zip(flows, inputs, strict=True)]
+        self.ranks = [_Rank(graph, given, dtype) for graph, given in zip(graphs, inputs, strict=True)]
         self._channels: dict[tuple[int, int], Array] = {}
         self._reduction = reduction
         self._part = part
@@ -84,25 +84,25 @@ class Simulation:
             raise StuckError(f"{sum(not all(rank.done) for rank in self.ranks)} ranks wait for ever")
         assert not self._channels, "nothing is left over"
         for rank in self.ranks:
-            finish(self._reduction, rank.memory[Buffer.OUTPUT], rank.flow.program.contributors)
+            finish(self._reduction, rank.memory[Buffer.OUTPUT], rank.graph.program.contributors)
         return tuple(rank.memory[Buffer.OUTPUT] for rank in self.ranks)
 
     def _moves(self) -> Iterator[Move]:
         for index, rank in enumerate(self.ranks):
-            for peer, order in rank.flow.sends.items():
+            for peer, order in rank.graph.sends.items():
                 place = rank.sent[peer]
                 if place < len(order) and not rank.left[order[place]] and (index, peer) not in self._channels:
                     yield index, "send", peer
-            for peer, order in rank.flow.receives.items():
+            for peer, order in rank.graph.receives.items():
                 place = rank.received[peer]
                 if place < len(order) and not rank.left[order[place]] and (peer, index) in self._channels:
                     yield index, "receive", peer
-            for number, action in enumerate(rank.flow.actions):
+            for number, action in enumerate(rank.graph.actions):
                 if action.peer < 0 and not rank.done[number] and not rank.left[number]:
                     yield index, "local", number
 
     def _compute(self, rank: _Rank, number: int) -> None:
-        action = rank.flow.actions[number]
+        action = rank.graph.actions[number]
         if action.act is Act.COPY:
             rank[action.into][:] = rank[action.source]
         else:
@@ -111,8 +111,8 @@ class Simulation:
 
     def _send(self, index: int, peer: int) -> None:
         rank = self.ranks[index]
-        number = rank.flow.sends[peer][rank.sent[peer]]
-        whole = rank[rank.flow.actions[number].into]
+        number = rank.graph.sends[peer][rank.sent[peer]]
+        whole = rank[rank.graph.actions[number].into]
         offset = rank.offsets.get((True, peer), 0)
         self._channels[index, peer] = whole[offset : offset + self._part].copy()
         rank.offsets[True, peer] = offset + self._part
@@ -123,8 +123,8 @@ class Simulation:
 
     def _receive(self, index: int, peer: int) -> None:
         rank = self.ranks[index]
-        number = rank.flow.receives[peer][rank.received[peer]]
-        action = rank.flow.actions[number]
+        number = rank.graph.receives[peer][rank.received[peer]]
+        action = rank.graph.actions[number]
         offset = rank.offsets.get((False, peer), 0)
         data = self._channels.pop((peer, index))
         self._use(rank, action, offset, data)
