@@ -6,26 +6,27 @@ answers are taken in ascending order of steps, which makes the curve the same wh
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TypeAlias
 
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.bounds.check import certified_ratio
-from arborcast.synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
+from arborcast.synth.chunks.optimum import StepOptimum
+from arborcast.synth.chunks.optimum_documents import kept_or_found
 from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.problem.prune import ChunkPlan, plan_from_document, plan_to_document
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import Workers
-from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, SearchBudget, StepOptimum, step_optimum
+from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, SearchBudget, step_optimum
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.progress import report
 
 FEW_CHUNKS = 16
-"""Chunks of a block for which no part of R/C is given up where an `FrontierOptions` has slack."""
+"""Chunks of a block for which no part of R/C is given up where a `FrontierOptions` has slack."""
 
-log = logging.getLogger(__name__)
+CopyOptimum: TypeAlias = StepOptimum[ChunkPlan]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class FrontierOptions:
     slack: Fraction | None = None
 
     @property
-    def care(self) -> SearchBudget:
+    def budget(self) -> SearchBudget:
         """What is done for each number of steps."""
         if self.proofs:
             return THOROUGH
@@ -70,7 +71,7 @@ class Curve:
         timed_out: whether that was the deadline.
     """
 
-    points: tuple[StepOptimum, ...]
+    points: tuple[CopyOptimum, ...]
     static: StepBound
     limits: Mapping[int, StepBound]
     open_steps: tuple[int, ...]
@@ -84,14 +85,14 @@ class Curve:
 
     def fewest_chunks(self, steps: int) -> int:
         """A proven limit of the chunks with which a schedule of so many steps attains `least`."""
-        settled = [point.chunks for point in self.points if point.limit.steps == steps and point.is_settled]
+        settled = [point.chunks for point in self.points if point.steps == steps and point.is_settled]
         return settled[0] if settled else self.least(steps).denominator
 
     def with_static(self, static: StepBound) -> Curve:
         """The same curve of another collective that is the same problem: with its limit in place of this."""
         points = (
             replace(point, limit=replace(static, steps=point.limit.steps))
-            if isinstance(point.limit.certificate, StaticLimit)
+            if point.limit is not None and isinstance(point.limit.certificate, StaticLimit)
             else point
             for point in self.points
         )
@@ -110,31 +111,37 @@ def trace(
         options: how to go about it.
         deadline: what is found by then is returned.
     """
-    points: list[StepOptimum] = []
+    points: list[CopyOptimum] = []
     open_steps: list[int] = []
     limits: dict[int, StepBound] = {}
-    good_enough = static.ratio * (1 + options.tolerance)
     why = f"no more than {last} steps were looked at"
     timed_out = False
     for steps, optimum in _optima(problem, static, last, options, deadline, points):
-        limits[steps] = optimum.limit
+        if optimum.limit is not None:
+            limits[steps] = optimum.limit
         best = points[-1].ratio if points else None
         improves = optimum.ratio is not None and (best is None or optimum.ratio < best)
         if improves:
             points.append(optimum)
-        if not optimum.is_settled if improves else best is None or optimum.limit.ratio < best:
+        if not optimum.is_settled if improves else best is None or optimum.least < best:
             open_steps.append(steps)
         if optimum.out_of_time:
             why, timed_out = f"the deadline of {deadline.allowed_s:g} s passed at {steps} steps", True
             break
-        if points and points[-1].ratio == static.ratio:
-            why = "the limit of any number of steps is attained"
-            break
-        if points and points[-1].ratio is not None and points[-1].ratio <= good_enough:
-            why = f"within {options.tolerance} of the limit of any number of steps"
+        if enough := why_enough(points[-1].ratio if points else None, static.ratio, options.tolerance):
+            why = enough
             break
     complete = not open_steps and bool(points) and points[-1].ratio == static.ratio
     return Curve(tuple(points), static, limits, tuple(open_steps), complete, why, timed_out)
+
+
+def why_enough(best: Fraction | None, static: Fraction, tolerance: Fraction) -> str | None:
+    """Why no more steps are looked at, once an R/C was found; None where it is not good enough."""
+    if best is None or best > static * (1 + tolerance):
+        return None
+    if best == static:
+        return "the limit of any number of steps is attained"
+    return f"within {tolerance} of the limit of any number of steps"
 
 
 def _optima(
@@ -143,8 +150,8 @@ def _optima(
     last: int,
     options: FrontierOptions,
     deadline: Deadline,
-    points: Sequence[StepOptimum],
-) -> Iterator[tuple[int, StepOptimum]]:
+    points: Sequence[CopyOptimum],
+) -> Iterator[tuple[int, CopyOptimum]]:
     """The optimum of each number of steps in turn; `points` is read as it grows."""
     latency = problem.latency
     assert latency is not None, "every target can be reached"
@@ -174,7 +181,7 @@ def _job(
     below: Fraction | None,
     options: FrontierOptions,
     left_s: float | None,
-) -> StepOptimum:
+) -> CopyOptimum:
     """One number of steps in a process of its own, which may be on another machine with another clock."""
     with Workers(1) as workers:
         return _optimum(problem, steps, static, below, options, Deadline.after(left_s), workers)
@@ -188,47 +195,23 @@ def _optimum(
     options: FrontierOptions,
     deadline: Deadline,
     workers: Workers,
-) -> StepOptimum:
+) -> CopyOptimum:
     """The optimum of one number of steps, from the cache where it was worked out to its end before."""
     encodings = ("ilp", "sat") if problem.is_routing else ("sat", "ilp")
     cache = ChunkCache() if options.cache else None
-    key = ""
-    if cache is not None:
-        key = cache.key_of(
-            "optimum",
-            problem,
-            steps=steps,
-            static=str(static.ratio),
-            below=None if below is None else str(below),
-            encodings=encodings,
-            seed=options.seed,
-            proofs=int(options.proofs),
-            slack=None if options.slack is None else str(options.slack),
-        )
-        kept = _kept(cache, key, problem, static)
-        if kept is not None:
-            return kept
     searcher = Searcher(problem, encodings, options.seed, deadline, workers, cache)
-    optimum = step_optimum(searcher, steps, static, below, options.care)
-    if cache is not None and not optimum.out_of_time and not optimum.lost_solvers:
-        cache.put_json(key, optimum_to_document(optimum, problem.topology))
-    return optimum
-
-
-def _kept(cache: ChunkCache, key: str, problem: ChunkProblem, static: StepBound) -> StepOptimum | None:
-    """What the cache has; its certificate is checked again, its plan by whoever verifies the schedule."""
-    document = cache.get_json(key)
-    if document is None:
-        return None
-    try:
-        optimum = optimum_from_document(document, problem.topology)
-        limit = optimum.limit
-        if isinstance(limit.certificate, StaticLimit):
-            return replace(optimum, limit=replace(static, steps=limit.steps))
-        proved = certified_ratio(problem, limit.steps, limit.certificate)
-        if proved != limit.ratio:
-            raise ValueError(f"its certificate proves {proved}, it says {limit.ratio}")
-        return optimum
-    except (KeyError, TypeError, ValueError) as error:  # InputError is a ValueError
-        log.warning("cache entry %s ignored: %r", key, error)
-        return None
+    return kept_or_found(
+        cache,
+        "optimum",
+        problem,
+        static,
+        lambda: step_optimum(searcher, steps, static, below, options.budget),
+        plan_to_document,
+        plan_from_document,
+        steps=steps,
+        below=None if below is None else str(below),
+        encodings=encodings,
+        seed=options.seed,
+        proofs=int(options.proofs),
+        slack=None if options.slack is None else str(options.slack),
+    )

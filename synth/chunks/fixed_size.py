@@ -18,6 +18,7 @@ from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound
 from arborcast.synth.chunks.grid import Grid
+from arborcast.synth.chunks.optimum import explain
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
@@ -26,7 +27,6 @@ from arborcast.synth.chunks.problem.time_reversal import allreduce_of, mirrored
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.search import Searcher
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
-from arborcast.synth.chunks.step_optimum import explain
 from arborcast.synth.chunks.sums.compositions import Half, parts_of, static_ratio
 from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.pair_bound import pair_bound

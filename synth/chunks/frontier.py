@@ -17,10 +17,10 @@ from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.curve import Curve, FrontierOptions
 from arborcast.synth.chunks.grid import Grid
-from arborcast.synth.chunks.sums.compositions import Half, latency_of_parts, proof_of, static_ratio
+from arborcast.synth.chunks.sums.compositions import Half, latency_of_parts, static_ratio
 from arborcast.synth.chunks.sums.frontier import trace_allreduce
 from arborcast.synth.chunks.sums.instance import sum_problem
-from arborcast.synth.chunks.sums.points import ON_GRID, Point, TracedPoints, point_method
+from arborcast.synth.chunks.sums.points import ON_GRID, Point, TracedPoints, point_method, point_of
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError, InputError, Prover
@@ -175,17 +175,7 @@ def _single(half: Half, curve: Curve, seed: int) -> Iterator[Point]:
     for optimum in curve.points:
         plan, chunks = optimum.plan, optimum.chunks
         assert plan is not None, "a point of a curve has a plan"
-        yield Point(
-            chunks,
-            len(plan.rounds),
-            sum(plan.rounds),
-            optimum.limit.ratio,
-            optimum.is_settled,
-            proof_of(optimum),
-            optimum.proved_by,
-            (optimum.limit,),
-            half.schedule(chunks, plan, point_method(chunks, plan.rounds, seed)),
-        )
+        yield point_of(optimum, half.schedule(chunks, plan, point_method(chunks, plan.rounds, seed)))
 
 
 def _check(tolerance: Fraction | None, jobs: int, max_steps: int | None, deadline_s: float | None) -> None:

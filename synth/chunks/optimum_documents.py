@@ -1,4 +1,4 @@
-"""Limits, and what is known of a number of steps, to plain documents and back.
+"""Limits, and what is known of a number of steps, to plain documents and back, and from the cache.
 
 Fractions are text such as "7/6", as in every file of ours. Lengths are written as a table of the links that
 have one, step by step, because most have none.
@@ -6,7 +6,9 @@ have one, step by step, because most have none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -21,12 +23,15 @@ from arborcast.synth.chunks.bounds.certificate import (
     StepLengths,
     TreeDual,
 )
-from arborcast.synth.chunks.problem.instance import routes_of
-from arborcast.synth.chunks.problem.prune import plan_from_document, plan_to_document
-from arborcast.synth.chunks.step_optimum import StepOptimum
+from arborcast.synth.chunks.bounds.check import certified_ratio
+from arborcast.synth.chunks.optimum import AnyPlan, StepOptimum
+from arborcast.synth.chunks.problem.instance import ChunkProblem, routes_of
+from arborcast.synth.chunks.solvers.cache import ChunkCache, Detail
 from arborcast.synth.errors import Prover
 from arborcast.synth.formats import bound_from_document, bound_to_document
 from arborcast.synth.topology import Topology
+
+log = logging.getLogger(__name__)
 
 Document: TypeAlias = dict[str, Any]
 
@@ -96,32 +101,89 @@ def limit_from_document(document: Mapping[str, Any], topology: Topology) -> Step
     return StepBound(int(document["steps"]), Fraction(document["ratio"]), certificate)
 
 
-def optimum_to_document(optimum: StepOptimum, topology: Topology) -> Document:
-    """What is known of a number of steps, for the cache."""
-    plan = optimum.plan
+def optimum_to_document(
+    optimum: StepOptimum[AnyPlan], topology: Topology, written: Callable[[AnyPlan], Document]
+) -> Document:
+    """What is known of a number of steps, for the cache; `written` gives the document of a plan."""
     return {
-        "limit": limit_to_document(optimum.limit, topology),
+        "limit": None if optimum.limit is None else limit_to_document(optimum.limit, topology),
         "chunks": optimum.chunks,
-        "plan": None if plan is None else plan_to_document(plan),
-        "smallest": optimum.minimality_proof,
+        "plan": None if optimum.plan is None else written(optimum.plan),
+        "minimality_proof": optimum.minimality_proof,
         "refuted_by": [prover.value for prover in optimum.refuted_by],
     }
 
 
-def optimum_from_document(document: Mapping[str, Any], topology: Topology) -> StepOptimum:
+def optimum_from_document(
+    document: Mapping[str, Any], topology: Topology, read: Callable[[Mapping[str, Any]], AnyPlan]
+) -> StepOptimum[AnyPlan]:
     """The inverse.
 
     Raises:
         KeyError, TypeError, ValueError: the document is not one of ours.
     """
-    plan, minimality_proof = document["plan"], document["smallest"]
+    limit, plan, proof = document["limit"], document["plan"], document["minimality_proof"]
     return StepOptimum(
-        limit_from_document(document["limit"], topology),
+        None if limit is None else limit_from_document(limit, topology),
         int(document["chunks"]),
-        None if plan is None else plan_from_document(plan),
-        None if minimality_proof is None else str(minimality_proof),
+        None if plan is None else read(plan),
+        None if proof is None else str(proof),
         tuple(map(Prover, document["refuted_by"])),
     )
+
+
+def kept_or_found(
+    cache: ChunkCache | None,
+    subject: str,
+    problem: ChunkProblem,
+    static: StepBound | None,
+    find: Callable[[], StepOptimum[AnyPlan]],
+    written: Callable[[AnyPlan], Document],
+    read: Callable[[Mapping[str, Any]], AnyPlan],
+    **details: Detail,
+) -> StepOptimum[AnyPlan]:
+    """What is known of a number of steps, from the cache where it was worked out to its end before.
+
+    The certificate of what was kept is checked again, its plan by whoever verifies the schedule.
+
+    Args:
+        cache: None to keep nothing.
+        subject: the kind of question, for the key.
+        problem: what is to be done.
+        static: the limit for any number of steps; None where none holds for every schedule.
+        find: works it out.
+        written: the document of a plan.
+        read: the inverse.
+        details: whatever else the answer depends on.
+    """
+    if cache is None:
+        return find()
+    ratio = None if static is None else str(static.ratio)
+    key = cache.key_of(subject, problem, static=ratio, **details)
+    document = cache.get_json(key)
+    if document is not None:
+        try:
+            optimum = optimum_from_document(document, problem.topology, read)
+            return replace(optimum, limit=_checked(optimum.limit, problem, static))
+        except (KeyError, TypeError, ValueError) as error:  # InputError is a ValueError
+            log.warning("cache entry %s ignored: %r", key, error)
+    optimum = find()
+    if not optimum.out_of_time and not optimum.lost_solvers:
+        cache.put_json(key, optimum_to_document(optimum, problem.topology, written))
+    return optimum
+
+
+def _checked(limit: StepBound | None, problem: ChunkProblem, static: StepBound | None) -> StepBound | None:
+    if limit is None:
+        return None
+    if isinstance(limit.certificate, StaticLimit):
+        if static is None:
+            raise ValueError("no limit of any number of steps holds for every schedule")
+        return replace(static, steps=limit.steps)
+    proved = certified_ratio(problem, limit.steps, limit.certificate)
+    if proved != limit.ratio:
+        raise ValueError(f"its certificate proves {proved}, it says {limit.ratio}")
+    return limit
 
 
 def _lengths_to_document(lengths: StepLengths, topology: Topology, mirrored: bool) -> list[list[list[Any]]]:

@@ -9,35 +9,22 @@ assumed to be monotonic in C.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import takewhile
 
-from arborcast.synth.chunks.bounds.certificate import (
-    MessageDual,
-    PairDual,
-    PathDual,
-    StaticLimit,
-    StepBound,
-    TreeDual,
-)
+from arborcast.synth.chunks.bounds.certificate import StepBound
 from arborcast.synth.chunks.bounds.check import MOST_TREE_TARGETS
 from arborcast.synth.chunks.bounds.flow_bounds import cut_bound, flow_bound
+from arborcast.synth.chunks.optimum import StepOptimum, StepSearch
 from arborcast.synth.chunks.problem.orbits import Group
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.symmetry import problem_group
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.trees.column_generation import TreeBound, tree_bound
 from arborcast.synth.chunks.trees.plan import MOST_CHUNKS, NoPlanError, plan_near_it, plan_of
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
-from arborcast.synth.errors import Prover, TimedOutError
-from arborcast.synth.progress import report
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,49 +65,9 @@ MOST_FLOW_TARGETS = 240
 """Targets of all demands together up to which the coupled flow program is solved: seconds."""
 
 
-@dataclass(frozen=True)
-class StepOptimum:
-    """What is known of one number of steps.
-
-    Attributes:
-        limit: the best proven limit of R/C.
-        chunks: C of the plan; 0 where there is none.
-        plan: the best one found that has a smaller R/C than was asked to beat; None where there is none.
-        smallest: why no smaller C has the same R/C; None where that is not known.
-        refuted_by: the solvers on whose word that rests, where it rests on any.
-        out_of_time: whether the deadline cut this short.
-        lost_solvers: whether solvers died, of too little memory mostly: with more there may be more to find.
-    """
-
-    limit: StepBound
-    chunks: int = 0
-    plan: ChunkPlan | None = None
-    minimality_proof: str | None = None
-    refuted_by: tuple[Prover, ...] = ()
-    out_of_time: bool = False
-    lost_solvers: bool = False
-
-    @property
-    def ratio(self) -> Fraction | None:
-        """R/C of the plan."""
-        return None if self.plan is None else Fraction(sum(self.plan.rounds), self.chunks)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing is left to prove: the plan attains the limit, and no smaller C does."""
-        return bool(self.proved_by) and all(prover.is_exact for prover in self.proved_by)
-
-    @property
-    def proved_by(self) -> tuple[Prover, ...]:
-        """Who says that there is nothing better; empty where that is not known."""
-        if self.ratio != self.limit.ratio or self.minimality_proof is None:
-            return ()
-        return (Prover.LIMIT, *self.refuted_by)
-
-
 def step_optimum(
     searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, budget: SearchBudget = THOROUGH
-) -> StepOptimum:
+) -> StepOptimum[ChunkPlan]:
     """The least R/C in so many steps.
 
     S is at least the latency of the problem; only a smaller R/C than `below` is of interest.
@@ -128,37 +75,34 @@ def step_optimum(
     Returns:
         The best found; `out_of_time` says whether the deadline of the searcher came first.
     """
-    state = _State(searcher, steps, replace(static, steps=steps), below, budget)
-    try:
-        state.settle()
-    except TimedOutError:
-        return replace(state.result, out_of_time=True)
-    return state.result
+    return _CopySearch(searcher, steps, replace(static, steps=steps), below, budget).run()
 
 
-class _State:
-    """The best limit and the best plan so far."""
+class _CopySearch(StepSearch[ChunkPlan]):
+    """A search for copies."""
 
     def __init__(
-        self, searcher: Searcher, steps: int, static: StepBound, below: Fraction | None, budget: SearchBudget
+        self,
+        searcher: Searcher,
+        steps: int,
+        limit: StepBound,
+        below: Fraction | None,
+        budget: SearchBudget,
     ) -> None:
+        super().__init__(steps, limit, below)
         self._budget = budget
         self._searcher = searcher
         self._problem = searcher.problem
-        self._steps = steps
-        self._below = below
         self._spent: dict[tuple[Fraction, int], int] = {}  # slices of the search for (R/C, C)
-        self._refuted: dict[tuple[Fraction, int], Infeasible] = {}
         self._trees: TreeBound | None = None
         self._group: Group | None = None
-        self.result = StepOptimum(static)
 
     def settle(self) -> None:
         """Raise the limit and search at it, until they meet or there is nothing more to try."""
         for raise_limit in self._limits():
-            before = self.result.limit.ratio
+            before = self.result.least
             raise_limit()
-            if not self._is_of_interest(self.result.limit.ratio):
+            if not self._is_of_interest(self.result.least):
                 return
             if self._trees is not None:
                 # Several demands make large integer programs of trees: there a search is faster.
@@ -167,9 +111,9 @@ class _State:
                 self._take_packing()
                 if self._budget.slack is None:
                     self._shrink()
-                elif self.result.ratio == self.result.limit.ratio:
+                elif self.result.ratio == self.result.least:
                     self.result = self._with_reason(self.result)
-            elif (self.result.limit.ratio > before or not self._spent) and self._attempt():
+            elif (self.result.least > before or not self._spent) and self._attempt():
                 return
         if self.result.plan is None:
             self._look_around()
@@ -183,9 +127,6 @@ class _State:
         if max(len(demand.targets) for demand in self._problem.demands) <= MOST_TREE_TARGETS:
             return [self._by_trees]  # exact, and mostly as fast as anything weaker
         return [self._by_cuts, self._by_flows] if self._budget.proofs else [self._by_cuts]
-
-    def _is_of_interest(self, ratio: Fraction) -> bool:
-        return self._below is None or ratio < self._below
 
     def _by_cuts(self) -> None:
         self._report("limit by cuts")
@@ -205,19 +146,15 @@ class _State:
         self._raise_to(self._trees.bound)
         deadline.check("the packing of trees")
 
-    def _raise_to(self, limit: StepBound) -> None:
-        if limit.ratio > self.result.limit.ratio:
-            self.result = replace(self.result, limit=limit)
-
     def _attempt(self) -> bool:
         """Search at the smallest C that could attain the limit; whether that settled it."""
-        ratio = self.result.limit.ratio
+        ratio = self.result.least
         return self._take(ratio, next(admissible_chunk_counts(ratio, self._steps)), self._budget.first_slices)
 
     def _take_packing(self) -> None:
         """The packing of trees is a plan already, mostly with few chunks."""
         assert self._trees is not None
-        if self._trees.bound.ratio != self.result.limit.ratio:
+        if self._trees.bound.ratio != self.result.least:
             return
         deadline = self._searcher.deadline
         try:
@@ -243,7 +180,7 @@ class _State:
 
     def _shrink(self) -> None:
         """Search every smaller C at the limit, in ascending order, until one is found or stays unknown."""
-        ratio = self.result.limit.ratio
+        ratio = self.result.least
         known = self.result.chunks if self.result.ratio == ratio else None
         for chunks in admissible_chunk_counts(ratio, self._steps):
             if chunks == known:
@@ -268,35 +205,16 @@ class _State:
             self._refuted[ratio, chunks] = answer
         if not isinstance(answer, ChunkPlan):
             return False
-        self.result = self._with_reason(replace(self.result, chunks=chunks, plan=answer))
+        self._take_plan(chunks, answer)
         return True
 
     def _is_proved(self, ratio: Fraction, chunks: int) -> bool:
         answer = self._refuted.get((ratio, chunks))
         return answer is not None and answer.is_proof
 
-    def _with_reason(self, optimum: StepOptimum) -> StepOptimum:
-        """The same, with the reason why no smaller C has its R/C, where that is known."""
-        ratio, chunks = optimum.ratio, optimum.chunks
-        assert ratio is not None, "it has a plan"
-        smaller = list(takewhile(lambda other: other < chunks, admissible_chunk_counts(ratio, self._steps)))
-        if not smaller:
-            return replace(optimum, minimality_proof=_lowest_terms(ratio, chunks), refuted_by=())
-        if any((ratio, other) not in self._refuted for other in smaller):
-            return replace(optimum, minimality_proof=None, refuted_by=())
-        by: dict[Prover, list[str]] = {}
-        for other in smaller:
-            size = f"({other}, {self._steps}, {ratio * other})"
-            by.setdefault(self._refuted[ratio, other].proved_by, []).append(size)
-        words = "; ".join(
-            f"{', '.join(sizes)} refuted by {prover}{'' if prover.is_exact else ', which is no proof'}"
-            for prover, sizes in by.items()
-        )
-        return replace(optimum, minimality_proof=words, refuted_by=tuple(by))
-
     def _guesses(self) -> list[tuple[Fraction, int]]:
         """Pairs of R/C and C with few chunks, the best first; for the limit at least its smallest C."""
-        limit = self.result.limit.ratio
+        limit = self.result.least
         worst = self._below or 2 * max(limit, Fraction(self._steps))
         pairs = {(limit, next(admissible_chunk_counts(limit, self._steps)))}
         for chunks in range(1, self._budget.largest_guess + 1):
@@ -312,35 +230,8 @@ class _State:
         sends = chunks * len(self._problem.demands) * len(self._problem.routes) * self._steps
         if sends > self._budget.most_sends or chunks > self._budget.most_chunks:
             return Unknown()
-        self._report(f"searching ({chunks}, {self._steps}, {rounds})")
-        try:
-            return self._searcher.search(chunks, self._steps, rounds, slices=slices)
-        except WorkerDiedError as error:
-            log.warning("(%d, %d, %d) is left open: %s", chunks, self._steps, rounds, error)
-            self.result = replace(self.result, lost_solvers=True)
-            return Unknown()
-
-    def _report(self, what: str) -> None:
-        report(f"{self._steps} steps: {what}", 0, 0)
-
-
-def _lowest_terms(ratio: Fraction, chunks: int) -> str:
-    if chunks == ratio.denominator:
-        return f"{ratio} is in lowest terms"
-    return f"fewer chunks at {ratio} leave a step without a round"
-
-
-def explain(limit: StepBound) -> str:
-    """How a limit was proved, in words."""
-    steps = "1 step" if limit.steps == 1 else f"{limit.steps} steps"
-    match limit.certificate:
-        case StaticLimit(bound):
-            return f"limit of any number of steps ({type(bound.certificate).__name__.lower()}, exact)"
-        case PathDual():
-            return f"flows in {steps} (dual, exact)"
-        case TreeDual():
-            return f"trees in {steps} (dual, exact)"
-        case PairDual():
-            return f"flows of every contribution in {steps} (dual, exact)"
-        case MessageDual():
-            return f"the fewest messages in {steps} (CaDiCaL)"
+        return self._asked(
+            chunks,
+            rounds,
+            lambda: self._searcher.search(chunks, self._steps, rounds, slices=slices),
+        )

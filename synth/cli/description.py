@@ -258,7 +258,7 @@ def describe_parts(parts: Parts | None, helps: Iterable[str]) -> list[str]:
 
 def describe_frontier(frontier: Frontier, folder: Path | None) -> list[str]:
     """A table of the points, and what is known beyond them; `compositions` are the least of these alone."""
-    from arborcast.synth.chunks.step_optimum import explain
+    from arborcast.synth.chunks.optimum import explain
 
     rows = [
         (

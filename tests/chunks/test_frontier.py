@@ -19,12 +19,12 @@ from arborcast.synth.chunks.curve import Curve
 from arborcast.synth.chunks.encodings.ilp import IlpSearch
 from arborcast.synth.chunks.encodings.sat import BooleanSearch
 from arborcast.synth.chunks.frontier import Frontier, latency_of, pareto
+from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.orbits import ChunkOrbits
 from arborcast.synth.chunks.problem.outcome import Feasible, Instance
 from arborcast.synth.chunks.problem.prune import ChunkPlan
 from arborcast.synth.chunks.problem.time_reversal import mirrored
-from arborcast.synth.chunks.step_optimum import StepOptimum
 from arborcast.synth.chunks.sums.compositions import limits_together
 from arborcast.synth.cli.frontier_folder import write_frontier
 from arborcast.synth.collective import Collective, Demand, Kind

@@ -14,13 +14,14 @@ from arborcast.synth.certificate import Bound
 from arborcast.synth.chunks import step_optimum as module
 from arborcast.synth.chunks.bounds.certificate import PathDual, StaticLimit, StepBound, TreeDual
 from arborcast.synth.chunks.frontier import Frontier, pareto
+from arborcast.synth.chunks.optimum import StepOptimum, explain
 from arborcast.synth.chunks.optimum_documents import optimum_from_document, optimum_to_document
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.outcome import Infeasible, Unknown
-from arborcast.synth.chunks.problem.prune import ChunkPlan
+from arborcast.synth.chunks.problem.prune import ChunkPlan, plan_from_document, plan_to_document
 from arborcast.synth.chunks.solvers.search import Answer, Searcher
 from arborcast.synth.chunks.solvers.worker import WorkerDiedError, Workers
-from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, StepOptimum, explain, step_optimum
+from arborcast.synth.chunks.step_optimum import QUICK, THOROUGH, step_optimum
 from arborcast.synth.collective import Collective, Demand
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import Prover, TimedOutError
@@ -104,7 +105,8 @@ def test_a_smaller_c_refuted_in_floating_point_is_said_and_proves_nothing() -> N
     assert optimum.proved_by == (Prover.LIMIT, Prover.HIGHS, Prover.CADICAL)
     # What is not proved is asked again with more effort.
     assert [slices for chunks, _, slices in asked if chunks == 2] == [3, 6]
-    assert optimum_from_document(optimum_to_document(optimum, RING), RING) == optimum
+    document = optimum_to_document(optimum, RING, plan_to_document)
+    assert optimum_from_document(document, RING, plan_from_document) == optimum
 
 
 def test_a_smaller_c_left_open_leaves_the_smallest_unproved() -> None:
@@ -183,10 +185,7 @@ def test_a_packing_of_trees_is_a_plan_whose_c_is_the_smallest_only_if_refuted(
     assert isinstance(optimum.limit.certificate, TreeDual)
     assert optimum.ratio == Fraction(2, 3)
     if optimum.chunks == 6:
-        assert (
-            optimum.is_settled
-            and optimum.minimality_proof == "fewer chunks at 2/3 leave a step without a round"
-        )
+        assert optimum.is_settled and optimum.minimality_proof == "smaller C at 2/3 would give R < S"
     else:
         assert optimum.is_settled == settled
 

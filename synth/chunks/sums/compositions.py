@@ -27,7 +27,6 @@ from arborcast.synth.chunks.problem.time_reversal import (
     schedule_of,
     share_of_demand,
 )
-from arborcast.synth.chunks.step_optimum import StepOptimum, explain
 from arborcast.synth.chunks.sums.points import point_method
 from arborcast.synth.chunks.trees.plan import MOST_NEAR
 from arborcast.synth.collective import Collective, Demand, Kind
@@ -237,7 +236,7 @@ def _joined(
         method = point_method(chunks * ranks, rounds, seed)
         least, fewest = limits_together(curves, len(rounds))
         is_least = Fraction(sum(rounds), chunks) == least
-        proof = f"reduce-scatter: {proof_of(first)}; allgather: {proof_of(second)}; among their compositions"
+        proof = f"reduce-scatter: {first.proof}; allgather: {second.proof}; among their compositions"
         if not is_least:
             proof += f" not proved: at least {least / ranks}"
         elif chunks != fewest:
@@ -247,7 +246,7 @@ def _joined(
             Fraction(sum(rounds), chunks * ranks),
             is_least and chunks == fewest,
             proof,
-            (first.limit, second.limit),
+            (*first.bounds, *second.bounds),
         )
 
 
@@ -268,11 +267,3 @@ def limits_together(curves: Sequence[Curve], steps: int) -> tuple[Fraction, int]
             most = max(first.fewest_chunks(some), second.fewest_chunks(others))
             fewest.append(-(-most // unit) * unit)
     return least, min(fewest)
-
-
-def proof_of(optimum: StepOptimum) -> str:
-    """How a point was proved, or what is missing."""
-    if optimum.ratio != optimum.limit.ratio:
-        return f"not proved: at least {optimum.limit.ratio} by {explain(optimum.limit)}"
-    minimality_proof = optimum.minimality_proof or "the smallest C is not proved"
-    return f"{explain(optimum.limit)}; {minimality_proof}"

@@ -7,18 +7,26 @@ when the first number of steps stays open, and stand where they beat what else w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from arborcast.synth.certificate import Bound, Scope
 from arborcast.synth.chunks.bounds.certificate import StaticLimit, StepBound
-from arborcast.synth.chunks.curve import FrontierOptions
+from arborcast.synth.chunks.curve import FrontierOptions, why_enough
+from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.chunks.solvers.cache import ChunkCache
 from arborcast.synth.chunks.solvers.worker import Workers
-from arborcast.synth.chunks.step_optimum import explain
 from arborcast.synth.chunks.sums.compositions import Composition, compositions, meetings, static_ratio
-from arborcast.synth.chunks.sums.instance import sum_problem, sum_schedule
+from arborcast.synth.chunks.sums.instance import SumPlan, sum_problem, sum_schedule
 from arborcast.synth.chunks.sums.optimum import SumOptimum, cached_optimum
-from arborcast.synth.chunks.sums.points import COMPOSITIONS, EVERY_SCHEDULE, Point, TracedPoints, point_method
+from arborcast.synth.chunks.sums.points import (
+    COMPOSITIONS,
+    EVERY_SCHEDULE,
+    Point,
+    TracedPoints,
+    point_method,
+    point_of,
+)
 from arborcast.synth.chunks.sums.searcher import SumSearcher
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
@@ -109,11 +117,8 @@ class _Tracing:
                     True,
                 )
                 break
-            if best == self._ratio:
-                why = "the limit of any number of steps is attained"
-                break
-            if best is not None and best <= self._ratio * (1 + self._options.tolerance):
-                why = f"within {self._options.tolerance} of the limit of any number of steps"
+            if enough := why_enough(best, self._ratio, self._options.tolerance):
+                why = enough
                 break
         if timed_out:
             self._add_later_compositions()
@@ -185,49 +190,18 @@ class _Tracing:
             method=point_method(chunks, plan.rounds, self._options.seed),
             bound=self._limit,
         )
-        proof = _limit_in_words(optimum)
-        if optimum.ratio == optimum.least:
-            proof = f"{proof}; {optimum.smallest or 'the smallest C is not proved'}"
-        else:
-            proof = f"found; not proved: {proof}"
-        return Point(
-            chunks,
-            len(plan.rounds),
-            sum(plan.rounds),
-            optimum.least,
-            optimum.is_settled,
-            proof,
-            optimum.proved_by,
-            () if optimum.limit is None else (optimum.limit,),
-            schedule,
-        )
+        return point_of(optimum, schedule)
 
     def _composed_point(self, composed: Composition, optimum: SumOptimum) -> Point:
         schedule = composed.schedule
         assert schedule.rounds is not None, "step-synchronous"
-        proof = "the smallest C is not proved"
-        if optimum.limit is None or composed.ratio > optimum.least:
-            proof = f"not proved: {_limit_in_words(optimum)}"
-        else:
-            proof = f"{explain(optimum.limit)}; {proof}"
-        return Point(
-            schedule.chunk_count,
-            len(schedule.rounds),
-            sum(schedule.rounds),
-            optimum.least,
-            False,
-            f"over every schedule {proof}; {composed.proof}" if composed.halves else f"found; {proof}",
-            (),
-            () if optimum.limit is None else (optimum.limit,),
-            schedule,
-            COMPOSITIONS if composed.is_least else EVERY_SCHEDULE,
-            composed.halves,
+        attained = StepOptimum(optimum.limit, schedule.chunk_count, SumPlan(schedule.rounds, ()))
+        point = point_of(attained, schedule)
+        return replace(
+            point,
+            proof=f"over every schedule {point.proof}; {composed.proof}"
+            if composed.halves
+            else f"found; {point.proof}",
+            scope=COMPOSITIONS if composed.is_least else EVERY_SCHEDULE,
+            halves=composed.halves,
         )
-
-
-def _limit_in_words(optimum: SumOptimum) -> str:
-    if optimum.limit is None:
-        return "no limit is known"
-    if optimum.ratio == optimum.least:
-        return explain(optimum.limit)
-    return f"at least {optimum.least} by {explain(optimum.limit)}"

@@ -6,22 +6,18 @@ chunk. Where they meet, the point is proved over every schedule.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice, takewhile
-from typing import Any, TypeAlias, TypeVar
+from itertools import islice
+from typing import TypeAlias, TypeVar
 
-from arborcast.synth.chunks.bounds.certificate import MessageDual, StaticLimit, StepBound
-from arborcast.synth.chunks.bounds.check import certified_ratio
-from arborcast.synth.chunks.optimum_documents import limit_from_document, limit_to_document
-from arborcast.synth.chunks.problem.instance import ChunkProblem
+from arborcast.synth.chunks.bounds.certificate import MessageDual, StepBound
+from arborcast.synth.chunks.optimum import StepOptimum, StepSearch
+from arborcast.synth.chunks.optimum_documents import kept_or_found
 from arborcast.synth.chunks.problem.outcome import Inconclusive, Infeasible
 from arborcast.synth.chunks.problem.symmetry import problem_group
-from arborcast.synth.chunks.solvers.cache import ChunkCache
-from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.chunks.sums.instance import SumPlan
 from arborcast.synth.chunks.sums.pair_bound import pair_bound
 from arborcast.synth.chunks.sums.searcher import (
@@ -31,15 +27,11 @@ from arborcast.synth.chunks.sums.searcher import (
     plan_to_document,
 )
 from arborcast.synth.chunks.trees.whole_trees import admissible_chunk_counts
-from arborcast.synth.errors import Prover, TimedOutError
-from arborcast.synth.progress import report
-
-log = logging.getLogger(__name__)
+from arborcast.synth.errors import TimedOutError
 
 Answer = TypeVar("Answer")
 
-REFUTED = " refuted by CaDiCaL"
-"""How a `minimality_proof` ends where smaller numbers of chunks were searched and have no schedule."""
+SumOptimum: TypeAlias = StepOptimum[SumPlan]
 
 Known: TypeAlias = Callable[[], Fraction | None]
 """The least R/C of so many steps known from elsewhere; asked where a search at the limit finds nothing."""
@@ -97,55 +89,6 @@ QUICK = SumBudget(
 """To have a candidate: a second."""
 
 
-@dataclass(frozen=True)
-class SumOptimum:
-    """What is known of one number of steps.
-
-    Attributes:
-        limit: the best proven limit of R/C over every schedule; None where nothing is known.
-        chunks: C of the plan; 0 where there is none.
-        plan: the best one found that has a smaller R/C than was asked to beat; None where there is none.
-        smallest: why no smaller C has the same R/C; None where that is not proved.
-        out_of_time: whether the deadline cut this short.
-        lost_solvers: whether solvers died, of too little memory mostly.
-    """
-
-    limit: StepBound | None
-    chunks: int = 0
-    plan: SumPlan | None = None
-    minimality_proof: str | None = None
-    out_of_time: bool = False
-    lost_solvers: bool = False
-
-    @property
-    def ratio(self) -> Fraction | None:
-        """R/C of the plan."""
-        return None if self.plan is None else Fraction(sum(self.plan.rounds), self.chunks)
-
-    @property
-    def least(self) -> Fraction:
-        """The R/C that the limit proves to be the least."""
-        return Fraction(0) if self.limit is None else self.limit.ratio
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing is left to prove: the plan attains the limit, and no smaller C does."""
-        return self.ratio == self.least and self.minimality_proof is not None
-
-    @property
-    def proved_by(self) -> tuple[Prover, ...]:
-        """On whose word it rests that nothing is left to prove; nobody's where something is."""
-        if not self.is_settled or self.limit is None:
-            return ()
-        by_cadical = self.refuted or isinstance(self.limit.certificate, MessageDual)
-        return (Prover.LIMIT, Prover.CADICAL) if by_cadical else (Prover.LIMIT,)
-
-    @property
-    def refuted(self) -> bool:
-        """Whether CaDiCaL refuted smaller numbers of chunks."""
-        return self.minimality_proof is not None and self.minimality_proof.endswith(REFUTED)
-
-
 def sum_optimum(
     searcher: SumSearcher,
     steps: int,
@@ -168,39 +111,31 @@ def sum_optimum(
         The best found; `out_of_time` says whether the deadline of the searcher came first.
     """
     limit = None if static is None else replace(static, steps=steps)
-    state = _State(searcher, steps, limit, below, known, budget)
-    try:
-        state.settle()
-    except TimedOutError:
-        return replace(state.result, out_of_time=True)
-    return state.result
+    return _SumSearch(searcher, steps, limit, below, known, budget).run()
 
 
-class _State:
-    """The best limit and the best plan so far."""
+class _SumSearch(StepSearch[SumPlan]):
+    """A search for partial sums."""
 
     def __init__(
         self,
         searcher: SumSearcher,
         steps: int,
-        static: StepBound | None,
+        limit: StepBound | None,
         below: Fraction | None,
         known: Known,
         budget: SumBudget,
     ) -> None:
+        super().__init__(steps, limit, below)
         self._searcher = searcher
         self._problem = searcher.problem
-        self._steps = steps
-        self._below = below
         self._known = known
         self._budget = budget
-        self._refuted: set[tuple[Fraction, int]] = set()  # R/C and C of which there is no schedule
-        self._without: set[tuple[Fraction, int]] = set()  # or none with one partial sum
-        self.result = SumOptimum(static)
+        self._without: set[tuple[Fraction, int]] = set()  # R/C and C of no schedule, or none with one sum
 
     def settle(self) -> None:
         """Raise the limit and search at it; above it where that attains nothing."""
-        report(f"{self._steps} steps: limit by flows", 0, 0)
+        self._report("limit by flows")
         deadline = self._searcher.deadline
         self._raise_to(
             pair_bound(self._problem, self._steps, group=problem_group(self._problem), deadline=deadline)
@@ -237,15 +172,6 @@ class _State:
         finally:
             self._searcher.deadline = whole
 
-    def _is_of_interest(self, ratio: Fraction) -> bool:
-        return self._below is None or ratio < self._below
-
-    def _raise_to(self, limit: StepBound | None) -> bool:
-        if limit is None or limit.ratio <= self.result.least:
-            return False
-        self.result = replace(self.result, limit=limit)
-        return True
-
     def _attempt(self, ratio: Fraction, trial: SearchEffort) -> bool:
         """Search at the smallest C that could attain a ratio, and at larger ones where that is none."""
         if not ratio:
@@ -275,7 +201,7 @@ class _State:
         links = sum(self._problem.capacities)
         if len(self._problem.routes) * self._steps > self._budget.most_messages:
             return self.result.least
-        report(f"{self._steps} steps: the fewest messages", 0, 0)
+        self._report("the fewest messages")
         slices = self._budget.count_slices
         cost = self._searcher.fewest(self._steps, math.ceil(self.result.least * links), slices=slices)
         ratio = Fraction(cost, links)
@@ -321,37 +247,18 @@ class _State:
         """Search at one C and note what comes of it; whether a plan was found."""
         if (ratio, chunks) in self._without:
             return False
-        answer = self._search(chunks, int(ratio * chunks), trial)
+        rounds = int(ratio * chunks)
+        answer = self._asked(
+            chunks, rounds, lambda: self._searcher.search(chunks, self._steps, rounds, trial)
+        )
         if isinstance(answer, Infeasible):
-            self._refuted.add((ratio, chunks))
+            self._refuted[ratio, chunks] = answer
         if isinstance(answer, Infeasible | Inconclusive):
             self._without.add((ratio, chunks))
         if not isinstance(answer, SumPlan):
             return False
-        minimality_proof = self._minimality_proof(ratio, chunks)
-        self.result = replace(self.result, chunks=chunks, plan=answer, minimality_proof=minimality_proof)
+        self._take_plan(chunks, answer)
         return True
-
-    def _minimality_proof(self, ratio: Fraction, chunks: int) -> str | None:
-        """Why no smaller C attains a ratio; None where one of them is neither impossible nor refuted."""
-        smaller = list(takewhile(lambda other: other < chunks, admissible_chunk_counts(ratio, self._steps)))
-        if not smaller:
-            if chunks == ratio.denominator:
-                return f"{ratio} is in lowest terms"
-            return f"fewer chunks at {ratio} leave a step without a round"
-        if any((ratio, other) not in self._refuted for other in smaller):
-            return None
-        return f"C = {', '.join(map(str, smaller))}{REFUTED}"
-
-    def _search(self, chunks: int, rounds: int, trial: SearchEffort) -> object:
-        """Ask the solvers; None where they died."""
-        report(f"{self._steps} steps: searching ({chunks}, {self._steps}, {rounds})", 0, 0)
-        try:
-            return self._searcher.search(chunks, self._steps, rounds, trial)
-        except WorkerDiedError as error:
-            log.warning("(%d, %d, %d) is left open: %s", chunks, self._steps, rounds, error)
-            self.result = replace(self.result, lost_solvers=True)
-            return None
 
 
 def cached_optimum(
@@ -364,59 +271,16 @@ def cached_optimum(
     proofs: bool,
 ) -> SumOptimum:
     """`sum_optimum`, from the searcher's cache where it was worked out to its end before."""
-    cache, key = searcher.cache, ""
-    if cache is not None:
-        key = cache.key_of(
-            "allreduce optimum",
-            searcher.problem,
-            steps=steps,
-            static=None if static is None else str(static.ratio),
-            below=None if below is None else str(below),
-            seed=searcher.seed,
-            proofs=int(proofs),
-        )
-        kept = _kept(cache, key, searcher.problem, static)
-        if kept is not None:
-            return kept
-    optimum = sum_optimum(searcher, steps, static, below, known, THOROUGH if proofs else QUICK)
-    if cache is not None and not optimum.out_of_time and not optimum.lost_solvers:
-        limit = optimum.limit
-        document = {
-            "limit": None if limit is None else limit_to_document(limit, searcher.problem.topology),
-            "chunks": optimum.chunks,
-            "plan": None if optimum.plan is None else plan_to_document(optimum.plan),
-            "smallest": optimum.minimality_proof,
-        }
-        cache.put_json(key, document)
-    return optimum
-
-
-def _kept(cache: ChunkCache, key: str, problem: ChunkProblem, static: StepBound | None) -> SumOptimum | None:
-    """What the cache has; its certificate is checked again, its plan by whoever verifies the schedule."""
-    document = cache.get_json(key)
-    if document is None:
-        return None
-    try:
-        return _read(document, problem, static)
-    except (KeyError, TypeError, ValueError) as error:  # InputError is a ValueError
-        log.warning("cache entry %s ignored: %r", key, error)
-        return None
-
-
-def _read(document: Mapping[str, Any], problem: ChunkProblem, static: StepBound | None) -> SumOptimum:
-    plan, minimality_proof, kept = document["plan"], document["smallest"], document["limit"]
-    limit = None if kept is None else limit_from_document(kept, problem.topology)
-    if limit is not None and isinstance(limit.certificate, StaticLimit):
-        if static is None:
-            raise ValueError("no limit of any number of steps holds for every schedule")
-        limit = replace(static, steps=limit.steps)
-    elif limit is not None:
-        proved = certified_ratio(problem, limit.steps, limit.certificate)
-        if proved != limit.ratio:
-            raise ValueError(f"its certificate proves {proved}, it says {limit.ratio}")
-    return SumOptimum(
-        limit,
-        int(document["chunks"]),
-        None if plan is None else plan_from_document(plan),
-        None if minimality_proof is None else str(minimality_proof),
+    return kept_or_found(
+        searcher.cache,
+        "allreduce optimum",
+        searcher.problem,
+        static,
+        lambda: sum_optimum(searcher, steps, static, below, known, THOROUGH if proofs else QUICK),
+        plan_to_document,
+        plan_from_document,
+        steps=steps,
+        below=None if below is None else str(below),
+        seed=searcher.seed,
+        proofs=int(proofs),
     )

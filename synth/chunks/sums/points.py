@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from arborcast.synth.chunks.bounds.certificate import StepBound
+from arborcast.synth.chunks.optimum import StepOptimum
 from arborcast.synth.errors import Prover
 from arborcast.synth.schedule import Method, Schedule
 
@@ -69,6 +71,22 @@ class TracedPoints:
     open_steps: tuple[int, ...]
     timed_out: bool
     limits: Mapping[int, StepBound]
+
+
+def point_of(optimum: StepOptimum[Any], schedule: Schedule) -> Point:
+    """The point of a number of steps that has a plan, with the schedule made of that."""
+    assert optimum.plan is not None, "it has one"
+    return Point(
+        optimum.chunks,
+        optimum.steps,
+        sum(optimum.plan.rounds),
+        optimum.least,
+        optimum.is_settled,
+        optimum.proof,
+        optimum.proved_by,
+        optimum.bounds,
+        schedule,
+    )
 
 
 def point_method(chunks: int, rounds: Sequence[int], seed: int) -> Method:
