@@ -1,1 +1,44 @@
-"""Lowering of schedules to per-rank programs, and what runs them."""
+"""What runs schedules: the process group "synth" in torch, local processes, and programs for other runtimes.
+
+    dist.init_process_group("synth", pg_options=backends.Options(topology="dgx1"))
+    backends.Executor(schedule).allreduce(tensor)  # over any gloo group
+    rows = backends.run_schedule(schedule)  # on local processes, every element checked
+
+What is named here is public. A schedule passes `lowering` (one program per rank that cannot deadlock), then
+`dataflow` over `transport` inside the process group (`group`, whose `schedules` are found once), or
+`executors`. `measure` runs it on local processes, `probe` finds out what fabric there is. Importing this, and
+whatever needs no tensors, does not import torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from arborcast.lazy import loader
+
+if TYPE_CHECKING:
+    from arborcast.backends.errors import ExecutionError as ExecutionError
+    from arborcast.backends.executors.torch_p2p import Executor as Executor
+    from arborcast.backends.group.process_group import SynthGroup as SynthGroup
+    from arborcast.backends.lowering.lower import lower as lower
+    from arborcast.backends.lowering.program import Program as Program
+    from arborcast.backends.measure.job import Row as Row
+    from arborcast.backends.measure.launch import RunError as RunError
+    from arborcast.backends.measure.launch import run_schedule as run_schedule
+    from arborcast.backends.options import Options as Options
+
+_HOMES = {
+    "ExecutionError": "arborcast.backends.errors",
+    "Executor": "arborcast.backends.executors.torch_p2p",
+    "Options": "arborcast.backends.options",
+    "Program": "arborcast.backends.lowering.program",
+    "Row": "arborcast.backends.measure.job",
+    "RunError": "arborcast.backends.measure.launch",
+    "SynthGroup": "arborcast.backends.group.process_group",
+    "lower": "arborcast.backends.lowering.lower",
+    "run_schedule": "arborcast.backends.measure.launch",
+}
+
+__all__ = list(_HOMES)
+
+__getattr__ = loader(__name__, _HOMES)

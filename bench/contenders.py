@@ -124,7 +124,7 @@ def _group_call(case: Case, group: dist.ProcessGroup) -> Call:
 
 def _executor_call(case: Case, ranks: int, group: dist.ProcessGroup) -> Call:
     from arborcast import synth, topologies
-    from arborcast.backends.executors.torch_p2p import Executor
+    from arborcast.backends import Executor
     from arborcast.synth.collective import Collective
 
     topology = topologies.load(f"full:{ranks}")

@@ -150,7 +150,7 @@ def _contenders(
     import torch.distributed as dist
 
     from arborcast import synth, topologies
-    from arborcast.backends.executors.torch_p2p import Executor
+    from arborcast.backends import Executor
 
     schedule = synth.solve(topologies.load(settings.spec), "allreduce")
     executor = Executor(

@@ -17,14 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from arborcast import synth, topologies
-from arborcast.backends.measure import launch
+from arborcast import backends, synth, topologies
+from arborcast.synth import Schedule, Verdict
 from arborcast.synth.baselines.comparison import BaselineTimings, compare
 from arborcast.synth.cli.console import gigabytes
 from arborcast.synth.formats.sizes import format_size, size_range
 from arborcast.synth.pictures import draw_sweep, draw_timeline, draw_topology, draw_trees
-from arborcast.synth.schedule import Schedule
-from arborcast.synth.verification.verdict import Verdict
 
 from demo_report import certificate_in_words, picture_name, write_report  # isort: skip  (lies beside this file)
 
@@ -45,7 +43,7 @@ class Result:
     seconds: float
     verdict: Verdict
     comparison: BaselineTimings
-    rows: Sequence[launch.Row]
+    rows: Sequence[backends.Row]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -88,7 +86,7 @@ def examine(fabric: synth.Topology, kind: str, out: Path) -> Result:
     if comparison.unavailable:
         say("", f"none for {', '.join(comparison.unavailable)}; the report says why")
 
-    rows = launch.run_schedule(schedule, size_bytes=RUN_SIZES, dtype="float32", iterations=3)
+    rows = backends.run_schedule(schedule, size_bytes=RUN_SIZES, dtype="float32", iterations=3)
     if any(row.wrong for row in rows):
         sys.exit(f"{kind}: wrong elements: {[row.wrong for row in rows]}")
     sizes = " and ".join(format_size(row.bytes) for row in rows)
@@ -138,5 +136,5 @@ def say(stage: str, what: str) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (synth.InputError, launch.RunError, OSError) as error:
+    except (synth.InputError, backends.RunError, OSError) as error:
         sys.exit(f"demo: {error}")

@@ -9,11 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arborcast.synth import Schedule, Topology
 from arborcast.synth.certificate import Bound, Cut, Dual, Partition
 from arborcast.synth.formats.atomic import write_atomically
 from arborcast.synth.formats.sizes import format_size
-from arborcast.synth.schedule import Schedule
-from arborcast.synth.topology import Topology
 
 if TYPE_CHECKING:
     from demo import Result

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from arborcast import synth
-from arborcast.backends.options import Options
+from arborcast.backends import Options
 from arborcast.backends.schedules.table import Table
 from arborcast.synth.chunks.frontier import pareto
 from arborcast.synth.chunks.sums.compositions import latency_of_parts, parts_of

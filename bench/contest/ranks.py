@@ -231,7 +231,7 @@ class Participant:
         return call
 
     def _by_messages(self, schedule: Schedule) -> Callable[[], None]:
-        from arborcast.backends.executors.torch_p2p import Executor
+        from arborcast.backends import Executor
 
         data, executor = self.data, Executor(schedule, pieces=pieces_of(schedule, self.order))
         match schedule.collective.kind:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import topologies
-from arborcast.backends.lowering.lower import lower
+from arborcast.backends import lower
 from arborcast.bench import testbed, testbed_timeline
 from arborcast.bench.contest import ranks as contest_ranks
 from arborcast.bench.contest import recording as testbed_recording

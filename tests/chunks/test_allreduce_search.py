@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth
-from arborcast.backends.lowering.lower import lower
+from arborcast.backends import lower
 from arborcast.synth import bounds
 from arborcast.synth.chunks.bounds.certificate import MessageDual, PairDual, StaticLimit
 from arborcast.synth.chunks.bounds.check import certified_ratio, static_ratio

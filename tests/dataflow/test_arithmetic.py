@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from arborcast.backends import lower
 from arborcast.backends.dataflow.arithmetic import Arithmetic, NumpyArithmetic, arithmetic
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.lowering.layout import Buffer
-from arborcast.backends.lowering.lower import lower
 from arborcast.backends.tensors.torch_reduction import operator_of
 from tests.dataflow.test_engine import an_opening, engines_of
 from tests.support.drawn_schedules import allgather_over_relay, recursive_doubling, ring_allreduce

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast.backends import lower
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import compile_graph
 from arborcast.backends.errors import DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer, lay_out
-from arborcast.backends.lowering.lower import lower
 from arborcast.backends.measure.job import Reduction
 from arborcast.backends.tensors.torch_reduction import Operator, operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint

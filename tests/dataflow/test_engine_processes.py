@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from arborcast import synth
+from arborcast.backends import lower
 from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import compile_graph
 from arborcast.backends.lowering.layout import Buffer, lay_out
-from arborcast.backends.lowering.lower import lower
 from arborcast.backends.measure.job import Reduction
 from arborcast.backends.tensors.torch_reduction import operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint

@@ -49,8 +49,8 @@ def runtimes(rank: int, size: int, schedules: list[ImplicitSchedule]) -> list[st
     """On every rank: what is not right, of the engine and of torch's messages."""
     import torch.distributed as dist
 
+    from arborcast.backends import Executor
     from arborcast.backends.executors.engine_runner import EngineRunner
-    from arborcast.backends.executors.torch_p2p import Executor
     from arborcast.backends.tensors.torch_compat import PrefixStore
 
     store = dist.distributed_c10d._get_default_store()

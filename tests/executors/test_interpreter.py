@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborcast.backends import lower
 from arborcast.backends.lowering.layout import lay_out
-from arborcast.backends.lowering.lower import lower
 from arborcast.backends.lowering.program import Program, Receive, Reduce, Send
 from arborcast.backends.measure.job import Array, Reduction
 from arborcast.backends.measure.samples import EXACT_INTEGERS, sample_data, sample_values

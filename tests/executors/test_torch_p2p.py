@@ -34,13 +34,9 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from arborcast import (  # noqa: E402
-    synth,
-    topologies,
-)
-from arborcast.backends.errors import ExecutionError  # noqa: E402
+from arborcast import synth, topologies  # noqa: E402
+from arborcast.backends import ExecutionError, Executor  # noqa: E402
 from arborcast.backends.executors import torch_p2p  # noqa: E402
-from arborcast.backends.executors.torch_p2p import Executor  # noqa: E402
 from arborcast.backends.lowering.layout import lay_out  # noqa: E402
 from arborcast.backends.measure.job import Array, Reduction  # noqa: E402
 from arborcast.backends.measure.samples import sample_data  # noqa: E402

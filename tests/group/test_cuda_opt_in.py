@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
+from arborcast.backends import Options
 from arborcast.backends.group import process_group
-from arborcast.backends.options import Options
 from tests.support.ranks import run_ranks
 
 

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from arborcast.backends.errors import ExecutionError  # noqa: E402
+from arborcast.backends import ExecutionError  # noqa: E402
 from tests.support.group_cases import OPS, counted, values  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 

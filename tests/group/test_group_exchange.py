@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from arborcast import synth
+from arborcast.backends import Options
 from arborcast.backends.errors import ChannelClosedError, ExecutionError
-from arborcast.backends.options import Options
 from arborcast.backends.schedules import rendezvous as module
 from arborcast.backends.schedules import synthesis
 from arborcast.backends.schedules.rendezvous import share_table

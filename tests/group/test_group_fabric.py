@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborcast.backends.options import Options
+from arborcast.backends import Options
 from arborcast.backends.schedules.fabric import fabric_for, without_links
 from arborcast.synth.errors import InputError
 from arborcast.synth.topology import Topology

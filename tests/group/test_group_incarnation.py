@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from arborcast.backends.errors import ExecutionError
+from arborcast.backends import ExecutionError
 from arborcast.backends.schedules.rendezvous import fresh_store
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arborcast.backends import Options
 from arborcast.backends import options as module
-from arborcast.backends.options import Options
 from arborcast.synth.errors import InputError
 from arborcast.topologies import load
 

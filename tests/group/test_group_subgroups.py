@@ -15,8 +15,8 @@ import torch.distributed as dist  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from arborcast import topologies  # noqa: E402
+from arborcast.backends import Options  # noqa: E402
 from arborcast.backends.group.communicator import SERVED  # noqa: E402
-from arborcast.backends.options import Options  # noqa: E402
 from arborcast.backends.schedules.table import Table  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from tests.support.group_cases import OPS, check_same, counted, values  # noqa: E402

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import arborcast.synth.kernels.compiled  # noqa: F401  (says where kernels are kept, before the tests move all other caches)
-from arborcast.backends.errors import ExecutionError
-from arborcast.backends.options import Options
+from arborcast.backends import ExecutionError, Options
 from arborcast.backends.schedules import synthesis as module
 from arborcast.backends.schedules.synthesis import synthesize_table, tables
 from arborcast.backends.schedules.table import Table
@@ -266,7 +265,7 @@ import os, sys, threading
 print("main runs")
 os.chdir("/")
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-from arborcast.backends.options import Options
+from arborcast.backends import Options
 from arborcast.backends.schedules.synthesis import synthesize_table
 from arborcast.synth.collective import Kind
 from arborcast.topologies import load

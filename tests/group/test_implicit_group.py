@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
+from arborcast.backends import Options  # noqa: E402
 from arborcast.backends.group.communicator import Communicator  # noqa: E402
-from arborcast.backends.options import Options  # noqa: E402
 from arborcast.backends.schedules.pieces import SEVERAL_HOSTS  # noqa: E402
 from arborcast.backends.schedules.synthesis import tables  # noqa: E402
 from arborcast.backends.schedules.table import Entry, Table  # noqa: E402

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast import synth, topologies
+from arborcast.backends import lower
 from arborcast.backends.lowering.layout import lay_out
-from arborcast.backends.lowering.lower import lower
 from arborcast.backends.measure.samples import sample_data
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound, Cut

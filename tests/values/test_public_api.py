@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 import arborcast
-from arborcast import pipeline, synth, topologies
+from arborcast import backends, pipeline, synth, topologies
 from arborcast.synth import groups
 
 PUBLIC: dict[ModuleType, str] = {
@@ -27,6 +27,8 @@ PUBLIC: dict[ModuleType, str] = {
         GroupSchedule GroupSchedules JointCertificate JointVerdict Level solve_groups verify_groups""",
     topologies: """
         Entry GPUS Machine Nic Parameter Rates catalog load load_machine""",
+    backends: """
+        ExecutionError Executor Options Program Row RunError SynthGroup lower run_schedule""",
     pipeline: """
         Action Comparison Divisible Layer LinkCosts Plan Prediction Profile Stage Tie Timeline Trainer compare
         plan predict profile read_plan read_profile simulate trace write_plan write_profile""",
@@ -50,7 +52,7 @@ def test_every_name_loads_and_is_declared_for_type_checkers(package: ModuleType,
         assert re.search(rf"from {re.escape(homes[name])} import {name} as {name}\n", text)
 
 
-@pytest.mark.parametrize("package", [arborcast, synth, pipeline])
+@pytest.mark.parametrize("package", [arborcast, synth, backends, pipeline])
 def test_an_unknown_name(package: ModuleType) -> None:
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'solv'"):
         _ = package.solv
@@ -60,3 +62,13 @@ def test_importing_a_package_loads_nothing_heavy() -> None:
     code = "import sys, arborcast; print([name for name in sys.modules if name[:10] == 'arborcast.'])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "['arborcast.lazy']\n"
+
+
+def test_what_needs_no_tensors_does_not_load_torch() -> None:
+    code = (
+        "import sys; from arborcast import backends; "
+        "backends.Options, backends.lower, backends.Program, backends.run_schedule, backends.ExecutionError; "
+        "print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
