@@ -7,6 +7,7 @@ inside the command that needs it, so that `synth --help` and small questions ans
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated, Literal
 
@@ -264,9 +265,13 @@ def _status() -> int:
     return int(status)
 
 
+_WRONG_CHOICE = re.compile(r"Value error, ('.*') is not one of (.*)\.$", re.DOTALL)
+
+
 def _line(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
-        return error.format_message().replace("Value error, ", "")  # what stands before a wrong choice
+        # A wrong choice is told as every other value that breaks a rule.
+        return _WRONG_CHOICE.sub(r"must be one of \2, got \1", error.format_message())
     return "; ".join([str(error), *getattr(error, "__notes__", ())])
 
 

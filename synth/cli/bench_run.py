@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -39,12 +39,21 @@ def bench_run(
     iters: Annotated[int, number("-n", "--iters", "timed iterations, back to back")] = 20,
     warmup_iters: Annotated[int, number("-w", "--warmup-iters", "--warmup_iters", "warm-up iterations")] = 5,
     check: Annotated[bool, option("--check/--no-check", "compare every element once")] = True,
-    check_iters: Annotated[int, number("-c", "the same as nccl-tests says it", metavar="0|1")] = 1,
-    datatype: Annotated[str, option("-d", "--datatype", "float, double, bfloat16 or int64")] = "float",
-    op: Annotated[str, option("-o", "--op", "sum, prod, min, max or avg")] = "sum",
-    average: Annotated[int, number("-a", "--average", "0 rank 0, 1 average, 2 min, 3 max")] = 1,
+    check_iters: Annotated[Literal["0", "1"], option("-c", "the same as nccl-tests says it")] = "1",
+    datatype: Annotated[
+        Literal["float", "double", "bfloat16", "int64", "float32", "float64"],
+        option("-d", "--datatype", "as nccl-tests or torch says it"),
+    ] = "float",
+    op: Annotated[
+        Literal["sum", "prod", "min", "max", "avg", "product"],
+        option("-o", "--op", "how contributions are combined"),
+    ] = "sum",
+    average: Annotated[
+        Literal["0", "1", "2", "3"], option("-a", "--average", "0 rank 0, 1 average, 2 min, 3 max")
+    ] = "1",
     via: Annotated[
-        str, option("--via", "group (the engine of the process group) or messages (torch's own)")
+        Literal["group", "messages"],
+        option("--via", "group: the engine of the process group; messages: torch's own"),
     ] = "group",
     timeout: Annotated[float, duration("-T", "--timeout", "abort after so long")] = 1800,
     as_json: AsJson = False,
@@ -57,11 +66,6 @@ def bench_run(
     from arborcast.backends.measure.nccl_tests import sweep_of
 
     sizes = _sizes(minbytes, maxbytes, stepbytes, stepfactor)
-    if not 0 <= average < len(AVERAGES):
-        raise InputError(f"-a {average}: must be 0, 1, 2 or 3")
-    if check_iters not in {0, 1}:
-        raise InputError(f"-c {check_iters}: must be 0 or 1, a call of each size is compared")
-
     sweep_for = partial(
         sweep_of,
         sizes=sizes,
@@ -69,8 +73,8 @@ def bench_run(
         op=op,
         iterations=iters,
         warmup=warmup_iters,
-        check=check and bool(check_iters),
-        average=AVERAGES[average],
+        check=check and check_iters == "1",
+        average=AVERAGES[int(average)],
         via=via,
     )
     _Run(file, sweep_for, as_json).run(timeout)

@@ -6,7 +6,7 @@ Files hold a schedule written out or in implicit form; each command takes both, 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from arborcast.synth.cli.description import describe_comparison
 from arborcast.synth.cli.inputs import NotCorrectError, read_correct, text_of
 from arborcast.synth.cli.options import (
     AsJson,
+    DataType,
     File,
     OldPicture,
     duration,
@@ -117,8 +118,10 @@ def run(
         str, option("--sizes", "one size (0 for an empty tensor) or a range that doubles")
     ] = "16MiB",
     size: Annotated[str | None, typer.Option("--size", hidden=True)] = None,
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
-    op: Annotated[str, typer.Option(help="sum, avg, min, max or product")] = "sum",
+    dtype: DataType = "float32",
+    op: Annotated[
+        Literal["sum", "avg", "min", "max", "product"], option("--op", "how contributions are combined")
+    ] = "sum",
     iterations: Annotated[int, number("-n", "--iterations", "timed runs of each size")] = 5,
     warmup: Annotated[int, number("-w", "--warmup", "untimed warm-up runs")] = 1,
     deadline: Annotated[float, duration("--deadline", "stop all ranks after so many seconds")] = 300,
@@ -191,7 +194,7 @@ def program(
     file: File,
     rank: Annotated[int, number("--rank", "whose program", metavar="R")] = 0,
     size: Annotated[str, option("--size", "of the whole buffer")] = "16MiB",
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or int64")] = "float32",
+    dtype: DataType = "float32",
     every_operation: Annotated[bool, option("--all", "print every operation, not only the first")] = False,
     as_json: AsJson = False,
 ) -> None:

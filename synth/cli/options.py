@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -96,7 +96,8 @@ BetweenSockets = Annotated[
         metavar="GB/S",
     ),
 ]
-Rates = Annotated[str, option("--rates", "datasheet, or nccl for NCCL's planning constants")]
+RatesName = Literal["datasheet", "nccl"]
+Rates = Annotated[RatesName, option("--rates", "of links; nccl: NCCL's planning constants")]
 WithoutLink = Annotated[
     list[str] | None,
     option("--without-link", "a link that failed, both ways; may be repeated", metavar="A-B"),
@@ -109,6 +110,10 @@ WithoutRank = Annotated[
         metavar="R",
     ),
 ]
+DataTypeName = Literal["float32", "float64", "bfloat16", "int64"]
+DataType = Annotated[DataTypeName, option("--dtype", "of the elements")]
+Jobs = Annotated[int, number("--jobs", "questions at once; -1 for all cores")]
+Dask = Annotated[str | None, option("--dask", "run the jobs on this Dask scheduler", metavar="ADDRESS")]
 AsJson = Annotated[bool, option("--json", "print one JSON object")]
 Verbose = Annotated[bool, option("-v", "--verbose", "say on standard error how far work has come")]
 Quiet = Annotated[bool, option("-q", "--quiet", "no progress and no warnings, errors only")]

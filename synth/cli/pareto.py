@@ -11,8 +11,10 @@ from arborcast.synth.cli.inputs import check_found, collective_on, failing_as_js
 from arborcast.synth.cli.options import (
     AsJson,
     CollectiveName,
+    Dask,
     Deadline,
     FabricOptions,
+    Jobs,
     NoCache,
     RateTolerance,
     Root,
@@ -40,10 +42,8 @@ def pareto(
     rate_tolerance: RateTolerance = None,
     deadline: Deadline = None,
     seed: Seed = 0,
-    jobs: Annotated[int, number("--jobs", "how many step counts to work on at once; -1 for all cores")] = 1,
-    dask: Annotated[
-        str | None, option("--dask", "run the jobs on this Dask scheduler", metavar="ADDRESS")
-    ] = None,
+    jobs: Jobs = 1,
+    dask: Dask = None,
     no_cache: NoCache = False,
     output: Annotated[
         Path | None, option("-o", "--output", "folder for frontier.json, a schedule per point, a picture")

@@ -7,7 +7,7 @@ whose model is costed for what the ranks of the topology are, without allocating
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +36,9 @@ Model = Annotated[
 ]
 
 
+OrderName = Literal["1f1b", "pe", "gpipe"]
+
+
 @about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates")
 def plan(
     model: Model,
@@ -48,7 +51,7 @@ def plan(
     ] = None,
     microbatches: Annotated[int | None, number("--microbatches", "by default the best")] = None,
     stages: Annotated[int | None, number("--stages", "by default the best")] = None,
-    order: Annotated[str | None, option("--order", "gpipe, 1f1b or pe; by default the best")] = None,
+    order: Annotated[OrderName | None, option("--order", "of passes; by default the best")] = None,
     recompute: Annotated[
         bool | None, option("--recompute/--keep", "repeat forward passes or keep their results")
     ] = None,

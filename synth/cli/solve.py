@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from arborcast.synth.api import Form, approach
 from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress
@@ -49,16 +47,26 @@ if TYPE_CHECKING:
     from arborcast.synth.selection import Choice
 
 
+MethodName = Literal[
+    "auto",
+    "trees",
+    "mwu",
+    "routes",
+    "smt",
+    "ilp",
+    "sat",
+    "ring",
+    "multiring",
+    "binary-tree",
+    "halving-doubling",
+]
+
+
 @about_a_fabric()
 def solve(
     fabric: FabricOptions,
     collective: CollectiveName,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="auto, trees, mwu, routes, smt, ilp, sat, ring, multiring, binary-tree or halving-doubling"
-        ),
-    ] = "auto",
+    method: Annotated[MethodName, option("--method", "auto: the best of them")] = "auto",
     root: Root = None,
     size: Annotated[
         str | None,

@@ -11,7 +11,9 @@ from arborcast.synth.cli.description import describe_parts, parts_document
 from arborcast.synth.cli.inputs import load_fabric
 from arborcast.synth.cli.options import (
     AsJson,
+    Dask,
     FabricOptions,
+    Jobs,
     Seed,
     about_a_fabric,
     duration,
@@ -43,10 +45,8 @@ def sweep(
     ] = "rate",
     deadline: Annotated[float | None, duration("--deadline", "stop each question after so long")] = None,
     seed: Seed = 0,
-    jobs: Annotated[int, number("--jobs", "questions at once; -1 for all cores")] = 1,
-    dask: Annotated[
-        str | None, option("--dask", "run the jobs on this Dask scheduler", metavar="ADDRESS")
-    ] = None,
+    jobs: Jobs = 1,
+    dask: Dask = None,
     retry: Annotated[bool, option("--retry", "ask again what ran out of time")] = False,
     as_json: AsJson = False,
 ) -> None:
