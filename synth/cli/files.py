@@ -28,6 +28,8 @@ from arborcast.synth.errors import InputError
 MOST_EXPANDED = 8_000_000
 """Transfers that `expand` writes out: more would make a file too large to be read again."""
 
+ReductionName = Literal["sum", "avg", "min", "max", "product"]
+
 MOST_PROCESSES = 128
 """Local processes that `run` starts: each is a Python with torch, of some 200 MB."""
 
@@ -119,9 +121,7 @@ def run(
     ] = "16MiB",
     size: Annotated[str | None, typer.Option("--size", hidden=True)] = None,
     dtype: DataType = "float32",
-    op: Annotated[
-        Literal["sum", "avg", "min", "max", "product"], option("--op", "how contributions are combined")
-    ] = "sum",
+    op: Annotated[ReductionName, option("--op", "how contributions are combined")] = "sum",
     iterations: Annotated[int, number("-n", "--iterations", "timed runs of each size")] = 5,
     warmup: Annotated[int, number("-w", "--warmup", "untimed warm-up runs")] = 1,
     deadline: Annotated[float, duration("--deadline", "stop all ranks after so many seconds")] = 300,

@@ -35,8 +35,8 @@ from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.symmetry.permutations import identity
 from arborcast.synth.topology import Topology
 from arborcast.topologies import load
-from tests.cli.test_cli import synth as command  # noqa: F401  (a fixture)
 from tests.support.allreduce_search import can_be_done
+from tests.support.commands import Command
 from tests.support.deadlock import check_deadlock
 from tests.support.interpreter import Freedom, interpret
 from tests.support.strategies import topologies
@@ -143,7 +143,7 @@ def runs_everywhere(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("spec", ["dgx1", "star:4"])
-def test_they_run_on_real_processes(command: Any, spec: str, tmp_path: Any) -> None:  # noqa: F811
+def test_they_run_on_real_processes(command: Command, spec: str, tmp_path: Any) -> None:
     found = frontier(spec, max_steps=2)
     write_frontier(found, tmp_path / "out")
     full = json.loads((tmp_path / "out" / "frontier.json").read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from arborcast.synth.errors import InputError, TopologyError
 from arborcast.topologies import Nic, load, load_machine
 from arborcast.topologies.readers.documents import parse_document
-from tests.cli.test_cli import refused
-from tests.cli.test_cli import synth as synth  # noqa: PLC0414  (a fixture)
+from tests.support.commands import Command, refused
 
 PAIR = """
 name: pair
@@ -32,9 +30,9 @@ def host(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_file_of_a_pod_is_written_read_and_edited(synth: Any, host: Path, tmp_path: Path) -> None:
+def test_the_file_of_a_pod_is_written_read_and_edited(command: Command, host: Path, tmp_path: Path) -> None:
     pod = tmp_path / "pod.yaml"
-    said = synth("cluster", str(host), "--hosts", "4", "--nic", "25", "--fabric", "rail", "-o", str(pod))
+    said = command("cluster", str(host), "--hosts", "4", "--nic", "25", "--fabric", "rail", "-o", str(pod))
     assert (said.status, said.err) == (0, "")
     assert "4 x pair, rail: 8 ranks, 2 switches" in said.out
     lines = pod.read_text().splitlines()
@@ -47,13 +45,13 @@ def test_the_file_of_a_pod_is_written_read_and_edited(synth: Any, host: Path, tm
     assert "  - {between: [7, fabric1], bandwidth: 25, latency_us: 0.85}" in lines
     assert len(load(str(pod)).symmetries) == 2
     # six eighths of the buffer enter each host through two NICs
-    assert synth("bound", str(pod), "allgather", "--json").document["rate"] == "200/3"
+    assert command("bound", str(pod), "allgather", "--json").document["rate"] == "200/3"
     pod.write_text(pod.read_text().replace("bandwidth: 25,", "bandwidth: 50,"))
     assert load(str(pod)).bandwidth[7, 9] == 50
 
 
-def test_without_a_file_the_pod_is_printed(synth: Any, host: Path, tmp_path: Path) -> None:
-    said = synth("cluster", str(host), str(host), "mi300x", "--nic", "25", "--fabric", "fat-tree:2:1")
+def test_without_a_file_the_pod_is_printed(command: Command, host: Path, tmp_path: Path) -> None:
+    said = command("cluster", str(host), str(host), "mi300x", "--nic", "25", "--fabric", "fat-tree:2:1")
     file = tmp_path / "printed.yaml"
     file.write_text(said.out)
     topology = load(str(file))
@@ -62,22 +60,22 @@ def test_without_a_file_the_pod_is_printed(synth: Any, host: Path, tmp_path: Pat
         12,
         ["leaf0", "leaf1", "leaf2", "core"],
     )
-    as_json = synth(
+    as_json = command(
         *["cluster", str(host), str(host), "mi300x"], *["--nic", "25", "--fabric", "fat-tree:2:1", "--json"]
     )
     file.with_suffix(".json").write_text(as_json.out)
     assert load(str(file.with_suffix(".json"))) == topology
 
 
-def test_the_gpu_of_a_pod_stays_known(synth: Any, tmp_path: Path) -> None:
+def test_the_gpu_of_a_pod_stays_known(command: Command, tmp_path: Path) -> None:
     pod = tmp_path / "pod.yaml"
-    assert synth("cluster", "hgx-h800", "--hosts", "2", "-o", str(pod)).status == 0
+    assert command("cluster", "hgx-h800", "--hosts", "2", "-o", str(pod)).status == 0
     assert load_machine(str(pod)).gpu == "h800"
-    assert synth("cluster", "hgx-h800", "mi300x", "-o", str(pod)).status == 0
+    assert command("cluster", "hgx-h800", "mi300x", "-o", str(pod)).status == 0
     assert load_machine(str(pod)).gpus == ("h800",) * 8 + ("mi300x",) * 8
 
 
-def test_wrong_input_is_one_line_and_writes_nothing(synth: Any, host: Path, tmp_path: Path) -> None:
+def test_wrong_input_is_one_line_and_writes_nothing(command: Command, host: Path, tmp_path: Path) -> None:
     pod = tmp_path / "pod.yaml"
     cases = {
         (str(host), "--hosts", "2"): ["pair: shows no NICs; --nic GB/s gives each of its ranks one"],
@@ -91,46 +89,47 @@ def test_wrong_input_is_one_line_and_writes_nothing(synth: Any, host: Path, tmp_
         ("l40s", "--hosts", "2"): ["l40s: does not say how fast nic0 is; --nic GB/s does"],
     }
     for words, facts in cases.items():
-        refused(synth("cluster", *words, "-o", str(pod)), *facts)
+        refused(command("cluster", *words, "-o", str(pod)), *facts)
         assert not pod.exists()
     refused(
-        synth("cluster", "mi300x", "--hosts", "2", "-o", str(tmp_path)),
+        command("cluster", "mi300x", "--hosts", "2", "-o", str(tmp_path)),
         "must be a file to write, got a folder",
     )
-    refused(synth("show", f"{host}:boxes=4,nic=25"), "a file takes no arguments; synth cluster")
+    refused(command("show", f"{host}:boxes=4,nic=25"), "a file takes no arguments; synth cluster")
 
 
 @pytest.mark.parametrize(
     "spec", [["dgx1"], ["dgx1", "--ranks", "0,2,3"], ["dgx-h100"], ["star:4", "--without-rank", "3"]]
 )
-def test_what_show_prints_is_read_back(synth: Any, tmp_path: Path, spec: list[str]) -> None:
-    shown = synth("show", *spec, "--json")
+def test_what_show_prints_is_read_back(command: Command, tmp_path: Path, spec: list[str]) -> None:
+    shown = command("show", *spec, "--json")
     file = tmp_path / "shown.json"
     file.write_text(shown.out)
-    again = synth("show", str(file), "--json").document
+    again = command("show", str(file), "--json").document
     for key in ("name", "ranks", "switches", "links"):
         assert again[key] == shown.document[key]
     for collective in ("allreduce", "allgather"):
         rates = [
-            synth("bound", *words, collective, "--json").document["rate"] for words in (spec, [str(file)])
+            command("bound", *words, collective, "--json").document["rate"] for words in (spec, [str(file)])
         ]
         assert rates[0] == rates[1]
 
 
-def test_a_fragment_with_relays_is_asked_of_what_show_printed(synth: Any, tmp_path: Path) -> None:
+def test_a_fragment_with_relays_is_asked_of_what_show_printed(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "dgx1.json"
-    file.write_text(synth("show", "dgx1", "--json").out)
+    file.write_text(command("show", "dgx1", "--json").out)
     asked = ["allreduce", "--ranks", "0,1,6", "--relays", "--json"]
     assert (
-        synth("bound", str(file), *asked).document["rate"] == synth("bound", "dgx1", *asked).document["rate"]
+        command("bound", str(file), *asked).document["rate"]
+        == command("bound", "dgx1", *asked).document["rate"]
     )
 
 
-def test_a_file_that_only_looks_shown_is_still_checked(synth: Any, tmp_path: Path) -> None:
+def test_a_file_that_only_looks_shown_is_still_checked(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "square.json"
     document = {"ranks": 2, "links": [{"between": [0, 1], "bandwidth": 1}], "picture": None}
     file.write_text(json.dumps(document))
-    refused(synth("show", str(file)), "picture")
+    refused(command("show", str(file)), "picture")
 
 
 @pytest.mark.parametrize(
@@ -142,9 +141,9 @@ def test_a_file_that_only_looks_shown_is_still_checked(synth: Any, tmp_path: Pat
         ("[1, a100]", "gpu: must be text, got [1, 'a100']"),
     ],
 )
-def test_wrong_gpus_of_a_file(synth: Any, host: Path, gpu: str, message: str) -> None:
+def test_wrong_gpus_of_a_file(command: Command, host: Path, gpu: str, message: str) -> None:
     host.write_text(f"gpu: {gpu}\n{PAIR}")
-    refused(synth("show", str(host)), "pair.yaml: ", message)
+    refused(command("show", str(host)), "pair.yaml: ", message)
 
 
 @pytest.mark.parametrize(
@@ -185,12 +184,12 @@ def test_any_machine_in_a_file_is_read_or_refused_in_a_line(more: dict[str, obje
         assert len(machine.gpus) == len(machine.hosts) == len(machine.devices) == 2
 
 
-def test_nics_of_a_file_join_its_hosts(synth: Any, host: Path, tmp_path: Path) -> None:
+def test_nics_of_a_file_join_its_hosts(command: Command, host: Path, tmp_path: Path) -> None:
     host.write_text(f"nics: [{{name: nic0, rate: 12.5, near: [0, 1]}}]\nhosts: [0, 1]\n{PAIR}")
     machine = load_machine(str(host))
     assert (machine.hosts, machine.nics) == ((0, 1), (Nic("nic0", Fraction("12.5"), (0, 1)),))
     pod = tmp_path / "pod.yaml"
-    assert synth("cluster", str(host), "--hosts", "2", "-o", str(pod)).status == 0
+    assert command("cluster", str(host), "--hosts", "2", "-o", str(pod)).status == 0
     assert [switch.name for switch in load(str(pod)).switches] == ["host0.nic0", "host1.nic0", "fabric"]
 
 
@@ -199,10 +198,10 @@ def test_gpus_of_a_file(host: Path) -> None:
     assert load_machine(str(host)).gpus == ("a100", None)
 
 
-def test_nics_of_unknown_rate_are_shown_and_read_back(synth: Any, tmp_path: Path) -> None:
-    assert "  nics     2 of unknown rate" in synth("show", "l40s").out
+def test_nics_of_unknown_rate_are_shown_and_read_back(command: Command, tmp_path: Path) -> None:
+    assert "  nics     2 of unknown rate" in command("show", "l40s").out
     file = tmp_path / "l40s.json"
-    file.write_text(synth("show", "l40s", "--json").out)
+    file.write_text(command("show", "l40s", "--json").out)
     machine = load_machine("l40s")
     assert load_machine(str(file)) == machine
     assert [nic.rate for nic in machine.nics] == [None, None]

@@ -5,31 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from arborcast import pipeline
 from arborcast.pipeline.profiles import Layer, Profile
-from arborcast.synth.cli import app as cli
+from tests.support.commands import Command, refused
 
-Run = Callable[..., tuple[int, str, str]]
 MIB = 1 << 20
-
-
-@pytest.fixture
-def synth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Status, standard output and standard error of a command run in this process."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["synth", "plan", *words])
-        capsys.readouterr()
-        status = cli._status()
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    return run
 
 
 @pytest.fixture
@@ -43,16 +27,17 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path / "eight.json")
 
 
-def test_the_plan_is_told_written_drawn_and_traced(synth: Run, model: str, tmp_path: Path) -> None:
+def test_the_plan_is_told_written_drawn_and_traced(command: Command, model: str, tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("plan.json", "plan.svg", "trace.json", "again.json")}
-    status, out, err = synth(
+    ran = command(
+        "plan",
         model,
         "dgx1",
         *("-o", str(files["plan.json"]), "--picture", str(files["plan.svg"])),
         *("--trace", str(files["trace.json"]), "--profile", str(files["again.json"]), "--json"),
     )
-    assert (status, err) == (0, ""), err
-    found = json.loads(out)
+    assert (ran.status, ran.err) == (0, ""), ran.err
+    found = ran.document
     plan = pipeline.read_plan(files["plan.json"])
     assert plan.depth == 8 and plan.model == "eight" and plan.topology is not None
     assert [row["ranks"] for row in found["stages"]] == [list(stage.ranks) for stage in plan.stages]
@@ -67,9 +52,9 @@ def test_the_plan_is_told_written_drawn_and_traced(synth: Run, model: str, tmp_p
     assert pipeline.read_profile(files["again.json"]) == pipeline.read_profile(model)
 
 
-def test_people_see_stages_time_bound_and_the_others(synth: Run, model: str) -> None:
-    status, out, err = synth(model, "ring:4", "--stages", "2", "--microbatches", "8", "--order", "1f1b")
-    assert (status, err) == (0, ""), err
+def test_people_see_stages_time_bound_and_the_others(command: Command, model: str) -> None:
+    ran = command("plan", model, "ring:4", "--stages", "2", "--microbatches", "8", "--order", "1f1b")
+    assert (ran.status, ran.err) == (0, ""), ran.err
     for fact in (
         "block.0",
         "64 samples a step in 8 microbatches, order 1f1b",
@@ -77,42 +62,8 @@ def test_people_see_stages_time_bound_and_the_others(synth: Run, model: str) -> 
         "order pe: at most",
         "pipedream",
     ):
-        assert fact in out
-    assert sum(line.startswith(("0 ", "1 ")) for line in out.splitlines()) == 2, "a line for each stage"
-
-
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        (("--stages", "9"), ("9", "8")),
-        (("--memory", "100MiB"), ("stage", "100.00 MiB", "too many")),
-        (("--order", "zigzag"), ("order", "1f1b, pe, gpipe", "zigzag")),
-        (("--microbatches", "1000"), ("1000", "64")),
-        (("--device", "v100"), ("--device v100", "costs already")),
-        (("-o", "missing/plan.json"), ("missing", "does not exist")),
-    ],
-)
-def test_wrong_wishes_are_one_line(
-    synth: Run, model: str, words: tuple[str, ...], facts: tuple[str, ...]
-) -> None:
-    status, out, err = synth(model, "ring:4", *words)
-    assert (status, out) == (2, ""), out
-    assert err.startswith("synth: ") and err.count("\n") == 1, err
-    for fact in facts:
-        assert fact in err, err
-
-
-@pytest.mark.parametrize(
-    ("name", "fact"),
-    [
-        ("nothing", "must be a profile file, one of vgg19"),
-        ("missing.json", "missing.json: cannot be read"),
-        ("missing.py:model", "missing.py: there is no such file"),
-    ],
-)
-def test_models_that_are_none_are_one_line(synth: Run, name: str, fact: str) -> None:
-    status, out, err = synth(name, "ring:4")
-    assert (status, out) == (2, "") and fact in err and err.count("\n") == 1, err
+        assert fact in ran.out
+    assert sum(line.startswith(("0 ", "1 ")) for line in ran.out.splitlines()) == 2, "a line for each stage"
 
 
 MODEL_FILE = """
@@ -135,12 +86,12 @@ def no_model():
 """
 
 
-def test_models_of_a_python_file_are_measured(synth: Run, tmp_path: Path) -> None:
+def test_models_of_a_python_file_are_measured(command: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODEL_FILE)
-    status, out, err = synth(f"{tmp_path}/mine.py:small", "ring:2", "--json")
-    assert (status, err) == (0, ""), err
-    assert "measured" in json.loads(out)["costs"]
-    assert (json.loads(out)["device"], json.loads(out)["device_from"]) == (None, "default")
+    ran = command("plan", f"{tmp_path}/mine.py:small", "ring:2", "--json")
+    assert (ran.status, ran.err) == (0, ""), ran.err
+    assert "measured" in ran.document["costs"]
+    assert (ran.document["device"], ran.document["device_from"]) == (None, "default")
     for function, fact in (
         ("wrong", "must return (model, inputs)"),
         ("broken", "KeyError"),
@@ -148,8 +99,8 @@ def test_models_of_a_python_file_are_measured(synth: Run, tmp_path: Path) -> Non
         ("no_model", "no_model(): the model must be a torch.nn.Module, got str"),
         ("none", "must define a function none"),
     ):
-        status, out, err = synth(f"{tmp_path}/mine.py:{function}", "ring:2")
-        assert (status, out) == (2, "") and fact in err and err.count("\n") == 1, err
+        ran = command("plan", f"{tmp_path}/mine.py:{function}", "ring:2")
+        refused(ran, fact)
 
 
 BOX = """
@@ -159,7 +110,7 @@ GPU1    NV4    X
 """
 
 
-def test_models_are_costed_for_what_the_ranks_are(synth: Run, tmp_path: Path) -> None:
+def test_models_are_costed_for_what_the_ranks_are(command: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODEL_FILE)
     (tmp_path / "box.txt").write_text(BOX)
     small, box = f"{tmp_path}/mine.py:small", str(tmp_path / "box.txt")
@@ -172,11 +123,11 @@ def test_models_are_costed_for_what_the_ranks_are(synth: Run, tmp_path: Path) ->
     ):
         model = small if "here" in words or told.startswith("measured") else "bert-base"
         options = ("--batch", "8", "--microbatches", "2", "--stages", "1")
-        status, out, err = synth(model, words[0], *words[1:], *options, "--json")
-        assert (status, err) == (0, ""), err
-        found = json.loads(out)
-        assert found["device"] == device and found["costs"].startswith(device or "measured"), out
-        assert told in synth(model, words[0], *words[1:], *options)[1]
+        ran = command("plan", model, words[0], *words[1:], *options, "--json")
+        assert (ran.status, ran.err) == (0, ""), ran.err
+        found = ran.document
+        assert found["device"] == device and found["costs"].startswith(device or "measured")
+        assert told in command("plan", model, words[0], *words[1:], *options).out
 
 
 UNLIKE = """
@@ -189,14 +140,14 @@ UNLIKE = """
 """
 
 
-def test_ranks_that_differ_need_a_device(synth: Run, tmp_path: Path) -> None:
+def test_ranks_that_differ_need_a_device(command: Command, tmp_path: Path) -> None:
     (tmp_path / "unlike.xml").write_text(UNLIKE)
-    status, out, err = synth("bert-base", str(tmp_path / "unlike.xml"))
-    assert (status, out) == (2, "")
-    assert "unlike.xml: its ranks are " in err and "say by --device for which to cost" in err
-    assert "v100" in err and err.splitlines()[-1].count(" and ") == 1
-    status, out, err = synth("bert-base", "star:2", "--device", "here")
-    assert (status, out) == (2, "") and "bert-base is only a name" in err
+    ran = command("plan", "bert-base", str(tmp_path / "unlike.xml"))
+    assert (ran.status, ran.out) == (2, "")
+    assert "unlike.xml: its ranks are " in ran.err and "say by --device for which to cost" in ran.err
+    assert "v100" in ran.err and ran.err.splitlines()[-1].count(" and ") == 1
+    ran = command("plan", "bert-base", "star:2", "--device", "here")
+    refused(ran, "bert-base is only a name")
 
 
 def test_planning_needs_no_torch(model: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from arborcast.synth.errors import TimedOutError
 from arborcast.synth.formats import read_explicit
-from tests.cli.test_cli import refused
-from tests.cli.test_cli import synth as synth  # noqa: PLC0414  (a fixture)
+from tests.support.commands import Command, refused
 
 FABRIC = """
 name: branch
@@ -26,23 +24,23 @@ links:
 
 
 @pytest.fixture
-def solved(synth: Any, tmp_path: Path) -> str:
+def solved(command: Command, tmp_path: Path) -> str:
     """A schedule file of an allgather on four ranks and a switch."""
     (tmp_path / "branch.yaml").write_text(FABRIC)
     file = str(tmp_path / "branch.json")
-    assert synth("solve", str(tmp_path / "branch.yaml"), "allgather", "-o", file).status == 0
+    assert command("solve", str(tmp_path / "branch.yaml"), "allgather", "-o", file).status == 0
     return file
 
 
-def test_where_nothing_can_be_repaired_the_cut_is_of_what_is_left(synth: Any, solved: str) -> None:
-    ran = synth("repair", solved, "--without-rank", "3", "--without-link", "1-2", "--json")
+def test_where_nothing_can_be_repaired_the_cut_is_of_what_is_left(command: Command, solved: str) -> None:
+    ran = command("repair", solved, "--without-rank", "3", "--without-link", "1-2", "--json")
     assert ran.status == 1
     # Ranks 0, 1, 2 and the switch are left; rank 2 is on its own.
     assert ran.document["certificate"]["certificate"] == {"kind": "cut", "side": [0, 1, "s"], "capacity": "0"}
 
 
 def test_a_repair_out_of_time_leaves_the_best_it_found(
-    synth: Any, solved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, solved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best = read_explicit(solved)
 
@@ -51,48 +49,38 @@ def test_a_repair_out_of_time_leaves_the_best_it_found(
 
     monkeypatch.setattr("arborcast.synth.faults.repair.repaired", late)
     output = tmp_path / "repaired.json"
-    ran = synth("repair", solved, "--without-link", "1-2", "-o", str(output), "--json")
+    ran = command("repair", solved, "--without-link", "1-2", "-o", str(output), "--json")
     assert (ran.status, ran.document["timed_out"], ran.document["rate"]) == (3, True, str(best.rate))
     assert read_explicit(output) == best
 
 
-def test_the_implicit_form_is_not_made_by_another_method(synth: Any) -> None:
-    implicit = ("--form", "implicit", "--method")
-    refused(synth("solve", "ring:4", "alltoall", *implicit, "trees"), "method trees", "made by routes")
-    refused(synth("solve", "ring:4", "allgather", *implicit, "routes"), "method routes", "made by trees")
-    refused(synth("solve", "ring:4", "allgather", *implicit, "ring"), "method ring", "made by trees")
-    for spec, *form in (("ring:4", "--form", "implicit"), ("ring:66",)):
-        ran = synth("solve", spec, "allgather", *form, "--method", "trees", "--size", "1KiB")
-        refused(ran, "method trees: takes no size, which is for auto")
-
-
-def test_faults_are_named_wherever_a_fabric_is(synth: Any) -> None:
-    ran = synth("groups", "ring:4", "--group", "allgather:0-2", "--without-rank", "3", "--json")
+def test_faults_are_named_wherever_a_fabric_is(command: Command) -> None:
+    ran = command("groups", "ring:4", "--group", "allgather:0-2", "--without-rank", "3", "--json")
     # A line of three ranks: what enters its end is 2/3 of the buffer, over one link of 1 GB/s.
     assert (ran.status, ran.document["groups"][0]["rate"]) == (0, "3/2")
-    ran = synth("pareto", "ring:3", "allgather", "--without-link", "0-2", "--json")
+    ran = command("pareto", "ring:3", "allgather", "--without-link", "0-2", "--json")
     assert [(point["steps"], point["rounds"]) for point in ran.document["frontier"]] == [(2, 2)]
 
 
-def test_a_large_fabric_with_a_fault_is_solved_from_the_healthy_one(synth: Any) -> None:
+def test_a_large_fabric_with_a_fault_is_solved_from_the_healthy_one(command: Command) -> None:
     words = ("solve", "torus:9x9", "allgather", "--without-link", "0-1", "--json")
-    found = synth(*words).document
+    found = command(*words).document
     assert found["optimal"] is True
     assert "on old trees" in found["settings"]["repaired"]
-    anew = synth(*words, "--form", "explicit").document
+    anew = command(*words, "--form", "explicit").document
     assert (anew["rate"], "repaired" in anew["settings"]) == (found["rate"], False)
 
 
 def test_a_large_file_is_not_run_here_and_not_written_out_beyond_reading(
-    synth: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(tmp_path / "large.json")
-    assert synth("solve", "torus:12x12", "allgather", "-o", file).status == 0
-    refused(synth("run", file), "at most 128 ranks are run on one machine, got 144")
+    assert command("solve", "torus:12x12", "allgather", "-o", file).status == 0
+    refused(command("run", file), "at most 128 ranks are run on one machine, got 144")
     monkeypatch.setattr("arborcast.synth.cli.files.MOST_EXPANDED", 1000)
     # Four trees of 143 edges for each of 144 ranks.
     refused(
-        synth("expand", file, "-o", str(tmp_path / "full.json")),
+        command("expand", file, "-o", str(tmp_path / "full.json")),
         "at most 1000 transfers are written out, got",
     )
     assert not (tmp_path / "full.json").exists()

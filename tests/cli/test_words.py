@@ -13,8 +13,7 @@ from arborcast.synth.chunks.solvers.worker import WorkerDiedError
 from arborcast.synth.cli import app as cli
 from arborcast.synth.formats import topology_to_document
 from arborcast.topologies import load
-from tests.cli.test_cli import refused
-from tests.cli.test_cli import synth as command  # noqa: F401  (a fixture)
+from tests.support.commands import Command, refused
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def file(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("words", [(), ("bench",), ("--help",), ("-h",), ("bench", "-h")])
-def test_help_is_help_and_no_summary_is_cut(words: tuple[str, ...], command: Any) -> None:  # noqa: F811
+def test_help_is_help_and_no_summary_is_cut(words: tuple[str, ...], command: Command) -> None:
     ran = command(*words)
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.startswith("Usage: ")
@@ -34,16 +33,8 @@ def test_help_is_help_and_no_summary_is_cut(words: tuple[str, ...], command: Any
     assert "..." not in ran.out.partition("Commands:")[2]
 
 
-def test_compare_speaks_as_the_command(command: Any, tmp_path: Path) -> None:  # noqa: F811
-    (tmp_path / "old").mkdir()
-    (tmp_path / "new").mkdir()
-    refused(
-        command("bench", "compare", str(tmp_path / "old"), str(tmp_path / "new")), "results file of the same"
-    )
-
-
 @pytest.mark.parametrize("form", ["yaml", "json", "smi"])
-def test_a_topology_is_no_schedule(form: str, command: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_a_topology_is_no_schedule(form: str, command: Command, tmp_path: Path) -> None:
     import json
 
     import yaml
@@ -60,21 +51,8 @@ def test_a_topology_is_no_schedule(form: str, command: Any, tmp_path: Path) -> N
         refused(command(name, str(path)), f"{path}: must be a schedule", "got a topology")
 
 
-def test_a_collective_is_no_schedule_and_damage_is_still_named(
-    command: Any,  # noqa: F811
-    file: str,
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "exchange.yaml"
-    path.write_text("name: x\nblocks:\n  - {at: [0], to: [1]}\n")
-    refused(command("verify", str(path)), "must be a schedule", "got a collective")
-    damaged = tmp_path / "damaged.json"
-    damaged.write_text(Path(file).read_text()[:-20])
-    refused(command("verify", str(damaged)), "must be JSON")
-
-
 def test_old_names_of_options_are_understood_and_not_shown(
-    command: Any,  # noqa: F811
+    command: Command,
     file: str,
     tmp_path: Path,
 ) -> None:
@@ -85,16 +63,13 @@ def test_old_names_of_options_are_understood_and_not_shown(
             assert drawn.read_text().lstrip().startswith("<?xml")
         assert "--output" not in command(words[0], "--help").out
     assert "--size " not in command("run", "--help").out
-    refused(command("run", file, "--size", "1KiB:1"), "the last must not be below the first")
-    refused(command("run", file, "--sizes", "1KiB:1"), "the last must not be below the first")
     assert "--limit" not in command("bench", "peers", "--help").out
-    refused(command("bench", "peers", "ring:3", "allgather", "--limit", "9"), "needs a checkout")
 
 
 @pytest.mark.parametrize("name", ["solve", "pareto"])
 def test_no_deadline_unless_one_is_given(
     name: str,
-    command: Any,  # noqa: F811
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[float | None] = []
@@ -112,7 +87,7 @@ def test_no_deadline_unless_one_is_given(
     assert given == [None, 7.0]
 
 
-def test_verbose_tells_how_far_work_has_come(command: Any, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+def test_verbose_tells_how_far_work_has_come(command: Command, caplog: pytest.LogCaptureFixture) -> None:
     words = ("pareto", "ring:4", "allgather", "--no-cache", "--json")
     assert command(*words).status == 0
     assert not caplog.records
@@ -125,7 +100,7 @@ def test_verbose_tells_how_far_work_has_come(command: Any, caplog: pytest.LogCap
     assert logging.getLogger("synth").level == logging.NOTSET
 
 
-def test_quiet_leaves_errors(command: Any, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+def test_quiet_leaves_errors(command: Command, caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("arborcast.synth.topology")
     from arborcast.synth.cli.console import speaking
 
@@ -133,12 +108,10 @@ def test_quiet_leaves_errors(command: Any, caplog: pytest.LogCaptureFixture) -> 
         log.warning("a warning")
     log.warning("another")
     assert [record.getMessage() for record in caplog.records] == ["another"]
-    refused(command("bound", "ring:4", "magic", "-q"), "magic")
-    refused(command("bound", "ring:4", "allgather", "-q", "-v"), "-v and -q: only one of them")
 
 
 def test_the_cache_is_shown_and_cleared(
-    command: Any,  # noqa: F811
+    command: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,7 +127,6 @@ def test_the_cache_is_shown_and_cleared(
     assert command("cache", "clear").status == 0
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     assert command("cache", "where", "--json").document["parts"]["tables"] == {"files": 0, "bytes": 0}
-    refused(command("cache", "destroy"), "destroy", "where", "clear")
 
 
 def test_every_command_says_json_verbose_and_help() -> None:
@@ -169,7 +141,7 @@ def test_every_command_says_json_verbose_and_help() -> None:
 
 
 def test_a_solver_without_memory_is_not_called_late(
-    command: Any,  # noqa: F811
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def die(*_: object, **__: object) -> None:

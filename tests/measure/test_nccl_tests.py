@@ -23,7 +23,6 @@ from arborcast.backends.measure import nccl_tests
 from arborcast.backends.measure.job import ITEM_BYTES, Row, Sweep, count_as_nccl_tests, row_of
 from arborcast.backends.measure.launch import RunError, run_local
 from arborcast.backends.measure.nccl_tests import sizes_between, sweep_of
-from arborcast.synth.cli import app as cli
 from arborcast.synth.errors import InputError, TimedOutError
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from tests.support.drawn_schedules import (
@@ -406,29 +405,6 @@ def test_json_has_one_row_for_each_tuple_of_independent_variables(file: Path) ->
         assert row["algbw"] == pytest.approx(size / row["time_us"] / 1000)
         assert {"spread", "busbw", "share_of_optimum", "share_of_nominal"} <= row.keys()
     assert document["correct"] is None and document["file"] == "ring.json"
-
-
-def test_bad_input_is_one_line_and_status_2(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wrong = tmp_path / "wrong.json"
-    right = synth.solve(topologies.load("full:3"), "broadcast")
-    synth.write_schedule(replace(right, transfers=right.transfers[1:]), wrong)
-    for words, said in (
-        ((str(file), "-b", "16", "-e", "8"), "maxbytes 8: must not be below minbytes, got 16"),
-        ((str(file), "-f", "1"), "stepfactor 1: must be at least 2"),
-        ((str(file), "-f", "2", "-i", "8"), "-i 8 and -f 2: only one of them says how sizes grow"),
-        ((str(file), "-d", "half"), "datatype half: must be one of"),
-        ((str(file), "-a", "4"), "-a 4: must be 0, 1, 2 or 3"),
-        ((str(wrong), "-b", "8", "-e", "8"), "wrong.json: not correct: "),
-        ((str(tmp_path / "none.json"), "-b", "8"), "none.json: cannot be read"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["synth", "bench", "run", *words])
-        capsys.readouterr()
-        status, ran = cli._status(), capsys.readouterr()
-        assert (status, ran.out) == (2, ""), words
-        assert ran.err.startswith("synth: ") and ran.err.count("\n") == 1
-        assert said in ran.err
 
 
 def test_ranks_of_a_job_measure_together_and_rank_0_speaks(file: Path) -> None:

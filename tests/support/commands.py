@@ -1,4 +1,4 @@
-"""`synth` as several ranks of one job, in processes that need not import everything anew.
+"""`synth` in this process (the fixture `command` of `tests/conftest.py`), or as several ranks of one job.
 
 What happens when a process ends is not seen here: a test of that starts real ones.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from arborcast.synth.cli import app as cli
 from tests.support.ranks import rendezvous, run_ranks
@@ -23,11 +26,30 @@ RANKS_IMPORT = (
 
 @dataclass(frozen=True)
 class Said:
-    """Exit status and both outputs of one rank."""
+    """Exit status and both outputs of a command, or of one rank of it."""
 
     status: int
     out: str
     err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        lines = self.out.splitlines()
+        assert len(lines) == 1, f"--json prints one object and nothing else, got {self.out!r}"
+        return json.loads(lines[0])  # type: ignore[no-any-return]
+
+
+Command: TypeAlias = Callable[..., Said]
+"""Runs `synth` with some words."""
+
+
+def refused(ran: Said, *facts: str, status: int = 2) -> None:
+    """Nothing on standard output, one line on standard error that names the facts."""
+    assert (ran.status, ran.out) == (status, "")
+    assert ran.err.startswith("synth: ")
+    assert ran.err.count("\n") == 1, ran.err
+    for fact in facts:
+        assert fact in ran.err, ran.err
 
 
 def run_job(size: int, *words: str) -> list[Said]:

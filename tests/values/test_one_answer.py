@@ -20,8 +20,7 @@ from arborcast.synth.request import Request, Wishes
 from arborcast.synth.sweeps.answering import answered
 from arborcast.synth.sweeps.questions import Question
 from arborcast.topologies import load
-from tests.cli.test_cli import refused
-from tests.cli.test_cli import synth as command  # noqa: F401  (a fixture)
+from tests.support.commands import Command
 
 OPTIONS = {"size_bytes": "--size", "max_trees": "--max-trees", "max_height": "--max-height"}
 
@@ -68,7 +67,7 @@ def test_all_doors_give_the_same_bytes(
     method: str,
     wishes: dict[str, Any],
     form: str,
-    command: Any,  # noqa: F811
+    command: Command,
     tmp_path: Path,
 ) -> None:
     fabric = fabric_of(spec, down)
@@ -128,13 +127,3 @@ def test_wishes_mean_the_same_at_every_number_of_ranks() -> None:
 
 def test_wishes_are_the_fields_of_a_request() -> None:
     assert Wishes.__annotations__.keys() == Request.__dataclass_fields__.keys()
-
-
-def test_the_command_names_no_argument_of_python(command: Any) -> None:  # noqa: F811
-    for words, named in (
-        (("allgather", "--method", "trees", "--size", "1KiB"), "takes no size"),
-        (("alltoall", "--max-trees", "2"), "takes no maximum number of trees"),
-    ):
-        ran = command("solve", "ring:4", *words)
-        refused(ran, named)
-        assert "_" not in ran.err
