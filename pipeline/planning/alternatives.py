@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
@@ -12,7 +12,7 @@ from arborcast.pipeline.planning.balance import balanced
 from arborcast.pipeline.planning.hetpipe import hetpipe
 from arborcast.pipeline.planning.memory import Limit, fitted, with_and_without_recompute
 from arborcast.pipeline.planning.pipedream import pipedream
-from arborcast.pipeline.planning.planner import plan
+from arborcast.pipeline.planning.planner import PlanWishes, plan
 from arborcast.pipeline.planning.prediction import Prediction, predict
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.simulator import simulate
@@ -171,44 +171,21 @@ class Comparison:
     alternatives: Mapping[str, tuple[Plan, Prediction] | PlanError]
 
 
-def compare(
-    profile: Profile,
-    fabric: Topology,
-    *,
-    batch: int | None = None,
-    microbatches: int | None = None,
-    order: str | None = None,
-    recompute: bool | None = None,
-    memory_bytes: Limit | None = None,
-    max_in_flight: int | None = None,
-    keep_ties_together: bool = False,
-    stages: int | None = None,
-    network: LinkCosts | None = None,
-) -> Comparison:
+def compare(profile: Profile, fabric: Topology, **wishes: Unpack[PlanWishes]) -> Comparison:
     """Plan a pipeline and what else could be done with the same costs, links and memory.
 
-    Args are those of `plan`. Unless `microbatches` is given, the alternatives may choose between those of the
-    best plan, one for each rank, and four for each rank.
+    Arguments are those of `plan`. Unless `microbatches` is given, the alternatives may choose between those
+    of the best plan, one for each rank, and four for each rank.
 
     Raises:
         PlanError: as `plan`.
         BatchError: likewise.
     """
-    network = network or LinkCosts(fabric)
+    network = wishes["network"] = wishes.get("network") or LinkCosts(fabric)
+    best = plan(profile, fabric, **wishes)
+    batch, microbatches = wishes.get("batch"), wishes.get("microbatches")
+    memory_bytes = wishes.get("memory_bytes")
     samples = profile.samples if batch is None else batch
-    best = plan(
-        profile,
-        fabric,
-        batch=samples,
-        microbatches=microbatches,
-        order=order,
-        recompute=recompute,
-        memory_bytes=memory_bytes,
-        max_in_flight=max_in_flight,
-        keep_ties_together=keep_ties_together,
-        stages=stages,
-        network=network,
-    )
     several = {best.microbatches, min(samples, fabric.ranks), min(samples, 4 * fabric.ranks)}
     counts = [microbatches] if microbatches is not None else sorted(several)
     others = alternatives(profile, network, batch=samples, microbatches=counts, memory_bytes=memory_bytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
@@ -11,6 +13,21 @@ from arborcast.pipeline.planning.tables import LayerTables
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Topology
+
+
+class PlanWishes(TypedDict, total=False):
+    """What `plan` may be told beyond the profile and the fabric, as keyword arguments."""
+
+    batch: int | None
+    microbatches: int | None
+    order: str | None
+    recompute: bool | None
+    memory_bytes: Limit | None
+    max_in_flight: int | None
+    keep_ties_together: bool
+    stages: int | None
+    network: LinkCosts | None
+    simulated: int
 
 
 def plan(

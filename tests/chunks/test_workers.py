@@ -17,6 +17,7 @@ from arborcast.synth.chunks.solvers.worker import Worker, WorkerDiedError, Worke
 from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import TimedOutError
 from tests.support import fake_searches
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +55,9 @@ def is_gone(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] == "Z" and threads_of(pid) <= 1
 
 
-def eventually(happened: Callable[[], bool]) -> bool:
-    for _ in range(3000):
-        if happened():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def number_in(file: Path) -> int:
     """The number that a process writes into a file, once it is there."""
-    assert eventually(lambda: file.exists() and file.read_text() != "")
+    until(lambda: file.exists() and file.read_text() != "")
     return int(file.read_text())
 
 
@@ -151,7 +144,7 @@ def test_an_idle_child_that_was_killed_is_replaced() -> None:
         first = workers.run("z3", os.getpid, deadline=soon())
         assert workers.run("z3", os.getpid, deadline=soon()) == first
         os.kill(first, signal.SIGKILL)
-        assert eventually(lambda: is_gone(first))
+        until(lambda: is_gone(first))
         assert workers.run("z3", os.getpid, deadline=soon()) != first
 
 
@@ -212,7 +205,7 @@ def test_a_child_starts_light() -> None:
 def test_ctrl_c_is_for_the_parent(workers: Workers, tmp_path: Path) -> None:
     with workers.taking() as worker:
         worker.start("z3", fake_searches.sleep_until, tmp_path / "go")
-        assert eventually(lambda: signal.SIGINT in ignored_by(worker))
+        until(lambda: signal.SIGINT in ignored_by(worker))
         os.kill(worker.pid, signal.SIGINT)
         (tmp_path / "go").touch()
         wait([worker], soon())
@@ -234,6 +227,7 @@ from pathlib import Path
 {setup}
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs in the background
 from tests.support import fake_searches
+from tests.support.waiting import until
 from arborcast.synth.chunks.solvers.worker import Workers
 from arborcast.synth.deadline import Deadline
 
@@ -267,7 +261,7 @@ def test_no_child_survives_its_parent(tmp_path: Path, task: str) -> None:
     pids = [number_in(tmp_path / "busy"), number_in(tmp_path / "idle")]
     started.kill()
     started.communicate()
-    assert eventually(lambda: all(map(is_gone, pids)))
+    until(lambda: all(map(is_gone, pids)))
 
 
 def test_ctrl_c_ends_the_children(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise
@@ -24,6 +25,7 @@ from arborcast.pipeline.planning.balance import balanced, balanced_by
 from arborcast.pipeline.planning.hetpipe import hetpipe, virtual_workers, worker_plan
 from arborcast.pipeline.planning.hosts import levels
 from arborcast.pipeline.planning.memory import check_memory, range_fits, stage_memory
+from arborcast.pipeline.planning.planner import PlanWishes
 from arborcast.pipeline.planning.planner import plan as planned
 from arborcast.pipeline.planning.prediction import predict
 from arborcast.pipeline.profiles import Layer, Profile
@@ -275,3 +277,10 @@ def test_a_comparison_offers_the_alternatives_several_numbers_of_microbatches() 
     assert isinstance(gpipe, tuple)
     assert gpipe[0].microbatches in {found.plan.microbatches, 4, 16}
     assert found.batch == 32
+
+
+def test_wishes_are_what_planning_may_be_told() -> None:
+    asked = [it for it in inspect.signature(planned).parameters.values() if it.kind is it.KEYWORD_ONLY]
+    assert {it.name: it.annotation for it in asked} == {
+        name: kind.__forward_arg__ for name, kind in PlanWishes.__annotations__.items()
+    }

@@ -19,64 +19,55 @@ from numpy._core import _multiarray_umath as kernels
 ROOT = Path(__file__).parents[2]
 
 SHORT = """
-explicit mi250 allgather
-explicit mi250 allreduce max_trees=2
-explicit torus:3x4 alltoall
-explicit torus:3x3 allreduce max_height=4
-implicit mi250:boxes=2 allgather
-implicit dragonfly:4x3x2,local=2 allreduce max_height=4
+solve mi250 allgather form=explicit
+solve mi250 allreduce max_trees=2 form=explicit
+solve torus:3x4 alltoall form=explicit
+solve torus:3x3 allreduce max_height=4 form=explicit method=trees
+solve mi250:boxes=2 allgather form=implicit
+solve dragonfly:4x3x2,local=2 allreduce max_height=4 form=implicit
 tree_bound ring:4 allgather 2
 """
+"""Questions of the corpus (`tests.corpus.answering`), and bounds with their duals."""
 
 LONG = """
-explicit mi250:boxes=2 allgather max_trees=2
-explicit mi250 alltoall
-explicit dragonfly:4x2x2 alltoall
-explicit dgx-a100:boxes=2 allreduce method=mwu
-explicit torus:4x4 allgather max_height=4
-explicit dgx1 allgather tolerance=1/20
-implicit dragonfly:9x4x4 allgather
-implicit dragonfly:4x2x2 alltoall
-implicit mi250:boxes=2 allreduce tolerance=1/10
-implicit mi250:boxes=4 allgather max_height=8
+solve mi250:boxes=2 allgather max_trees=2 form=explicit
+solve mi250 alltoall form=explicit
+solve dragonfly:4x2x2 alltoall form=explicit
+solve dgx-a100:boxes=2 allreduce method=mwu form=explicit
+solve torus:4x4 allgather max_height=4 form=explicit method=trees
+solve dgx1 allgather tolerance=1/20 form=explicit
+solve dragonfly:9x4x4 allgather form=implicit
+solve dragonfly:4x2x2 alltoall form=implicit
+solve mi250:boxes=2 allreduce tolerance=1/10 form=implicit
+solve mi250:boxes=4 allgather max_height=8 form=implicit
 tree_bound dgx1 allgather 2
 flow_bound torus:3x3 alltoall 3
 pareto ring:4 allgather
 """
 
 SCRIPT = """
-import hashlib, json, sys
-from fractions import Fraction
-from arborcast import synth, topologies
+import sys
+from hashlib import sha256
+from arborcast import topologies
 from arborcast.synth.chunks.bounds.flow_bounds import flow_bound
-from arborcast.synth.chunks.frontier import pareto
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.trees.column_generation import tree_bound
 from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.formats import any_schedule
+from tests.corpus.answering import answer
 
-def of(schedule):
-    return json.dumps(any_schedule.any_schedule_to_document(schedule), sort_keys=True)
+BOUNDS = {"tree_bound": tree_bound, "flow_bound": flow_bound}
 
-def content(verb, spec, kind, *rest):
+def digest(line):
+    verb, spec, kind, *rest = line.split()
+    if verb not in BOUNDS:
+        return answer(line).digest
     topology = topologies.load(spec)
-    if verb == "pareto":
-        points = pareto(topology, Collective.on(topology, kind), cache=False).points
-        return "".join(of(point.schedule) for point in points)
-    if verb in ("tree_bound", "flow_bound"):
-        ask = {"tree_bound": tree_bound, "flow_bound": flow_bound}[verb]
-        problem = ChunkProblem.of(topology, Collective.on(topology, kind))
-        return repr(ask(problem, int(rest[0]), deadline=Deadline()))
-    read = {"method": str, "tolerance": Fraction}
-    pairs = (word.split("=") for word in rest)
-    knobs = {name: read.get(name, int)(value) for name, value in pairs}
-    if verb == "explicit" and "max_height" in knobs:
-        knobs["method"] = "trees"
-    return of(synth.solve(topology, kind, form=verb, **knobs))
+    problem = ChunkProblem.of(topology, Collective.on(topology, kind))
+    return sha256(repr(BOUNDS[verb](problem, int(rest[0]), deadline=Deadline())).encode()).hexdigest()
 
 for line in sys.argv[1].split("\\n"):
-    print(hashlib.sha256(content(*line.split()).encode()).hexdigest(), line)
+    print(digest(line), line)
 """
 
 
