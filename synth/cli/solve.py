@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from arborcast.synth.api import Form, approach
-from arborcast.synth.cli.console import Stopwatch, print_json, print_lines, progress
+from arborcast.synth.cli.console import Json, Stopwatch, print_json, print_lines, progress
 from arborcast.synth.cli.description import (
     beyond_document,
     choices_document,
@@ -157,17 +157,10 @@ def solve(
                 schedule = selection.fastest_in_time(request.size_bytes)
                 choices = selection.choices()
     except InfeasibleError as error:
-        written = text_of(error.proof_file)
-        files = {"proof_file": written, "formula_file": None if written is None else f"{written}.cnf"}
-        say_infeasible(error, on, collective, as_json, files)
+        say_infeasible(error, on, collective, as_json, _proof_files(error))
         raise
     except TimedOutError as error:
-        best = {} if error.best is None else kept(error.best, stopwatch.seconds, output)
-        if as_json:
-            died = isinstance(error, SolverDiedError)
-            print_json({**best, "timed_out": not died, "solver_died": died, "why": str(error)})
-        elif error.best is not None:
-            print_lines(describe_solution(error.best, best))
+        _tell_late(error, stopwatch.seconds, output, as_json)
         raise
     solution = kept(schedule, stopwatch.seconds, output)
     beyond = hardware_beyond(fabric.spec, schedule.topology, schedule.collective)
@@ -176,3 +169,18 @@ def solve(
         return
     told = describe_solution(schedule, solution)
     print_lines([*told, *describe_beyond(beyond), *describe_choices(choices)])
+
+
+def _proof_files(error: InfeasibleError) -> Json:
+    proof = text_of(error.proof_file)
+    return {"proof_file": proof, "formula_file": None if proof is None else f"{proof}.cnf"}
+
+
+def _tell_late(error: TimedOutError, seconds: float, output: Path | None, as_json: bool) -> None:
+    """Say and write the best that was found before time or solvers ran out."""
+    best = {} if error.best is None else kept(error.best, seconds, output)
+    if as_json:
+        died = isinstance(error, SolverDiedError)
+        print_json({**best, "timed_out": not died, "solver_died": died, "why": str(error)})
+    elif error.best is not None:
+        print_lines(describe_solution(error.best, best))
