@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-all mutants map lint format bench clean
+.PHONY: install demo test test-all coverage mutants map lint format bench clean
 
 install: $(STAMP)
 
@@ -25,6 +25,9 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m '' --hypothesis-profile=explore
+
+coverage: install
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=html --cov-report=term
 
 mutants: install
 	$(BIN)/python tests/mutants.py
