@@ -219,9 +219,9 @@ class Engine:
         run = GraphRun(
             _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self._timeout_s
         )
-        told = run.find_reason(None, self._search_s)
-        blamed = "" if told is None else f" ({told})"
-        self._end(f"rank {self.rank}: {opening}: {error}{blamed}", told)
+        closed = run.find_reason(None, self._search_s)
+        blamed = "" if closed is None else f" ({closed})"
+        self._end(f"rank {self.rank}: {opening}: {error}{blamed}", closed)
 
     def close(self) -> None:
         """Free what the engine holds besides the network; it must not be used any more."""
@@ -304,21 +304,21 @@ class Engine:
         if not isinstance(error, ExecutionError):
             self.give_up(f"rank {self.rank}: {opening}: {type(error).__name__}: {error}")
             raise error
-        told: ChannelClosedError | None = None
+        closed: ChannelClosedError | None = None
         if isinstance(error, PeerGoneError):
-            told = error.closed
-            if told.reason is None and run is not None:
-                told = run.find_reason(told.peer, self._search_s)
-        self._end(f"rank {self.rank}: {opening}: {error}", told, error)
+            closed = error.closed
+            if closed.reason is None and run is not None:
+                closed = run.find_reason(closed.peer, self._search_s)
+        self._end(f"rank {self.rank}: {opening}: {error}", closed, error)
 
     def _end(
-        self, message: str, told: ChannelClosedError | None, error: BaseException | None = None
+        self, message: str, closed: ChannelClosedError | None, error: BaseException | None = None
     ) -> NoReturn:
         """Give up for the reason that a peer has told, where it did, and raise."""
         cause = None
-        if told is not None and told.reason is not None and told.reason.startswith(_GAVE_UP):
-            cause = told.reason.removeprefix(_GAVE_UP)
+        if closed is not None and closed.reason is not None and closed.reason.startswith(_GAVE_UP):
+            cause = closed.reason.removeprefix(_GAVE_UP)
             if cause not in message:
-                message += f" ({told})"
+                message += f" ({closed})"
         self.give_up(cause or message)
         raise ExecutionError(message) from error

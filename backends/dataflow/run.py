@@ -374,10 +374,10 @@ class GraphRun:
         while others and (left := end - time.monotonic()) > 0:
             for descriptor, _ in self._poller.sleep(left):
                 self._poller.want(descriptor, 0)
-                told = others.pop(descriptor).channel.last_words()
-                if told.reason is not None:
-                    return told
-                silent = silent or told
+                closed = others.pop(descriptor).channel.last_words()
+                if closed.reason is not None:
+                    return closed
+                silent = silent or closed
         return silent
 
 

@@ -6,27 +6,22 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from arborcast import synth, topologies
 from arborcast.backends.dataflow.task_graph import Act, TaskGraph, compile_graph
-from arborcast.backends.lowering.layout import Buffer, Slice, lay_out
+from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.lower import lower, lower_rank
 from arborcast.backends.lowering.program import Copy, Program, Receive, Reduce, Send
-from arborcast.backends.measure.job import Reduction
 from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.simulation.service import AHEAD
-from tests.executors.test_interpreter import inputs_for
-from tests.support.definition import define
+from tests.executors.test_conformance import check, simulated
+from tests.support.definition import inputs_of
 from tests.support.drawn_schedules import (
-    DRAWN,
     make,
     recursive_doubling,
     ring_allreduce,
-    schedules,
 )
 from tests.support.graph_simulation import Simulation, StuckError
 from tests.support.interpreter import interpret
@@ -65,79 +60,6 @@ def drawn(graph: TaskGraph) -> list[str]:
     ]
 
 
-def check(
-    schedule: Schedule,
-    size: int,
-    pieces: int,
-    *,
-    seed: int = 0,
-    window: int = 8,
-    part: int = 3,
-    reduction: Reduction = Reduction.SUM,
-) -> None:
-    programs = lower(schedule, size * lay_out(schedule, 0).blocks, pieces=pieces, window=window)
-    graphs = [compile_graph(program) for program in programs]
-    for program, graph in zip(programs, graphs, strict=True):
-        check_shape(program, graph)
-    inputs = inputs_for(schedule, programs, "int64", reduction)
-    found = Simulation(graphs, inputs, reduction=reduction, part=part, seed=seed).run()
-    wanted = define(schedule.collective, inputs, reduction)
-    meant = interpret(programs, inputs, reduction=reduction)
-    for rank, (got, defined, interpreted) in enumerate(zip(found, wanted, meant, strict=True)):
-        if defined is not None:
-            np.testing.assert_array_equal(got, defined, f"rank {rank}")
-        np.testing.assert_array_equal(got, interpreted, f"rank {rank}")
-
-
-def check_shape(program: Program, graph: TaskGraph) -> None:
-    """Every message once and in its order, no more scratch than before, views that fit."""
-    assert graph.program is program
-    assert graph.scratch_elements <= program.scratch_elements
-    for sort, orders in ((Send, graph.sends), (Receive, graph.receives)):
-        for peer in {op.peer for op in program.operations if isinstance(op, sort)} | set(orders):
-            tags = [op.tag for op in program.operations if isinstance(op, sort) and op.peer == peer]
-            assert [graph.actions[number].operation.tag for number in orders[peer]] == tags
-    assert list(graph.sends) == sorted(graph.sends) and list(graph.receives) == sorted(graph.receives)
-    used = 0
-    for action in graph.actions:
-        assert graph.slices[action.into_number] == action.into
-        assert graph.slices[action.source_number] == action.source
-        assert not (action.act is not Act.SEND and action.into.buffer is Buffer.INPUT)
-        for part in (action.into, action.source):
-            used = max(used, part.stop if part.buffer is Buffer.SCRATCH else 0)
-    assert used == graph.scratch_elements
-    for buffer, cuts in graph.cuts.items():
-        at = 0
-        for length, number in cuts:
-            if number >= 0:
-                assert graph.slices[number] == Slice(buffer, at, at + length)
-            at += length
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_drawn_schedules(name: str) -> None:
-    for size in (0, 1, 2, 23):
-        for pieces in (1, 3):
-            for part in (1, 4, 100):
-                check(DRAWN[name], size, pieces, window=2, part=part)
-
-
-@given(
-    schedules(),
-    st.integers(0, 40),
-    st.integers(1, 4),
-    st.integers(0, 2**16),
-    st.integers(1, 3),
-    st.integers(1, 9),
-    st.sampled_from(Reduction),
-)
-@settings(max_examples=150)
-def test_random_schedules(
-    schedule: Schedule, size: int, pieces: int, seed: int, window: int, part: int, reduction: Reduction
-) -> None:
-    check(schedule, size, pieces, seed=seed, window=window, part=part, reduction=reduction)
-
-
 @pytest.mark.parametrize("method", ["trees", "ring", "binary-tree", "halving-doubling"])
 @pytest.mark.parametrize("kind", ["allreduce", "reduce-scatter", "allgather", "broadcast", "reduce"])
 def test_methods(method: str, kind: str) -> None:
@@ -146,7 +68,7 @@ def test_methods(method: str, kind: str) -> None:
     except InputError:
         pytest.skip(f"{method} does not do {kind}")
     for seed in range(3):
-        check(schedule, 24, 3, seed=seed)
+        check(simulated, schedule, 24, 3, seed=seed)
 
 
 def test_usual_trees_need_no_scratch() -> None:
@@ -300,7 +222,7 @@ def test_pacing_loses_nothing_and_waits_for_ever_nowhere(ahead: int) -> None:
     for schedule, size in ((ring_allreduce(4), 24), (recursive_doubling(), 24)):
         programs = lower(schedule, size, pieces=5)
         graphs = [compile_graph(program, ahead=ahead) for program in programs]
-        inputs = inputs_for(schedule, programs, "int64", Reduction.SUM)
+        inputs = inputs_of(schedule, size, "int64")
         for seed in range(5):
             found = Simulation(graphs, inputs, part=1, seed=seed).run()
             for got, meant in zip(found, interpret(programs, inputs), strict=True):

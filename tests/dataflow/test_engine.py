@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from arborcast.backends import lower
 from arborcast.backends.dataflow.engine import Engine
@@ -24,16 +21,14 @@ from arborcast.backends.tensors.torch_reduction import Operator, operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.collective import Kind
 from arborcast.synth.schedule import Schedule
-from tests.executors.test_interpreter import inputs_for
-from tests.support.definition import define
+from tests.support.definition import define, inputs_of
 from tests.support.drawn_schedules import (
     DRAWN,
     direct,
     ring_allreduce,
-    schedules,
     tree_broadcast,
 )
-from tests.support.fake_channels import FakeNetwork, fake_networks, in_threads
+from tests.support.fake_channels import close, each, engines_of, fake_networks
 from tests.support.waiting import any_inside, is_inside, until
 
 SUM = operator_of(torch.distributed.ReduceOp.SUM, torch.int64)
@@ -58,7 +53,7 @@ class Job:
         return an_opening(self.count, self.schedule.collective.kind, sequence)
 
     def inputs(self, dtype: str = "int64") -> list[Any]:
-        return inputs_for(self.schedule, self.programs, dtype, Reduction.SUM)
+        return list(inputs_of(self.schedule, self.count, dtype))
 
     def memory(self, rank: int, given: Any) -> dict[Buffer, torch.Tensor]:
         program = self.programs[rank]
@@ -82,44 +77,6 @@ class Job:
                 raise results[rank]
             if wanted is not None and len(wanted):
                 np.testing.assert_array_equal(results[rank].numpy(), wanted, f"rank {rank}")
-
-
-def engines_of(networks: tuple[FakeNetwork, ...], timeout_s: float = 30) -> list[Engine]:
-    return [Engine(network.rank, network, timeout_s=timeout_s, search_s=0.05) for network in networks]
-
-
-def each(engines: list[Engine], function: Callable[[Engine], Any], timeout_s: float = 60) -> list[Any]:
-    """What a function of each rank's engine returned or raised, all at the same time."""
-    return in_threads([lambda engine=engine: function(engine) for engine in engines], timeout_s=timeout_s)  # type: ignore[misc]
-
-
-def close(engines: list[Engine], networks: tuple[FakeNetwork, ...]) -> None:
-    for engine, network in zip(engines, networks, strict=True):
-        engine.close()
-        network.close()
-
-
-def check(job: Job, *, capacity: int, part_bytes: int, seed: int) -> None:
-    networks = fake_networks(len(job.graphs), capacity=capacity, part_bytes=part_bytes, seed=seed)
-    engines = engines_of(networks)
-    inputs = job.inputs()
-    job.check(inputs, each(engines, lambda engine: job.run(engine, inputs[engine.rank])))
-    assert [engine.failure for engine in engines] == [None] * len(engines)
-    close(engines, networks)
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_drawn_schedules(name: str) -> None:
-    for size in (0, 1, 23):
-        check(Job(DRAWN[name], size), capacity=32, part_bytes=32, seed=size)
-
-
-@given(
-    schedules(), st.integers(0, 30), st.integers(1, 3), st.sampled_from([8, 24, 100]), st.integers(0, 2**16)
-)
-@settings(max_examples=30, deadline=None)
-def test_random_schedules(schedule: Schedule, size: int, pieces: int, capacity: int, seed: int) -> None:
-    check(Job(schedule, size, pieces=pieces), capacity=capacity, part_bytes=16, seed=seed)
 
 
 def test_calls_one_after_the_other_with_a_slow_rank() -> None:

@@ -1,4 +1,4 @@
-"""Group calls on real processes: over gloo with one tag for all messages, over NCCL where there is a GPU."""
+"""Torch's messages beyond `test_conformance`: operations, calls and mistakes; NCCL where there is a GPU."""
 
 from __future__ import annotations
 
@@ -9,25 +9,17 @@ import random
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from tests.support.drawn_schedules import (
     allgather_over_relay,
-    custom_exchange,
     make,
-    recursive_doubling,
     ring_allreduce,
-    schedules,
-    tree_broadcast,
-    uneven_allreduce,
 )
 
 torch = pytest.importorskip("torch")
@@ -37,130 +29,14 @@ import torch.distributed as dist  # noqa: E402
 from arborcast import synth, topologies  # noqa: E402
 from arborcast.backends import ExecutionError, Executor  # noqa: E402
 from arborcast.backends.executors import torch_p2p  # noqa: E402
-from arborcast.backends.lowering.layout import lay_out  # noqa: E402
-from arborcast.backends.measure.job import Array, Reduction  # noqa: E402
-from arborcast.backends.measure.samples import sample_data  # noqa: E402
 from arborcast.backends.tensors.torch_reduction import Operator, operator_of  # noqa: E402
-from arborcast.synth.collective import NAMED_KINDS, Kind  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
 from arborcast.synth.schedule import Chunk, Schedule, Transfer  # noqa: E402
-from tests.support.definition import define  # noqa: E402
+from tests.executors.test_conformance import random_jobs, run_all, synthesized_jobs  # noqa: E402, F401
 from tests.support.group_cases import OPS, values  # noqa: E402
 from tests.support.ranks import Failure, run_ranks, store_path  # noqa: E402
 
 CPU = torch.device("cpu")
-Job = tuple[Schedule, int, str, Reduction, int]  # ..., elements of a block, type, reduction, pieces
-TORCH_OPS = {reduction: OPS[reduction.name] for reduction in Reduction}
-
-
-# What runs on every rank ---------------------------------------------------------------------------
-
-
-def run_all(rank: int, size: int, jobs: list[Job], device: Any = CPU) -> int:
-    """Every job on this rank, each element compared with the definition; the number of elements."""
-    compared = 0
-    for schedule, elements, dtype, reduction, pieces in jobs:
-        executor = Executor(schedule, device=device, pieces=pieces)
-        compared += run_one(executor, rank, elements, dtype, reduction)
-    return compared
-
-
-def run_one(executor: Executor, rank: int, elements: int, dtype: str, reduction: Reduction) -> int:
-    schedule = executor.schedule
-    layout = lay_out(schedule, elements * lay_out(schedule, 0).blocks)
-    inputs = inputs_of(schedule, layout, dtype, reduction)
-    expected = define(schedule.collective, inputs, reduction)[rank]
-    gives, gets = layout.input_elements(rank), layout.output_elements(rank)
-    kind = getattr(torch, dtype)
-    poison = torch.full((gets,), -1, dtype=kind, device=executor.device)
-    own = inputs[rank]
-    data = None if own is None else torch.from_numpy(own).to(executor.device, kind)
-    in_place = layout.in_place(rank)
-    output = data.clone() if in_place and data is not None else poison
-    taken = data if gives and not in_place else None
-    executor.run(
-        layout.count,
-        kind,
-        given=taken,
-        output=output if gets else None,
-        op=TORCH_OPS[reduction],
-    )
-    if expected is None:
-        return 0
-    wanted = torch.from_numpy(expected).to(kind)
-    what = f"{schedule.collective.kind} {schedule.topology.name} {elements} {dtype} {reduction} rank {rank}"
-    assert torch.equal(output.cpu(), wanted), what
-    if taken is not None and own is not None:
-        assert torch.equal(taken.cpu(), torch.from_numpy(own).to(kind)), f"{what}: the input has changed"
-    return len(wanted)
-
-
-def inputs_of(schedule: Schedule, layout: Any, dtype: str, reduction: Reduction) -> list[Array | None]:
-    collective = schedule.collective
-    found: list[Array | None] = []
-    for rank in range(schedule.topology.ranks):
-        gives = rank in collective.ranks
-        if collective.kind in {Kind.BROADCAST, Kind.SCATTER}:
-            gives = rank == collective.root
-        length = layout.output_elements(rank) if layout.in_place(rank) else layout.input_elements(rank)
-        data = np.zeros(length, dtype=np.int64)
-        for start, part in sample_data(
-            collective, rank, length, dtype=dtype, reduction=reduction, seed=length
-        ):
-            data[start : start + len(part)] = part
-        found.append(data if gives else None)
-    return found
-
-
-# Every kind, random schedules ----------------------------------------------------------------------
-
-
-@functools.cache
-def drawn() -> dict[int, list[Job]]:
-    """Random schedules of every kind with ragged lengths and shares, by number of ranks.
-
-    Drawn where they are needed: the processes of the ranks import this module, too.
-    """
-    jobs: dict[int, list[Job]] = defaultdict(list)
-    chance = random.Random(0)
-
-    @given(schedules())
-    @settings(max_examples=120)
-    def collect(schedule: Schedule) -> None:
-        reduction = chance.choice([Reduction.SUM, Reduction.MAX, Reduction.PRODUCT])
-        dtype = chance.choice(["int64", "float32", "float64", "bfloat16"])
-        elements = chance.choice([0, 1, 5, 37, 1009])
-        jobs[schedule.topology.ranks].append((schedule, elements, dtype, reduction, chance.randint(1, 5)))
-
-    collect()
-    by_hand = (
-        tree_broadcast(),
-        recursive_doubling(),
-        uneven_allreduce(),
-        allgather_over_relay(),
-        custom_exchange(),
-    )
-    for schedule in by_hand:
-        for elements in (1, 100):
-            jobs[schedule.topology.ranks] += [(schedule, elements, "int64", Reduction.SUM, 3)]
-    return jobs
-
-
-@pytest.mark.parametrize("ranks", range(2, 8))
-def test_random_schedules_of_every_kind(ranks: int) -> None:
-    assert any(run_ranks(ranks, run_all, drawn()[ranks]))
-
-
-@pytest.mark.parametrize("spec", ["ring:2", "ring:3", "dgx1"])
-def test_synthesized_schedules_of_every_kind(spec: str) -> None:
-    fabric = topologies.load(spec)
-    jobs = [
-        (synth.solve(fabric, kind.value), 4099, "float32", Reduction.SUM, pieces)
-        for kind in NAMED_KINDS
-        for pieces in (1, 7)
-    ]
-    assert all(run_ranks(fabric.ranks, run_all, jobs))
-
 
 # Every operation and type --------------------------------------------------------------------------
 
@@ -489,18 +365,12 @@ def run_on_gpu(size: int, name: str, *arguments: Any) -> list[Any]:
 @needs_gpu
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_random_schedules_on_nccl(ranks: int) -> None:
-    assert any(run_on_gpu(ranks, "run_all", drawn()[ranks]))
+    assert any(run_on_gpu(ranks, "run_all", "messages", random_jobs()[ranks]))
 
 
 @needs_gpu
 def test_synthesized_schedules_on_nccl() -> None:
-    fabric = topologies.load("full:4")
-    jobs = [
-        (synth.solve(fabric, kind.value), 100_003, "float32", Reduction.SUM, pieces)
-        for kind in NAMED_KINDS
-        for pieces in (1, 16)
-    ]
-    assert all(run_on_gpu(4, "run_all", jobs))
+    assert all(run_on_gpu(4, "run_all", "messages", synthesized_jobs("full:4", 100_003, 1, 16)))
 
 
 @needs_gpu

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from arborcast.backends.lowering.layout import lay_out
 from arborcast.backends.measure.job import Array, Reduction
+from arborcast.backends.measure.samples import sample_data
 from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.implicit_schedule import AnySchedule
 
 COMBINE: dict[Reduction, np.ufunc] = {
     Reduction.SUM: np.add,
@@ -96,3 +99,23 @@ def _blocks(array: Array, count: int) -> list[Array]:
 def _span(array: Array, block: int, blocks: int) -> tuple[int, int]:
     length = len(array) // blocks
     return block * length, (block + 1) * length
+
+
+def inputs_of(
+    schedule: AnySchedule, count: int, dtype: str, reduction: Reduction = Reduction.SUM
+) -> list[Array | None]:
+    """Data for every rank that gives some, as integers that are exact in the type; None for the others."""
+    collective, layout = schedule.collective, lay_out(schedule, count)
+    found: list[Array | None] = []
+    for rank in range(schedule.topology.ranks):
+        gives = rank in collective.ranks
+        if collective.kind in {Kind.BROADCAST, Kind.SCATTER}:
+            gives = rank == collective.root
+        length = layout.output_elements(rank) if layout.in_place(rank) else layout.input_elements(rank)
+        data = np.zeros(length, dtype=np.int64)
+        for start, part in sample_data(
+            collective, rank, length, dtype=dtype, reduction=reduction, seed=length
+        ):
+            data[start : start + len(part)] = part
+        found.append(data if gives else None)
+    return found

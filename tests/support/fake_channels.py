@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.errors import ChannelClosedError, PeerLeftError
 from arborcast.backends.transport.channel import Channel
 
@@ -266,3 +267,18 @@ def in_threads(functions: Sequence[Callable[[], Any]], *, timeout_s: float = 60)
     for thread in threads:
         thread.join(timeout_s)
     return results
+
+
+def engines_of(networks: tuple[FakeNetwork, ...], timeout_s: float = 30) -> list[Engine]:
+    return [Engine(network.rank, network, timeout_s=timeout_s, search_s=0.05) for network in networks]
+
+
+def each(engines: list[Engine], function: Callable[[Engine], Any], timeout_s: float = 60) -> list[Any]:
+    """What a function of each rank's engine returned or raised, all at the same time."""
+    return in_threads([lambda engine=engine: function(engine) for engine in engines], timeout_s=timeout_s)  # type: ignore[misc]
+
+
+def close(engines: list[Engine], networks: tuple[FakeNetwork, ...]) -> None:
+    for engine, network in zip(engines, networks, strict=True):
+        engine.close()
+        network.close()

@@ -13,6 +13,7 @@ import numpy as np
 
 from arborcast.backends.dataflow.task_graph import Act, Action, TaskGraph
 from arborcast.backends.lowering.layout import Buffer, Slice
+from arborcast.backends.lowering.program import Program, Receive, Send
 from arborcast.backends.measure.job import Array, Reduction
 from tests.support.definition import combine, finish
 
@@ -144,3 +145,28 @@ class Simulation:
         combined = rank[action.source][offset : offset + len(data)].copy()
         combine(self._reduction, combined, data)
         into[:] = combined
+
+
+def check_shape(program: Program, graph: TaskGraph) -> None:
+    """Every message once and in its order, no more scratch than before, views that fit."""
+    assert graph.program is program
+    assert graph.scratch_elements <= program.scratch_elements
+    for sort, orders in ((Send, graph.sends), (Receive, graph.receives)):
+        for peer in {op.peer for op in program.operations if isinstance(op, sort)} | set(orders):
+            tags = [op.tag for op in program.operations if isinstance(op, sort) and op.peer == peer]
+            assert [graph.actions[number].operation.tag for number in orders[peer]] == tags
+    assert list(graph.sends) == sorted(graph.sends) and list(graph.receives) == sorted(graph.receives)
+    used = 0
+    for action in graph.actions:
+        assert graph.slices[action.into_number] == action.into
+        assert graph.slices[action.source_number] == action.source
+        assert not (action.act is not Act.SEND and action.into.buffer is Buffer.INPUT)
+        for part in (action.into, action.source):
+            used = max(used, part.stop if part.buffer is Buffer.SCRATCH else 0)
+    assert used == graph.scratch_elements
+    for buffer, cuts in graph.cuts.items():
+        at = 0
+        for length, number in cuts:
+            if number >= 0:
+                assert graph.slices[number] == Slice(buffer, at, at + length)
+            at += length
