@@ -1,4 +1,4 @@
-"""Integer programs for HiGHS: flows against arrivals, groups of flows, attempts, checks of a solution."""
+"""Integer programs for HiGHS beyond `test_encodings`: flows, groups of flows, attempts, checks of a solution."""
 
 from __future__ import annotations
 
@@ -159,38 +159,6 @@ def test_under_rotations(
     assert is_found(IlpSearch(instance), instance) is expected
     if kind is Kind.ALLTOALL:
         assert is_found(ArrivalSearch(instance), instance) is expected
-
-
-@pytest.mark.parametrize(
-    ("spec", "kind", "size", "expected"),
-    [
-        ("dgx1", "allgather", (6, 3, 7), True),
-        ("dgx1", "gather", (4, 2, 5), True),
-        ("dgx1", "gather", (6, 3, 7), True),
-        ("dgx1", "gather", (7, 2, 8), False),
-        ("dgx1", "scatter", (6, 2, 7), True),
-        ("dgx1", "broadcast", (8, 3, 3), False),
-        ("dgx1", "broadcast", (13, 4, 4), True),
-        ("dgx1", "broadcast", (19, 5, 5), True),
-        ("dgx1", "broadcast", (25, 6, 6), True),
-        ("torus:4x4", "allgather", (4, 4, 15), True),
-        pytest.param("dgx1", "broadcast", (22, 3, 9), True, marks=pytest.mark.long),
-        pytest.param("dgx1", "broadcast", (31, 7, 7), True, marks=pytest.mark.long),
-        pytest.param("torus:4x8", "allgather", (4, 6, 31), True, marks=pytest.mark.long),
-    ],
-)
-def test_known_values(spec: str, kind: str, size: tuple[int, int, int], expected: bool) -> None:
-    instance = instance_of(spec, kind, *size)
-    assert is_found(IlpSearch(instance), instance) is expected
-
-
-@pytest.mark.parametrize("encoding", [FlowSearch, ArrivalSearch])
-def test_fewer_steps_than_the_latency_are_impossible(
-    encoding: type[FlowSearch] | type[ArrivalSearch],
-) -> None:
-    for kind in ROUTING:
-        assert isinstance(encoding(instance_of("ring:6", kind, 1, 2, 9)).run(None), Infeasible)
-        assert isinstance(encoding(instance_of("ring:6", kind, 1, 3, 9)).run(None), Feasible)
 
 
 @pytest.mark.parametrize("size", [(4, 3, 4), (5, 4, 4), (6, 4, 4), (7, 4, 4), (5, 4, 5)])

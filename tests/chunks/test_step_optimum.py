@@ -75,8 +75,8 @@ def optimum_of(
     No packing of ways follows the flows, so that the scripted answers decide.
     """
     searcher = Scripted(problem("ring:4", "gather"), answer)
-    care = QUICK if quick else replace(THOROUGH, most_packed=0)
-    return step_optimum(searcher, 2, loose(2), below, care), searcher.asked
+    budget = QUICK if quick else replace(THOROUGH, most_packed=0)
+    return step_optimum(searcher, 2, loose(2), below, budget), searcher.asked
 
 
 def test_attained_in_lowest_terms_nothing_is_left_to_refute() -> None:
