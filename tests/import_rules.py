@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from grimp import ImportGraph
 from importlinter import Contract, ContractCheck, fields, output
 
@@ -9,8 +11,8 @@ from importlinter import Contract, ContractCheck, fields, output
 class ClosedContract(Contract):
     """Checkers import each other and values, values import values; nothing else of ours."""
 
-    checkers = fields.SetField(subfield=fields.ModuleField())
-    values = fields.SetField(subfield=fields.ModuleField())
+    checkers: Any = fields.SetField(subfield=fields.ModuleField())
+    values: Any = fields.SetField(subfield=fields.ModuleField())
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         named = {module.name for module in self.checkers}

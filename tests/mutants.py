@@ -175,8 +175,9 @@ def mutants_of(module: str) -> list[Mutant]:
                         value[index] = node
                     else:
                         setattr(parent, field, node)
-                named = isinstance(node, ast.FunctionDef | ast.ClassDef)
-                inner = f"{where}.{node.name}".lstrip(".") if named else where
+                inner = where
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    inner = f"{where}.{node.name}".lstrip(".")
                 visit(node, inner)
 
     visit(tree, "")

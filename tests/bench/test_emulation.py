@@ -297,8 +297,8 @@ def test_nothing_is_left_however_it_ends(ending: signal.Signals) -> None:
         time.sleep(0.05)
     assert not left
     # Other tests may run schedules meanwhile, each in a folder of its own.
-    left = {name for name in set(os.listdir("/tmp")) - files if "arborcast" in name}  # noqa: PTH208
-    assert not {name for name in left if not name.startswith("arborcast-run-")}
+    others = {name for name in set(os.listdir("/tmp")) - files if "arborcast" in name}  # noqa: PTH208
+    assert not {name for name in others if not name.startswith("arborcast-run-")}
 
 
 def _processes_in(namespaces: set[str]) -> set[int]:

@@ -25,8 +25,8 @@ def test_a_sleep_that_was_too_long_shortens_the_next(monkeypatch: pytest.MonkeyP
         slept.append(round(seconds * 1e6))
         now[0] += seconds + 100e-6  # the system is 100 us late
 
-    monkeypatch.setattr(sleeping.time, "sleep", sleep)
-    monkeypatch.setattr(sleeping.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(sleeping.time, "sleep", sleep)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sleeping.time, "perf_counter", lambda: now[0])  # type: ignore[attr-defined]
     alarm = Alarm()
     for wanted in (1000, 1000, 50, 1000):
         alarm.sleep(wanted)

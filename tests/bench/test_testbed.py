@@ -413,15 +413,7 @@ def test_a_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch, hasty: Non
     """A schedule that forgets a rank; the verifier would have said so."""
     fabric = at_rates(topologies.load("full:3"), 80)
     right = solve(fabric, "broadcast", method="ring")
-    wrong = type(right)(
-        right.topology,
-        right.collective,
-        right.method,
-        right.bound,
-        right.chunks,
-        right.transfers[:1],
-        right.rate,
-    )
+    wrong = replace(right, transfers=right.transfers[:1])
     line = type(line_up(fabric, right.collective, []))((Contender("ring", wrong),), {})
     monkeypatch.setattr(testbed, "line_up", lambda *_: line)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Integer programs for HiGHS beyond `test_encodings`: flows, groups of flows, attempts, checks of a solution."""
+"""Integer programs for HiGHS beyond `test_encodings`: flows in groups, attempts, checks of a solution."""
 
 from __future__ import annotations
 

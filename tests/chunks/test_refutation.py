@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dratify import check_proof, parse_dimacs
@@ -241,9 +242,9 @@ def test_what_is_not_excluded_over_every_schedule_has_no_proof(tmp_path: Path) -
 
 
 def test_no_proof_is_taken_for_what_has_none(tmp_path: Path) -> None:
-    size = {"chunks": 4, "steps": 4, "rounds": 6}
+    size: Any = {"chunks": 4, "steps": 4, "rounds": 6}
     with pytest.raises(InputError, match="method ilp: takes no proof, which is for sat"):
-        synth.solve(load("ring:4"), "allgather", method="ilp", proof=tmp_path / "none.drat", **size)  # type: ignore[arg-type]
+        synth.solve(load("ring:4"), "allgather", method="ilp", proof=tmp_path / "none.drat", **size)
 
 
 @pytest.mark.parametrize(

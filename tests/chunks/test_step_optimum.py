@@ -225,7 +225,7 @@ def test_blocks_that_are_alike_over_links_of_unlike_capacities() -> None:
 
 def test_a_plan_that_the_deadline_cut_short_is_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more time the packing might have become a plan with fewer chunks: this one is not kept."""
-    real = module.plan_of
+    real = module.plan_of  # type: ignore[attr-defined]
 
     def until_late(*asked: Any, **knobs: Any) -> Any:
         found = real(*asked, **knobs)

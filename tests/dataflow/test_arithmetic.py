@@ -13,9 +13,9 @@ from arborcast.backends.dataflow.arithmetic import Arithmetic, NumpyArithmetic, 
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.tensors.torch_reduction import operator_of
-from tests.dataflow.test_engine import an_opening, engines_of
+from tests.dataflow.test_engine import an_opening
 from tests.support.drawn_schedules import allgather_over_relay, recursive_doubling, ring_allreduce
-from tests.support.fake_channels import fake_networks, in_threads
+from tests.support.fake_channels import engines_of, fake_networks, in_threads
 
 COUNT = 96
 OPERATIONS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")

@@ -100,7 +100,7 @@ def schedules(draw: Callable) -> Schedule:
         if other == switch and switch >= topology.ranks and src < topology.ranks and dst < topology.ranks
     ]
     transfers = [
-        Transfer(chunk, *path[:2], step, reduce, path[2])
+        Transfer(chunk, path[0], path[1], step, reduce, path[2])
         for chunk, path, step, reduce in draw(
             st.lists(
                 st.tuples(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise, product
+from typing import Any
 
 from pysat.card import CardEnc, EncType
 from pysat.formula import IDPool
@@ -39,14 +40,14 @@ def demands(collective: Collective) -> list[Demand]:
     ranks, root = collective.ranks, collective.root
     if collective.kind is Kind.CUSTOM:
         return [(demand.sources, demand.targets) for demand in collective.demands]
-    pairs = {
+    pairs: Any = {
         Kind.BROADCAST: [(root, ranks)],
         Kind.ALLGATHER: [(rank, ranks) for rank in ranks],
         Kind.GATHER: [(rank, (root,)) for rank in ranks if rank != root],
         Kind.SCATTER: [(root, (rank,)) for rank in ranks if rank != root],
         Kind.ALLTOALL: [(src, (dst,)) for src in ranks for dst in ranks if src != dst],
     }[collective.kind]
-    return [(frozenset([src]), frozenset(dst) - {src}) for src, dst in pairs]  # type: ignore[list-item]
+    return [(frozenset([src]), frozenset(dst) - {src}) for src, dst in pairs]
 
 
 def divisions(total: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -18,10 +18,10 @@ from tests.support.ranks import run_ranks
 
 def opted_in(rank: int, size: int, topology: str | None) -> bool:
     def new_nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-        return process_group.new_gloo(store, rank, size, timeout)
+        return process_group.new_gloo(store, rank, size, timeout)  # type: ignore[attr-defined]
 
-    process_group.has_nccl = lambda: True
-    process_group.new_nccl = new_nccl
+    process_group.has_nccl = lambda: True  # type: ignore[attr-defined]
+    process_group.new_nccl = new_nccl  # type: ignore[attr-defined]
     import arborcast.torch_backend  # noqa: F401
 
     options: Any = Options(topology=topology, prepare=())

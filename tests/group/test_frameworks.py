@@ -136,11 +136,11 @@ def _along(way: tuple[str, ...], name: str, rank: int, size: int) -> list[Array]
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         if turn:
             weights, moments = get_state_dict(model, optimizer)
-            checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=f"{folder}/{turn - 1}")
+            checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=f"{folder}/{turn - 1}")  # type: ignore[attr-defined]
             set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
         values = train(turn, model, optimizer, steps=1)
         weights, moments = get_state_dict(model, optimizer)
-        checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=f"{folder}/{turn}")
+        checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=f"{folder}/{turn}")  # type: ignore[attr-defined]
         assert backend == REFERENCE or _calls_by_schedule() > 0
         dist.destroy_process_group()
     return _as_arrays(values)

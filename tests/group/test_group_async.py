@@ -342,9 +342,14 @@ def test_memory_stays_over_10_000_calls() -> None:
 def compiled_once(rank: int, size: int) -> list[int]:
     from arborcast.backends.schedules import held as schedules
 
-    compiled = []
-    real = schedules.compile_graph
-    schedules.compile_graph = lambda program: compiled.append(program) or real(program)
+    compiled: list[Any] = []
+    real: Any = schedules.compile_graph  # type: ignore[attr-defined]
+
+    def noted(program: Any) -> Any:
+        compiled.append(program)
+        return real(program)
+
+    schedules.compile_graph = noted  # type: ignore[attr-defined]
     counts = []
     for _ in range(5):
         for count in (100, 2000):

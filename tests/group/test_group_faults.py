@@ -256,7 +256,7 @@ def _killed_while_finding_schedules(rank: int, size: int, victim: int) -> Ended:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if rank == victim:
-        schedules.synthesize_table = die  # type: ignore[assignment]
+        schedules.synthesize_table = die  # type: ignore[attr-defined]
     return ended(lambda: dist.broadcast(torch.ones(5000), 1))
 
 

@@ -101,7 +101,7 @@ def test_the_key_is_the_content(cache: Path) -> None:
 def test_a_damaged_entry_is_one_warning(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = synthesize_table(RING, Kind.BROADCAST, 0, QUICK)
     (file,) = kept(cache)
-    whole, folder = file.read_text(), module.ChunkCache(cache / "tables")
+    whole, folder = file.read_text(), module.ChunkCache(cache / "tables")  # type: ignore[attr-defined]
     other = Table.of([Choice(0, solve(RING, "broadcast", method="ring", root=1))])
     for damage in (
         lambda: file.write_text(whole[:-50]),
@@ -135,7 +135,7 @@ def test_the_first_schedule_is_better_than_none(cache: Path, monkeypatch: pytest
     def wait(workers: Collection[Worker], deadline: Deadline) -> list[Worker]:
         return module_wait(workers, Deadline.after(200)) if next(answers) else []
 
-    module_wait = module.wait
+    module_wait = module.wait  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "wait", wait)
     found = synthesize_table(RING, Kind.ALLREDUCE, None, Options())
     assert found.is_cut_short

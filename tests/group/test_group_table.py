@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
-from arborcast.backends.schedules.selection import ORDERS, GroupSelection, most_messages, with_messages
+from arborcast.backends.schedules.selection import ORDERS, GroupSelection, most_messages, with_messages  # type: ignore[attr-defined]
 from arborcast.backends.schedules.synthesis import tables
 from arborcast.backends.schedules.table import Entry, Table
 from arborcast.bench.contest.cases import CASES, Case

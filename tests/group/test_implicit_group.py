@@ -86,7 +86,7 @@ def every_call(rank: int, size: int) -> list[str]:
         made.append(kind)
         return table_of(topology, kind)
 
-    schedules.synthesize_table = synthesize  # this process is the test's own
+    schedules.synthesize_table = synthesize  # type: ignore[attr-defined]  # this process is the test's own
     store = PrefixStore("test", dist.distributed_c10d._get_default_store())
     communicator = Communicator(
         store, rank, size, options=Options(topology="ring:4", gloo_below=0, piece_bytes=1 << 12), timeout_s=60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -146,7 +147,7 @@ def test_a_single_commodity_stops_at_the_deadline_inside_a_phase():
 
 
 def test_a_phase_that_fills_a_narrow_link_very_often_stays_within_integers():
-    cables = [(1, 4, 5, 5), (2, 3, "1/4", "1/4"), (3, 4, 50, 50), (1, 0, 17, 7)]  # 3 and 4 are switches
+    cables: Any = [(1, 4, 5, 5), (2, 3, "1/4", "1/4"), (3, 4, 50, 50), (1, 0, 17, 7)]  # 3 and 4 are switches
     links = [Link(one, other, Fraction(there)) for one, other, there, _ in cables]
     links += [Link(other, one, Fraction(back)) for one, other, _, back in cables]
     packing = weigh(Topology.build("narrow", 3, links, switches=["a", "b"]), [2])

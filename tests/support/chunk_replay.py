@@ -29,7 +29,7 @@ State = tuple[tuple[Held, ...], ...]
 
 def no_time_from(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Let the clock jump beyond every deadline when the search on a frontier comes to so many steps."""
-    clock, search = time.monotonic, curve.step_optimum
+    clock, search = time.monotonic, curve.step_optimum  # type: ignore[attr-defined]
     ahead_s = 0.0
 
     def searched(searcher: Searcher, count: int, *others: Any) -> StepOptimum:

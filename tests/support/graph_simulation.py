@@ -84,8 +84,8 @@ class Simulation:
         if not all(all(rank.done) for rank in self.ranks):
             raise StuckError(f"{sum(not all(rank.done) for rank in self.ranks)} ranks wait for ever")
         assert not self._channels, "nothing is left over"
-        for rank in self.ranks:
-            finish(self._reduction, rank.memory[Buffer.OUTPUT], rank.graph.program.contributors)
+        for each in self.ranks:
+            finish(self._reduction, each.memory[Buffer.OUTPUT], each.graph.program.contributors)
         return tuple(rank.memory[Buffer.OUTPUT] for rank in self.ranks)
 
     def _moves(self) -> Iterator[Move]:

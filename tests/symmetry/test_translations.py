@@ -110,7 +110,9 @@ def test_link_orbits_are_what_moving_links_gives(group: Translations, data: st.D
         for element in range(group.order)
     }
     switches = [f"switch{index}" for index in range(group.size - group.ranks)]
-    topology = Topology.build("moved", group.ranks, [Link(*p, Fraction(1)) for p in moved], switches)
+    topology = Topology.build(
+        "moved", group.ranks, [Link(src, dst, Fraction(1)) for src, dst in moved], switches
+    )
     group.check_automorphisms(topology)
     images = np.array([_composed(group, element) for element in range(group.order)])
     numbers: dict[frozenset, int] = {}

@@ -81,14 +81,14 @@ def test_under_torchrun_it_makes_a_plan_and_learns() -> None:
 
 def test_a_plan_for_more_ranks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline.write_plan(PLAN, tmp_path / "plan.json")
-    monkeypatch.setattr(train_pipeline.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(train_pipeline.dist, "get_world_size", lambda: 2)  # type: ignore[attr-defined]
     asked = train_pipeline.parse(["--plan", str(tmp_path / "plan.json")])
     with pytest.raises(InputError, match=r"plan: ranks must be in 0\.\.1 of this job, got 2"):
         train_pipeline.make_plan(asked, train_pipeline.batches(1, 0), 0.0)
 
 
 def test_by_default_it_is_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_pipeline.dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(train_pipeline.dist, "get_world_size", lambda: 4)  # type: ignore[attr-defined]
     monkeypatch.delenv("ARBORCAST_TOPOLOGY", raising=False)
     data = train_pipeline.batches(1, 0)
     plan, prediction = train_pipeline.make_plan(train_pipeline.parse([]), data, 0.0)

@@ -56,7 +56,7 @@ def test_an_unknown_method_is_named_with_the_known_ones() -> None:
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"routes"}))
 def test_every_method_is_verified_and_below_its_bound(method: str) -> None:
     # One chunk a rank, each half in one step of one round: every link of the full graph carries one.
-    size = {"chunks": 8, "steps": 2, "rounds": 2} if method in NEED_SIZE else {}
+    size: Any = {"chunks": 8, "steps": 2, "rounds": 2} if method in NEED_SIZE else {}
     schedule = synth.solve(topologies.load("full:8"), "allreduce", method=method, **size)
     assert synth.verify(schedule).errors == ()
     assert 0 < schedule.rate <= schedule.bound.rate

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from numpy._core import _multiarray_umath as kernels
+from numpy._core import _multiarray_umath as kernels  # type: ignore[attr-defined]
 
 ROOT = Path(__file__).parents[2]
 
