@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast import synth
+from arborcast.synth.api import approach
 from arborcast.synth.chunks.grid import FINEST, LARGEST_EXACT, Grid, coarsest_unit
 from arborcast.synth.chunks.problem.instance import ChunkProblem
 from arborcast.synth.chunks.problem.time_reversal import schedule_of
 from arborcast.synth.chunks.trees.column_generation import tree_bound
 from arborcast.synth.chunks.trees.plan import MOST_NEAR, plan_near_it
-from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.collective import Collective
 from arborcast.synth.deadline import NO_DEADLINE
 from arborcast.synth.errors import InfeasibleError, InputError, ScheduleError
 from arborcast.synth.formats.schedules import schedule_from_document, schedule_to_document
 from arborcast.synth.request import Request
 from arborcast.synth.schedule import Method, Schedule
-from arborcast.synth.selection import candidates, compared
 from arborcast.synth.topology import Link, Topology
 from tests.fuzzing.chunk_search import least_ratio
 from tests.fuzzing.replay import objections
@@ -169,9 +169,8 @@ def test_limits_of_the_grid_are_the_least_of_its_rates(kind: str) -> None:
 
 def test_candidates_for_a_size_are_schedules_of_the_real_fabric() -> None:
     fabric = two_sockets(4)
-    found = compared(
-        candidates(fabric, Collective.on(fabric, "allgather"), Request(cache=False)), Kind.ALLGATHER
-    )
+    asked = Collective.on(fabric, "allgather")
+    found = approach(fabric, asked, "auto", Request(cache=False), "explicit").selection()
     on_grid = [each for each in found.schedules if isinstance(each, Schedule) and each.unit is not None]
     assert on_grid and all(synth.verify(each).errors == () for each in on_grid)
     assert {each.bound.rate for each in found.schedules} == {20}
