@@ -198,7 +198,7 @@ def test_a_device_without_a_rate():
 def test_devices_by_name():
     assert device_named("V100") is V100
     assert device_named("1080-Ti") is DEVICES["1080ti"]
-    assert {name for name in GPUS if device_or_none(name) is None} == {"gb10"}
+    assert {name for name in GPUS if device_or_none(name) is None} == {"gb10", "mi350p", "vr200"}
     assert all(device.source for device in DEVICES.values())
     with pytest.raises(ProfileError, match="device k8: must be one of v100, p100, 1080ti, a100, h100"):
         device_named("k8")

@@ -115,7 +115,8 @@ def test_a_link_that_is_far_too_fast_is_contradicted(tmp_path: Path) -> None:
         (("--repeats", "0"), "--repeats 0: must be at least 1"),
         (
             ("--transport", "pigeon"),
-            "Invalid value for '--transport': 'pigeon' is not one of 'auto', 'sockets', 'shared memory'.",
+            "Invalid value for '--transport': "
+            "must be one of 'auto', 'sockets', 'shared memory', got 'pigeon'",
         ),
         (("--tolerance", "-1"), "--tolerance: must not be negative, got -1"),
         (("--nonsense",), "No such option: --nonsense"),
