@@ -291,6 +291,12 @@ def test_pcie_is_a_tree_of_what_is_shared() -> None:
     assert cables(stated)["cpu0", "cpu1"] == "22"
 
 
+def test_elements_that_are_no_slots_hold_slots_all_the_same() -> None:
+    gpus = [gpu(dev, (), 'sm="90"', more='<c2c bw="44712" count="5"/>') for dev in range(2)]
+    plain, wrapped = system(gpus), system(["<group>", *gpus, "</group>"])
+    assert parsed(wrapped, pcie=True) == parsed(plain, pcie=True)
+
+
 def test_pcie_beside_nvlinks_only_when_asked() -> None:
     assert [switch.name for switch in parsed(hgx()).topology.switches] == ["nvswitch"]
     both = cables(parsed(hgx(), pcie=True).topology)

@@ -76,8 +76,12 @@ def pcie_links(
         device = of_slot.get(id(element))
         if device is not None and reached:
             raise TopologyError(f"pci {device.address}: must hold a gpu or further devices, not both")
-        is_top = element.tag == "cpu" or tree.parent(element) is None
-        if not (is_top or element.tag == "pci") or (device is None and not reached):
+        parent = tree.parent(element)
+        is_top = element.tag == "cpu" or parent is None
+        if device is None and not reached:
+            continue
+        if not is_top and parent is not None and element.tag != "pci":  # a name for what it holds, no slot
+            below.setdefault(id(parent), []).extend(reached)
             continue
         top = element
         if is_top or len(reached) > 1:
@@ -86,7 +90,6 @@ def pcie_links(
         elif device is None:
             top = reached[0][0]
         stands_for[id(element)] = top
-        parent = tree.parent(element)
         if not is_top and parent is not None:
             offered = speeds.of(element, device, [rate for _, rate in reached])
             if top is not element:
