@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.topology import Link, Permutation, Topology, Vertex
+from arborcast.synth.topology import Link, Permutation, Switch, Topology, Vertex
 from arborcast.topologies.builders import cable, check_size, with_obvious_symmetries
 from arborcast.topologies.fabrics import SWITCH_HOP_US, Fabric, Wiring
 from arborcast.topologies.gpus import GPUS, slot_rate
@@ -52,7 +52,16 @@ def with_nics(machine: Machine, rate: Fraction | None = None, *, option: str = "
             raise TopologyError(f"{name}: shows no NICs; {option} GB/s gives each of its ranks one")
         return replace(machine, nics=own_nics(machine.topology.ranks, rate))
     if rate is not None:
-        return replace(machine, nics=tuple(replace(nic, rate=rate) for nic in machine.nics))
+        shown = sorted({nic.rate for nic in machine.nics if nic.rate is not None})
+        note = (
+            f"{name}: all {len(machine.nics)} NICs count with the {float(rate):g} GB/s of {option}, where it "
+            f"shows {', '.join(f'{float(speed):g}' for speed in shown)}"
+        )
+        return replace(
+            machine,
+            nics=tuple(replace(nic, rate=rate) for nic in machine.nics),
+            notes=(*machine.notes, note) if len(shown) > 1 else machine.notes,
+        )
     rates = {nic.name: nic.rate for nic in machine.nics}
     known = {nic: speed for nic, speed in rates.items() if speed is not None}
     for nic in machine.nics:
@@ -136,11 +145,11 @@ class _Placed:
         ranks = self.machine.topology.ranks
         return self.first_rank + own if own < ranks else self.first_switch + own - ranks
 
-    def names(self) -> Iterator[str]:
-        """Of its switches."""
-        yield from (switch.name for switch in self.machine.topology.switches)
+    def switches(self) -> Iterator[Switch]:
+        """Its own, then those that stand for shared NICs."""
+        yield from self.machine.topology.switches
         shared = [port for port in self.ports if port.vertex is not None]
-        yield from (f"nic{index}" for index in range(len(shared)))
+        yield from (Switch(f"nic{index}") for index in range(len(shared)))
 
 
 def join(
@@ -180,12 +189,16 @@ def join(
     ]
     for one, other, rate in wiring.cables:
         links += cable(first + one, first + other, rate, SWITCH_HOP_US)
-    names = [f"{word}{number}.{own}" for number, host in enumerate(placed) for own in host.names()]
+    switches = [
+        replace(own, name=f"{word}{number}.{own.name}")
+        for number, host in enumerate(placed)
+        for own in host.switches()
+    ]
     owners: list[int | None] = [None] * size
     for number, host in enumerate(placed):
         for own in range(host.size):
             owners[host.vertex(own)] = number
-    topology = Topology.build(name, ranks, links, [*names, *wiring.switches])
+    topology = Topology.build(name, ranks, links, [*switches, *wiring.switches])
     joined = Machine(
         replace(topology, symmetries=tuple(_symmetries(topology, placed, wiring, first))),
         gpus=tuple(gpu for host in hosts for gpu in host.gpus),

@@ -105,7 +105,8 @@ def _option_of_readers(gpu: str | None, pcie: bool, between_sockets: Fraction | 
     return next((option for option, is_given in given.items() if is_given), None)
 
 
-_SUFFIXES = {".yaml", ".yml", ".json", ".xml", ".txt"}
+SUFFIXES = {".yaml", ".yml", ".json", ".xml", ".txt"}
+"""By which a spec is a path, whether it exists or not."""
 
 
 def load(
@@ -168,7 +169,7 @@ def load_machine(
             rule = f"{option} is for files of tools"
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
         machine = entry.machine(arguments, chosen)
-    elif arguments and Path(name).suffix.lower() in _SUFFIXES and not _exists(spec):
+    elif arguments and Path(name).suffix.lower() in SUFFIXES and not _exists(spec):
         raise TopologyError(
             f"{shorten(spec)}: a file takes no arguments; synth cluster {shorten_path(name)} --hosts N joins "
             "several hosts"
@@ -189,7 +190,7 @@ def load_machine(
 def _is_path(spec: str) -> bool:
     if not spec:  # pathlib takes this for the folder it is in
         return False
-    return "/" in spec or "\\" in spec or Path(spec).suffix.lower() in _SUFFIXES or _exists(spec)
+    return "/" in spec or "\\" in spec or Path(spec).suffix.lower() in SUFFIXES or _exists(spec)
 
 
 def _exists(spec: str) -> bool:

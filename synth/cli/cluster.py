@@ -98,7 +98,9 @@ def cluster(
 
 def _short(spec: str) -> str:
     """A host by its file's name without folder and suffix, or as the catalog calls it."""
-    return Path(spec).stem if "/" in spec or Path(spec).suffix.lower() in {".xml", ".txt", ".yaml"} else spec
+    from arborcast.topologies.files import SUFFIXES
+
+    return Path(spec).stem if "/" in spec or Path(spec).suffix.lower() in SUFFIXES else spec
 
 
 def _named(hosts: Sequence[str], count: int) -> str:

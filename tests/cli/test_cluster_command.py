@@ -50,6 +50,14 @@ def test_the_file_of_a_pod_is_written_read_and_edited(command: Command, host: Pa
     assert load(str(pod)).bandwidth[7, 9] == 50
 
 
+def test_hosts_are_called_by_their_files(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for suffix in ("yaml", "yml", "json"):
+        Path(f"pair.{suffix}").write_text(command("show", "ring:2", "--json").out)
+        said = command("cluster", f"pair.{suffix}", "--hosts", "2", "--nic", "25", "--json")
+        assert said.document["name"] == "2 x pair, full"
+
+
 def test_without_a_file_the_pod_is_printed(command: Command, host: Path, tmp_path: Path) -> None:
     said = command("cluster", str(host), str(host), "mi300x", "--nic", "25", "--fabric", "fat-tree:2:1")
     file = tmp_path / "printed.yaml"

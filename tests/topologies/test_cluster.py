@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.topology_text import topology_to_yaml
-from arborcast.synth.topology import Link, Topology
+from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.topologies import Machine, Nic, load, load_machine
 from arborcast.topologies.cluster import join, own_nics, shared_nics, with_nics
 from arborcast.topologies.fabrics import FatTree, Rails, fabric_named
@@ -165,7 +165,22 @@ def test_only_the_fastest_nics_join() -> None:
     machine = with_nics(replace(pair(), nics=nics))
     assert [nic.name for nic in machine.nics] == ["nic0", "nic1"]
     assert machine.notes == ("pair: NICs of less than 50 GB/s are left out: eth0 (1.25)",)
-    assert {nic.rate for nic in with_nics(replace(pair(), nics=nics), Fraction(10)).nics} == {10}
+    stated = with_nics(replace(pair(), nics=nics), Fraction(10), option="--nic")
+    assert [nic.rate for nic in stated.nics] == [10, 10, 10]
+    assert stated.notes == ("pair: all 3 NICs count with the 10 GB/s of --nic, where it shows 1.25, 50",)
+    assert with_nics(replace(pair(), nics=nics[:2]), Fraction(10)).notes == ()
+
+
+def test_switches_that_reduce_stay_such() -> None:
+    links = [Link(*ends, Fraction(10)) for rank in range(2) for ends in ((rank, 2), (2, rank))]
+    host = Machine.of(Topology.build("pair", 2, links, [Switch("sharp", reduces=True)]))
+    pod = join("two", [replace(host, nics=own_nics(2, Fraction(1)))] * 2, Rails()).machine.topology
+    assert [(switch.name, switch.reduces) for switch in pod.switches] == [
+        ("host0.sharp", True),
+        ("host1.sharp", True),
+        ("fabric0", False),
+        ("fabric1", False),
+    ]
 
 
 def test_hosts_without_nics_or_their_rates() -> None:
