@@ -22,6 +22,7 @@ from arborcast.topologies.rates import Rates, pcie_rate
 
 NVIDIA, AMD = "NVIDIA", "AMD"
 NVIDIA_ID, AMD_ID = 0x10DE, 0x1002  # of PCI
+VENDORS = {NVIDIA_ID: NVIDIA, AMD_ID: AMD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +166,19 @@ GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _KNOWN}
 
 
 def gpu_named(name: str) -> Gpu:
-    """The GPU of this name, in any case.
+    """The GPU of this name, in any case, with or without hyphens ("H200", "RTX-4090").
 
     Raises:
         TopologyError: it is unknown.
     """
-    gpu = GPUS.get(name.lower())
+    gpu = next((gpu for gpu in _KNOWN if _plain(gpu.name) == _plain(name)), None)
     if gpu is None:
         raise TopologyError(f"gpu {shorten(name)}: must be one of {', '.join(sorted(GPUS))}")
     return gpu
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-_ ]", "", name.lower())
 
 
 def gpu_of_capability(capability: int, *, links: int) -> Gpu | None:
@@ -219,7 +224,7 @@ def others_like(gpu: Gpu) -> list[str]:
 
 def gpu_of_device(vendor: int, device: int) -> Gpu | None:
     """The GPU with these PCI ids; None where they are unknown."""
-    maker = {NVIDIA_ID: NVIDIA, AMD_ID: AMD}.get(vendor)
+    maker = VENDORS.get(vendor)
     return next((gpu for gpu in _KNOWN if gpu.vendor == maker and device in gpu.devices), None)
 
 

@@ -60,6 +60,10 @@ figure stands in both sets of rates.
 """
 
 
+NO_SOCKETS = "PCIe paths are no links here, so that --between-sockets changes nothing; --pcie takes them"
+"""The note on a rate between sockets that was stated in vain."""
+
+
 def crossing_sockets(architecture: str, vendor: str, family: int, model: int) -> Fraction:
     """GB/s each way between two CPUs of one model, as NCCL plans (`ncclTopoGetInterCpuBw`, topo.h 2.30).
 

@@ -25,6 +25,12 @@ def test_links_are_the_data_sheets(name: str, printed: float) -> None:
     assert gpu.rate(Rates.NCCL) <= gpu.rate(Rates.DATASHEET)
 
 
+def test_names_are_understood_in_any_spelling() -> None:
+    for name in GPUS:
+        for spelled in (name.upper(), name.replace("-", "_"), name.replace("-", ""), f"{name[0]}-{name[1:]}"):
+            assert gpu_named(spelled).name == name
+
+
 def test_every_gpu_has_what_its_vendor_says_of_it() -> None:
     for name, gpu in GPUS.items():
         assert gpu.name == name and gpu.source and gpu.devices

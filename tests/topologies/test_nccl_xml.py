@@ -300,6 +300,8 @@ def test_elements_that_are_no_slots_hold_slots_all_the_same() -> None:
 def test_pcie_beside_nvlinks_only_when_asked() -> None:
     assert [switch.name for switch in parsed(hgx()).topology.switches] == ["nvswitch"]
     both = cables(parsed(hgx(), pcie=True).topology)
+    assert parsed(hgx()).notes == parsed(hgx(), pcie=True, between_sockets=Fraction(22)).notes
+    assert "--between-sockets changes nothing" in parsed(hgx(), between_sockets=Fraction(22)).notes[-1]
     assert both[0, "nvswitch"] == "450"
     assert both[0, "cpu0"] == str(Fraction(8 * 2 * 128, 130))
 
@@ -435,6 +437,15 @@ def test_gpus_that_are_neither_told_nor_linked_are_no_machine_of_pcie() -> None:
     assert parsed(new).topology.links == parsed(told).topology.links
     card = system([gpu(dev, (), 'sm="256" gcn="gfx950"', device="1002:75a8") for dev in range(8)])
     assert parsed(card).gpu == "mi350p"
+
+
+def test_a_stated_gpu_must_be_of_the_vendor_that_the_file_shows() -> None:
+    ours, other = cloud("10de:20b0", 2), cloud("1002:74a1", 2)
+    assert parsed(ours, gpu="h100").gpu == "h100"
+    with pytest.raises(TopologyError, match=r"^f: gpu mi300x: must be NVIDIA's, as .* is, got AMD's"):
+        parsed(ours, gpu="mi300x")
+    with pytest.raises(TopologyError, match=r"^f: gpu h100: must be AMD's, as .* is, got NVIDIA's"):
+        parsed(other, gpu="h100", pcie=True)
 
 
 def test_displays_count_where_nothing_else_does() -> None:

@@ -225,6 +225,14 @@ def test_pcie_paths_are_a_tree() -> None:
     assert cables(apart) == {**expected, ("cpu0", "cpu1"): "22"}
 
 
+def test_a_rate_between_sockets_without_pcie_links_is_said_to_change_nothing() -> None:
+    machine = parse_nvidia_smi(DGX1, "f", gpu="v100", between_sockets=Fraction(22))
+    assert machine.notes == (
+        "PCIe paths are no links here, so that --between-sockets changes nothing; --pcie takes them",
+    )
+    assert parse_nvidia_smi(DGX1, "f", gpu="v100", between_sockets=Fraction(22), pcie=True).notes == ()
+
+
 def test_nics_and_affinities_tell_which_gpus_are_near_each_other() -> None:
     topology = parse_nvidia_smi(DGX1, "f", gpu="v100", pcie=True).topology
     tree = {ends: rate for ends, rate in cables(topology).items() if isinstance(ends[1], str)}

@@ -160,6 +160,11 @@ def test_links_that_nothing_counts_are_refused() -> None:
         parse_rocm_smi(rocm_smi(2, bandwidth=lambda _a, _b: "50000-400000"), "f", gpu="mi300x")
 
 
+def test_a_rate_between_sockets_without_pcie_links_is_said_to_change_nothing() -> None:
+    (note,) = parse_rocm_smi(mesh(4), "f", gpu="mi300x", between_sockets=Fraction(22)).notes
+    assert "--between-sockets changes nothing" in note
+
+
 def test_pcie_alone_is_a_tree_by_hops() -> None:
     text = rocm_smi(4, hops=lambda a, b: 2 if a // 2 == b // 2 else 3, kind=lambda _a, _b: "PCIE")
     machine = parse_rocm_smi(text, "f", between_sockets=Fraction(16))

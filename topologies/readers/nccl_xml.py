@@ -15,7 +15,7 @@ from arborcast.synth.topology import Topology
 from arborcast.topologies.builders import with_obvious_symmetries
 from arborcast.topologies.gpus import gpu_named
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.rates import Rates
+from arborcast.topologies.rates import NO_SOCKETS, Rates
 from arborcast.topologies.readers.nccl.gpus import Device, find_devices
 from arborcast.topologies.readers.nccl.links import find_wiring, links_of, links_to_cpus
 from arborcast.topologies.readers.nccl.nics import find_nics
@@ -79,6 +79,8 @@ def parse_nccl_xml(
                 coherent=coherent,
                 notes=notes,
             )
+        elif between_sockets is not None:
+            notes.append(NO_SOCKETS)
         if not links and not paths.links:
             raise TopologyError("shows neither NVLinks nor PCIe paths between its gpus")
         nics = find_nics(tree, devices, paths.over, rates, notes)

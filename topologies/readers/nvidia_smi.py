@@ -19,11 +19,7 @@ from arborcast.synth.topology import Link, Topology, Vertex
 from arborcast.topologies.builders import cable, with_obvious_symmetries
 from arborcast.topologies.gpus import GPUS, NVIDIA, Gpu
 from arborcast.topologies.machine import Machine, Nic
-from arborcast.topologies.rates import (
-    NVLINK_LATENCY_US,
-    NVSWITCH_HOP_US,
-    Rates,
-)
+from arborcast.topologies.rates import NO_SOCKETS, NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 from arborcast.topologies.readers.text.pasted import (
     Named,
     assumed_from_names,
@@ -121,6 +117,7 @@ def _machine(
         near = tree.near
     else:
         near = {nic: _nearest_gpus(matrix, nic) for nic in matrix.nics}
+        notes += [] if between is None else [NO_SOCKETS]
     return Machine(
         with_obvious_symmetries(Topology.build("nvidia-smi", count, links, switches)),
         gpus=tuple(None if kind is None else kind.name for kind in cards.kinds),

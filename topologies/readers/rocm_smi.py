@@ -21,7 +21,7 @@ from arborcast.synth.topology import Link, Topology
 from arborcast.topologies.builders import cable, with_obvious_symmetries
 from arborcast.topologies.gpus import AMD, GPUS, Gpu, gpu_of_architecture
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
+from arborcast.topologies.rates import NO_SOCKETS, NVLINK_LATENCY_US, Rates
 from arborcast.topologies.readers.text.pasted import (
     assumed_from_names,
     crossing_of,
@@ -114,6 +114,8 @@ def _machine(
         links += tree.links
         switches += tree.names
         notes += tree.notes
+    elif between is not None:
+        notes.append(NO_SOCKETS)
     return Machine(
         with_obvious_symmetries(Topology.build("rocm-smi", count, links, switches)),
         gpus=(None if known is None else known.name,) * count,

@@ -18,6 +18,7 @@ from arborcast.topologies.builders import MAX_VERTICES
 from arborcast.topologies.gpus import (
     AMD_ID,
     NVIDIA_ID,
+    VENDORS,
     Gpu,
     gpu_of_architecture,
     gpu_of_capability,
@@ -86,7 +87,8 @@ def find_devices(tree: Tree, known: Gpu | None, notes: list[str]) -> list[Device
         notes: gets what had to be assumed.
 
     Raises:
-        TopologyError: fewer than two, too many, or what they are called does not tell them apart.
+        TopologyError: fewer than two, too many, of another vendor than what is known, or what they are
+            called does not tell them apart.
     """
     devices = [_device(tree, element) for element in tree.order if element.tag == "gpu"]
     devices = devices or [_bare(tree, slot) for slot in _slots(tree)]
@@ -104,6 +106,8 @@ def find_devices(tree: Tree, known: Gpu | None, notes: list[str]) -> list[Device
     for device in devices:
         device.host = hosts[device.host]
     _check_addresses(devices)
+    if known is not None:
+        _check_vendor(devices, known)
     _sort(devices, notes)
     for vertex, device in enumerate(devices):
         device.vertex = vertex
@@ -147,6 +151,15 @@ def _check_addresses(devices: Sequence[Device]) -> None:
             raise TopologyError(
                 f"gpus of one host must differ in busid, got {shorten(address)} {count} times on host {host} "
                 "(parts of one GPU, or several ranks on it, are not read)"
+            )
+
+
+def _check_vendor(devices: Sequence[Device], known: Gpu) -> None:
+    for device in devices:
+        vendor = VENDORS.get(hexadecimal(device.slot, "vendor") or 0, known.vendor)
+        if vendor != known.vendor:
+            raise TopologyError(
+                f"gpu {known.name}: must be {vendor}'s, as {device.where} is, got {known.vendor}'s"
             )
 
 
