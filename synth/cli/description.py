@@ -358,7 +358,7 @@ def machine_document(machine: Machine) -> Json:
     """What its ranks are and where NICs hang, beside the graph: for `show --json`."""
     label = machine.topology.label
     return {
-        **({} if None in machine.gpus else {"gpu": machine.gpu or list(machine.gpus)}),
+        **({"gpu": machine.gpu or list(machine.gpus)} if any(machine.gpus) else {}),
         "devices": list(machine.devices),
         "hosts": list(machine.hosts),
         "nics": [

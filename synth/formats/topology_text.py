@@ -27,14 +27,14 @@ def topology_to_yaml(
         topology: what it describes.
         head: comment lines that go first, without their `#`.
         foot: comment lines that go last.
-        gpu: the GPU of each rank, written where it is known of all of them.
+        gpu: the GPU of each rank, None where it is unknown; left out where it is of all of them.
         group: the heading that a link stands under; groups come in the order of their first links.
     """
     before, after = _comments(head), _comments(foot)
     lines = [*before, ""] if before else []
     lines += [f"name: {_text(topology.name)}", f"ranks: {topology.ranks}"]
-    if gpu and None not in gpu:
-        names = [_text(name or "") for name in gpu]
+    if any(gpu):
+        names = ["null" if name is None else _text(name) for name in gpu]
         lines.append(f"gpu: {names[0] if len(set(names)) == 1 else _flow(names)}")
     if topology.switches:
         names = [

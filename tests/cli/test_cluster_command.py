@@ -50,7 +50,9 @@ def test_the_file_of_a_pod_is_written_read_and_edited(command: Command, host: Pa
     assert load(str(pod)).bandwidth[7, 9] == 50
 
 
-def test_hosts_are_called_by_their_files(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_called_by_their_files(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for suffix in ("yaml", "yml", "json"):
         Path(f"pair.{suffix}").write_text(command("show", "ring:2", "--json").out)
@@ -204,6 +206,15 @@ def test_nics_of_a_file_join_its_hosts(command: Command, host: Path, tmp_path: P
 def test_gpus_of_a_file(host: Path) -> None:
     host.write_text(f"gpu: [A100, null]\n{PAIR}")
     assert load_machine(str(host)).gpus == ("a100", None)
+
+
+def test_gpus_known_of_some_ranks_are_read_back(command: Command, host: Path, tmp_path: Path) -> None:
+    host.write_text(f"gpu: [a100, null]\n{PAIR}")
+    shown, pod = tmp_path / "shown.json", tmp_path / "pod.yaml"
+    shown.write_text(command("show", str(host), "--json").out)
+    assert load_machine(str(shown)).gpus == ("a100", None)
+    command("cluster", str(shown), "--hosts", "2", "--nic", "25", "-o", str(pod))
+    assert load_machine(str(pod)).gpus == ("a100", None) * 2
 
 
 def test_nics_of_unknown_rate_are_shown_and_read_back(command: Command, tmp_path: Path) -> None:
