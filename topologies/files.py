@@ -64,6 +64,11 @@ def load_file(
     except MemoryError as error:
         raise InputError(f"{place}: does not fit into memory") from error
     except InputError as error:
+        held = kind_of("", text)
+        if held != kind and held in {"nvidia-smi", "rocm-smi"}:
+            raise TopologyError(
+                f"{place}: by its suffix {kind}, but it looks like what {held} prints; call it .txt"
+            ) from error
         other = seems(text) if kind in {"YAML", "JSON", "XML"} else None
         if other is None:
             raise

@@ -75,6 +75,27 @@ def test_what_no_reader_understands_is_named(tmp_path: Path, name: str, file: st
     assert str(caught.value) == f"{path}: looks like {name}; understood are {UNDERSTOOD}"
 
 
+@pytest.mark.parametrize(
+    ("suffix", "text", "tool"),
+    [
+        ("yaml", PAIR, "nvidia-smi"),
+        ("xml", PAIR, "nvidia-smi"),
+        ("json", PAIR, "nvidia-smi"),
+        ("yml", AMD, "rocm-smi"),
+    ],
+)
+def test_text_of_a_tool_under_the_suffix_of_a_document_is_said(
+    tmp_path: Path, suffix: str, text: str, tool: str
+) -> None:
+    path = tmp_path / f"t.{suffix}"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load(str(path))
+    kind = "YAML" if suffix == "yml" else suffix.upper()
+    said = f"by its suffix {kind}, but it looks like what {tool} prints; call it .txt"
+    assert str(caught.value) == f"{path}: {said}"
+
+
 def test_own_files_with_mistakes_are_not_taken_for_foreign_ones(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(
         "# lspci: 01:00.0 GPU\nranks: 2\nlinks: [{between: [0, 5], bandwidth: 1}]\n"

@@ -145,6 +145,10 @@ def test_rates_of_nvlink_status_are_taken_as_stated() -> None:
         **{(gpu, "nvswitch"): str(18 * Fraction("26.562")) for gpu in range(3)},
         (3, "nvswitch"): "450",
     }
+    cut = status.partition("GPU 2")[0]  # a paste that ends early: nobody says what the others have
+    assert parse_nvidia_smi(cut + NV18, "f", gpu="h100").notes == (
+        "GB/s per NVLink are those of its nvlink status, 26.562, which has 2 of 4 GPUs",
+    )
     by_nccl = parse_nvidia_smi(status + NV18, "f", rates=Rates.NCCL).topology
     assert {link.bandwidth for link in by_nccl.links} == {18 * Fraction("20.6")}
     # the rate tells the generation where nothing else does: 14 GB/s is no V100's

@@ -176,8 +176,10 @@ def _identified(
     known = [GPUS["v100"] if kind is None else kind for kind in kinds]
     speeds = [kind.rate(rates) if seen is None else seen for kind, seen in zip(known, shown, strict=True)]
     if domains and any(speed != kind.rate(rates) for speed, kind in zip(speeds, known, strict=True)):
-        said = ", ".join(f"{float(speed):g}" for speed in sorted(set(speeds)))
-        notes = (*notes, f"GB/s per NVLink are those of its nvlink status, {said}")
+        told = [seen for seen in shown if seen is not None]
+        said = ", ".join(f"{float(speed):g}" for speed in sorted(set(told)))
+        some = "" if len(told) == len(shown) else f", which has {len(told)} of {len(shown)} GPUs"
+        notes = (*notes, f"GB/s per NVLink are those of its nvlink status, {said}{some}")
     return _Cards(
         kinds,
         tuple(kind.links for kind in known),
