@@ -12,6 +12,7 @@ from arborcast.topologies.builders import cable, check_size, rotation, side_by_s
 from arborcast.topologies.entries import BOTH, Beyond, Entry, Parameter, bandwidth, count, one_of
 from arborcast.topologies.fabrics import Rails
 from arborcast.topologies.gpus import GPUS
+from arborcast.topologies.grids import full
 from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 
@@ -41,14 +42,7 @@ def switched(name: str, gpus: int, rate: Fraction) -> Topology:
 
 def meshed(name: str, gpus: int, rate: Fraction) -> Topology:
     """A box whose GPUs all have a link to each other, of so many GB/s each way."""
-    check_size(name, gpus, gpus * (gpus - 1))
-    links = [
-        link
-        for second in range(gpus)
-        for first in range(second)
-        for link in cable(first, second, rate, NVLINK_LATENCY_US)
-    ]
-    return Topology.build(name, gpus, links, symmetries=without_identity([rotation(gpus)]))
+    return full(name=name, ranks=gpus, bandwidth=rate, latency=NVLINK_LATENCY_US)
 
 
 def several(
