@@ -188,7 +188,7 @@ def _rate(topology: Topology, shares: Sequence[Fraction], found: Sequence[Lifted
     fits = parts * 2 * topology.ranks < LARGEST_TOTAL
     load = np.zeros(len(topology.links), dtype=np.int64 if fits else object)
     for share, one in zip(shares, found, strict=True):
-        load += one.uses * int(share * parts)
+        load += one.uses.astype(load.dtype, copy=False) * int(share * parts)
     busy = max(
         (Fraction(int(amount), parts) / link.bandwidth)
         for amount, link in zip(load.tolist(), topology.links, strict=True)

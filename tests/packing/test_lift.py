@@ -261,3 +261,19 @@ def test_trees_cannot_be_lifted_into_what_is_no_tree():
     topology = full(3)
     with pytest.raises(CollectiveError, match=r"alltoall: trees are lifted into broadcast, .* allreduce"):
         lift(topology, Collective.on(topology, "alltoall"), METHOD, NO_LIMIT, [])
+
+
+@pytest.mark.parametrize("denominator", [7, 10**18 + 9, 10**30 + 57])
+def test_the_rate_is_exact_whatever_the_weights_are(denominator):
+    """Two chains of ranks and a star: link 0>1 carries the first and the star, all others less."""
+    topology = full(3)
+    odd = Fraction(1, denominator)
+    trees = [
+        Tree(0, 1 - odd, (TreeEdge(0, 1), TreeEdge(1, 2))),
+        Tree(0, odd, (TreeEdge(0, 1), TreeEdge(0, 2))),
+        Tree(0, odd, (TreeEdge(0, 2), TreeEdge(2, 1))),
+    ]
+    carriers = [carrier(topology, tree) for tree in trees]
+    schedule = lift(topology, Collective.on(topology, "broadcast"), METHOD, NO_LIMIT, carriers)
+    assert schedule.rate == 1 + odd
+    assert verify(schedule).correct
