@@ -274,6 +274,7 @@ def test_the_rate_is_exact_whatever_the_weights_are(denominator):
         Tree(0, odd, (TreeEdge(0, 2), TreeEdge(2, 1))),
     ]
     carriers = [carrier(topology, tree) for tree in trees]
-    schedule = lift(topology, Collective.on(topology, "broadcast"), METHOD, NO_LIMIT, carriers)
+    cut = Bound(Fraction(2), Cut(frozenset({0}), Fraction(2)))
+    schedule = lift(topology, Collective.on(topology, "broadcast"), METHOD, cut, carriers)
     assert schedule.rate == 1 + odd
     assert verify(schedule).correct
