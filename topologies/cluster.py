@@ -36,7 +36,7 @@ class Cluster:
 
 
 def with_nics(machine: Machine, rate: Fraction | None = None, *, option: str = "nic") -> Machine:
-    """The machine with the NICs that a fabric joins: its fastest, as others serve storage and management.
+    """The machine with the NICs that a fabric joins: the fastest of each host, as others serve storage etc.
 
     Args:
         machine: as read from a file or the catalog.
@@ -62,19 +62,30 @@ def with_nics(machine: Machine, rate: Fraction | None = None, *, option: str = "
             nics=tuple(replace(nic, rate=rate) for nic in machine.nics),
             notes=(*machine.notes, note) if len(shown) > 1 else machine.notes,
         )
-    rates = {nic.name: nic.rate for nic in machine.nics}
-    known = {nic: speed for nic, speed in rates.items() if speed is not None}
+    known: list[Fraction] = []
     for nic in machine.nics:
         if nic.rate is None:
             raise TopologyError(f"{name}: does not say how fast {nic.name} is; {option} GB/s does")
-    most = max(known.values())
-    slower = [f"{nic} ({float(speed):g})" for nic, speed in known.items() if speed < most]
-    note = f"{name}: NICs of less than {float(most):g} GB/s are left out: {', '.join(slower)}"
-    return replace(
-        machine,
-        nics=tuple(nic for nic in machine.nics if nic.rate == most),
-        notes=(*machine.notes, note) if slower else machine.notes,
-    )
+        known.append(nic.rate)
+    kept: set[int] = set()
+    notes = list(machine.notes)
+    slower: dict[Fraction, list[str]] = {}
+    for own in nics_by_host(machine):
+        speeds = {index: known[index] for index in own}
+        most = max(speeds.values(), default=Fraction(0))
+        kept |= {index for index, speed in speeds.items() if speed == most}
+        left = [index for index in own if index not in kept]
+        slower.setdefault(most, []).extend(
+            f"{machine.nics[index].name} ({float(speeds[index]):g})" for index in left
+        )
+    for most, names in slower.items():
+        if names:
+            notes.append(
+                f"{name}: NICs of less than {float(most):g} GB/s are left out: "
+                f"{', '.join(dict.fromkeys(names))}"
+            )
+    nics = tuple(nic for index, nic in enumerate(machine.nics) if index in kept)
+    return replace(machine, nics=nics, notes=tuple(notes))
 
 
 def own_nics(ranks: int, rate: Fraction, *, each: int = 1) -> tuple[Nic, ...]:
@@ -88,6 +99,31 @@ def shared_nics(ranks: int, rate: Fraction, *, nics: int) -> tuple[Nic, ...]:
     return tuple(
         Nic(f"nic{index}", rate, tuple(range(index * per, (index + 1) * per))) for index in range(nics)
     )
+
+
+def nics_by_host(machine: Machine) -> tuple[tuple[int, ...], ...]:
+    """Indices of the NICs of each host of a machine, hosts in the order of their numbers.
+
+    A NIC is of the host of what it hangs on, and a switch of that of the nearest rank.
+    """
+    owner = dict(enumerate(machine.hosts))
+    own: dict[int, list[int]] = {host: [] for host in sorted(set(machine.hosts))}
+    reached = owner
+    while reached and len(own) > 1:
+        reached = {}
+        for link in machine.topology.links:
+            if link.src in owner and link.dst not in owner:
+                reached.setdefault(link.dst, owner[link.src])
+        owner |= reached
+    first = min(own)
+    for index, nic in enumerate(machine.nics):
+        own[owner.get(min(nic.near, default=0), first)].append(index)
+    return tuple(map(tuple, own.values()))
+
+
+def speeds_by_host(machine: Machine) -> list[list[Fraction]]:
+    """GB/s each way of the NICs of each host, as a fabric asks for them."""
+    return [[machine.nics[nic].rate or Fraction(0) for nic in own] for own in nics_by_host(machine)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +157,23 @@ def _ports(machine: Machine) -> tuple[_Port, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A host with its place among the vertices of the cluster.
+    """A machine with its place among the vertices of the cluster.
 
     Attributes:
-        machine: the host.
+        machine: a host, or several.
         ports: of its NICs.
+        by_host: see `nics_by_host`.
+        places: of each NIC its host, counted from 0 in this machine, and its number in that host.
+        first_host: where its hosts begin.
         first_rank: where its ranks begin.
         first_switch: where its switches begin, those that stand for shared NICs last.
     """
 
     machine: Machine
     ports: tuple[_Port, ...]
+    by_host: tuple[tuple[int, ...], ...]
+    places: Mapping[int, tuple[int, int]]
+    first_host: int
     first_rank: int
     first_switch: int
 
@@ -144,6 +186,11 @@ class _Placed:
         """The vertex of the cluster that one of the host is."""
         ranks = self.machine.topology.ranks
         return self.first_rank + own if own < ranks else self.first_switch + own - ranks
+
+    def fabric_switch(self, nic: int, wiring: Wiring) -> int:
+        """The switch of the fabric that a NIC is cabled to."""
+        host, number = self.places[nic]
+        return wiring.port(self.first_host + host, number)
 
     def switches(self) -> Iterator[Switch]:
         """Its own, then those that stand for shared NICs."""
@@ -164,11 +211,12 @@ def join(
 
     Ranks are numbered host by host; then come the switches of each host, called `host3.nvswitch`, then those
     of the fabric. Equal hosts are symmetric: the symmetries of one are declared for all at once, and so are
-    the rotations of hosts that the fabric allows.
+    the rotations of hosts that the fabric allows. A machine of several hosts is one in names and rotations;
+    the fabric takes each of its hosts for one.
 
     Args:
         name: of the topology.
-        hosts: machines with NICs of known rate (see `with_nics`).
+        hosts: machines with NICs of known rate (see `with_nics`); one is enough if it is several hosts.
         fabric: see `topologies.fabrics`.
         word: what the names of a host's switches begin with.
         rates: whose figure the PCIe slot of a GPU has that shares a NIC.
@@ -176,17 +224,17 @@ def join(
     Raises:
         TopologyError: too large, a fabric that does not fit, or fewer than 2 hosts.
     """
-    if len(hosts) < 2:
-        raise TopologyError(f"{name}: must join at least 2 hosts, got {len(hosts)}")
     placed = _placed(hosts)
-    speeds = [[nic.rate or Fraction(0) for nic in host.nics] for host in hosts]
+    speeds = [
+        [host.machine.nics[nic].rate or Fraction(0) for nic in own] for host in placed for own in host.by_host
+    ]
+    if len(speeds) < 2:
+        raise TopologyError(f"{name}: must join at least 2 hosts, got {len(speeds)}")
     wiring = fabric.wire(name, speeds)
     first = placed[-1].first_switch + placed[-1].size - placed[-1].machine.topology.ranks
     ranks, size = placed[0].first_switch, first + len(wiring.switches)
     check_size(name, size, sum(len(host.topology.links) + 4 * len(host.nics) for host in hosts))
-    links = [
-        link for number, host in enumerate(placed) for link in _links(host, number, wiring, first, rates)
-    ]
+    links = [link for host in placed for link in _links(host, wiring, first, rates)]
     for one, other, rate in wiring.cables:
         links += cable(first + one, first + other, rate, SWITCH_HOP_US)
     switches = [
@@ -210,11 +258,16 @@ def join(
 
 
 def _placed(hosts: Sequence[Machine]) -> list[_Placed]:
-    rank, switch = 0, sum(host.topology.ranks for host in hosts)
+    number, rank, switch = 0, 0, sum(host.topology.ranks for host in hosts)
     placed: list[_Placed] = []
-    ports: dict[int, tuple[_Port, ...]] = {}  # by identity: most hosts are the same object
+    known: dict[int, _Placed] = {}  # by identity: most hosts are the same object
     for host in hosts:
-        placed.append(_Placed(host, ports.setdefault(id(host), _ports(host)), rank, switch))
+        if id(host) not in known:
+            by_host = nics_by_host(host)
+            places = {nic: (own, index) for own, nics in enumerate(by_host) for index, nic in enumerate(nics)}
+            known[id(host)] = _Placed(host, _ports(host), by_host, places, 0, 0, 0)
+        placed.append(replace(known[id(host)], first_host=number, first_rank=rank, first_switch=switch))
+        number += len(placed[-1].by_host)
         rank += host.topology.ranks
         switch += placed[-1].size - host.topology.ranks
     return placed
@@ -229,7 +282,7 @@ def _numbered(hosts: Sequence[Machine]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _links(host: _Placed, number: int, wiring: Wiring, first: Vertex, rates: Rates) -> Iterator[Link]:
+def _links(host: _Placed, wiring: Wiring, first: Vertex, rates: Rates) -> Iterator[Link]:
     """The links inside a host, and from it to the fabric, whose switches begin at `first`."""
     machine = host.machine
     for link in machine.topology.links:
@@ -241,7 +294,7 @@ def _links(host: _Placed, number: int, wiring: Wiring, first: Vertex, rates: Rat
             for near in port.near:
                 yield from cable(host.vertex(near), end, min(total, _slot(machine, near, total, rates)))
         for nic in port.nics:
-            switch = first + wiring.port(number, nic)
+            switch = first + host.fabric_switch(nic, wiring)
             yield from cable(end, switch, machine.nics[nic].rate or Fraction(0), FABRIC_HOP_US)
 
 
@@ -260,7 +313,7 @@ def _symmetries(
     """
     classes: dict[tuple[object, ...], list[int]] = {}
     for number, host in enumerate(placed):
-        classes.setdefault(_kind(host.machine), []).append(number)
+        classes.setdefault(_kind(host), []).append(number)
     moves: list[_Move] = []
     for numbers in classes.values():
         sample = placed[numbers[0]]
@@ -270,7 +323,8 @@ def _symmetries(
         if None in within:
             within += [_within(sample, images) for images in _port_turns(sample)]
         moves += [_Move(dict(zip(numbers, numbers, strict=True)), inside) for inside in within if inside]
-        blocks = wiring.blocks if len(classes) == 1 else ()
+        each = len(sample.by_host)
+        blocks = [block // each for block in wiring.blocks if len(classes) == 1 and block % each == 0]
         moves += [_Move(turn, _still(sample)) for turn in _turns(numbers, blocks)]
     for move in moves:
         found = _images(move, placed, wiring, first, topology.size)
@@ -317,12 +371,12 @@ def _within(host: _Placed, images: Permutation) -> _Within | None:
     return _Within(vertices, nics)
 
 
-def _kind(machine: Machine) -> tuple[object, ...]:
+def _kind(host: _Placed) -> tuple[object, ...]:
     """What hosts have in common that are alike, whatever their files call them and what is in them."""
-    topology = machine.topology
+    topology = host.machine.topology
     reduces = tuple(switch.reduces for switch in topology.switches)
-    ports = tuple((nic.rate, nic.near) for nic in machine.nics)
-    return topology.ranks, topology.links, reduces, ports
+    ports = tuple((nic.rate, nic.near) for nic in host.machine.nics)
+    return topology.ranks, topology.links, reduces, ports, host.by_host
 
 
 def _port_turns(host: _Placed) -> Iterator[Permutation]:
@@ -366,8 +420,10 @@ def _images(
             for own, image in move.within.vertices.items():
                 images[host.vertex(own)] = placed[target].vertex(image)
         for nic in range(len(host.machine.nics)):
-            here = wiring.port(number, nic)
-            there = here if target is None else wiring.port(target, move.within.nics[nic])
+            here = host.fabric_switch(nic, wiring)
+            there = here
+            if target is not None:
+                there = placed[target].fabric_switch(move.within.nics[nic], wiring)
             if switches.setdefault(here, there) != there:
                 return None
     for here, there in switches.items():

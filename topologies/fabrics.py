@@ -101,7 +101,7 @@ class FatTree:
         return Wiring(
             (*(f"leaf{leaf}" for leaf in range(leaves)), "core"),
             lambda host, nic: host // under,
-            tuple((leaf, leaves, rate / self.oversubscription) for leaf, rate in enumerate(sums)),
+            tuple((leaf, leaves, rate / self.oversubscription) for leaf, rate in enumerate(sums) if rate),
             (under,),
         )
 

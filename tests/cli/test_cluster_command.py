@@ -14,6 +14,7 @@ from arborcast.synth.errors import InputError, TopologyError
 from arborcast.topologies import Nic, load, load_machine
 from arborcast.topologies.readers.documents import parse_document
 from tests.support.commands import Command, refused
+from tests.support.nccl_files import busid, gpu, nic, system
 
 PAIR = """
 name: pair
@@ -83,6 +84,22 @@ def test_the_gpu_of_a_pod_stays_known(command: Command, tmp_path: Path) -> None:
     assert load_machine(str(pod)).gpu == "h800"
     assert command("cluster", "hgx-h800", "mi300x", "-o", str(pod)).status == 0
     assert load_machine(str(pod)).gpus == ("h800",) * 8 + ("mi300x",) * 8
+
+
+def test_a_file_of_two_hosts_is_a_cluster_of_them(command: Command, tmp_path: Path) -> None:
+    addresses = (busid(0), busid(1))
+    gpus = [gpu(dev, [(addresses[1 - dev], 6, "0x030200")]) for dev in range(2)]
+    mlx = [nic(f"mlx5_{index}", 100000, address=f"0000:e{index}:00.0") for index in range(2)]
+    file = tmp_path / "hosts.xml"
+    file.write_text(system([*gpus, *mlx], [*gpus, *mlx], hosts=["0x1", "0x2"]))
+    pod = tmp_path / "pod.yaml"
+    assert command("cluster", str(file), "--fabric", "rail", "-o", str(pod)).status == 0
+    topology = load(str(pod))
+    # Both NICs of a host are as near to both of its GPUs: one vertex, from which a cable goes to each rail.
+    assert [switch.name for switch in topology.switches[-2:]] == ["fabric0", "fabric1"]
+    degrees = [sum(link.dst == rail for link in topology.links) for rail in (6, 7)]
+    assert (topology.ranks, topology.size, degrees) == (4, 8, [2, 2])
+    assert command("bound", str(pod), "allgather", "--json").document["rate"] == "50"
 
 
 def test_wrong_input_is_one_line_and_writes_nothing(command: Command, host: Path, tmp_path: Path) -> None:

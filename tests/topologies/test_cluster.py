@@ -104,6 +104,56 @@ def test_a_fat_tree_thins_out_above_its_leaves() -> None:
     assert [uneven[f"leaf{leaf}", "core"] for leaf in range(2)] == [100, 50]
 
 
+def two_hosts(*rates: int) -> Machine:
+    """Two pairs in one file, no link between them; NIC i of each host stands beside its rank i."""
+    links = [Link(*ends, Fraction(100)) for ends in ((0, 1), (1, 0), (2, 3), (3, 2))]
+    machine = Machine.of(Topology.build("hosts", 4, links))
+    nics = tuple(Nic(f"mlx5_{rank % 2}", Fraction(rate), (rank,)) for rank, rate in enumerate(rates))
+    return replace(machine, hosts=(0, 0, 1, 1), nics=nics)
+
+
+def test_a_machine_of_two_hosts_is_cabled_host_by_host() -> None:
+    inside = {("0", "1"): 100, ("2", "3"): 100}
+    rails = {(str(rank), f"fabric{rank % 2}"): 25 for rank in range(4)}
+    one = join("one", [two_hosts(25, 25, 25, 25)], Rails()).machine
+    assert cables(one.topology) == {**inside, **rails}
+    degrees = Counter(link.dst for link in one.topology.links)
+    assert [degrees[rail] for rail in (4, 5)] == [2, 2]  # as many as hosts
+    assert (2, 3, 0, 1, 4, 5) in one.topology.symmetries
+    assert synth.bound(one.topology, "allgather").rate == Fraction(4 * 50, 2)
+    tree = join("tree", [two_hosts(25, 25, 25, 25)], fabric_named("fat-tree:2:1")).machine.topology
+    up = {(f"leaf{leaf}", "core"): 25 for leaf in range(2)}
+    assert cables(tree) == {**inside, **{(str(rank), f"leaf{rank // 2}"): 25 for rank in range(4)}, **up}
+
+
+def test_machines_of_several_hosts_turn_with_blocks_of_a_fat_tree() -> None:
+    single = replace(pair(), nics=own_nics(2, Fraction(25)))
+    several = join("four", [two_hosts(25, 25, 25, 25)] * 2, FatTree(Fraction(2), 2)).machine
+    alone = join("four", [single] * 4, FatTree(Fraction(2), 2)).machine
+    assert several.hosts == alone.hosts == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert several.topology.links == alone.topology.links
+    assert (4, 5, 6, 7, 0, 1, 2, 3, 9, 8, 10) in several.topology.symmetries
+    mixed = join("three", [single, two_hosts(25, 25, 25, 25)], Rails()).machine.topology
+    assert mixed.links == join("three", [single] * 3, Rails()).machine.topology.links
+
+
+def test_nics_on_switches_are_of_the_host_of_the_nearest_rank() -> None:
+    # Each host: a GPU on a CPU, another CPU with the NIC; one NVSwitch joins the GPUs of both.
+    ends = [(0, 2), (1, 2), (0, 3), (3, 4), (1, 5), (5, 6)]
+    links = [Link(*way, Fraction(10)) for one, other in ends for way in ((one, other), (other, one))]
+    names = ["nvswitch", "cpu0", "cpu1", "cpu2", "cpu3"]
+    nics = tuple(Nic("mlx5_0", Fraction(5), (cpu,)) for cpu in (6, 4))
+    machine = replace(Machine.of(Topology.build("rack", 2, links, names)), hosts=(7, 3), nics=nics)
+    found = cables(join("rack", [machine], fabric_named("fat-tree:1:1")).machine.topology)
+    assert found["host0.cpu3", "leaf0"] == found["host0.cpu1", "leaf1"] == 5  # host 3 goes first
+
+
+def test_the_fastest_nics_are_those_of_each_host() -> None:
+    machine = with_nics(two_hosts(50, 10, 25, 25))
+    assert [(nic.rate, nic.near) for nic in machine.nics] == [(50, (0,)), (25, (2,)), (25, (3,))]
+    assert machine.notes == ("hosts: NICs of less than 50 GB/s are left out: mlx5_1 (10)",)
+
+
 def test_symmetries_of_a_fat_tree_turn_hosts_and_leaves() -> None:
     host = replace(pair(), nics=own_nics(2, Fraction(25)))
     topology = join("six", [host] * 6, FatTree(Fraction(4), 2)).machine.topology

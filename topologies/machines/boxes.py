@@ -64,7 +64,7 @@ def several(
     ranks = topology.ranks
     per_host = host or ranks
     box = Machine(topology, box.gpus, box.devices, tuple(rank // per_host for rank in range(ranks)), nics)
-    Rails(rails).wire(name, [[nic.rate or Fraction(0) for nic in nics]])  # a rule that holds for one box, too
+    Rails(rails).wire(name, cluster.speeds_by_host(box))  # a rule that holds for one box, too
     if boxes == 1:
         return box
     check_size(name, boxes * topology.size, boxes * len(topology.links))
