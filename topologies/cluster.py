@@ -1,8 +1,9 @@
 """Several hosts to one topology: `join` cables their NICs to a fabric.
 
 What stands between a GPU and the fabric is modelled as far as it can hold traffic up: where a GPU has NICs of
-its own, links at their rates; where GPUs share NICs, a vertex that each of them reaches as fast as the NICs
-and its PCIe slot allow; where the host's PCIe switches are in its topology, links from those.
+its own, links at their rates, or at that of its PCIe slot; where GPUs share NICs, a vertex that each of them
+reaches as fast as the NICs and its PCIe slot allow; where the host's PCIe switches are in its topology, links
+from those.
 """
 
 from __future__ import annotations
@@ -133,11 +134,14 @@ class _Port:
     Attributes:
         near: these vertices, numbered as in the host's own topology.
         nics: indices of the NICs.
-        vertex: that of the NICs, which stands after the host's switches; None where `near` is one vertex.
+        rate: GB/s each way of the NICs together.
+        vertex: that of the NICs, which stands after the host's switches; None where `near` is one vertex, and
+            not a GPU whose PCIe slot several NICs share.
     """
 
     near: tuple[Vertex, ...]
     nics: tuple[int, ...]
+    rate: Fraction
     vertex: Vertex | None
 
 
@@ -150,8 +154,10 @@ def _ports(machine: Machine) -> tuple[_Port, ...]:
     ports: list[_Port] = []
     free = machine.topology.size
     for near, nics in groups.items():
-        ports.append(_Port(near, tuple(nics), free if len(near) > 1 else None))
-        free += len(near) > 1
+        rate = sum((machine.nics[nic].rate or Fraction(0) for nic in nics), Fraction(0))
+        stands = len(near) > 1 or (len(nics) > 1 and _through_slot(machine, near[0], rate) < rate)
+        ports.append(_Port(near, tuple(nics), rate, free if stands else None))
+        free += stands
     return tuple(ports)
 
 
@@ -219,7 +225,8 @@ def join(
         hosts: machines with NICs of known rate (see `with_nics`); one is enough if it is several hosts.
         fabric: see `topologies.fabrics`.
         word: what the names of a host's switches begin with.
-        rates: whose figure the PCIe slot of a GPU has that shares a NIC.
+        rates: whose figure the PCIe slot of a GPU has that shares a NIC; one of its own counts up to the data
+            sheet's figure of the slot, as its rate is a data sheet's.
 
     Raises:
         TopologyError: too large, a fabric that does not fit, or fewer than 2 hosts.
@@ -247,12 +254,13 @@ def join(
         for own in range(host.size):
             owners[host.vertex(own)] = number
     topology = Topology.build(name, ranks, links, [*switches, *wiring.switches])
+    kinds = {id(host.machine): host for host in placed}.values()
     joined = Machine(
         replace(topology, symmetries=tuple(_symmetries(topology, placed, wiring, first))),
         gpus=tuple(gpu for host in hosts for gpu in host.gpus),
         devices=tuple(device for host in hosts for device in host.devices),
         hosts=_numbered(hosts),
-        notes=tuple(dict.fromkeys(note for host in hosts for note in host.notes)),
+        notes=tuple(dict.fromkeys(note for host in kinds for note in (*host.machine.notes, *_held_up(host)))),
     )
     return Cluster(joined, tuple(owners))
 
@@ -288,20 +296,37 @@ def _links(host: _Placed, wiring: Wiring, first: Vertex, rates: Rates) -> Iterat
     for link in machine.topology.links:
         yield replace(link, src=host.vertex(link.src), dst=host.vertex(link.dst))
     for port in host.ports:
-        total = sum((machine.nics[nic].rate or Fraction(0) for nic in port.nics), Fraction(0))
         end = host.vertex(port.near[0] if port.vertex is None else port.vertex)
+        figures = rates if len(port.near) > 1 else Rates.DATASHEET
+        slots = [_through_slot(machine, near, port.rate, figures) for near in port.near]
         if port.vertex is not None:
-            for near in port.near:
-                yield from cable(host.vertex(near), end, min(total, _slot(machine, near, total, rates)))
+            for near, slot in zip(port.near, slots, strict=True):
+                yield from cable(host.vertex(near), end, slot)
         for nic in port.nics:
-            switch = first + host.fabric_switch(nic, wiring)
-            yield from cable(end, switch, machine.nics[nic].rate or Fraction(0), FABRIC_HOP_US)
+            rate = machine.nics[nic].rate or Fraction(0)
+            rate = min(rate, *slots) if port.vertex is None else rate
+            yield from cable(end, first + host.fabric_switch(nic, wiring), rate, FABRIC_HOP_US)
 
 
-def _slot(machine: Machine, near: Vertex, unknown: Fraction, rates: Rates) -> Fraction:
-    """GB/s each way of the PCIe slot of a rank; `unknown` where its GPU is, and for switches."""
+def _through_slot(machine: Machine, near: Vertex, rate: Fraction, rates: Rates = Rates.DATASHEET) -> Fraction:
+    """How much of a rate, GB/s each way, the PCIe slot of a rank lets through: all where its GPU is unknown.
+
+    All of it, too, for switches, whose links say what they carry.
+    """
     gpu = machine.gpus[near] if near < machine.topology.ranks else None
-    return unknown if gpu is None else slot_rate(GPUS[gpu], rates)
+    return rate if gpu is None else min(rate, slot_rate(GPUS[gpu], rates))
+
+
+def _held_up(host: _Placed) -> Iterator[str]:
+    """A line for each kind of GPU whose own NICs are faster than its PCIe slot."""
+    machine = host.machine
+    for port in host.ports:
+        slot = _through_slot(machine, port.near[0], port.rate)
+        if len(port.near) == 1 and slot < port.rate:
+            yield (
+                f"{machine.topology.name}: NICs of {float(port.rate):g} GB/s count with the "
+                f"{float(slot):g} of the PCIe slot ({machine.gpus[port.near[0]]})"
+            )
 
 
 def _symmetries(

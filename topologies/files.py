@@ -174,6 +174,8 @@ def load_machine(
             rule = f"{option} is for files of tools"
             raise TopologyError(f"{shorten(spec)}: {rule}, and this is in the catalog")
         machine = entry.machine(arguments, chosen)
+        for note in machine.notes:
+            _log.warning("%s", note)
     elif arguments and Path(name).suffix.lower() in SUFFIXES and not _exists(spec):
         raise TopologyError(
             f"{shorten(spec)}: a file takes no arguments; synth cluster {shorten_path(name)} --hosts N joins "

@@ -84,6 +84,9 @@ def cluster(
     specs = hosts * count
     name = f"{_named(hosts, count)}, {fabric}"
     found = join(name, [machines[spec] for spec in specs], network, rates=Rates.of(rates))
+    for note in found.machine.notes:
+        if not any(note in machine.notes for machine in machines.values()):
+            _logger.warning("%s", note)
     text = _file(found, specs, fabric, speed)
     if output is not None:
         write_atomically(output, text)

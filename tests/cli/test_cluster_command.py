@@ -102,6 +102,19 @@ def test_a_file_of_two_hosts_is_a_cluster_of_them(command: Command, tmp_path: Pa
     assert command("bound", str(pod), "allgather", "--json").document["rate"] == "50"
 
 
+def test_a_nic_above_the_slot_is_said(
+    command: Command, host: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.write_text(f"gpu: v100\n{PAIR}")
+    pod = tmp_path / "pod.yaml"
+    command("cluster", str(host), "--hosts", "2", "--nic", "25", "-o", str(pod))
+    note = "pair: NICs of 25 GB/s count with the 15.7538 of the PCIe slot (v100)"
+    assert caplog.messages == [note]
+    assert f"# Assumed: {note}\n" in pod.read_text()
+    command("show", "dgx-a100:boxes=2,nic=50")
+    assert "NICs of 50 GB/s count with the 31.5077 of the PCIe slot (a100)" in caplog.messages[-1]
+
+
 def test_wrong_input_is_one_line_and_writes_nothing(command: Command, host: Path, tmp_path: Path) -> None:
     pod = tmp_path / "pod.yaml"
     cases = {

@@ -19,6 +19,7 @@ from arborcast.synth.topology import Link, Switch, Topology
 from arborcast.topologies import Machine, Nic, load, load_machine
 from arborcast.topologies.cluster import join, own_nics, shared_nics, with_nics
 from arborcast.topologies.fabrics import FatTree, Rails, fabric_named
+from arborcast.topologies.rates import Rates
 
 
 def cables(topology: Topology) -> dict[tuple[str, str], Fraction]:
@@ -81,6 +82,33 @@ def test_two_nics_of_the_same_gpus_share_their_slots() -> None:
     found = cables(topology)
     assert found["0", "host0.nic0"] == Fraction(1024, 65)  # less than both together
     assert found["host0.nic0", "fabric0"] == found["host0.nic0", "fabric1"] == 10
+
+
+def test_a_nic_of_a_gpus_own_is_no_faster_than_its_slot() -> None:
+    slot = Fraction(1024, 65)  # PCIe generation 3
+    host = replace(pair(gpu="v100"), nics=own_nics(2, Fraction(25)))
+    found = join("two", [host, host], Rails()).machine
+    assert {rate for ends, rate in cables(found.topology).items() if "fabric" in ends[1]} == {slot}
+    assert found.notes == ("pair: NICs of 25 GB/s count with the 15.7538 of the PCIe slot (v100)",)
+    planned = join("two", [host, host], Rails(), rates=Rates.NCCL).machine.topology
+    assert cables(planned) == cables(found.topology)
+    # Below its slot, and where the GPU is unknown, a NIC is as fast as it says.
+    for gpu in ("a100", None):
+        fine = replace(pair(gpu=gpu), nics=own_nics(2, Fraction(25)))
+        joined = join("two", [fine, fine], Rails(), rates=Rates.NCCL).machine
+        assert (cables(joined.topology)["0", "fabric0"], joined.notes) == (25, ())
+
+
+def test_nics_of_a_gpus_own_share_its_slot() -> None:
+    # 10 + 10 GB/s through 15.75: a vertex behind the slot, each NIC at its own rate.
+    host = replace(pair(gpu="v100"), nics=own_nics(2, Fraction(10), each=2)[:3])
+    found = join("two", [host, host], Rails()).machine
+    outside = {ends: rate for ends, rate in cables(found.topology).items() if "host0.nic0" in ends}
+    slot = Fraction(1024, 65)
+    nic = "host0.nic0"
+    assert outside == {("0", nic): slot, (nic, "fabric0"): 10, (nic, "fabric1"): 10}
+    assert cables(found.topology)["1", "fabric2"] == 10
+    assert found.notes == ("pair: NICs of 20 GB/s count with the 15.7538 of the PCIe slot (v100)",)
 
 
 def test_nics_on_pcie_switches_are_reached_through_them() -> None:
