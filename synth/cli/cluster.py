@@ -92,7 +92,8 @@ def cluster(
         write_atomically(output, text)
     topology = found.machine.topology
     if as_json:
-        print_json({**topology_to_document(topology), "gpu": list(found.machine.gpus)})
+        told = {"gpu": list(found.machine.gpus), "notes": list(found.machine.notes)}
+        print_json({**topology_to_document(topology), **told})
     elif output is None:
         print_lines([text.removesuffix("\n")])
     else:
@@ -136,4 +137,5 @@ def _file(found: Cluster, specs: Sequence[str], fabric: str, nic: Fraction | Non
             return "between switches of the fabric"
         return f"host{inside[0]} to the fabric" if None in ends else f"inside host{inside[0]}"
 
-    return topology_to_yaml(topology, head=head, gpu=found.machine.gpus, group=group)
+    machine = found.machine
+    return topology_to_yaml(topology, head=head, gpu=machine.gpus, notes=machine.notes, group=group)

@@ -81,6 +81,12 @@ def _name(value: object) -> str:
     return value
 
 
+def _line(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise _broken(f"must be a line of printable text, got {shorten(value)}")
+    return value
+
+
 def _number_or(text: str) -> PlainValidator:
     """A validator of whole numbers or text, which it names."""
 
@@ -150,6 +156,7 @@ class MachineShape(TypedDict):
     hosts: NotRequired[list[Annotated[int, Field(ge=0, le=MAX_RANKS)]]]
     devices: NotRequired[list[str]]
     nics: NotRequired[list[NicShape]]
+    notes: NotRequired[list[Annotated[str, PlainValidator(_line)]]]
 
 
 @MAPPING

@@ -19,6 +19,7 @@ def topology_to_yaml(
     head: Iterable[str] = (),
     foot: Iterable[str] = (),
     gpu: Sequence[str | None] = (),
+    notes: Sequence[str] = (),
     group: Callable[[Link], str] | None = None,
 ) -> str:
     """The text of a topology file. Two links that are alike both ways stand on one line.
@@ -28,6 +29,7 @@ def topology_to_yaml(
         head: comment lines that go first, without their `#`.
         foot: comment lines that go last.
         gpu: the GPU of each rank, None where it is unknown; left out where it is of all of them.
+        notes: what was assumed, a line each.
         group: the heading that a link stands under; groups come in the order of their first links.
     """
     before, after = _comments(head), _comments(foot)
@@ -42,6 +44,8 @@ def topology_to_yaml(
             for switch in topology.switches
         ]
         lines.append(f"switches: {_flow(names)}")
+    if notes:
+        lines += ["notes:", *(f"  - {json.dumps(note, ensure_ascii=False)}" for note in notes)]
     lines.append("links:" if topology.links else "links: []")
     groups: dict[str, list[str]] = {}
     for link, ends in _cables(topology):

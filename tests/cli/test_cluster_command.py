@@ -193,6 +193,8 @@ def test_wrong_gpus_of_a_file(command: Command, host: Path, gpu: str, message: s
         ("nics: [{name: nic0, near: [2]}]", r"nics\[0\].near\[0\]: rank must be in 0..1, got 2"),
         ("nics: [{name: nic0, near: [0], rate: 0}]", r"nics\[0\].rate: must be positive, got 0"),
         ("hosts: [0]", "hosts: must have one for each of 2 ranks, got 1"),
+        ("notes: [a, 1]", r"notes\[1\]: must be a line of printable text, got 1"),
+        ('notes: ["a\\nlinks: []"]', r"notes\[0\]: must be a line of printable text"),
         ("devices: [0, 1]", r"devices\[0\]: must be text, got 0"),
     ],
 )
@@ -212,7 +214,7 @@ odd = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["gpu", "hosts", "devices", "nics"]), odd))
+@given(st.dictionaries(st.sampled_from(["gpu", "hosts", "devices", "nics", "notes"]), odd))
 def test_any_machine_in_a_file_is_read_or_refused_in_a_line(more: dict[str, object]) -> None:
     document = {"ranks": 2, "links": [{"between": [0, 1], "bandwidth": 1}], **more}
     try:
@@ -231,6 +233,20 @@ def test_nics_of_a_file_join_its_hosts(command: Command, host: Path, tmp_path: P
     pod = tmp_path / "pod.yaml"
     assert command("cluster", str(host), "--hosts", "2", "-o", str(pod)).status == 0
     assert [switch.name for switch in load(str(pod)).switches] == ["host0.nic0", "host1.nic0", "fabric"]
+
+
+def test_what_was_assumed_stays_said_through_files(command: Command, tmp_path: Path) -> None:
+    xml, shown = tmp_path / "hgx.xml", tmp_path / "hgx.json"
+    switched = [(f"0000:c{index}:00.0", 9, "0x068000") for index in range(2)]
+    xml.write_text(system([*(gpu(dev, switched, 'sm="90"') for dev in range(2)), nic("mlx5_0", 400000)]))
+    (note,) = load_machine(str(xml)).notes  # H100, or one of those like it
+    shown.write_text(command("show", str(xml), "--json").out)
+    assert load_machine(str(shown)).notes == (note,)
+    for suffix, words in (("yaml", ()), ("json", ("--json",))):
+        pod = tmp_path / f"pod.{suffix}"
+        pod.write_text(command("cluster", str(shown), "--hosts", "2", *words).out)
+        assert (load_machine(str(pod)).gpu, load_machine(str(pod)).notes) == ("h100", (note,))
+    assert f"# Assumed: {note}\n" in (tmp_path / "pod.yaml").read_text()
 
 
 def test_gpus_of_a_file(host: Path) -> None:

@@ -1,4 +1,4 @@
-"""Topology files (YAML or JSON) to machines: the graph, and what they say of GPUs, hosts and NICs."""
+"""Topology files (YAML or JSON) to machines: the graph, what they say of GPUs, hosts, NICs, assumptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.readers.kinds import UNDERSTOOD
 
 _GRAPH = {"name", "ranks", "switches", "links", "symmetries"}
-_MACHINE = {"gpu", "hosts", "devices", "nics"}
+_MACHINE = {"gpu", "hosts", "devices", "nics", "notes"}
 _SHOWN = {"picture", "beyond"}
 """What tells a topology that `synth show --json` has printed: it says more of it than a file may."""
 
@@ -87,4 +87,5 @@ def _machine(topology: Topology, given: Mapping[str, Any], place: str) -> Machin
         devices=tuple(each["devices"]),
         hosts=tuple(each["hosts"]),
         nics=tuple(nics),
+        notes=tuple(said.get("notes", ())),
     )
