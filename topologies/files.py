@@ -51,7 +51,7 @@ def load_file(
         if kind in {"YAML", "JSON"}:
             option = _option_of_readers(gpu, pcie, between_sockets)
             if option is not None or rates is not Rates.DATASHEET:
-                wrong = option or f"rates {rates.value}"
+                wrong = option or f"rates {rates.value} (--rates)"
                 instead = "" if option else f"; take rates {Rates.DATASHEET.value}"
                 raise TopologyError(
                     f"{place}: {wrong} does not go with {kind}, which holds its own links{instead}"
@@ -106,7 +106,11 @@ def _reader(kind: str) -> _Reader:
 
 def _option_of_readers(gpu: str | None, pcie: bool, between_sockets: Fraction | None) -> str | None:
     """One of these that was given: what says more of a machine than the text of a tool does."""
-    given = {"gpu": gpu is not None, "pcie": pcie, "between_sockets": between_sockets is not None}
+    given = {
+        "gpu= (--gpu)": gpu is not None,
+        "pcie=True (--pcie)": pcie,
+        "between_sockets= (--between-sockets)": between_sockets is not None,
+    }
     return next((option for option, is_given in given.items() if is_given), None)
 
 

@@ -147,11 +147,15 @@ def test_wrong_files(tmp_path: Path, name: str, text: str | bytes, message: str)
 
 def test_options_that_do_not_go_with_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, DRAWN)
-    with pytest.raises(TopologyError, match="gpu does not go with YAML, which holds its own links"):
+    with pytest.raises(
+        TopologyError, match=r"gpu= \(--gpu\) does not go with YAML, which holds its own links"
+    ):
         load_file(path, gpu="v100")
-    with pytest.raises(TopologyError, match="pcie does not go with YAML"):
+    with pytest.raises(TopologyError, match=r"pcie=True \(--pcie\) does not go with YAML"):
         load_file(path, pcie=True)
-    with pytest.raises(TopologyError, match=r"rates nccl does not go with YAML, .*; take rates datasheet"):
+    with pytest.raises(
+        TopologyError, match=r"rates nccl \(--rates\) does not go with YAML, .*; take rates datasheet"
+    ):
         load_file(path, rates=Rates.NCCL)
 
 

@@ -73,10 +73,10 @@ def test_what_counts_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ("arguments", "message"),
     [
         ({"rates": "best"}, "rates 'best': must be datasheet or nccl"),
-        ({"gpu": "v100"}, "gpu is for files of tools, and this is in the catalog"),
-        ({"between_sockets": 22}, "between_sockets is for files of tools, and"),
+        ({"gpu": "v100"}, r"gpu= \(--gpu\) is for files of tools, and this is in the catalog"),
+        ({"between_sockets": 22}, r"between_sockets= \(--between-sockets\) is for files of tools, and"),
         ({"between_sockets": 0}, "between_sockets: must be above 0 GB/s, got 0"),
-        ({"pcie": True}, "pcie is for files of tools, and"),
+        ({"pcie": True}, r"pcie=True \(--pcie\) is for files of tools, and"),
     ],
 )
 def test_options_that_do_not_go_with_the_catalog(arguments: dict[str, object], message: str) -> None:

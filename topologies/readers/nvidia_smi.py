@@ -248,7 +248,8 @@ def _guess(matrix: Matrix, domains: Sequence[Sequence[int]]) -> Gpu:
         needed = max(needed, direct if direct <= MOST_LINKS else max(_own_links(matrix, domain).values()))
     if needed > MOST_LINKS:
         raise TopologyError(
-            f"shows a GPU with {needed} NVLinks, must be at most {MOST_LINKS}; gpu= must say which it is"
+            f"shows a GPU with {needed} NVLinks, must be at most {MOST_LINKS}; gpu= (--gpu) "
+            "must say which it is"
         )
     counts = [matrix.nvlinks(first, second) for first, second in combinations(range(len(matrix.gpus)), 2)]
     linked = {count for count in counts if count}
