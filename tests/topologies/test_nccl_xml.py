@@ -541,7 +541,15 @@ def test_nics_of_a_host_without_gpus_are_left_out() -> None:
             r"gpu 0 \(0000:01:00.0\): has 2 links to gpu 1 .*, must be alike back, got 1",
         ),
         (system([gpu(0, [(busid(1), 7, "")]), gpu(1)]), r"must have at most 6 NVLinks \(v100\), got 7"),
-        (system([gpu(0, [(busid(1), 0, "")]), gpu(1)]), "nvlink count must be at least 1, got 0"),
+        (system([gpu(0, [(busid(1), 0, "")]), gpu(1)]), r"nvlink count must be in 1..64, got 0"),
+        (
+            system(linked({(0, 1): 999_999_999}, 2, 'gcn="gfx942"', tag="xgmi")),
+            r"gpu 0 .*: xgmi count must be in 1..64, got 999999999",
+        ),
+        (
+            system(linked(dict.fromkeys(combinations(range(3), 2), 33), 3, 'gcn="gfx942"', tag="xgmi")),
+            r"gpu 0 .*: must have at most 64 xGMI links \(mi300a\), got 66",
+        ),
         (
             system([gpu(0, more='<c2c bw="0" count="1"/>'), gpu(1)]),
             "c2c: bw and count must be at least 1, got 0",

@@ -160,6 +160,13 @@ def test_links_that_nothing_counts_are_refused() -> None:
         parse_rocm_smi(rocm_smi(2, bandwidth=lambda _a, _b: "50000-400000"), "f", gpu="mi300x")
 
 
+@pytest.mark.parametrize("gpu", [None, "mi250x"])
+@pytest.mark.parametrize("word", ["0-50000", "50000-0"])
+def test_a_bandwidth_table_of_one_figure_is_refused(word: str, gpu: str | None) -> None:
+    with pytest.raises(TopologyError, match=f"GPU0 to GPU1: bandwidths must be those of .*, got {word}"):
+        parse_rocm_smi(rocm_smi(2, bandwidth=lambda _a, _b: word), "f", gpu=gpu)
+
+
 def test_a_rate_between_sockets_without_pcie_links_is_said_to_change_nothing() -> None:
     (note,) = parse_rocm_smi(mesh(4), "f", gpu="mi300x", between_sockets=Fraction(22)).notes
     assert "--between-sockets changes nothing" in note

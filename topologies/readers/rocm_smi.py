@@ -149,10 +149,11 @@ def _bandwidths(tables: Tables) -> dict[tuple[int, int], tuple[int, int]]:
     """MB/s of one link and of all of each pair; empty where the driver filled in nothing."""
     found: dict[tuple[int, int], tuple[int, int]] = {}
     for (one, other), word in tables.bandwidth.items():
-        least, _, most = ("0-0" if word == "N/A" else word).partition("-")
-        found[one, other] = int(least), int(most)
-        if found[one, other][0] > found[one, other][1]:
-            raise TopologyError(f"{tables.pair(one, other)}: bandwidths must be min-max, got {word}")
+        first, _, last = ("0-0" if word == "N/A" else word).partition("-")
+        least, most = found[one, other] = int(first), int(last)
+        if least > most or (most and not least):
+            rule = "must be those of one link and of all, or 0-0"
+            raise TopologyError(f"{tables.pair(one, other)}: bandwidths {rule}, got {word}")
     return found if any(most for _, most in found.values()) else {}
 
 
@@ -248,7 +249,7 @@ def _links_of_pairs(
     for one, other in own:
         if megabytes:
             least, most = megabytes[one, other]
-            if not least or most % least:
+            if most % least:
                 rule = "bandwidths must be those of one link and of all"
                 raise TopologyError(f"{tables.pair(one, other)}: {rule}, got {least}-{most}")
             counts[one, other] = most // least

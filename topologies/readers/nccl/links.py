@@ -29,6 +29,9 @@ NVSWITCH_CLASS, CPU_CLASS = "0x068000", "0x068001"  # the latter: the NVLink bri
 _ALIKE = {"nvswitch", "mesh"}
 """Boards whose wiring is the same in every box."""
 
+MOST_LINKS = 64
+"""Of one GPU; the most that is known are 36 (NVLink 6)."""
+
 FABRIC = "fffffff:ff"
 """How the target begins of NVLinks to switches that the host cannot see: those of the whole NVLink domain."""
 
@@ -107,8 +110,9 @@ def _shown(devices: Sequence[Device], notes: list[str]) -> Wiring:
         total = 0
         for link in device.links:
             count = whole(link, "count", f"{device.where}: {link.tag}")
-            if count < 1:
-                raise TopologyError(f"{device.where}: {link.tag} count must be at least 1, got {count}")
+            if not 1 <= count <= MOST_LINKS:
+                rule = f"must be in 1..{MOST_LINKS}"
+                raise TopologyError(f"{device.where}: {link.tag} count {rule}, got {count}")
             total += count
             end = _end(device, link, by_address)
             if isinstance(end, str):
@@ -161,11 +165,12 @@ def _check_total(device: Device, total: int) -> None:
     if total and (kind is None or not kind.links):
         why = "nothing says which GPU it is" if kind is None else f"a {kind.name} has none"
         raise TopologyError(f"{device.where}: has {total} links, but {why}; gpu= (--gpu) says which it is")
+    if kind is None:
+        return
     # RCCL's own models of machines to come have more than the GPUs that they are written for.
-    if kind is not None and total > kind.links and kind.vendor != AMD:
-        raise TopologyError(
-            f"{device.where}: must have at most {kind.links} NVLinks ({kind.name}), got {total}"
-        )
+    most, links = (MOST_LINKS, "xGMI links") if kind.vendor == AMD else (kind.links, "NVLinks")
+    if total > most:
+        raise TopologyError(f"{device.where}: must have at most {most} {links} ({kind.name}), got {total}")
 
 
 def _check_both_ways(devices: Sequence[Device], wiring: Wiring) -> None:
