@@ -139,7 +139,7 @@ class Collective:
 
         Raises:
             CollectiveError: unknown kind, a custom one (see `custom`), fewer than two ranks, ranks or a root
-                that do not fit, or a reduction over a switch that reduces in the network (reserved).
+                that do not fit.
         """
         named = Kind.named(kind)
         if named is None:
@@ -183,12 +183,6 @@ class Collective:
         if self.root is not None and self.root not in self.ranks:
             raise CollectiveError(
                 f"{self.kind}: root must be one of the ranks {_ranges(self.ranks)}, got {self.root}"
-            )
-        reducing = [switch.name for switch in topology.switches if switch.reduces]
-        if self.kind.reduces and reducing:
-            raise CollectiveError(
-                f"{self.kind}: switch {reducing[0]} reduces in the network, which is reserved "
-                "and not yet supported"
             )
 
     def _check_demands(self) -> None:

@@ -57,8 +57,10 @@ class Chunk:
 class Transfer:
     """One chunk from one rank to another, through the switches of `via`, in one step.
 
-    With `reduce` the receiver adds the sender's contributions to its own, otherwise its copy becomes the
-    sender's. All transfers of a step start from the state before it.
+    Either end may be a switch that reduces or multicasts: it holds what it is sent as a rank does, nothing at
+    the start, and is asked for no more than `Switch` says that it can. With `reduce` the receiver adds the
+    sender's contributions to its own, otherwise its copy becomes the sender's. All transfers of a step start
+    from the state before it.
     """
 
     chunk: int
@@ -270,7 +272,7 @@ class Schedule:
             min(chunks) >= 0
             and max(chunks) < len(self.chunks)
             and min(steps) >= 0
-            and all(src < self.topology.ranks and dst < self.topology.ranks for src, _, dst in ways)
+            and all(src < self.topology.holders and dst < self.topology.holders for src, _, dst in ways)
             and all(map(self.topology.is_switch, switches))
             and hops <= self.topology.bandwidth.keys()  # so that all vertices are in range
         )
@@ -282,10 +284,14 @@ class Schedule:
             )
         if transfer.step < 0:
             raise ScheduleError(f"transfer {index}: step must not be negative, got {transfer.step}")
-        for rank in (transfer.src, transfer.dst):
-            if not 0 <= rank < self.topology.ranks:
+        for vertex in (transfer.src, transfer.dst):
+            if self.topology.ranks <= vertex < self.topology.size and vertex >= self.topology.holders:
                 raise ScheduleError(
-                    f"transfer {index}: rank must be in 0..{self.topology.ranks - 1}, got {rank}"
+                    f"transfer {index}: ends at switch {self.topology.label(vertex)}, which only forwards"
+                )
+            if not 0 <= vertex < self.topology.holders:
+                raise ScheduleError(
+                    f"transfer {index}: rank must be in 0..{self.topology.ranks - 1}, got {vertex}"
                 )
         for vertex in transfer.via:
             if not self.topology.ranks <= vertex < self.topology.size:

@@ -51,10 +51,76 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A vertex that only forwards; `reduces` marks in-network aggregation (reserved, refused by solvers)."""
+    """A vertex that is no rank. It forwards; an able one also adds or copies what passes.
+
+    Attributes:
+        name: what files call it.
+        reduces: it may add the same chunk from several inputs and pass on the sum.
+        multicasts: it may pass on one input to several outputs.
+        turns: the sum that it makes may be multicast by it at once, as InfiniBand SHARP does. Otherwise a sum
+            goes on to one output, and a rank (or a switch that turns) spreads it, as with NVLink SHARP.
+        loopback: a rank to which it gives a sum has its own contribution read through it, too, and a rank
+            whose data it multicasts gets them back (NVLink SHARP): both pass the links of that rank.
+        adder: GB/s of sums that it can make; None where only its links limit them.
+        trees: how many chunks of one schedule it can add or multicast; None for any number.
+        latency_us: what adding or multicasting takes beside the latencies of links.
+        stores: it adds or copies a message once it has all of it, not as it passes (cut-through).
+
+    Raises:
+        TopologyError: abilities that contradict each other, or a number out of its range.
+    """
 
     name: str
     reduces: bool = False
+    multicasts: bool = False
+    turns: bool = False
+    loopback: bool = False
+    adder: Fraction | None = None
+    trees: int | None = None
+    latency_us: Fraction = Fraction(0)
+    stores: bool = False
+
+    def __post_init__(self) -> None:
+        """See that the abilities go together."""
+        if self.turns and not (self.reduces and self.multicasts):
+            raise TopologyError(f"switch {self.name}: one that turns must reduce and multicast")
+        if self.turns and self.loopback:
+            raise TopologyError(
+                f"switch {self.name}: must not both turn and loop back: a sum that turns has no rank to go to"
+            )
+        if self.adder is not None and not (self.reduces and self.adder > 0):
+            raise TopologyError(
+                f"switch {self.name}: adder must be positive and of a switch that reduces, "
+                f"got {self.adder} GB/s"
+            )
+        if self.trees is not None and self.trees < 1:
+            raise TopologyError(f"switch {self.name}: trees must be at least 1, got {self.trees}")
+        if self.latency_us < 0:
+            raise TopologyError(f"switch {self.name}: latency must not be negative, got {self.latency_us} us")
+        if not self.is_able and (self.loopback or self.stores or self.trees or self.latency_us):
+            raise TopologyError(
+                f"switch {self.name}: loopback, trees, latency and stores are for one that reduces or "
+                "multicasts"
+            )
+
+    @property
+    def is_able(self) -> bool:
+        """Whether it does more than forward."""
+        return self.reduces or self.multicasts
+
+    @property
+    def abilities(self) -> tuple[int, int, int, int, str, int, str, int]:
+        """All but the name, as numbers and text that can be ordered: equal for switches that are alike."""
+        return (
+            int(self.reduces),
+            int(self.multicasts),
+            int(self.turns),
+            int(self.loopback),
+            str(self.adder or ""),
+            self.trees or 0,
+            str(self.latency_us),
+            int(self.stores),
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +131,8 @@ class Topology:
         name: what reports call it.
         ranks: number of ranks, at least 1.
         links: at most one per ordered pair of vertices, sorted by (src, dst); `Topology.build` merges.
-        switches: the vertices after the ranks.
+        switches: the vertices after the ranks; those that reduce or multicast come before those that only
+            forward.
         symmetries: generators of a group of automorphisms, each the images of all vertices in order.
 
     Raises:
@@ -114,6 +181,12 @@ class Topology:
         for name, count in Counter(switch.name for switch in self.switches).items():
             if count > 1:
                 raise TopologyError(f"switch {name}: names must be unique, got it {count} times")
+        for before, after in pairwise(self.switches):
+            if after.is_able and not before.is_able:
+                raise TopologyError(
+                    f"switch {after.name}: those that reduce or multicast must come before those that only "
+                    f"forward, got it after {before.name}"
+                )
         for link in self.links:
             _check_link(link)
             for vertex in (link.src, link.dst):
@@ -131,6 +204,18 @@ class Topology:
     def size(self) -> int:
         """Number of vertices, ranks and switches together."""
         return self.ranks + len(self.switches)
+
+    @cached_property
+    def holders(self) -> int:
+        """Number of vertices that may hold a chunk: the ranks and, after them, the switches that are able."""
+        return self.ranks + sum(switch.is_able for switch in self.switches)
+
+    @property
+    def forwarding(self) -> Topology:
+        """The same graph with switches that only forward; itself where there are no others."""
+        if self.holders == self.ranks:
+            return self
+        return replace(self, switches=tuple(Switch(switch.name) for switch in self.switches))
 
     @cached_property
     def bandwidth(self) -> dict[Hop, Fraction]:
@@ -166,7 +251,7 @@ class Topology:
         return all(self.bandwidth.get((dst, src)) == rate for (src, dst), rate in self.bandwidth.items())
 
     def is_switch(self, vertex: Vertex) -> bool:
-        """Whether the vertex only forwards."""
+        """Whether the vertex is no rank."""
         return vertex >= self.ranks
 
     def label(self, vertex: Vertex) -> int | str:
@@ -275,10 +360,10 @@ class Topology:
         for vertex, image in enumerate(images):
             if self.is_switch(vertex) != self.is_switch(image):
                 raise TopologyError(f"symmetry {shown}: must map ranks to ranks and switches to switches")
-            if self.is_switch(vertex) and self._reduces(vertex) != self._reduces(image):
+            if self.abilities(vertex) != self.abilities(image):
                 raise TopologyError(
                     f"symmetry {shown}: maps switch {self.label(vertex)} to {self.label(image)}; "
-                    "both must reduce or neither"
+                    "both must be able to do the same"
                 )
         kinds = self.link_kinds
         if all(kinds.get((images[src], images[dst])) == kind for (src, dst), kind in kinds.items()):
@@ -292,8 +377,9 @@ class Topology:
                     f"{pair[0]}->{pair[1]} of {found} GB/s; both must be alike in bandwidth and latency"
                 )
 
-    def _reduces(self, switch: Vertex) -> bool:
-        return self.switches[switch - self.ranks].reduces
+    def abilities(self, vertex: Vertex) -> tuple[int | str, ...]:
+        """What the switch can do (`Switch.abilities`); nothing of a rank."""
+        return self.switches[vertex - self.ranks].abilities if self.is_switch(vertex) else ()
 
 
 def gcd_of_fractions(first: Fraction, second: Fraction) -> Fraction:

@@ -399,9 +399,9 @@ def _within(host: _Placed, images: Permutation) -> _Within | None:
 def _kind(host: _Placed) -> tuple[object, ...]:
     """What hosts have in common that are alike, whatever their files call them and what is in them."""
     topology = host.machine.topology
-    reduces = tuple(switch.reduces for switch in topology.switches)
+    abilities = tuple(switch.abilities for switch in topology.switches)
     ports = tuple((nic.rate, nic.near) for nic in host.machine.nics)
-    return topology.ranks, topology.links, reduces, ports, host.by_host
+    return topology.ranks, topology.links, abilities, ports, host.by_host
 
 
 def _port_turns(host: _Placed) -> Iterator[Permutation]:

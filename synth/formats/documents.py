@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,7 +28,7 @@ def topology_to_document(topology: Topology) -> Document:
         "name": topology.name,
         "ranks": topology.ranks,
         "switches": [
-            {"name": switch.name, "reduces": True} if switch.reduces else switch.name
+            {"name": switch.name, **said} if (said := switch_to_document(switch)) else switch.name
             for switch in topology.switches
         ],
         "links": [
@@ -43,6 +44,19 @@ def topology_to_document(topology: Topology) -> Document:
     if topology.symmetries:
         document["symmetries"] = [[label(image) for image in images] for images in topology.symmetries]
     return document
+
+
+def switch_to_document(switch: Switch) -> Document:
+    """What a switch can do beside forwarding, its name aside; empty where there is nothing."""
+    said: Document = {}
+    for name, default in _ONLY_FORWARDS.items():
+        value = getattr(switch, name)
+        if value != default:
+            said[name] = str(value) if isinstance(value, Fraction) else value
+    return said
+
+
+_ONLY_FORWARDS = {field.name: field.default for field in fields(Switch) if field.name != "name"}
 
 
 @contextlib.contextmanager
@@ -69,21 +83,24 @@ def topology_from_document(document: object, place: str) -> Topology:
 def read_topology(shape: Mapping[str, Any], place: str, prefix: str) -> Topology:
     """The topology of a document that has the shape; `prefix` is where in the file it stands."""
     ranks = shape["ranks"]
-    switches = [
-        Switch(entry) if isinstance(entry, str) else Switch(entry["name"], entry.get("reduces", False))
-        for entry in shape.get("switches", [])
-    ]
+    switches = []
+    for index, entry in enumerate(shape.get("switches", [])):
+        with prefixed(f"{place}: {prefix}switches[{index}]"):
+            switches.append(Switch(entry) if isinstance(entry, str) else Switch(**entry))
     first: dict[str, int] = {}
     for index, switch in enumerate(switches):
         if first.setdefault(switch.name, index) != index:
             place_of = f"{place}: {prefix}switches[{index}]"
             raise InputError(f"{place_of}: names must be unique, got {shorten(switch.name)} twice")
-    vertex = vertex_reader(ranks, list(first))
+    # Topologies have switches that are able before the others; files name them in any order.
+    order = sorted(range(len(switches)), key=lambda index: not switches[index].is_able)
+    switches = [switches[index] for index in order]
+    vertex = vertex_reader(ranks, [switch.name for switch in switches])
     links: list[Link] = []
     for index, entry in enumerate(shape["links"]):
         links.extend(_links(entry, vertex, f"{place}: {prefix}links[{index}]"))
     symmetries = [
-        _images(images, ranks, len(switches), vertex, f"{place}: {prefix}symmetries[{index}]")
+        _images(images, ranks, order, vertex, f"{place}: {prefix}symmetries[{index}]")
         for index, images in enumerate(shape.get("symmetries", []))
     ]
     name = shape.get("name", Path(place).stem or "topology")
@@ -115,19 +132,19 @@ def _links(entry: Mapping[str, Any], vertex: Callable[[object, str], Vertex], pl
 def _images(
     labels: Sequence[object],
     ranks: int,
-    switches: int,
+    order: Sequence[int],
     vertex: Callable[[object, str], Vertex],
     place: str,
 ) -> list[Vertex]:
     images = [vertex(label, f"{place}[{index}]") for index, label in enumerate(labels)]
     if len(images) == ranks:
-        return [*images, *range(ranks, ranks + switches)]
-    if len(images) != ranks + switches:
+        return [*images, *range(ranks, ranks + len(order))]
+    if len(images) != ranks + len(order):
         raise InputError(
-            f"{place}: must have the images of the {ranks} ranks, or of these and the {switches} switches, "
+            f"{place}: must have the images of the {ranks} ranks, or of these and the {len(order)} switches, "
             f"got {len(images)}"
         )
-    return images
+    return [*images[:ranks], *(images[ranks + index] for index in order)]
 
 
 def vertex_reader(ranks: int, switches: Sequence[str]) -> Callable[[object, str], Vertex]:

@@ -109,10 +109,17 @@ Index: TypeAlias = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 
 @MAPPING
 class SwitchShape(TypedDict):
-    """A switch that has more to say than its name."""
+    """A switch that does more than forward: `synth.topology.Switch`."""
 
     name: Name
     reduces: NotRequired[bool]
+    multicasts: NotRequired[bool]
+    turns: NotRequired[bool]
+    loopback: NotRequired[bool]
+    adder: NotRequired[Bandwidth]
+    trees: NotRequired[Annotated[int, Field(ge=1, le=MAX_INT)]]
+    latency_us: NotRequired[Latency]
+    stores: NotRequired[bool]
 
 
 LinkShape = TypedDict(

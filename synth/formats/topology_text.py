@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
-from arborcast.synth.topology import Link, Topology, Vertex
+from arborcast.synth.formats.documents import switch_to_document
+from arborcast.synth.topology import Link, Switch, Topology, Vertex
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*")
 _WORDS = {"null", "true", "false"}
@@ -39,10 +40,7 @@ def topology_to_yaml(
         names = ["null" if name is None else _text(name) for name in gpu]
         lines.append(f"gpu: {names[0] if len(set(names)) == 1 else _flow(names)}")
     if topology.switches:
-        names = [
-            f"{{name: {_text(switch.name)}, reduces: true}}" if switch.reduces else _text(switch.name)
-            for switch in topology.switches
-        ]
+        names = [_switch(switch) for switch in topology.switches]
         lines.append(f"switches: {_flow(names)}")
     if notes:
         lines += ["notes:", *(f"  - {json.dumps(note, ensure_ascii=False)}" for note in notes)]
@@ -60,6 +58,18 @@ def topology_to_yaml(
         ]
     lines += ["", *after] if after else []
     return "\n".join(lines) + "\n"
+
+
+def _switch(switch: Switch) -> str:
+    said = switch_to_document(switch)
+    if not said:
+        return _text(switch.name)
+    values = {key: json.dumps(value).strip('"') for key, value in said.items()}
+    return (
+        "{"
+        + ", ".join(f"{key}: {value}" for key, value in {"name": _text(switch.name), **values}.items())
+        + "}"
+    )
 
 
 def _cables(topology: Topology) -> Iterator[tuple[Link, str]]:

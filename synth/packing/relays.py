@@ -41,7 +41,7 @@ def relays_as_switches(topology: Topology, collective: Collective) -> tuple[Topo
     flat = replace(
         topology,
         ranks=count,
-        switches=(*relays, *topology.switches),
+        switches=(*relays, *topology.forwarding.switches),
         symmetries=tuple(
             images for images in topology.symmetries if set(images[:count]) == set(range(count))
         ),

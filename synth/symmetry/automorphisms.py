@@ -143,7 +143,7 @@ class _Search:
     ) -> None:
         self.topology = topology
         self.colours = [
-            (topology.is_switch(vertex), _reduces(topology, vertex), colours[vertex])
+            (topology.is_switch(vertex), topology.abilities(vertex), colours[vertex])
             for vertex in range(topology.size)
         ]
         self.alike = {
@@ -261,7 +261,3 @@ def _arrivals(vertex: Vertex, generators: Sequence[Permutation]) -> dict[Vertex,
                 arrivals[generator[here]] = _Arrival(here, generator)
                 reached.append(generator[here])
     return arrivals
-
-
-def _reduces(topology: Topology, vertex: Vertex) -> bool:
-    return topology.is_switch(vertex) and topology.switches[vertex - topology.ranks].reduces

@@ -327,13 +327,13 @@ def _with_arcs(topology: Topology, group: Translations) -> dict[Hop, tuple[objec
 
 def _colours(
     topology: Topology, group: Translations, members: Iterable[int] | None
-) -> list[tuple[bool, bool, bool, tuple[bool, ...]]]:
+) -> list[tuple[bool, tuple[int | str, ...], bool, tuple[bool, ...]]]:
     """What no commuting automorphism changes in a vertex."""
     taking_part = set(range(topology.ranks) if members is None else members)
     return [
         (
             topology.is_switch(vertex),
-            topology.is_switch(vertex) and topology.switches[vertex - topology.ranks].reduces,
+            topology.abilities(vertex),
             vertex in taking_part,
             tuple(images[vertex] == vertex for images in group.generators),
         )

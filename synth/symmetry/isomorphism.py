@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.symmetry.refinement import OrderedPartition, Refiner, SpentError, Trace, around
-from arborcast.synth.topology import Hop, Permutation, Topology, Vertex
+from arborcast.synth.topology import Hop, Permutation, Topology
 
 _EFFORT = 10_000_000  # ends of links that one comparison may look at: far more than 32 vertices can need
 
@@ -56,7 +56,7 @@ class Shape:
         self._colours = [
             (
                 topology.is_switch(vertex),
-                topology.is_switch(vertex) and self._switch_reduces(vertex),
+                topology.abilities(vertex),
                 0 if colours is None else colours[vertex],
             )
             for vertex in range(topology.size)
@@ -74,9 +74,6 @@ class Shape:
                 f"topology {self.topology.name}: to be compared with others it must take at most {_EFFORT} "
                 f"looks at ends of links, its {len(self.topology.links)} links take more"
             ) from error
-
-    def _switch_reduces(self, vertex: Vertex) -> bool:
-        return self.topology.switches[vertex - self.topology.ranks].reduces
 
     @cached_property
     def invariant(self) -> Any:

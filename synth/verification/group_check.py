@@ -104,9 +104,10 @@ def _check_permutation(index: int, images: tuple[int, ...], topology: Topology, 
             return
     for place, switch in enumerate(topology.switches):
         other = topology.switches[images[topology.ranks + place] - topology.ranks]
-        if switch.reduces != other.reduces:
+        if switch.abilities != other.abilities:
             errors.add(
-                f"translation {index}: maps switch {switch.name} to {other.name}; both must reduce or neither"
+                f"translation {index}: maps switch {switch.name} to {other.name}; "
+                "both must be able to do the same"
             )
             return
 

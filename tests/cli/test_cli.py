@@ -126,16 +126,6 @@ def test_bounds_name_the_model(command: Command) -> None:
     assert "NVLink SHARP not used" in command("topologies").out
 
 
-def test_switches_that_reduce_are_refused(command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "sharp.yaml"
-    cables = "".join(f"  - {{between: [{rank}, s], bandwidth: 1}}\n" for rank in range(3))
-    file.write_text(f"name: sharp\nranks: 3\nswitches: [{{name: s, reduces: true}}]\nlinks:\n{cables}")
-    for name in ("bound", "solve", "pareto"):
-        for collective in ("allreduce", "reduce", "reduce-scatter"):
-            line = f"{collective}: switch s reduces in the network, which is reserved and not yet supported"
-            refused(command(name, str(file), collective), line)
-
-
 @pytest.mark.parametrize("collective", ["broadcast", "allgather", "allreduce", "alltoall", "gather"])
 def test_without_any_link_all_are_cut_off(command: Command, tmp_path: Path, collective: str) -> None:
     file = tmp_path / "apart.yaml"

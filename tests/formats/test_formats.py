@@ -183,11 +183,31 @@ def test_optional_keys_may_be_left_out() -> None:
     assert schedule_from_document(short, "f") == BROADCAST
 
 
-def test_a_switch_that_reduces() -> None:
-    summing = Topology.build("sum", 1, [], [Switch("a"), Switch("b", reduces=True)])
+def test_what_switches_can_do() -> None:
+    able = Switch("b", reduces=True, multicasts=True, loopback=True, adder=Fraction(25, 2), trees=4)
+    slow = Switch("c", reduces=True, latency_us=Fraction(7, 10), stores=True)
+    summing = Topology.build("sum", 1, [Link(0, 1, 1), Link(3, 0, 2)], [able, slow, Switch("a")])
     document = topology_to_document(summing)
-    assert document["switches"] == ["a", {"name": "b", "reduces": True}]
+    assert document["switches"] == [
+        {"name": "b", "reduces": True, "multicasts": True, "loopback": True, "adder": "25/2", "trees": 4},
+        {"name": "c", "reduces": True, "latency_us": "7/10", "stores": True},
+        "a",
+    ]
     assert topology_from_document(document, "f") == summing
+
+
+def test_files_name_switches_in_any_order() -> None:
+    links = [{"from": "plain", "to": 0, "bandwidth": 1}, {"from": 0, "to": "sum", "bandwidth": 2}]
+    switches = ["plain", {"name": "sum", "reduces": True}]
+    same = [0, "plain", "sum"]
+    document = {"name": "t", "ranks": 1, "switches": switches, "links": links, "symmetries": [same]}
+    drawn = Topology.build(
+        "t", 1, [Link(2, 0, 1), Link(0, 1, 2)], [Switch("sum", reduces=True), "plain"], [[0, 1, 2]]
+    )
+    assert topology_from_document(document, "f") == drawn
+    document["switches"] = ["plain", {"name": "sum", "turns": True}]
+    with pytest.raises(InputError, match=r"f: switches\[1\]: switch sum: one that turns must reduce"):
+        topology_from_document(document, "f")
 
 
 def test_what_is_well_formed_but_wrong_loads() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from arborcast.synth.collective import NAMED_KINDS, Block, Collective, Kind, busbw_factor
 from arborcast.synth.errors import CollectiveError
-from arborcast.synth.topology import Link, Switch, Topology
+from arborcast.synth.topology import Link, Topology
 
 LINE = Topology.build("line", 4, [Link(i, i + 1, Fraction(1)) for i in range(3)])
 ROOTED = {Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER}
@@ -39,14 +39,6 @@ def test_a_root_where_there_is_none_is_refused() -> None:
         Collective(Kind.ALLREDUCE, (0, 1), 1).check(LINE)
     with pytest.raises(CollectiveError, match="broadcast: needs a root, got None"):
         Collective(Kind.BROADCAST, (0, 1)).check(LINE)
-
-
-def test_reduction_in_the_network_is_reserved() -> None:
-    links = [Link(0, 2, Fraction(1)), Link(2, 1, Fraction(1))]
-    summing = Topology.build("sharp", 2, links, [Switch("sw", reduces=True)])
-    Collective.on(summing, "broadcast")
-    with pytest.raises(CollectiveError, match="switch sw reduces in the network"):
-        Collective.on(summing, "allreduce")
 
 
 @pytest.mark.parametrize("kind", NAMED_KINDS)

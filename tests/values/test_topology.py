@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,8 +74,42 @@ def test_symmetries_respect_kinds_of_vertices_and_latency() -> None:
         Topology.build("t", 2, links, symmetries=[[1, 0]])
     with pytest.raises(TopologyError, match="ranks to ranks and switches to switches"):
         Topology.build("t", 1, [], ["sw"], [[1, 0]])
-    with pytest.raises(TopologyError, match="switch plain to sum; both must reduce or neither"):
-        Topology.build("t", 1, [], ["plain", Switch("sum", reduces=True)], [[0, 2, 1]])
+    with pytest.raises(TopologyError, match="switch sum to plain; both must be able to do the same"):
+        Topology.build("t", 1, [], [Switch("sum", reduces=True), "plain"], [[0, 2, 1]])
+
+
+@pytest.mark.parametrize(
+    ("abilities", "message"),
+    [
+        ({"reduces": True, "turns": True}, "switch s: one that turns must reduce and multicast"),
+        (
+            {"reduces": True, "multicasts": True, "turns": True, "loopback": True},
+            "switch s: must not both turn and loop back",
+        ),
+        (
+            {"reduces": True, "adder": Fraction(0)},
+            "adder must be positive and of a switch that reduces, got 0",
+        ),
+        ({"multicasts": True, "adder": Fraction(1)}, "must be positive and of a switch that reduces, got 1"),
+        ({"reduces": True, "trees": 0}, "switch s: trees must be at least 1, got 0"),
+        ({"reduces": True, "latency_us": Fraction(-1)}, "switch s: latency must not be negative, got -1 us"),
+        ({"stores": True}, "are for one that reduces or multicasts"),
+    ],
+)
+def test_abilities_of_switches_must_go_together(abilities: dict[str, Any], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        Switch("s", **abilities)
+
+
+def test_switches_that_are_able_come_first_and_may_hold_chunks() -> None:
+    able = [Switch("a", reduces=True), Switch("b", multicasts=True)]
+    fabric = Topology.build("t", 3, [], [*able, "plain"])
+    assert (fabric.holders, fabric.size) == (5, 6)
+    plain = fabric.forwarding
+    assert plain.switches == (Switch("a"), Switch("b"), Switch("plain"))
+    assert plain.forwarding is plain
+    with pytest.raises(TopologyError, match="switch b: those that reduce or multicast must come before"):
+        Topology.build("t", 3, [], ["plain", able[1]])
 
 
 def test_subset_renumbers_in_the_order_given() -> None:
