@@ -1,0 +1,298 @@
+"""The best rate along trees that join and fork at able switches, with its trees and the prices that prove it.
+
+Column generation (Gilmore and Gomory 1961) over the linear program of `synth.lp.tree_program`: links and adders
+are rows, trees or pairs of trees columns, prices go to `synth.in_network.pricing`, and every tree that is
+cheaper than the program believes joins it. Floats propose; the rate, the prices and the limit that they prove
+are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
+from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.errors import CollectiveError, InfeasibleError
+from arborcast.synth.in_network.pricing import (
+    FAR,
+    LARGEST_PRICE,
+    MOST_APART,
+    Cheapest,
+    Priced,
+    Side,
+)
+from arborcast.synth.in_network.steiner_tree import Column, Rows, SteinerTree
+from arborcast.synth.kernels.compiled import Ints
+from arborcast.synth.lp.tree_program import CLOSE, Floats, TreeProgram, TreeRows, Weighed, whole_prices
+from arborcast.synth.progress import report
+from arborcast.synth.topology import Topology, Vertex
+
+FIRST_ROUNDS = 4
+"""How often all roots choose their trees, each under prices that grow with the loads of those before it."""
+
+FIRST_TREES = 24
+"""How many trees there are at least before the first linear program."""
+
+EXACT_TURNS = 4
+"""How often exact prices are asked for a cheaper tree than rounded ones found."""
+
+ALWAYS_EXACT = 9
+"""Ranks that are apart, up to which every pricing is exact: milliseconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class SteinerProgram:
+    """The answer.
+
+    Attributes:
+        rate: GB/s of the whole buffer that the columns carry, exactly.
+        limit: what lengths and adders prove of all trees; None where too many ranks are apart to be exact.
+        lengths: the price of each link, in the order of the topology.
+        adders: the price of each switch's adder, in the order of the topology: 0 where it is not limited.
+        columns: trees with their weights; a root's together carry its block.
+        candidates: all that were found, without weights.
+        rows: what columns use.
+    """
+
+    rate: Fraction
+    limit: Fraction | None
+    lengths: tuple[Fraction, ...]
+    adders: tuple[Fraction, ...]
+    columns: tuple[Column, ...]
+    candidates: tuple[Column, ...]
+    rows: Rows
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the rate is the limit."""
+        return self.rate == self.limit
+
+
+def steiner_program(
+    topology: Topology,
+    collective: Collective,
+    deadline: Deadline = NO_DEADLINE,
+    *,
+    known: Iterable[Column] = (),
+) -> SteinerProgram:
+    """The best rate over all trees (of an allreduce: pairs that meet) with able switches.
+
+    Exact where at most `MOST_APART` ranks are apart under the prices of the optimum; elsewhere the trees are as
+    good as heuristic pricing finds, and `limit` is None.
+
+    Args:
+        topology: the fabric; ranks that take no part are relays.
+        collective: a broadcast, reduce, allgather, reduce-scatter or allreduce.
+        deadline: when to be content with what there is; the first trees are made in any case.
+        known: columns to start from besides.
+
+    Raises:
+        CollectiveError: a kind that trees cannot do.
+        InfeasibleError: some rank cannot be reached; carries no proof, which is a cut.
+    """
+    if collective.kind not in TREE_KINDS:
+        raise CollectiveError(f"{collective.kind}: trees serve {', '.join(TREE_KINDS)} only")
+    return _Generation(topology, collective, deadline, known).run()
+
+
+class _Generation:
+    """Column generation: the program, what is known, and the best limit so far."""
+
+    def __init__(
+        self, topology: Topology, collective: Collective, deadline: Deadline, known: Iterable[Column]
+    ) -> None:
+        self.topology, self.collective, self.deadline = topology, collective, deadline
+        kind = collective.kind
+        self.roots = _roots(topology, collective)
+        self.groups = len(self.roots) if kind in {Kind.ALLGATHER, Kind.REDUCE_SCATTER} else 1
+        self.rows = Rows(topology)
+        self.unit = max(link.bandwidth for link in topology.links)
+        capacities = tuple(capacity / self.unit for capacity in self.rows.capacities)
+        self.program = TreeProgram(TreeRows(capacities, (0,) * self.groups))
+        self.columns: dict[tuple[int, SteinerTree | None, SteinerTree | None], Column] = {}
+        self.sides = [
+            Side(topology, collective.ranks, turned)
+            for turned, wanted in ((False, kind is Kind.ALLREDUCE or not kind.reduces), (True, kind.reduces))
+            if wanted
+        ]
+        self.forks: dict[bool, list[Vertex]] = {False: [], True: []}  # of the last heuristic trees
+        self.limit: Fraction | None = None
+        self.proof: list[int] = []
+        for column in known:
+            self._add(column)
+
+    def run(self) -> SteinerProgram:
+        """The whole of it."""
+        self._begin()
+        weighed = self.program.solve()
+        while not self.deadline.has_passed:
+            report("trees through switches", len(self.columns), len(self.columns) + 1)
+            if not self._improves(whole_prices(weighed.prices, LARGEST_PRICE), weighed):
+                break
+            weighed = self.program.solve()
+        weights = self.program.exact(weighed)
+        for _ in range(EXACT_TURNS):
+            vertex = self.program.vertex()
+            if vertex is None or max(vertex.prices, default=0) > LARGEST_PRICE or self.deadline.has_passed:
+                break
+            added = self._improves(np.array(vertex.prices, dtype=np.int64), None)
+            if self.limit == self._rate(weights) or not added:
+                break
+            weights = self.program.exact(self.program.solve())
+        return self._answer([*weights, *[Fraction(0)] * (len(self.columns) - len(weights))])
+
+    def _rate(self, weights: Sequence[Fraction]) -> Fraction:
+        return self.program.rows.rate(self.program.trees[: len(weights)], weights)
+
+    def _answer(self, weights: Sequence[Fraction]) -> SteinerProgram:
+        rate = self._rate(weights)
+        proof = [Fraction(price) for price in self.proof] or [Fraction(0)] * len(self.rows.capacities)
+        # The cheapest tree costs 1.
+        worth = sum(map(lambda price, capacity: price * capacity, proof, self.rows.capacities))
+        scale = self.limit * self.unit * self.groups / worth if self.limit is not None and worth else 1
+        prices = [price * scale for price in proof]
+        links, of_adder = len(self.topology.links), self.rows.of_adder
+        switches = range(self.topology.ranks, self.topology.size)
+        candidates = tuple(self.columns.values())
+        return SteinerProgram(
+            rate * self.unit * self.groups,
+            None if self.limit is None else self.limit * self.unit * self.groups,
+            tuple(prices[:links]),
+            tuple(prices[of_adder[v]] if v in of_adder else Fraction(0) for v in switches),
+            tuple(
+                replace(column, weight=weight * self.unit)
+                for column, weight in zip(candidates, weights, strict=True)
+                if weight
+            ),
+            candidates,
+            self.rows,
+        )
+
+    def _begin(self) -> None:
+        """Trees for every root under prices that grow with the loads of all trees before."""
+        capacities = np.array([float(capacity) for capacity in self.program.rows.capacities])
+        load = np.zeros(len(capacities))
+        for turn in range(max(FIRST_ROUNDS, FIRST_TREES // len(self.roots))):
+            for root in self.roots:
+                if turn and self.deadline.has_passed:
+                    return
+                found = _Question(self, _crowded(load, capacities, 2 + turn), exact=self._few_ranks).column(root)
+                if found is not None:
+                    self._add(found)
+                    load[list(found.used)] += list(found.used.values())
+        if len({column.group for column in self.columns.values()}) < self.groups:
+            raise InfeasibleError(f"{self.collective.kind}: some rank cannot be reached by any tree")
+
+    @cached_property
+    def _few_ranks(self) -> bool:
+        return len(self.collective.ranks) <= ALWAYS_EXACT
+
+    def _improves(self, prices: Ints, weighed: Weighed | None) -> bool:
+        """Add cheap trees under some prices; whether one costs less than the program thought.
+
+        Heuristic ones first where that is faster; exact ones, with the limit that they prove, where those find
+        nothing. Without what was weighed every new tree counts.
+        """
+        for exact in (True,) if self._few_ranks or weighed is None else (False, True):
+            asked = _Question(self, prices, exact=exact)
+            if exact and asked.apart > MOST_APART:
+                return False
+            if exact:
+                self._keep_proof(prices, asked)
+            better = False
+            for root in self.roots:
+                column = asked.column(root)
+                if column is not None and (weighed is None or _reduces(column, weighed)):
+                    better |= self._add(column)
+            if better:
+                return True
+        return False
+
+    def _keep_proof(self, prices: Ints, asked: _Question) -> None:
+        whole = prices.tolist()
+        limit = self.program.rows.limit(whole, asked.cheapest())
+        if limit is not None and (self.limit is None or limit <= self.limit):
+            self.limit, self.proof = limit, whole
+
+    def _add(self, column: Column) -> bool:
+        if column.key in self.columns:
+            return False
+        self.columns[column.key] = column
+        self.program.add(column)
+        return True
+
+
+class _Question:
+    """The cheapest trees, or pairs, under some prices: exactly, or by a heuristic."""
+
+    def __init__(self, generation: _Generation, prices: Ints, *, exact: bool) -> None:
+        links = len(generation.topology.links)
+        joining = {vertex: int(prices[row]) for vertex, row in generation.rows.of_adder.items()}
+        self._of = generation
+        self._priced = [Priced.of(side, prices[:links].tolist(), joining) for side in generation.sides]
+        self.apart = max(len(priced.terminals) for priced in self._priced)
+        exact = exact and self.apart <= MOST_APART
+        self._cheapest = [Cheapest.of(priced) for priced in self._priced] if exact else None
+        self._forks: dict[bool, list[Vertex]] = {}
+
+    def column(self, root: Vertex) -> Column | None:
+        """The cheapest of a root; None where some rank cannot be reached."""
+        try:
+            if self._cheapest is not None:
+                trees = {one.priced.side.turned: one.tree(root) for one in self._cheapest}
+            else:
+                trees = {one.side.turned: one.tree(root, self._good_forks(one, root)) for one in self._priced}
+        except InfeasibleError:
+            return None
+        out, into = trees.get(False), trees.get(True)
+        group = self._of.roots.index(root) if self._of.groups > 1 else 0
+        return Column(group, out, into, self._of.rows.used(out, into))
+
+    def cheapest(self) -> list[int | None]:
+        """What the trees of each group cost at least, where that is known exactly."""
+        assert self._cheapest is not None, "who asks has counted the ranks that are apart"
+        costs = [sum(one.total(root) for one in self._cheapest) for root in self._of.roots]
+        known = [cost if cost < FAR else None for cost in costs]
+        return known if self._of.groups > 1 else [min((cost for cost in known if cost is not None), default=None)]
+
+    def _good_forks(self, priced: Priced, root: Vertex) -> list[Vertex]:
+        """Those of the first root that is asked for serve all others."""
+        turned = priced.side.turned
+        if turned not in self._forks:
+            found = priced.improved(root, self._of.forks[turned], self._of.deadline)
+            self._forks[turned] = self._of.forks[turned] = found
+        return self._forks[turned]
+
+
+def _roots(topology: Topology, collective: Collective) -> tuple[Vertex, ...]:
+    """Where trees may start; in an allreduce, where gathering may turn into spreading."""
+    if collective.root is not None:
+        return (collective.root,)
+    if collective.kind is not Kind.ALLREDUCE:
+        return collective.ranks
+    turning = (v for v, switch in enumerate(topology.switches, topology.ranks) if switch.turns)
+    return (*range(topology.ranks), *turning)
+
+
+def _reduces(column: Column, weighed: Weighed) -> bool:
+    """Whether it costs less than the program believes that a tree of its group is worth."""
+    cost = sum(weighed.prices[row] * count for row, count in column.used.items())
+    return bool(cost < weighed.values[column.group] - CLOSE * weighed.values.sum())
+
+
+def _crowded(load: Floats, capacities: Floats, steepness: int) -> Ints:
+    """What one more tree on each row costs: its crowding then, to the power of `steepness`.
+
+    Powers are multiplications, which every machine rounds alike.
+    """
+    crowding = (load + 1) / capacities
+    crowding /= crowding.max()
+    cost = 1 / capacities
+    for _ in range(steepness):
+        cost = cost * crowding
+    return np.maximum(1, whole_prices(cost, LARGEST_PRICE))
