@@ -8,6 +8,7 @@ cost nothing, both ways, are one. Where too many are apart, switches are taken i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,6 +72,17 @@ class Side:
         return np.array([False] * self.topology.ranks + [switch.loopback for switch in able], dtype=np.bool_)
 
     @cached_property
+    def barred(self) -> Flags:
+        """Of the ranks, which a switch with loopback cannot give a sum: relays have nothing to send it."""
+        relays = [self.turned and rank not in self.ends for rank in range(self.topology.ranks)]
+        return np.array(relays, dtype=np.bool_)
+
+    def hands_on(self, root: Vertex) -> bool:
+        """Whether trees must not fork at this root: a switch that could not multicast the sum that it made."""
+        ranks = self.topology.ranks
+        return self.turned and root >= ranks and not self.topology.switches[root - ranks].turns
+
+    @cached_property
     def optional(self) -> tuple[Vertex, ...]:
         """Where a tree may fork and need not come: relays and able switches."""
         return tuple(vertex for vertex in np.flatnonzero(self.forks).tolist() if vertex not in self.ends)
@@ -88,6 +100,8 @@ class Priced:
         last: the last link of that way.
         ways: the shortest way to fork at each, which may pass ranks.
         middle: the rank that it passes last; -1 for none.
+        spare: the switch that hands on what a rank sends to one with loopback, which then has no rank to give
+            it back to, where that is cheaper; -1 for none.
     """
 
     side: Side
@@ -97,6 +111,7 @@ class Priced:
     last: Ints
     ways: Ints
     middle: Ints
+    spare: Ints
 
     @classmethod
     def of(cls, side: Side, prices: Sequence[int], joining: dict[Vertex, int]) -> Priced:
@@ -115,8 +130,8 @@ class Priced:
         plain, last = _plain_ways(
             *side.graph.leaving, side.graph.heads, lengths, topology.ranks, topology.holders
         )
-        ways, middle = _all_ways(plain, topology.ranks, side.forks, side.loops)
-        return cls(side, lengths, paid, plain, last, ways, middle)
+        ways, middle, spare = _all_ways(plain, topology.ranks, side.forks, side.loops, side.barred)
+        return cls(side, lengths, paid, plain, last, ways, middle, spare)
 
     @cached_property
     def terminals(self) -> tuple[int, ...]:
@@ -132,7 +147,7 @@ class Priced:
         Args:
             root: where it starts.
             forks: switches and relays at which it may fork.
-            first: where it forks first, where that is cheaper than at the root, a switch; None for the root.
+            first: where it forks first, where the root, a switch, only hands on; None for the root.
 
         Raises:
             InfeasibleError: some rank cannot be reached.
@@ -147,7 +162,8 @@ class Priced:
                 arcs += self._arcs(nodes[parent], nodes[child])
         ranks, loops = self.side.topology.ranks, self.side.loops.tolist()
         edges = trimmed(root, arcs, self.side.ends, ranks, loops)
-        back = (edge for edge in edges if edge.parent < ranks and loops[edge.child])
+        forking = {vertex for vertex, count in Counter(edge.parent for edge in edges).items() if count > 1}
+        back = (edge for edge in edges if edge.parent < ranks and loops[edge.child] and edge.child in forking)
         returns = tuple(TreeEdge(edge.child, edge.parent, self._via(edge.child, edge.parent)) for edge in back)
         return SteinerTree(root, tuple(edges), returns)
 
@@ -186,9 +202,15 @@ class Priced:
         """The way between two vertices, in parts between the ranks that it passes."""
         arcs: list[TreeEdge] = []
         while (middle := int(self.middle[src, dst])) >= 0:
-            arcs.append(TreeEdge(middle, dst, self._via(middle, dst)))
+            arcs += self._arc(middle, dst)
             dst = middle
-        return [*arcs, TreeEdge(src, dst, self._via(src, dst))]
+        return [*arcs, *self._arc(src, dst)]
+
+    def _arc(self, src: Vertex, dst: Vertex) -> list[TreeEdge]:
+        stop = int(self.spare[src, dst])
+        if stop < 0:
+            return [TreeEdge(src, dst, self._via(src, dst))]
+        return [TreeEdge(stop, dst, self._via(stop, dst)), TreeEdge(src, stop, self._via(src, stop))]
 
     def _via(self, src: Vertex, dst: Vertex) -> tuple[Vertex, ...]:
         tails, here = self.side.graph.tails, int(self.side.graph.tails[self.last[src, dst]])
@@ -222,24 +244,49 @@ class Cheapest:
 
     def total(self, root: Vertex) -> int:
         """What the cheapest tree costs, in prices as they were given; `FAR` where there is none."""
-        return self._given(int(self.costs[-1, root]))
+        hands_on = self.priced.side.hands_on(root)
+        cost = int(self._handed_on(root).min()) if hands_on else int(self.costs[-1, root])
+        return cost >> HOP if cost < FAR else FAR
 
     def tree(self, root: Vertex) -> SteinerTree:
-        """A cheapest tree."""
+        """A cheapest tree.
+
+        Raises:
+            InfeasibleError: there is none.
+        """
         priced = self.priced
-        chosen = _fork_set(
-            self.costs, self.forked, priced.ways, priced.side.forks, priced.joining, len(self.costs) - 1, root
-        )
+        ranks, forks = priced.side.topology.ranks, priced.side.forks
         first = None
-        if root >= priced.side.topology.ranks and not chosen[root]:
-            reached = priced.ways[root] + np.minimum(self.forked[-1] + priced.joining, FAR)
-            reached[~chosen] = FAR
-            first = int(np.argmin(reached))
+        if root >= ranks:
+            handed_on = self._handed_on(root)
+            here = self.forked[-1, root] + priced.joining[root] if forks[root] else FAR
+            if priced.side.hands_on(root) or handed_on.min() < here:
+                first = int(np.argmin(handed_on))
+                if handed_on[first] >= FAR:
+                    raise InfeasibleError(f"no tree from switch {root}")
+        chosen = _fork_set(
+            self.costs,
+            self.forked,
+            priced.ways,
+            forks,
+            priced.joining,
+            len(self.costs) - 1,
+            root if first is None else first,
+            root >= ranks,
+        )
+        chosen[root] = False
         return priced.tree(root, np.flatnonzero(chosen).tolist(), first)
 
-    @staticmethod
-    def _given(cost: int) -> int:
-        return cost >> HOP if cost < FAR else FAR
+    def _handed_on(self, root: Vertex) -> Ints:
+        """What trees cost that start at a switch and fork first at each vertex, the root aside."""
+        priced = self.priced
+        ways = priced.plain[root, : len(priced.joining)] if priced.side.hands_on(root) else priced.ways[root]
+        costs = np.minimum(ways + np.minimum(self.forked[-1] + priced.joining, FAR), FAR)
+        costs[~priced.side.forks] = FAR
+        costs[root] = FAR
+        if priced.side.hands_on(root):
+            costs[: priced.side.topology.ranks] = FAR  # they are roots themselves
+        return costs
 
 
 @kernel
@@ -274,11 +321,14 @@ def _plain_ways(
 
 
 @kernel
-def _all_ways(plain: Ints, ranks: int, forks: Flags, loops: Flags) -> tuple[Ints, Ints]:
+def _all_ways(
+    plain: Ints, ranks: int, forks: Flags, loops: Flags, barred: Flags
+) -> tuple[Ints, Ints, Ints]:
     """Ways that pass ranks, too; to a switch with loopback the last rank pays the way back."""
     holders = plain.shape[0]
     ways = np.full((holders, holders), FAR)
     middle = np.full((holders, holders), -1)
+    spare = np.full((holders, holders), -1)
     for src in range(holders):
         for dst in range(holders):
             if src == dst:
@@ -286,14 +336,19 @@ def _all_ways(plain: Ints, ranks: int, forks: Flags, loops: Flags) -> tuple[Ints
             elif forks[dst]:
                 ways[src, dst] = plain[src, dst]
                 if loops[dst] and src < ranks:
-                    ways[src, dst] = min(FAR, plain[src, dst] + plain[dst, src])
+                    ways[src, dst] = FAR if barred[src] else min(FAR, plain[src, dst] + plain[dst, src])
+                    for stop in range(ranks, holders):
+                        handed_on = plain[src, stop] + plain[stop, dst]
+                        if stop != dst and handed_on < ways[src, dst]:
+                            ways[src, dst] = handed_on
+                            spare[src, dst] = stop
     for through in range(ranks):
         for src in range(holders):
             for dst in range(holders):
                 if ways[src, through] + ways[through, dst] < ways[src, dst] and through != dst:
                     ways[src, dst] = ways[src, through] + ways[through, dst]
                     middle[src, dst] = through if middle[through, dst] < 0 else middle[through, dst]
-    return ways, middle
+    return ways, middle, spare
 
 
 @kernel
@@ -307,9 +362,6 @@ def _forks(ways: Ints, terminals: Ints, forks: Flags, joining: Ints) -> tuple[In
         for vertex in range(holders):
             costs[1 << bit, vertex] = ways[vertex, terminals[bit]]
             least[1 << bit, vertex] = ways[vertex, terminals[bit]]
-    if count == 1:
-        forked[1] = costs[1]  # nothing is apart: any vertex will do
-        return costs, forked
     for group in range(1, 1 << count):  # its parts have lower numbers and are done before
         lowest = group & -group
         rest = group ^ lowest
@@ -339,14 +391,14 @@ def _forks(ways: Ints, terminals: Ints, forks: Flags, joining: Ints) -> tuple[In
 
 @kernel
 def _fork_set(
-    costs: Ints, forked: Ints, ways: Ints, forks: Flags, joining: Ints, everything: int, root: int
+    costs: Ints, forked: Ints, ways: Ints, forks: Flags, joining: Ints, everything: int, root: int, here: bool
 ) -> Flags:
-    """Where a cheapest tree forks."""
+    """Where a cheapest tree forks; with `here` it does so at the root."""
     holders = ways.shape[0]
     chosen = np.zeros(holders, dtype=np.bool_)
     groups, places = np.empty(4 * holders + 64, np.int64), np.empty(4 * holders + 64, np.int64)
     joined = np.zeros(4 * holders + 64, dtype=np.bool_)  # whether this is one more branch of a fork there
-    groups[0], places[0] = everything, root
+    groups[0], places[0], joined[0] = everything, root, here
     waiting = 1
     while waiting > 0:
         waiting -= 1

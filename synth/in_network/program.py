@@ -246,7 +246,7 @@ class _Question:
             if self._cheapest is not None:
                 trees = {one.priced.side.turned: one.tree(root) for one in self._cheapest}
             else:
-                trees = {one.side.turned: one.tree(root, self._good_forks(one, root)) for one in self._priced}
+                trees = {one.side.turned: self._good_tree(one, root) for one in self._priced}
         except InfeasibleError:
             return None
         out, into = trees.get(False), trees.get(True)
@@ -259,6 +259,15 @@ class _Question:
         costs = [sum(one.total(root) for one in self._cheapest) for root in self._of.roots]
         known = [cost if cost < FAR else None for cost in costs]
         return known if self._of.groups > 1 else [min((cost for cost in known if cost is not None), default=None)]
+
+    def _good_tree(self, priced: Priced, root: Vertex) -> SteinerTree:
+        forks = self._good_forks(priced, root)
+        if not priced.side.hands_on(root):
+            return priced.tree(root, forks)
+        others = [vertex for vertex in forks if vertex != root and vertex >= self._of.topology.ranks]
+        if not others:
+            raise InfeasibleError(f"no tree from switch {root}")
+        return priced.tree(root, others, min(others, key=lambda other: int(priced.plain[root, other])))
 
     def _good_forks(self, priced: Priced, root: Vertex) -> list[Vertex]:
         """Those of the first root that is asked for serve all others."""
@@ -275,8 +284,8 @@ def _roots(topology: Topology, collective: Collective) -> tuple[Vertex, ...]:
         return (collective.root,)
     if collective.kind is not Kind.ALLREDUCE:
         return collective.ranks
-    turning = (v for v, switch in enumerate(topology.switches, topology.ranks) if switch.turns)
-    return (*range(topology.ranks), *turning)
+    spreading = (v for v, switch in enumerate(topology.switches, topology.ranks) if switch.multicasts)
+    return (*range(topology.ranks), *spreading)
 
 
 def _reduces(column: Column, weighed: Weighed) -> bool:
