@@ -16,10 +16,7 @@ from arborcast.synth.topology import Topology, Vertex
 
 
 class Scope(StrEnum):
-    """Over which schedules a bound holds: of those in which switches only forward.
-
-    Cuts limit switches that add up or copy what they forward, too; the link lengths of trees do not.
-    """
+    """Over which schedules a bound holds: of those that ask of switches what they can do, and no more."""
 
     EVERY_SCHEDULE = "every schedule"
     TREES = "schedules that reduce and broadcast along trees"
@@ -52,18 +49,22 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Dual:
-    """Link lengths: what every unit of the buffer must travel, against what all links offer.
+    """Link lengths, and prices of adders: what every unit of the buffer must travel, against what all offer.
 
     Moving a unit of the buffer costs at least `distance` under `lengths` (one per link of the topology, in
     its order): the cheapest arborescence for a broadcast, the cheapest pair of in- and out-arborescence
     for an allreduce, the mean shortest distance for an alltoall, the mean over its blocks of the shortest way
-    to the farthest target for a custom collective. `capacity` is the sum of bandwidth times length. The rate
-    it proves is capacity / distance (weak LP duality).
+    to the farthest target for a custom collective. Trees also join and fork at relays and at switches that
+    reduce or multicast, and a sum that a switch makes costs the price of its adder: `adders` has one for each
+    of `Topology.limited_adders`, in that order, or is empty where all are zero. `capacity` is the sum of
+    bandwidth times length, and of what adders make times their price. The rate it proves is capacity /
+    distance (weak LP duality).
     """
 
     lengths: tuple[Fraction, ...]
     capacity: Fraction
     distance: Fraction
+    adders: tuple[Fraction, ...] = ()
 
 
 Certificate: TypeAlias = Cut | Partition | Dual
@@ -101,11 +102,15 @@ class Bound:
                 certificate = Cut(moved(side), capacity)
             case Partition(blocks, capacity):
                 certificate = Partition(tuple(map(moved, blocks)), capacity)
-            case Dual(lengths, capacity, distance):
+            case Dual(lengths, capacity, distance, adders):
                 of_link = {
                     (images[link.src], images[link.dst]): length
                     for link, length in zip(before.links, lengths, strict=True)
                 }
                 there = tuple(of_link[link.src, link.dst] for link in after.links)
-                certificate = Dual(there, capacity, distance)
+                of_switch = {
+                    images[vertex]: price for vertex, price in zip(before.limited_adders, adders, strict=False)
+                }
+                priced = tuple(of_switch[vertex] for vertex in after.limited_adders) if adders else ()
+                certificate = Dual(there, capacity, distance, priced)
         return replace(self, certificate=certificate)

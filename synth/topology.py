@@ -210,6 +210,13 @@ class Topology:
         """Number of vertices that may hold a chunk: the ranks and, after them, the switches that are able."""
         return self.ranks + sum(switch.is_able for switch in self.switches)
 
+    @cached_property
+    def limited_adders(self) -> tuple[Vertex, ...]:
+        """The switches that have a limit on what they add."""
+        return tuple(
+            vertex for vertex, switch in enumerate(self.switches, self.ranks) if switch.adder is not None
+        )
+
     @property
     def forwarding(self) -> Topology:
         """The same graph with switches that only forward; itself where there are no others."""

@@ -28,7 +28,7 @@ from arborcast.synth.bounds.strength import strength
 from arborcast.synth.bounds.switch_balance import sufficient_part
 from arborcast.synth.certificate import Bound, Certificate, Cut, Dual
 from arborcast.synth.certification import certified_rate, certified_scope, dual_of, dual_or_none
-from arborcast.synth.certification.metric import RANKS_BESIDE_RELAYS
+from arborcast.synth.certification.steiner import MOST_APART
 from arborcast.synth.certification.rates import share_leaving
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
@@ -53,7 +53,7 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
     (`synth.bounds.routing_trees`). Prices of a linear program with a common denominator beyond 2**30 are
     rounded, which loosens the limit by as little and keeps it valid. With relays it is a limit that need
     not be reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
-    than `RANKS_BESIDE_RELAYS` ranks has only its cut. The limit of a custom collective is as exact as that of
+    than `MOST_APART` ranks has only its cut. The limit of a custom collective is as exact as that of
     an alltoall where every block has one target, and need not be reached elsewhere.
 
     Args:
@@ -211,7 +211,7 @@ def _of_custom(topology: Topology, collective: Collective, deadline: Deadline) -
 
 def _is_priced(topology: Topology, collective: Collective) -> bool:
     """Whether lengths can be certified: beside relays they need Steiner trees, exponential in the ranks."""
-    return not collective.relays(topology) or len(collective.ranks) <= RANKS_BESIDE_RELAYS
+    return not collective.relays(topology) or len(collective.ranks) <= MOST_APART
 
 
 def _priced(topology: Topology, collective: Collective) -> list[Dual]:

@@ -16,15 +16,13 @@ from functools import cached_property
 import numpy as np
 
 from arborcast.synth.certification.spanning import metric_mst_cost
+from arborcast.synth.certification.steiner import Steiner
 from arborcast.synth.certification.trees import cheapest_cost, cheapest_costs
 from arborcast.synth.certification.ways import FAR, Matrix, ways_between
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
-from arborcast.synth.kernels.compiled import Ints, kernel
+from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.topology import Topology, Vertex
-
-RANKS_BESIDE_RELAYS = 16
-"""With relays a dual needs Steiner trees: exponential in the ranks, hence only up to so many."""
 
 MANY = 256
 """Ends from which on a cheapest tree, alike from all roots, is found without all distances."""
@@ -46,15 +44,19 @@ class Metric:
         topology: whose links they are.
         lengths: one per link, in the order of the topology.
         scale: how many units are 1.
+        adders: what a sum costs in each switch that has a limited adder.
     """
 
     topology: Topology
     lengths: Ints
     scale: int
+    adders: dict[Vertex, int]
 
     @classmethod
-    def of(cls, topology: Topology, lengths: tuple[Fraction, ...]) -> Metric:
-        """Lengths as they stand in a certificate.
+    def of(
+        cls, topology: Topology, lengths: tuple[Fraction, ...], adders: tuple[Fraction, ...] = ()
+    ) -> Metric:
+        """Lengths, and prices of limited adders if there are any, as they stand in a certificate.
 
         Raises:
             InputError: they do not fit the links, are negative, or have too many digits for int64.
@@ -66,22 +68,35 @@ class Metric:
                 raise InputError(
                     f"dual: length of link {link.src}->{link.dst} must not be negative, got {length}"
                 )
-        scale = math.lcm(*(length.denominator for length in lengths))
+        limited = topology.limited_adders
+        if adders and len(adders) != len(limited):
+            raise InputError(f"dual: needs one price per limited adder ({len(limited)}), got {len(adders)}")
+        for vertex, price in zip(limited, adders, strict=False):
+            if price < 0:
+                raise InputError(
+                    f"dual: price of the adder of {topology.label(vertex)} must not be negative, got {price}"
+                )
+        scale = math.lcm(*(number.denominator for number in (*lengths, *adders)))
         whole = [int(length * scale) for length in lengths]
+        paid = {vertex: int(price * scale) for vertex, price in zip(limited, adders, strict=False)}
         # No tree costs more than so many ways of all lengths together: it stays below what stands for none.
-        if sum(whole) * max(2, topology.ranks) >= FAR:
+        most = sum(whole) * max(2, topology.ranks)
+        if topology.holders > topology.ranks:  # ways back and sums come on top
+            most = (2 * sum(whole) + sum(paid.values())) * (topology.ranks + 1)
+        if most >= FAR:
             raise InputError("dual: lengths have too many digits for exact int64 arithmetic")
-        return cls(topology, np.array(whole, dtype=np.int64), scale)
+        return cls(topology, np.array(whole, dtype=np.int64), scale, paid)
 
     def distance(self, collective: Collective, others: Others = Others.COPY) -> Fraction:
         """How far each unit of the buffer must travel at least; 0 where it need not.
 
         Args:
             collective: what travels.
-            others: what the ranks outside it may do.
+            others: what the ranks outside it may do; where they do not copy, neither do switches.
 
         Raises:
-            InputError: some rank cannot be reached; with ranks that copy, more than `RANKS_BESIDE_RELAYS`.
+            InputError: some rank cannot be reached; more ranks are apart than `steiner.MOST_APART` where other
+                vertices may join or fork.
         """
         if collective.kind is Kind.CUSTOM:
             units = self._of_demands(collective)
@@ -91,13 +106,29 @@ class Metric:
             units = self._of_trees(collective, others)
         return units / self.scale
 
-    def undirected_tree(self, ends: tuple[int, ...]) -> int:
-        """The cost of the cheapest tree that joins ranks where every way may be taken backwards, too."""
+    def undirected_tree(self, collective: Collective) -> int | None:
+        """The cost of the cheapest tree that joins the ranks where every way may be taken backwards, too.
+
+        None where others than ranks that take part may join and fork what they pass.
+        """
+        if self._has_others(collective):
+            steiner = self._steiner(collective)
+            if steiner.relays or steiner.switches:
+                return None
+            return int(cheapest_costs(np.minimum(steiner.ways, steiner.ways.T))[0])
+        ends = collective.ranks
         through = range(self.topology.ranks, self.topology.size)
         if len(ends) >= MANY and self._is_symmetric:
             return metric_mst_cost(self.topology, self.lengths.tolist(), ends, through)
         ways = ways_between(self.topology, self.lengths, ends, through)
         return int(cheapest_costs(np.minimum(ways, ways.T))[0])
+
+    def _has_others(self, collective: Collective) -> bool:
+        """Whether the topology has relays or able switches."""
+        return self.topology.holders > len(collective.ranks)
+
+    def _steiner(self, collective: Collective) -> Steiner:
+        return Steiner(self.topology, self.lengths, self.adders, collective)
 
     @cached_property
     def _is_symmetric(self) -> bool:
@@ -138,74 +169,36 @@ class Metric:
 
     def _of_trees(self, collective: Collective, others: Others) -> Fraction:
         """The cheapest out-tree, the mean over the roots, or for an allreduce the cheapest pair of trees."""
-        ends = collective.ranks
-        ranks = range(self.topology.ranks)
-        pair = collective.kind is Kind.ALLREDUCE
-        steiner = others is Others.COPY and bool(collective.relays(self.topology))
-        if steiner:
-            ways = ways_between(self.topology, self.lengths, ranks, range(self.topology.size))
-        else:  # an edge of a tree passes no rank that takes part: two edges do
-            through = [v for v in self._present(collective, others) if v not in collective.members]
-            if len(ends) >= MANY and self._is_symmetric:
-                alike = metric_mst_cost(self.topology, self.lengths.tolist(), ends, through)
-                return Fraction(2 * alike if pair else alike)
-            ways = ways_between(self.topology, self.lengths, ends, through)
-        if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER}:
-            ways = ways.T
-        if collective.root is not None:
-            if not steiner:
-                return Fraction(cheapest_cost(ways, ends.index(collective.root)))
-            costs = _steiner_costs(ways, collective)[[collective.root]]
-        elif pair:
-            out = _steiner_costs(ways, collective) if steiner else cheapest_costs(ways)
-            into = _steiner_costs(ways.T, collective) if steiner else cheapest_costs(ways.T)
-            reached = np.maximum(out, into) < FAR
-            costs = (out + into)[reached] if reached.any() else np.array([FAR])
-            costs = costs.min(keepdims=True)
+        if others is Others.COPY and self._has_others(collective):
+            costs = self._of_steiner_trees(collective)
         else:
-            costs = _steiner_costs(ways, collective)[list(ends)] if steiner else cheapest_costs(ways)
+            costs = self._of_spanning_trees(collective, others)
         if (costs >= FAR).any():
             raise InputError(f"dual for {collective.kind}: some rank cannot be reached, a cut shows that")
         return Fraction(int(costs.astype(object).sum()), len(costs))
 
+    def _of_steiner_trees(self, collective: Collective) -> Ints:
+        """What each root's cheapest tree costs, or the cheapest pair."""
+        steiner = self._steiner(collective)
+        if collective.kind is Kind.ALLREDUCE:
+            return steiner.pairs.min(keepdims=True)
+        trees = steiner.into if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER} else steiner.out
+        roots = collective.ranks if collective.root is None else (collective.root,)
+        return trees.any[[steiner.place(rank) for rank in roots]]
 
-def _steiner_costs(ways: Matrix, collective: Collective) -> Ints:
-    """The cost of the cheapest out-tree from each rank or relay to all ranks that take part.
-
-    Dreyfus and Wagner 1971 over subsets of those ranks: a tree is a way to a vertex where it forks.
-    """
-    terminals = collective.ranks
-    if len(terminals) > RANKS_BESIDE_RELAYS:
-        raise InputError(
-            f"dual for {collective.kind}: with relays at most {RANKS_BESIDE_RELAYS} ranks may take part, "
-            f"got {len(terminals)}"
-        )
-    costs: Ints = _fork(np.ascontiguousarray(ways), np.array(terminals))[-1]
-    return costs
-
-
-@kernel
-def _fork(ways: Matrix, terminals: Ints) -> Matrix:
-    """Row `group` holds the costs from each vertex to the terminals whose bits are set in `group`."""
-    size, count = ways.shape[0], terminals.shape[0]
-    costs = np.full((1 << count, size), FAR)
-    for bit in range(count):
-        costs[1 << bit] = ways[:, terminals[bit]]
-    forked = np.empty(size, dtype=np.int64)
-    for group in range(1, 1 << count):  # its parts have lower numbers and are done before
-        lowest = group & -group
-        rest = group ^ lowest
-        if rest == 0:
-            continue
-        forked[:] = FAR
-        part = rest
-        while part:
-            part = (part - 1) & rest
-            for vertex in range(size):
-                forked[vertex] = min(
-                    forked[vertex], costs[part | lowest, vertex] + costs[group ^ part ^ lowest, vertex]
-                )
-        for start in range(size):
-            for vertex in range(size):
-                costs[group, start] = min(costs[group, start], ways[start, vertex] + forked[vertex])
-    return costs
+    def _of_spanning_trees(self, collective: Collective, others: Others) -> Ints:
+        """The same where nobody else joins or forks: an edge of a tree passes no rank that takes part."""
+        ends = collective.ranks
+        pair = collective.kind is Kind.ALLREDUCE
+        through = [v for v in self._present(collective, others) if v not in collective.members]
+        if len(ends) >= MANY and self._is_symmetric:
+            alike = metric_mst_cost(self.topology, self.lengths.tolist(), ends, through)
+            return np.array([2 * alike if pair else alike])
+        ways = ways_between(self.topology, self.lengths, ends, through)
+        if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER}:
+            ways = ways.T
+        if collective.root is not None:
+            return np.array([cheapest_cost(ways, ends.index(collective.root))])
+        if pair:
+            return (cheapest_costs(ways) + cheapest_costs(ways.T)).min(keepdims=True)
+        return cheapest_costs(ways)

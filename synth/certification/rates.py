@@ -42,35 +42,49 @@ def certified_scope(topology: Topology, collective: Collective, certificate: Cer
     A dual speaks of every schedule too, with one exception: an allreduce need not follow trees, and only
     where lengths are (nearly) the same both ways do all other schedules travel as far. Then the transfers
     of at least length t number 2 (blocks - 1) or more, where the blocks are the ranks joined by shorter
-    ways, and summed over all t that is two minimum spanning trees.
+    ways, and summed over all t that is two minimum spanning trees. Relays and able switches may be in blocks,
+    whatever they do there, but none may be apart from all ranks that take part.
     """
     if not isinstance(certificate, Dual) or collective.kind is not Kind.ALLREDUCE:
         return Scope.EVERY_SCHEDULE
-    if collective.relays(topology):
+    metric = Metric.of(topology, certificate.lengths, certificate.adders)
+    tree = metric.undirected_tree(collective)
+    if tree is None or Fraction(2 * tree, metric.scale) < certificate.distance:
         return Scope.TREES
-    metric = Metric.of(topology, certificate.lengths)
-    two_trees = Fraction(2 * metric.undirected_tree(collective.ranks), metric.scale)
-    return Scope.EVERY_SCHEDULE if two_trees >= certificate.distance else Scope.TREES
+    return Scope.EVERY_SCHEDULE
 
 
-def dual_of(topology: Topology, collective: Collective, lengths: tuple[Fraction, ...]) -> Dual:
-    """The certificate that link lengths make: what they offer, and how far the collective must travel.
+def dual_of(
+    topology: Topology,
+    collective: Collective,
+    lengths: tuple[Fraction, ...],
+    adders: tuple[Fraction, ...] = (),
+) -> Dual:
+    """The certificate that link lengths and prices of adders make: what they offer, and how far data travel.
 
     Raises:
-        InputError: lengths that do not fit the links, are negative, or prove nothing.
+        InputError: lengths that do not fit the links, are negative, or prove nothing; prices likewise.
     """
-    dual = dual_or_none(topology, collective, lengths)
+    dual = dual_or_none(topology, collective, lengths, adders)
     if dual is None:
         raise InputError(f"dual for {collective.kind}: nothing travels a positive distance")
     return dual
 
 
-def dual_or_none(topology: Topology, collective: Collective, lengths: tuple[Fraction, ...]) -> Dual | None:
+def dual_or_none(
+    topology: Topology,
+    collective: Collective,
+    lengths: tuple[Fraction, ...],
+    adders: tuple[Fraction, ...] = (),
+) -> Dual | None:
     """As `dual_of`; None where lengths prove nothing, as rounded ones may."""
-    offered = zip(topology.links, lengths, strict=False)
-    capacity = sum((link.bandwidth * length for link, length in offered), Fraction(0))
-    distance = Metric.of(topology, lengths).distance(collective)
-    return Dual(lengths, capacity, distance) if distance > 0 else None
+    distance = Metric.of(topology, lengths, adders).distance(collective)
+    capacity = sum(
+        (link.bandwidth * length for link, length in zip(topology.links, lengths, strict=True)), Fraction(0)
+    )
+    for vertex, price in zip(topology.limited_adders, adders, strict=False):
+        capacity += (topology.switches[vertex - topology.ranks].adder or 0) * price
+    return Dual(lengths, capacity, distance, adders) if distance > 0 else None
 
 
 def share_leaving(collective: Collective, side: frozenset[Vertex]) -> Fraction:
@@ -145,7 +159,7 @@ def _rate_of_partition(topology: Topology, collective: Collective, partition: Pa
 
 
 def _rate_of_dual(topology: Topology, collective: Collective, dual: Dual) -> Fraction:
-    found = dual_of(topology, collective, dual.lengths)
+    found = dual_of(topology, collective, dual.lengths, dual.adders)
     if (found.capacity, found.distance) != (dual.capacity, dual.distance):
         raise InputError(
             f"dual: capacity {found.capacity} and distance {found.distance} by its lengths, "

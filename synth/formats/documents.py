@@ -199,8 +199,8 @@ def certificate_to_document(certificate: Certificate, topology: Topology) -> Doc
                 "blocks": [[label(v) for v in sorted(block)] for block in blocks],
                 "capacity": str(capacity),
             }
-        case Dual(lengths, capacity, distance):
-            return {
+        case Dual(lengths, capacity, distance, adders):
+            document: Document = {
                 "kind": "dual",
                 "lengths": [
                     {"from": label(link.src), "to": label(link.dst), "length": str(length)}
@@ -209,6 +209,10 @@ def certificate_to_document(certificate: Certificate, topology: Topology) -> Doc
                 "capacity": str(capacity),
                 "distance": str(distance),
             }
+            if adders:
+                priced = zip(topology.limited_adders, adders, strict=True)
+                document["adders"] = [{"switch": label(v), "price": str(price)} for v, price in priced]
+            return document
 
 
 def certificate_from_document(document: object, topology: Topology, place: str) -> Certificate:
@@ -258,7 +262,30 @@ def _certificate(shape: Mapping[str, Any], topology: Topology, place: str, prefi
         link = f"{topology.label(missing.src)}->{topology.label(missing.dst)}"
         raise InputError(f"{place}: {prefix}lengths: must name every link, got none for {link}")
     in_order = tuple(lengths[link.src, link.dst] for link in topology.links)
-    return Dual(in_order, shape["capacity"], shape["distance"])
+    adders = read_adders(shape, topology, place, prefix)
+    return Dual(in_order, shape["capacity"], shape["distance"], adders)
+
+
+def read_adders(
+    shape: Mapping[str, Any], topology: Topology, place: str, prefix: str
+) -> tuple[Fraction, ...]:
+    """The prices of limited adders in a document of a dual that has the shape; none where it names none."""
+    if "adders" not in shape:
+        return ()
+    names = {topology.label(vertex): vertex for vertex in topology.limited_adders}
+    prices: dict[Vertex, Fraction] = {}
+    for index, entry in enumerate(shape["adders"]):
+        vertex = names.get(entry["switch"])
+        if vertex is None or vertex in prices:
+            rule = "a switch whose adder is limited" if vertex is None else "each switch once"
+            name = shorten(entry["switch"])
+            raise InputError(f"{place}: {prefix}adders[{index}].switch: must name {rule}, got {name}")
+        prices[vertex] = entry["price"]
+    for vertex in topology.limited_adders:
+        if vertex not in prices:
+            name = topology.label(vertex)
+            raise InputError(f"{place}: {prefix}adders: must name every limited adder, got none for {name}")
+    return tuple(prices[vertex] for vertex in topology.limited_adders)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from arborcast.synth.formats.documents import (
     bound_to_document,
     prefixed,
     raising,
+    read_adders,
     read_bound,
     read_topology,
     topology_to_document,
@@ -261,7 +262,8 @@ def _read_bound(
     if certificate["kind"] != "dual" or len(certificate["lengths"]) >= len(topology.links):
         return read_bound(shape, topology, place, "bound.")
     lengths = _all_lengths(certificate["lengths"], topology, translations, place)
-    dual = Dual(lengths, certificate["capacity"], certificate["distance"])
+    adders = read_adders(certificate, topology, place, "bound.certificate.")
+    dual = Dual(lengths, certificate["capacity"], certificate["distance"], adders)
     nothing = {"kind": "cut", "side": [], "capacity": Fraction(0)}
     rest = read_bound({**shape, "certificate": nothing}, topology, place, "bound.")
     return replace(rest, certificate=dual)

@@ -215,13 +215,22 @@ MAPPING(LengthShape)
 
 
 @MAPPING
+class AdderShape(TypedDict):
+    """The price of a sum in one switch."""
+
+    switch: VertexLabel
+    price: AnyNumber
+
+
+@MAPPING
 class DualShape(TypedDict):
-    """Link lengths."""
+    """Link lengths and, where they are not all zero, prices of limited adders."""
 
     kind: Literal["dual"]
     lengths: list[LengthShape]
     capacity: AnyNumber
     distance: AnyNumber
+    adders: NotRequired[list[AdderShape]]
 
 
 CertificateShape: TypeAlias = Annotated[CutShape | PartitionShape | DualShape, Field(discriminator="kind")]

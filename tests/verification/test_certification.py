@@ -163,17 +163,17 @@ def test_lengths_add_up_below_what_stands_for_no_way():
 
 def test_many_ranks_beside_relays_are_refused():
     ring = Topology.build("ring", 18, [Link(a, (a + 1) % 18, Fraction(1)) for a in range(18)])
-    with pytest.raises(InputError, match="broadcast: with relays at most 16 ranks may take part, got 17"):
+    with pytest.raises(InputError, match="broadcast: with relays or able switches at most 16 ranks may be apart, got 17"):
         dual_of(ring, Collective.on(ring, "broadcast", ranks=range(17)), (Fraction(1),) * 18)
     assert dual_of(ring, Collective.on(ring, "broadcast"), (Fraction(1),) * 18).distance == 17
     assert dual_of(ring, Collective.on(ring, "allreduce"), (Fraction(1),) * 18).distance == 34
 
 
 def test_as_many_ranks_as_may_be_beside_relays(monkeypatch):
-    monkeypatch.setattr("arborcast.synth.certification.metric.RANKS_BESIDE_RELAYS", 3)
+    monkeypatch.setattr("arborcast.synth.certification.steiner.MOST_APART", 3)
     ring = Topology.build("ring", 5, [Link(a, (a + 1) % 5, Fraction(1)) for a in range(5)])
     assert dual_of(ring, Collective.on(ring, "broadcast", ranks=range(3)), (Fraction(1),) * 5).distance == 2
-    with pytest.raises(InputError, match="at most 3 ranks may take part, got 4"):
+    with pytest.raises(InputError, match="at most 3 ranks may be apart, got 4"):
         dual_of(ring, Collective.on(ring, "broadcast", ranks=range(4)), (Fraction(1),) * 5)
 
 
@@ -415,10 +415,10 @@ def test_many_ends_without_all_distances(data):
     metric = Metric.of(topology, tuple(map(Fraction, lengths)))
     for kind in (Kind.BROADCAST, Kind.REDUCE_SCATTER, Kind.ALLREDUCE):
         collective = Collective.on(topology, kind)
-        few = metric.distance(collective), metric.undirected_tree(collective.ranks)
+        few = metric.distance(collective), metric.undirected_tree(collective)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("arborcast.synth.certification.metric.MANY", 0)
-            assert (metric.distance(collective), metric.undirected_tree(collective.ranks)) == few
+            assert (metric.distance(collective), metric.undirected_tree(collective)) == few
 
 
 matrices = st.integers(1, 7).flatmap(
