@@ -164,6 +164,12 @@ class ImplicitSchedule:
         for link, orbit in zip(self.topology.links, self.link_orbits, strict=True):
             first.setdefault(orbit, link.bandwidth)
         busy = max((load / first[orbit] for orbit, load in enumerate(self.orbit_load)), default=Fraction(0))
+        orbits = self.translations.orbit_of.tolist()
+        adding: dict[int, Fraction] = {}  # the images of a sum are spread evenly over its switch's orbit
+        for vertex, time in self.representative.adding.items():
+            adding[orbits[vertex]] = adding.get(orbits[vertex], Fraction(0)) + time
+        for orbit, time in adding.items():
+            busy = max(busy, time * self.translations.order / orbits.count(orbit))
         return 1 / busy if busy else Fraction(0)
 
     def expand(self) -> Schedule:

@@ -210,6 +210,24 @@ class Schedule:
                 load[hop] = load.get(hop, 0) + amount
         return {hop: Fraction(amount, parts) for hop, amount in load.items()}
 
+    @cached_property
+    def adding(self) -> dict[Vertex, Fraction]:
+        """Seconds per GB of the buffer that the adder of each switch is busy, of those that have a limit."""
+        adders = {
+            self.topology.ranks + place: switch.adder
+            for place, switch in enumerate(self.topology.switches)
+            if switch.adder is not None
+        }
+        inputs: dict[tuple[int, Vertex], int] = {}
+        busy = dict.fromkeys(adders, Fraction(0))
+        for transfer in self.transfers if adders else ():  # in order of step
+            if transfer.dst in adders:
+                place = (transfer.chunk, transfer.dst)
+                inputs[place] = inputs.get(place, 0) + 1 if transfer.reduce else 1
+                if inputs[place] == 2:  # one sum, of however many
+                    busy[transfer.dst] += self.chunks[transfer.chunk].share / adders[transfer.dst]
+        return busy
+
     @property
     def chunk_count(self) -> int:
         """Number of chunks."""
@@ -226,7 +244,7 @@ class Schedule:
         return self.rate == self.bound.rate
 
     def _rate_of_loads(self) -> Fraction:
-        """1 / (longest time a link is busy per GB of buffer); step schedules: see DESIGN, `rounds`."""
+        """1 / (longest time a link or adder is busy per GB of buffer); of steps: see DESIGN, `rounds`."""
         if self.rounds is not None:
             shares = {chunk.share for chunk in self.chunks}
             if len(shares) != 1:
@@ -237,6 +255,7 @@ class Schedule:
         busy = max(
             (share / self.topology.bandwidth[hop] for hop, share in self.load.items()), default=Fraction(0)
         )
+        busy = max(busy, *self.adding.values(), Fraction(0))
         return 1 / busy if busy else Fraction(0)
 
     def _check_chunk(self, index: int, chunk: Chunk) -> None:

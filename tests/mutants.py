@@ -45,6 +45,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "synth.verification.verifier": ("verification/test_verifier.py",),
     "synth.verification.verdict": ("verification/test_verifier.py",),
     "synth.verification.replay": ("verification/test_verifier.py",),
+    "synth.verification.switch_use": ("verification/test_switch_use.py",),
     "synth.certification.rates": ("verification/test_certification.py",),
     "synth.certification.metric": ("verification/test_certification.py",),
     "synth.certification.trees": ("verification/test_certification.py",),

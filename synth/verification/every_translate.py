@@ -2,8 +2,8 @@
 
 No symmetry is relied on: the permutation of each element is composed from the images of the generators, each
 representative chunk is moved by it and replayed with sets of contributors, and what passes each link is added
-up in whole numbers. What the kernels find wrong is replayed once more by `synth.verification.replay`, which
-says why.
+up in whole numbers. What the kernels find wrong is replayed once more by `synth.verification.replay` and
+`synth.verification.switch_use`, which say why.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from arborcast.synth.collective import Block, Collective, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.schedule import Chunk, Transfer
-from arborcast.synth.topology import Hop
+from arborcast.synth.topology import Hop, Topology, Vertex
 from arborcast.synth.verification.group_check import CheckedGroup
 from arborcast.synth.verification.replay import Errors, mask_of, replay_chunk
 from arborcast.synth.verification.replay_kernels import (
@@ -28,9 +29,14 @@ from arborcast.synth.verification.replay_kernels import (
     ReplayCount,
     ReplayGoal,
     ReplayState,
+    SwitchRules,
+    SwitchState,
     replay_all,
 )
+from arborcast.synth.verification.switch_use import uses_of_chunk
 from arborcast.synth.verification.verdict import describe
+
+_Name = TypeVar("_Name", Hop, Vertex)
 
 DIGIT_BITS = 30
 """Shares are counted in digits of so many bits: 2**33 of them fit an int64, whatever the denominators are."""
@@ -38,8 +44,12 @@ DIGIT_BITS = 30
 
 def check_every_translate(
     schedule: ImplicitSchedule, group: CheckedGroup, errors: Errors
-) -> dict[Hop, Fraction]:
-    """Replay all chunks, add up all blocks, and return the share of the buffer over each link that is used.
+) -> tuple[dict[Hop, Fraction], dict[Vertex, Fraction], dict[Vertex, int]]:
+    """Replay all chunks and add up all blocks.
+
+    Returns:
+        The share of the buffer over each link that is used, the share that each switch adds, and how many
+        chunks each switch adds or multicasts.
 
     Time is linear in the transfers of all chunks, times the ranks / 64 where contributions add up; memory
     in those of the representatives, and in the square of the ranks for an alltoall.
@@ -62,16 +72,27 @@ def check_every_translate(
         np.zeros(3, dtype=np.int64),
         np.zeros((digits, topology.ranks**goal.blocks), dtype=np.int64),
         np.zeros((digits, len(topology.links)), dtype=np.int64),
+        np.zeros((digits, topology.holders - topology.ranks), dtype=np.int64),
+        np.zeros(topology.holders - topology.ranks, dtype=np.int64),
     )
     replay_all(
-        moves, members, goal, _state(goal, topology.ranks, int(np.diff(moves.first).max(initial=0))), count
+        moves,
+        members,
+        goal,
+        _rules(topology),
+        _state(goal, topology.holders, int(np.diff(moves.first).max(initial=0))),
+        _switches(topology),
+        count,
     )
     _check_chunks(schedule, group, moves, errors)
     _check_blocks(schedule, count.shares, scale, errors)
     _spell_out(schedule, group, count, errors)
     if count.numbers[2]:
         errors.add(f"transfers: {count.numbers[2]} hops are moved to where there is no link")
-    return _loads(schedule, count.loads, scale)
+    hops = [(link.src, link.dst) for link in topology.links]
+    able = range(topology.ranks, topology.holders)
+    trees = {vertex: number for vertex, number in zip(able, count.trees.tolist(), strict=True) if number}
+    return _amounts(hops, count.loads, scale), _amounts(able, count.sums, scale), trees
 
 
 def _goal(collective: Collective, ranks: int) -> ReplayGoal:
@@ -90,17 +111,38 @@ def _goal(collective: Collective, ranks: int) -> ReplayGoal:
             raise AssertionError(f"an implicit schedule of {collective.kind} cannot be made")
 
 
-def _state(goal: ReplayGoal, ranks: int, most_transfers: int) -> ReplayState:
+def _rules(topology: Topology) -> SwitchRules:
+    able = topology.switches[: topology.holders - topology.ranks]
+    return SwitchRules(
+        topology.ranks,
+        np.array([switch.reduces for switch in able], dtype=np.bool_),
+        np.array([switch.multicasts for switch in able], dtype=np.bool_),
+        np.array([switch.turns for switch in able], dtype=np.bool_),
+        np.array([switch.loopback for switch in able], dtype=np.bool_),
+    )
+
+
+def _switches(topology: Topology) -> SwitchState:
+    able = topology.switches[: topology.holders - topology.ranks]
+    inputs, outputs, source, back, content, added, used = np.zeros((7, len(able)), dtype=np.int64)
+    columns = topology.ranks if any(switch.loopback for switch in able) else 0
+    given = np.zeros((len(able), columns), dtype=np.int64)
+    numbers = np.zeros(1, dtype=np.int64)
+    return SwitchState(inputs, outputs, source, back, content, numbers, given, added, used)
+
+
+def _state(goal: ReplayGoal, holders: int, most_transfers: int) -> ReplayState:
+    ranks = goal.member.size
     rows = np.zeros((1 + ranks + most_transfers, -(-ranks // 64) if goal.adds else 1), dtype=np.uint64)
-    before = np.zeros(ranks, dtype=np.int64)
+    before = np.zeros(holders, dtype=np.int64)
     if goal.adds:
-        before[goal.member] = np.flatnonzero(goal.member) + 1
+        before[:ranks][goal.member] = np.flatnonzero(goal.member) + 1
         for rank in np.flatnonzero(goal.member).tolist():
             rows[rank + 1, rank // 64] = np.uint64(1 << rank % 64)
     else:
         rows[1, 0] = 1
     everyone = np.bitwise_or.reduce(rows, axis=0)
-    arrived, coming, fresh = np.zeros((3, ranks), dtype=np.int64)
+    arrived, coming, fresh = np.zeros((3, holders), dtype=np.int64)
     # The kernels know one type of whole numbers; only bits are asked of these.
     return ReplayState(
         rows.view(np.int64), before, before.copy(), arrived, coming, fresh, everyone.view(np.int64)
@@ -196,14 +238,15 @@ def _check_blocks(schedule: ImplicitSchedule, shares: Ints, scale: int, errors: 
         errors.add(f"block with {block}: shares must add up to {must}, got {got}")
 
 
-def _loads(schedule: ImplicitSchedule, loads: Ints, scale: int) -> dict[Hop, Fraction]:
+def _amounts(names: Sequence[_Name], amounts: Ints, scale: int) -> dict[_Name, Fraction]:
+    """Shares out of their digits, a column for each name; those of nothing are left out."""
     fractions: dict[tuple[int, ...], Fraction] = {}  # a regular fabric has few different loads
     found = {}
-    for link, digits in zip(schedule.topology.links, map(tuple, loads.T.tolist()), strict=True):
+    for name, digits in zip(names, map(tuple, amounts.T.tolist()), strict=True):
         if digits not in fractions:
             fractions[digits] = Fraction(_number(digits), scale)
         if fractions[digits]:
-            found[link.src, link.dst] = fractions[digits]
+            found[name] = fractions[digits]
     return found
 
 
@@ -227,7 +270,9 @@ def _spell_out(schedule: ImplicitSchedule, group: CheckedGroup, count: ReplayCou
             if transfer.chunk == index
         ]
         chunk = _moved(schedule.chunks[index], images)
-        replay_chunk(index * group.order + element, chunk, moved, schedule.collective, everyone, errors)
+        number, topology = index * group.order + element, schedule.topology
+        replay_chunk(number, chunk, moved, topology, schedule.collective, everyone, errors)
+        uses_of_chunk(number, moved, topology, errors)
         if errors.is_full:
             break
     errors.add_unspelled(int(count.numbers[1]) - (errors.count - before))

@@ -33,7 +33,7 @@ class CheckedGroup:
         generators: images of all vertices, a row per generator.
         link_images: images of all links, in the order of the topology, a row per generator.
         orders: of the generators.
-        rank_orbit: the least rank of each rank's orbit.
+        vertex_orbit: the least vertex of each vertex's orbit.
         link_orbit: the first link of each link's orbit.
     """
 
@@ -41,7 +41,7 @@ class CheckedGroup:
     generators: Integers
     link_images: Integers
     orders: Integers
-    rank_orbit: Integers
+    vertex_orbit: Integers
     link_orbit: Integers
 
 
@@ -77,8 +77,9 @@ def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | No
     if errors.count > before:
         return None
     order = math.prod(declared.orders)
-    rank_orbit = _orbits(generators[:, : topology.ranks])
-    sizes = np.bincount(rank_orbit, minlength=topology.ranks)[rank_orbit]
+    vertex_orbit = _orbits(generators)
+    rank_orbit = vertex_orbit[: topology.ranks]
+    sizes = np.bincount(rank_orbit)[rank_orbit]
     # The images of a rank are as many as the elements exactly if only the identity keeps it.
     wrong = np.flatnonzero(sizes != order)
     if wrong.size:
@@ -88,7 +89,7 @@ def check_group(schedule: ImplicitSchedule, errors: Errors) -> CheckedGroup | No
         )
         return None
     orders = np.array(declared.orders, dtype=np.int64)
-    return CheckedGroup(order, generators, link_images, orders, rank_orbit, _orbits(link_images))
+    return CheckedGroup(order, generators, link_images, orders, vertex_orbit, _orbits(link_images))
 
 
 def _check_permutation(index: int, images: tuple[int, ...], topology: Topology, errors: Errors) -> None:

@@ -10,7 +10,7 @@ check of the bound that of `synth.verification.verdict`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -18,9 +18,10 @@ import numpy as np
 from arborcast.synth.collective import Block, Kind
 from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk
-from arborcast.synth.topology import Hop
+from arborcast.synth.topology import Hop, Vertex
 from arborcast.synth.verification.group_check import CheckedGroup, check_group
 from arborcast.synth.verification.replay import Errors, check_replay
+from arborcast.synth.verification.switch_use import SwitchUse, check_switch_limits, check_switch_use
 from arborcast.synth.verification.verdict import Verdict, check_bound, describe, describe_overload
 
 
@@ -49,13 +50,15 @@ def verify_implicit(schedule: ImplicitSchedule, *, translates: bool = False, max
             check_every_translate,  # compiled kernels come with it
         )
 
-        loads = check_every_translate(schedule, group, errors)
+        loads, sums, trees = check_every_translate(schedule, group, errors)
     else:
         _check_shares(schedule, group, errors)
         check_replay(schedule, errors)
+        sums, trees = _sums_and_trees(schedule, group, check_switch_use(schedule, errors))
         loads = _link_loads(schedule, group)
     busiest = _check_links(schedule, group, loads, errors)
-    rate = 1 / busiest if busiest else Fraction(0)
+    slowest = max(busiest, check_switch_limits(schedule, sums, trees, errors))
+    rate = 1 / slowest if slowest else Fraction(0)
     if rate > schedule.rate:
         errors.add(f"rate: {schedule.rate} GB/s declared, {rate} GB/s recomputed")
     check_bound(schedule, rate, errors)
@@ -66,7 +69,7 @@ def verify_implicit(schedule: ImplicitSchedule, *, translates: bool = False, max
 def _check_owners(schedule: ImplicitSchedule, group: CheckedGroup, errors: Errors) -> None:
     """One representative per orbit, so that the number of a moved chunk says whose it is."""
     for index, chunk in enumerate(schedule.chunks):
-        first = group.rank_orbit[chunk.owner]
+        first = group.vertex_orbit[chunk.owner]
         if chunk.owner != first:
             errors.add(
                 f"chunk {index}: owner must be {first}, the first rank of its orbit, got {chunk.owner}"
@@ -109,7 +112,7 @@ def _required_blocks(schedule: ImplicitSchedule, group: CheckedGroup) -> Iterato
     if schedule.collective.kind is Kind.ALLREDUCE:
         yield Block(None), Fraction(1)
         return
-    for owner in sorted(set(group.rank_orbit[list(taking_part)].tolist())):
+    for owner in sorted(set(group.vertex_orbit[list(taking_part)].tolist())):
         if schedule.collective.kind is Kind.ALLTOALL:
             yield from ((Block(owner, target), share) for target in taking_part if target != owner)
         else:
@@ -136,6 +139,27 @@ def _link_loads(schedule: ImplicitSchedule, group: CheckedGroup) -> dict[Hop, Fr
         if amount
     }
     return {hop: load[first] for hop, first in first_of.items() if first in load}
+
+
+def _sums_and_trees(
+    schedule: ImplicitSchedule, group: CheckedGroup, uses: Sequence[SwitchUse]
+) -> tuple[dict[Vertex, Fraction], dict[Vertex, int]]:
+    """The share that each switch adds and its number of trees: images are spread evenly over an orbit."""
+    sums: dict[int, Fraction] = {}
+    for use in uses:
+        if use.adds:
+            first = int(group.vertex_orbit[use.switch])
+            sums[first] = sums.get(first, Fraction(0)) + schedule.chunks[use.chunk].share
+    trees: dict[int, int] = {}
+    for switch in (switch for switch, _ in {(use.switch, use.chunk) for use in uses}):
+        first = int(group.vertex_orbit[switch])
+        trees[first] = trees.get(first, 0) + 1
+    sizes = np.bincount(group.vertex_orbit).tolist()
+    members = [(v, first) for v, first in enumerate(group.vertex_orbit.tolist()) if first in trees]
+    return (
+        {v: sums[first] * group.order / sizes[first] for v, first in members if first in sums},
+        {v: trees[first] * group.order // sizes[first] for v, first in members},
+    )
 
 
 def _check_links(

@@ -1,7 +1,9 @@
 """Replays chunks with contributor sets: the part of the checker that says whether a schedule does its job.
 
 What the collective demands is stated here again, on the checker's own account (a test compares it with
-`synth.collective`). Chunks do not touch each other, so each is replayed alone.
+`synth.collective`). Chunks do not touch each other, so each is replayed alone. Switches that are able hold
+what they are sent as ranks do; whether they can do what is asked of them is for
+`synth.verification.switch_use`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Chunk, Transfer
+from arborcast.synth.topology import Topology, Vertex
 
 if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
@@ -64,13 +67,14 @@ def check_replay(schedule: AnySchedule, errors: Errors) -> None:
         of_chunk[transfer.chunk].append(transfer)
     everyone = mask_of(schedule.collective.ranks)
     for index, chunk in enumerate(schedule.chunks):
-        replay_chunk(index, chunk, of_chunk[index], schedule.collective, everyone, errors)
+        replay_chunk(index, chunk, of_chunk[index], schedule.topology, schedule.collective, everyone, errors)
 
 
 def replay_chunk(
     index: int,
     chunk: Chunk,
     transfers: Iterable[Transfer],
+    topology: Topology,
     collective: Collective,
     everyone: Mask,
     errors: Errors,
@@ -82,29 +86,36 @@ def replay_chunk(
     held = held_before(collective, chunk)
     sound = True
     for step, together in groupby(sorted(transfers, key=attrgetter("step")), key=attrgetter("step")):
-        sound &= _replay_step(index, step, together, held, errors)
+        sound &= _replay_step(index, step, together, topology, held, errors)
     # Ends that are wrong only because of a transfer already reported would bury that report.
     if sound:
         _check_end(index, chunk, collective, held, everyone, errors)
 
 
 def _replay_step(
-    index: int, step: int, transfers: Iterable[Transfer], held: dict[int, Mask], errors: Errors
+    index: int,
+    step: int,
+    transfers: Iterable[Transfer],
+    topology: Topology,
+    held: dict[Vertex, Mask],
+    errors: Errors,
 ) -> bool:
     """Apply the transfers of one chunk in one step, all from the state before it; whether all were legal."""
-    arrived: dict[int, Mask] = {}
-    copied: set[int] = set()
+    arrived: dict[Vertex, Mask] = {}
+    copied: set[Vertex] = set()
     before = errors.count
     for transfer in transfers:
         src, dst = transfer.src, transfer.dst
         sent = held.get(src, 0)
         if src == dst:
-            errors.add(f"step {step}: rank {src} sends chunk {index} to itself")
+            errors.add(f"step {step}: {describe_vertex(topology, src)} sends chunk {index} to itself")
         elif not sent:
-            errors.add(f"step {step}: rank {src} sends chunk {index} before it holds any of it")
+            sender = describe_vertex(topology, src)
+            errors.add(f"step {step}: {sender} sends chunk {index} before it holds any of it")
         elif dst in copied or (dst in arrived and not transfer.reduce):
             errors.add(
-                f"step {step}: rank {dst} receives chunk {index} twice, last from rank {src}; "
+                f"step {step}: {describe_vertex(topology, dst)} receives chunk {index} twice, last from "
+                f"{describe_vertex(topology, src)}; "
                 "only reductions may meet in one step"
             )
         elif transfer.reduce:
@@ -112,7 +123,8 @@ def _replay_step(
             if present & sent:
                 twice = _names(present & sent)
                 errors.add(
-                    f"chunk {index}: rank {dst} would count {twice}'s contribution twice in step {step}"
+                    f"chunk {index}: {describe_vertex(topology, dst)} would count {twice}'s contribution "
+                    f"twice in step {step}"
                 )
             arrived[dst] = present | sent
         else:
@@ -123,7 +135,7 @@ def _replay_step(
 
 
 def held_before(collective: Collective, chunk: Chunk) -> dict[int, Mask]:
-    """Whose contributions each rank holds of a chunk at the start; ranks without any are left out."""
+    """Whose contributions each rank holds of a chunk at the start; who has none, as switches, is left out."""
     if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.ALLREDUCE}:
         return {rank: 1 << rank for rank in collective.ranks}
     if collective.kind is Kind.CUSTOM and chunk.demand is not None:
@@ -164,6 +176,11 @@ def _check_end(
             f"chunk {index}: rank {wrong[0]} must end with the contribution of {_names(needed)}, "
             f"got that of {_names(held.get(wrong[0], 0))}{more}"
         )
+
+
+def describe_vertex(topology: Topology, vertex: Vertex) -> str:
+    """A rank or switch as error lines name it."""
+    return f"{'switch' if topology.is_switch(vertex) else 'rank'} {topology.label(vertex)}"
 
 
 def mask_of(ranks: Iterable[int]) -> Mask:

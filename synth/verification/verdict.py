@@ -56,17 +56,26 @@ def check_bound(schedule: AnySchedule, rate: Fraction, errors: Errors) -> None:
 
 
 def _follows_trees(schedule: AnySchedule) -> bool:
-    """Whether additions lead from all ranks to each chunk's owner, and copies from it to all ranks."""
-    members = schedule.collective.members
-    reached = [({chunk.owner}, {chunk.owner}) for chunk in schedule.chunks]
+    """Whether additions lead from all ranks to one place for each chunk, and copies from it to all ranks.
+
+    That place is the chunk's owner or a switch that turns. What a switch that reduces passes on is a sum,
+    even where its transfer is a copy.
+    """
+    topology, members = schedule.topology, schedule.collective.members
+    able = list(enumerate(topology.switches[: topology.holders - topology.ranks], topology.ranks))
+    adding = {vertex for vertex, switch in able if switch.reduces}
+    turning = [vertex for vertex, switch in able if switch.turns]
+    reached = [[({place}, {place}) for place in (chunk.owner, *turning)] for chunk in schedule.chunks]
     in_order = sorted(schedule.transfers, key=lambda transfer: transfer.step)
     for transfer in in_order:
-        if not transfer.reduce and transfer.src in reached[transfer.chunk][0]:
-            reached[transfer.chunk][0].add(transfer.dst)
+        for spread, _ in reached[transfer.chunk]:
+            if not transfer.reduce and transfer.src in spread:
+                spread.add(transfer.dst)
     for transfer in reversed(in_order):
-        if transfer.reduce and transfer.dst in reached[transfer.chunk][1]:
-            reached[transfer.chunk][1].add(transfer.src)
-    return all(members <= spread and members <= gathered for spread, gathered in reached)
+        for _, gathered in reached[transfer.chunk]:
+            if (transfer.reduce or transfer.src in adding) and transfer.dst in gathered:
+                gathered.add(transfer.src)
+    return all(any(members <= spread and members <= gathered for spread, gathered in way) for way in reached)
 
 
 def describe(collective: Collective) -> str:

@@ -8,13 +8,15 @@ the transfers, and the bound is recomputed from its certificate. Numbers stay ex
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from arborcast.synth.schedule import Schedule
 from arborcast.synth.topology import Hop, Vertex
 from arborcast.synth.verification.replay import Errors, check_replay
+from arborcast.synth.verification.switch_use import SwitchUse, check_switch_limits, check_switch_use
 from arborcast.synth.verification.verdict import (
     Verdict,
     check_bound,
@@ -49,15 +51,18 @@ def verify(schedule: AnySchedule, *, max_errors: int = 20, every_translate: bool
     errors = Errors(max_errors)
     _check_blocks(schedule, errors)
     check_replay(schedule, errors)
+    uses = check_switch_use(schedule, errors)
     loads = _link_loads(schedule)
     bandwidth = schedule.topology.bandwidth
     busiest = max((load / bandwidth[hop] for hop, load in loads.items()), default=Fraction(0))
+    adding = check_switch_limits(schedule, *_sums_and_trees(schedule, uses), errors)
     if schedule.rounds is None:
-        rate = 1 / busiest if busiest else Fraction(0)
+        slowest = max(busiest, adding)
+        rate = 1 / slowest if slowest else Fraction(0)
         _check_links(schedule, loads, errors)
     else:
         rate = _rate_of_rounds(schedule, schedule.rounds, errors)
-        _check_rounds(schedule, schedule.rounds, errors)
+        _check_rounds(schedule, schedule.rounds, uses, errors)
     if rate > schedule.rate or (rate < schedule.rate and schedule.rounds is not None):
         errors.add(f"rate: {schedule.rate} GB/s declared, {rate} GB/s recomputed")
     check_bound(schedule, rate, errors)
@@ -103,6 +108,18 @@ def _by_link(of_route: Mapping[tuple[Vertex, ...], int]) -> dict[Hop, int]:
     return of_link
 
 
+def _sums_and_trees(
+    schedule: Schedule, uses: Sequence[SwitchUse]
+) -> tuple[dict[Vertex, Fraction], Counter[Vertex]]:
+    """The share of the buffer that each switch adds, and how many chunks it adds or multicasts."""
+    sums: dict[Vertex, Fraction] = {}
+    for use in uses:
+        if use.adds:
+            share = schedule.chunks[use.chunk].share
+            sums[use.switch] = sums.get(use.switch, Fraction(0)) + share
+    return sums, Counter(switch for switch, _ in {(use.switch, use.chunk) for use in uses})
+
+
 def _check_links(schedule: Schedule, loads: Mapping[Hop, Fraction], errors: Errors) -> None:
     for hop, load in sorted(loads.items()):
         if load * schedule.rate > schedule.topology.bandwidth[hop]:
@@ -119,8 +136,10 @@ def _rate_of_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors)
     return _unit(schedule) / (sum(rounds) * shares.pop())
 
 
-def _check_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors) -> None:
-    """One entry per step, and in each step no link carries more chunks than its rounds allow."""
+def _check_rounds(
+    schedule: Schedule, rounds: tuple[int, ...], uses: Sequence[SwitchUse], errors: Errors
+) -> None:
+    """One entry per step; in each step no link carries, and no switch adds, more than its rounds allow."""
     steps = 1 + max((transfer.step for transfer in schedule.transfers), default=-1)
     if steps != len(rounds):
         errors.add(f"rounds: {steps} steps need as many entries, got {len(rounds)}")
@@ -134,6 +153,14 @@ def _check_rounds(schedule: Schedule, rounds: tuple[int, ...], errors: Errors) -
                     f"step {step}: link {describe_link(schedule.topology, hop)} carries {count} chunks, "
                     f"{rounds[step]} rounds of {capacity} allow {allowed}"
                 )
+    added = Counter((step, use.switch) for use in uses for step in use.adds)
+    for (step, vertex), count in sorted(added.items()):
+        switch = schedule.topology.switches[vertex - schedule.topology.ranks]
+        if switch.adder is not None and count * unit > rounds[step] * switch.adder:
+            errors.add(
+                f"step {step}: switch {switch.name} adds {count} chunks, {rounds[step]} rounds of "
+                f"{switch.adder / unit} allow {rounds[step] * switch.adder // unit}"
+            )
 
 
 def _chunks_per_step(schedule: Schedule) -> dict[int, dict[Hop, int]]:

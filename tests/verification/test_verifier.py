@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from arborcast.synth.bounds import bound
 from arborcast.synth.certificate import Bound, Cut, Scope
 from arborcast.synth.collective import NAMED_KINDS, Collective, Demand, Kind
-from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
+from arborcast.synth.schedule import Chunk, Method, Schedule
 from arborcast.synth.topology import Link, Topology
 from arborcast.synth.verification import replay
 from arborcast.synth.verification.implicit import verify_implicit
 from arborcast.synth.verification.verifier import verify
+from tests.support.drawn_in_network import drawn_transfers
 from tests.support.translated_trees import circulant, translated
 
 
@@ -43,15 +44,11 @@ def draw(
     *,
     rounds: Sequence[int] | None = None,
 ) -> Schedule:
-    """Each step is "SRC>DST:CHUNK ...", with + at the end for a reduction and SRC>s>DST through switch s."""
-    transfers = []
-    for step, line in enumerate(steps):
-        for word in line.split():
-            path, chunk = word.rstrip("+").split(":")
-            src, *via, dst = map(int, path.split(">"))
-            transfers.append(Transfer(int(chunk), src, dst, step, word.endswith("+"), tuple(via)))
+    """Steps as `drawn_transfers` has them."""
     proven = bound(topology, collective)
-    return Schedule.build(topology, collective, Method("drawn"), proven, chunks, transfers, rounds)
+    return Schedule.build(
+        topology, collective, Method("drawn"), proven, chunks, drawn_transfers(steps), rounds
+    )
 
 
 def on(topology: Topology, kind: str, root: int = 0, ranks: Sequence[int] | None = None) -> Collective:
