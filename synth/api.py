@@ -299,7 +299,7 @@ def pareto(
     """The frontier of chunk schedules between steps (latency) and rounds per chunk (bandwidth).
 
     Args:
-        topology: the fabric.
+        topology: the fabric, whose switches only forward here, whatever else they can do.
         collective: a kind by name, or a whole `Collective` (then `root` and `ranks` are not used).
         root: for kinds that have one.
         ranks: those that take part; None for all.
@@ -317,6 +317,7 @@ def pareto(
     """
     from arborcast.synth.chunks import frontier
 
+    topology = topology.forwarding
     return frontier.pareto(
         topology,
         as_collective(topology, collective, root=root, ranks=ranks),

@@ -70,7 +70,24 @@ class ImplicitMethod(Protocol):
 
 
 def method_for(name: str, collective: Collective) -> Method:
-    """The function of a method; by "auto" that of the best rate, whatever the size."""
+    """The function of a method; by "auto" that of the best rate, whatever the size.
+
+    Only trees join and fork at able switches; all others answer with switches that only forward.
+    """
+    found = _method_for(name, collective)
+    by_trees = (natural_method(collective) if name == "auto" else name) == "trees"
+    return found if by_trees else partial(_forwarding, found)
+
+
+def _forwarding(solve: Method, topology: Topology, collective: Collective, request: Request) -> Schedule:
+    if topology.forwarding is topology:
+        return solve(topology, collective, request)
+    from arborcast.synth.packing.in_network import forwarding_answer
+
+    return forwarding_answer(solve, topology, collective, request)
+
+
+def _method_for(name: str, collective: Collective) -> Method:
     if name == "auto" and collective.kind is Kind.CUSTOM:
         return _best_of_frontier
     match natural_method(collective) if name == "auto" else name:

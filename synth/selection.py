@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, pairwise, takewhile
 
 from arborcast.synth.collective import Collective, Kind
@@ -154,6 +155,8 @@ def candidates(
     if first == "trees" and request.tolerance is None:
         counts = [few for few in FEW_TREES if request.max_trees is None or few < request.max_trees]
         wanted += [("trees", replace(request, max_trees=few)) for few in counts]
+    if topology.forwarding is not topology and first == "trees":
+        yield _on(topology, method_for(first, collective)(topology.forwarding, collective, request))
     for name, its_request in wanted:
         try:
             deadline.check("the comparison of methods")
@@ -161,7 +164,25 @@ def candidates(
             yield method_for(name, collective)(topology, collective, left)
         except (InfeasibleError, CollectiveError):
             continue  # this pattern does not fit this graph or this collective; the others still may
-    any_number = first == "trees" and request.max_trees is None and request.tolerance is None
+    yield from map(
+        partial(_on, topology), _more_candidates(topology.forwarding, collective, request, deadline, height)
+    )
+
+
+def _on(topology: Topology, schedule: Schedule) -> Schedule:
+    """The same, where switches may do more than it asks of them."""
+    if schedule.topology is topology:
+        return schedule
+    from arborcast.synth.bounds import bound
+
+    return replace(schedule, topology=topology, bound=bound(topology, schedule.collective))
+
+
+def _more_candidates(
+    topology: Topology, collective: Collective, request: Request, deadline: Deadline, height: int
+) -> Iterator[Schedule]:
+    """What only asks switches to forward: lower trees than those of `height`, and chunk schedules."""
+    any_number = natural_method(collective) == "trees" and (request.max_trees, request.tolerance) == (None, None)
     if any_number and len(collective.ranks) == topology.ranks:
         yield from _shallow(topology, collective, request, deadline, height)
     if request.is_about_trees:

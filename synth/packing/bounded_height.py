@@ -236,7 +236,7 @@ class _Generation:
             return False
         return self._price(np.array(vertex.prices, dtype=np.int64), exactly=True)
 
-    def _choice(self) -> Choice:
+    def _choice(self) -> Choice[Carrier]:
         """All carriers met."""
         members = [
             [entry for entry in self.carriers if entry[0].group == g] for g in range(self.pricing.groups)

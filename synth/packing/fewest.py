@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from arborcast.synth.packing.candidates import CANDIDATES, candidates, reweave, 
 from arborcast.synth.packing.carrier import Carrier, Packing, merge
 from arborcast.synth.packing.mwu import weigh
 from arborcast.synth.packing.ruling_out import EFFORT, is_ruled_out
-from arborcast.synth.packing.weights import Choice
+from arborcast.synth.packing.weights import Choice, One, Weighted
 from arborcast.synth.schedule import Settings
 from arborcast.synth.topology import Topology
 
@@ -102,15 +102,15 @@ def fewest(
 
 
 def fewest_among(
-    choice: Choice,
-    known: Iterable[Carrier],
+    choice: Choice[One],
+    known: Iterable[One],
     *,
     tolerance: Fraction = DEFAULT_TOLERANCE,
     max_trees: int | None = None,
     seed: int = 0,
     deadline: Deadline,
     search_limit: int = _SEARCH_LIMIT,
-) -> tuple[tuple[Carrier, ...], Settings]:
+) -> tuple[tuple[One, ...], Settings]:
     """Few of given carriers: what `fewest` does with its own.
 
     Args:
@@ -135,10 +135,10 @@ def fewest_among(
     )
 
 
-_Keys: TypeAlias = frozenset[tuple[bytes, ...]]
+_Keys: TypeAlias = frozenset[tuple[Any, ...]]
 
 
-def _keys(carriers: Iterable[Carrier]) -> _Keys:
+def _keys(carriers: Iterable[Weighted]) -> _Keys:
     return frozenset(carrier.key for carrier in carriers)
 
 
@@ -150,10 +150,10 @@ def _check(tolerance: Fraction, max_trees: int | None) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Search:
+class _Search(Generic[One]):
     """The choice among candidates; rates inside are parts of the choice's target."""
 
-    choice: Choice
+    choice: Choice[One]
     known: _Keys  # of carriers that together reach the optimum, or nearly so
     starts: tuple[_Keys, ...]  # of carriers that are together a choice of few already
     seed: int
@@ -162,7 +162,7 @@ class _Search:
 
     def run(
         self, tolerance: Fraction, max_trees: int | None, optimum: Fraction
-    ) -> tuple[tuple[Carrier, ...], Settings]:
+    ) -> tuple[tuple[One, ...], Settings]:
         """The chosen carriers with exact weights, and what was proved; a tolerance is part of the optimum."""
         if max_trees is None:
             asked: tuple[str, str | int | None] = ("tolerance", str(tolerance))

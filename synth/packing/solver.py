@@ -1,7 +1,8 @@
 """The tree methods: a topology and a collective in, a schedule out.
 
 `solve_by_trees` is ForestColl's three steps: the rate with its certificate, what each link carries in each
-direction, then trees that fit, perhaps thinned out to a few. Before them relays become switches and a
+direction, then trees that fit, perhaps thinned out to a few; `in_network` has what it does where switches can
+reduce or multicast. Before them relays become switches and a
 reduction is turned round; `lift` undoes both.
 """
 
@@ -24,6 +25,7 @@ from arborcast.synth.packing.bounded_height import pack_shallow, shallow_frontie
 from arborcast.synth.packing.carrier import Carrier, Packing, centred, merge, mirrored, pair_up, rerooted
 from arborcast.synth.packing.exact import pack_exactly
 from arborcast.synth.packing.fewest import DEFAULT_TOLERANCE, fewest
+from arborcast.synth.packing.in_network import solve_in_network
 from arborcast.synth.packing.lift import lift
 from arborcast.synth.packing.mwu import DEFAULT_EPSILON, weigh
 from arborcast.synth.packing.relays import relays_as_switches
@@ -65,6 +67,9 @@ def solve_by_trees(
         TimedOutError: the deadline passed; carries the best schedule found: where no packing was done, one
             round of multiplicative weights, which takes an arborescence per root beyond the deadline.
     """
+    if topology.forwarding is not topology:
+        _check(topology, collective, request)
+        return solve_in_network(topology, collective, request, solve_by_trees)
     task = _Task.of(topology, collective, request)  # 1. the rate, with its certificate
     try:
         if request.max_height is None:

@@ -12,15 +12,39 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
+from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.lp.tree_program import CLOSE, Floats, TreeProgram, TreeRows, Weighed, is_below
-from arborcast.synth.packing.carrier import Carrier
 from arborcast.synth.topology import Topology
 
 _LARGEST_DENOMINATOR = 64  # weights are looked for as whole parts of up to this before equations are solved
 _CLEAR = 1e-6  # relative: a floating rate that is so far from another one tells which is larger
+
+
+class Weighted(Protocol):
+    """A tree or pair that carries a weight: a `Carrier`, or one that forks at switches."""
+
+    @property
+    def weight(self) -> Fraction:
+        """GB/s that it carries."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tells apart those of any weight."""
+
+    @property
+    def height(self) -> int:
+        """Steps from the first that sends to the last that receives."""
+
+    @property
+    def uses(self) -> Ints:
+        """How often it uses each row."""
+
+
+One = TypeVar("One", bound=Weighted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +55,14 @@ class Use:
     used: Mapping[int, int]
 
     @classmethod
-    def of(cls, group: int, carrier: Carrier) -> Use:
+    def of(cls, group: int, carrier: Weighted) -> Use:
         """Counted on its links."""
         links = np.flatnonzero(carrier.uses)
         return cls(group, dict(zip(links.tolist(), carrier.uses[links].tolist(), strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Choice(Generic[One]):
     """Carriers in groups, each group of which must carry the same: one per root, or a single one.
 
     Attributes:
@@ -46,15 +70,17 @@ class Choice:
         groups: the carriers to choose from; their weights mean nothing here.
         target: GB/s that no group can exceed; all rates and weights in here are parts of it.
         known: what each carrier uses, where that was counted before.
+        adders: GB/s of the rows behind the links; see `synth.in_network.steiner_tree.Rows`.
     """
 
     topology: Topology
-    groups: tuple[tuple[Carrier, ...], ...]
+    groups: tuple[tuple[One, ...], ...]
     target: Fraction
     known: tuple[Use, ...] = ()
+    adders: tuple[Fraction, ...] = ()
 
     @cached_property
-    def carriers(self) -> tuple[Carrier, ...]:
+    def carriers(self) -> tuple[One, ...]:
         """All of them, group after group."""
         return tuple(chain.from_iterable(self.groups))
 
@@ -66,7 +92,7 @@ class Choice:
     @cached_property
     def rows(self) -> TreeRows:
         """The links."""
-        return rows_of(self.topology, self.target, len(self.groups))
+        return rows_of(self.topology, self.target, len(self.groups), self.adders)
 
     @cached_property
     def uses(self) -> tuple[Use, ...]:
@@ -75,14 +101,14 @@ class Choice:
             return self.known
         return tuple(map(Use.of, self.group_of, self.carriers))
 
-    def only(self, kept: Sequence[int]) -> Choice:
+    def only(self, kept: Sequence[int]) -> Choice[One]:
         """The same choice among the carriers of these indices."""
-        members: list[list[Carrier]] = [[] for _ in self.groups]
+        members: list[list[One]] = [[] for _ in self.groups]
         chosen = sorted(kept)
         for index in chosen:
             members[self.group_of[index]].append(self.carriers[index])
         uses = tuple(self.uses[index] for index in chosen)
-        return Choice(self.topology, tuple(map(tuple, members)), self.target, uses)
+        return replace(self, groups=tuple(map(tuple, members)), known=uses)
 
     @cached_property
     def best(self) -> Weighed:
@@ -122,14 +148,14 @@ class Choice:
         exact = self._solved[0].exact(self.best)
         return max(simple or exact, exact, key=self._rate)
 
-    def weighed(self) -> tuple[Carrier, ...]:
+    def weighed(self) -> tuple[One, ...]:
         """The carriers with exact weights in GB/s at which each group carries the largest rate.
 
         Carriers that get nothing are left out. The weights are whole parts of the rate with a small
         denominator where such weights reach it.
         """
         return tuple(
-            replace(carrier, weight=weight * self.target)
+            cast(One, replace(cast(Any, carrier), weight=weight * self.target))
             for carrier, weight in zip(self.carriers, self.weights, strict=True)
             if weight
         )
@@ -166,6 +192,7 @@ class Choice:
         return parts
 
 
-def rows_of(topology: Topology, target: Fraction, groups: int) -> TreeRows:
+def rows_of(topology: Topology, target: Fraction, groups: int, adders: Sequence[Fraction] = ()) -> TreeRows:
     """The links of a topology for groups that carry the same; capacities as parts of a rate in GB/s."""
-    return TreeRows(tuple(link.bandwidth / target for link in topology.links), (0,) * groups)
+    rates = chain((link.bandwidth for link in topology.links), adders)
+    return TreeRows(tuple(rate / target for rate in rates), (0,) * groups)

@@ -1,0 +1,272 @@
+"""The tree method where switches reduce or multicast: trees that join and fork at switches, made a schedule.
+
+`synth.in_network` packs the trees; here few of them are chosen, no more than switches hold, and each becomes a
+chunk: gathered level by level up to the root, then spread. Trees of the graph whose switches only forward are
+the other candidate, and what is left for kinds that gain nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from arborcast.synth.bounds import bound
+from arborcast.synth.certificate import Bound
+from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.deadline import Deadline
+from arborcast.synth.errors import InfeasibleError, TimedOutError
+from arborcast.synth.in_network.program import SteinerProgram, steiner_program
+from arborcast.synth.in_network.steiner_tree import Column, SteinerTree
+from arborcast.synth.lp.tree_program import CLOSE
+from arborcast.synth.packing.fewest import DEFAULT_TOLERANCE, fewest_among
+from arborcast.synth.packing.weights import Choice
+from arborcast.synth.request import Request
+from arborcast.synth.schedule import Chunk, Method, Schedule, Settings, Transfer
+from arborcast.synth.topology import Topology, Vertex
+
+SEARCHED_UP_TO = 200
+"""Trees up to which an integer program looks for fewer of them; among more they are thinned out."""
+
+BALANCED_KINDS = (Kind.ALLGATHER, Kind.REDUCE_SCATTER)
+"""Kinds whose trees are packed through switches only where the others miss the bound."""
+
+
+def forwarding_answer(
+    solve: Callable[[Topology, Collective, Request], Schedule],
+    topology: Topology,
+    collective: Collective,
+    request: Request,
+) -> Schedule:
+    """What a method finds where switches only forward, as a schedule of the fabric as it is.
+
+    Raises:
+        InfeasibleError: there is none; carries the bound of the fabric.
+        TimedOutError: the deadline passed; carries the best until then.
+    """
+
+    def carried(found: Schedule) -> Schedule:
+        return replace(found, topology=topology, bound=bound(topology, collective))
+
+    try:
+        return carried(solve(topology.forwarding, collective, request))
+    except TimedOutError as error:
+        if isinstance(error.best, Schedule):
+            raise TimedOutError(str(error), carried(error.best)) from error
+        raise
+
+
+def solve_in_network(
+    topology: Topology,
+    collective: Collective,
+    request: Request,
+    forwarding: Callable[[Topology, Collective, Request], Schedule],
+) -> Schedule:
+    """The better of trees that join and fork at switches and of trees that only pass them.
+
+    Args:
+        topology: the fabric, some of whose switches are able.
+        collective: a kind that trees can do.
+        request: as for `synth.packing.solver.solve_by_trees`.
+        forwarding: what finds the other trees.
+
+    Returns:
+        The schedule of the higher rate; of equal ones the one with fewer chunks and levels. With a height the
+        trees through switches are those of the best packing that are as low.
+
+    Raises:
+        As `solve_by_trees`.
+    """
+    deadline = Deadline.after(request.deadline_s)
+    first = forwarding_answer(forwarding, topology, collective, request)
+    if collective.kind in BALANCED_KINDS and first.is_optimal:
+        return first
+    found = _through_switches(topology, collective, request, first.bound, deadline)
+    best = first if found is None else min(first, found, key=_merit)
+    if deadline.has_passed:
+        raise TimedOutError(f"{collective.kind}: the deadline of {request.deadline_s} s passed", best)
+    return best
+
+
+def _merit(schedule: Schedule) -> tuple[Fraction, int, int]:
+    return -schedule.rate, schedule.chunk_count + schedule.steps, schedule.transfer_count
+
+
+def _through_switches(
+    topology: Topology, collective: Collective, request: Request, limit: Bound, deadline: Deadline
+) -> Schedule | None:
+    """The schedule along the best packing; None where no trees keep to what was asked."""
+    program = steiner_program(topology, collective, deadline)
+    columns = _allowed(topology, collective, program, request, deadline)
+    schedules = []
+    for some in _low_first(topology, program, columns):
+        chosen, settings = _few(topology, program, some, request, deadline)
+        if chosen:
+            method = Method("trees", request.seed, (("through", "able switches"), *settings))
+            schedules.append(lift_columns(topology, collective, method, limit, chosen))
+    return min(schedules, key=_merit, default=None)
+
+
+def _low_first(
+    topology: Topology, program: SteinerProgram, columns: Sequence[Column]
+) -> Iterator[Sequence[Column]]:
+    """The lowest trees that reach as much as all, then all of them."""
+    rate = _choice(topology, program, columns).best.rate
+    for most in sorted({column.height for column in columns})[:-1]:
+        low = [column for column in columns if column.height <= most]
+        if _choice(topology, program, low).best.rate >= rate * (1 - CLOSE):
+            yield low
+            break
+    yield columns
+
+
+def _allowed(
+    topology: Topology, collective: Collective, program: SteinerProgram, request: Request, deadline: Deadline
+) -> list[Column]:
+    """The trees to choose from: low enough, and at no switch more than it holds."""
+    columns = [
+        column
+        for column in program.candidates
+        if request.max_height is None or all(tree.height <= request.max_height for tree in column.trees)
+    ]
+    limits = {v: s.trees for v, s in enumerate(topology.switches, topology.ranks) if s.trees is not None}
+    if not limits:
+        return columns
+    columns += steiner_program(topology.forwarding, collective, deadline).candidates
+    while columns:
+        weights = _choice(topology, program, columns).best.weights.round(9).tolist()
+        used: dict[Vertex, list[int]] = defaultdict(list)
+        for place, weight in enumerate(weights):
+            for switch in columns[place].switches(topology.ranks) & limits.keys() if weight else ():
+                used[switch].append(place)
+        over = [switch for switch, places in used.items() if len(places) > limits[switch]]
+        if not over:
+            kept = [column for column, weight in zip(columns, weights, strict=True) if weight]
+            return kept
+        switch = max(over, key=lambda switch: (len(used[switch]) - limits[switch], switch))
+        heaviest = sorted(used[switch], key=lambda place: (-weights[place], place))[: limits[switch]]
+        columns = [
+            column
+            for place, column in enumerate(columns)
+            if place in heaviest or switch not in column.switches(topology.ranks)
+        ]
+    return columns
+
+
+def _choice(topology: Topology, program: SteinerProgram, columns: Iterable[Column]) -> Choice[Column]:
+    """Columns by group; a group's target is its part of the best rate."""
+    count = 1 + max(column.group for column in program.candidates)
+    groups: list[list[Column]] = [[] for _ in range(count)]
+    for column in columns:
+        groups[column.group].append(column)
+    adders = program.rows.capacities[len(topology.links) :]
+    return Choice(topology, tuple(map(tuple, groups)), program.rate / count, adders=adders)
+
+
+def _few(
+    topology: Topology,
+    program: SteinerProgram,
+    columns: Sequence[Column],
+    request: Request,
+    deadline: Deadline,
+) -> tuple[tuple[Column, ...], Settings]:
+    """As few as reach the best rate, or what the request says of few."""
+    choice = _choice(topology, program, columns)
+    if not all(choice.groups):
+        return (), ()
+    asked: list[tuple[Fraction, int | None]] = []
+    if request.tolerance is not None:
+        asked.append((request.tolerance, None))
+    if request.max_trees is not None:
+        asked.append((DEFAULT_TOLERANCE, request.max_trees))
+    for tolerance, most in asked or [(Fraction(0), None)]:
+        chosen, settings = fewest_among(
+            choice,
+            program.columns,
+            tolerance=tolerance,
+            max_trees=most,
+            seed=request.seed,
+            deadline=deadline,
+            search_limit=300 if len(columns) <= SEARCHED_UP_TO else 0,
+        )
+        counts = Counter(column.group for column in chosen)
+        if request.max_trees is None or max(counts.values()) <= request.max_trees:
+            break
+    return chosen, settings if asked else ()
+
+
+def lift_columns(
+    topology: Topology, collective: Collective, method: Method, limit: Bound, columns: Sequence[Column]
+) -> Schedule:
+    """A schedule along trees that join and fork at switches.
+
+    Each column is a chunk. Who sends to its parent does so once it has all that its children sent; a rank
+    below which a switch with loopback adds sends it its part then, and gets the sum. What is spread goes a
+    level a step, and a switch with loopback sends it back to the rank that it came from.
+
+    Args:
+        topology: the fabric.
+        collective: what it does.
+        method: what made the trees.
+        limit: of the rate.
+        columns: each root's carry its block in proportion to their weights.
+    """
+    groups = len({column.group for column in columns})
+    carried: dict[int, Fraction] = defaultdict(Fraction)
+    for column in columns:
+        carried[column.group] += column.weight
+    chunks, transfers = [], []
+    for index, column in enumerate(columns):
+        root = column.trees[0].root
+        owner = root if root < topology.ranks else collective.ranks[0]
+        chunks.append(Chunk(column.weight / carried[column.group] / groups, owner))
+        gathered = 0
+        if column.into is not None:
+            moves, gathered = _gathering(column.into)
+            transfers += [Transfer(index, *move) for move in moves]
+        if column.out is not None:
+            transfers += [Transfer(index, *move) for move in _spreading(column.out, gathered)]
+    return Schedule.build(topology, collective, method, limit, chunks, transfers)
+
+
+_Move = tuple[Vertex, Vertex, int, bool, tuple[Vertex, ...]]
+"""From, to, step, whether it is added, through."""
+
+
+def _gathering(tree: SteinerTree) -> tuple[list[_Move], int]:
+    """The transfers of an in-tree, and the step before which the root has the sum."""
+    below = defaultdict(list)
+    for edge in tree.edges:
+        below[edge.parent].append(edge)
+    back = {edge.parent: edge for edge in tree.returns}
+    moves: list[_Move] = []
+    ready: dict[Vertex, int] = {}
+    for vertex in (*(edge.child for edge in reversed(tree.edges)), tree.root):
+        now = 0
+        # First what comes without a loop: what is sent into a loop must be all there is.
+        for edge in sorted(below[vertex], key=lambda edge: (edge.child in back, ready[edge.child])):
+            step = ready[edge.child]
+            if edge.child in back:
+                way = back[edge.child].via[::-1]
+                moves.append((vertex, edge.child, now, True, way))
+                step = max(now + 1, step)
+            moves.append((edge.child, vertex, step, edge.child not in back, edge.via[::-1]))
+            now = max(now, step + 1)
+        ready[vertex] = now
+    return moves, ready[tree.root]
+
+
+def _spreading(tree: SteinerTree, start: int) -> Iterator[_Move]:
+    """The transfers of an out-tree from a step on."""
+    ready = {tree.root: start}
+    for edge in tree.edges:
+        yield edge.parent, edge.child, ready[edge.parent], False, edge.via
+        ready[edge.child] = ready[edge.parent] + 1
+    taken: set[tuple[Vertex, int]] = set()
+    for edge in tree.returns:  # one copy a step: a rank may have several such switches below it
+        step = ready[edge.parent]
+        while (edge.child, step) in taken:
+            step += 1
+        taken.add((edge.child, step))
+        yield edge.parent, edge.child, step, False, edge.via
