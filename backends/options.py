@@ -10,9 +10,10 @@ import difflib
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.errors import InputError
@@ -22,6 +23,8 @@ from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
+
+Address: TypeAlias = tuple[str, int]  # host, port
 
 TRANSPORTS = ("auto", "sockets", "shared memory")
 """How bytes may travel: "auto" is shared memory inside a host and sockets between hosts."""
@@ -49,6 +52,9 @@ class Options:
         method: "auto", or the one method (see `synth.methods`) whose schedule serves all sizes.
         cache: whether tables and answers of solvers are kept and used on disk.
         without: links of the fabric that are down, as pairs of its ranks; both directions are left out.
+        aggregators: where the processes of the fabric's able switches listen (`synth aggregate`), by the name
+            of the switch, or without names in the order of the switches; empty where switches only forward.
+        aggregator_token: of those processes, in hexadecimal.
 
     Raises:
         InputError: a field breaks a rule.
@@ -65,6 +71,8 @@ class Options:
     method: str = "auto"
     cache: bool = True
     without: tuple[tuple[int, int], ...] = ()
+    aggregators: tuple[tuple[str | None, Address], ...] = ()
+    aggregator_token: str | None = None
 
     def __post_init__(self) -> None:
         """Check every field; lists become tuples, so that nobody changes them later."""
@@ -72,6 +80,7 @@ class Options:
             object.__setattr__(self, "ranks", tuple(self.ranks))
         object.__setattr__(self, "prepare", tuple(self.prepare))
         object.__setattr__(self, "without", tuple((first, second) for first, second in self.without))
+        object.__setattr__(self, "aggregators", tuple(self.aggregators))
         for name, rule_of in _RULES.items():
             value = getattr(self, name)
             rule = rule_of(value)
@@ -154,6 +163,30 @@ def _parse_links(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(links)
 
 
+def _parse_aggregators(text: str) -> tuple[tuple[str | None, Address], ...]:
+    """Processes such as `10.0.0.1:7000,10.0.0.2:7000` or `leaf0=10.0.0.1:7000,leaf1=[::1]:7000`."""
+    found: list[tuple[str | None, Address]] = []
+    for part in text.split(","):
+        name, _, where = part.strip().rpartition("=")
+        found.append((name or None, parse_address(where)))
+    return tuple(found)
+
+
+def parse_address(text: str) -> Address:
+    """Host and port out of `HOST:PORT`; an IPv6 address stands in brackets.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    host, _, port = text.strip().rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or (":" in host and not text.strip().startswith("[")):
+        raise ValueError(f"must be HOST:PORT such as 10.0.0.1:7000, got {shorten(text.strip())}")
+    if not _is_number(port) or int(port) > 65535:
+        raise ValueError(f"port must be in 0..65535, got {shorten(port)}")
+    return host, int(port)
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 9
 
@@ -212,6 +245,22 @@ def _without_rule(links: Sequence[tuple[int, int]]) -> str | None:
     return "must be pairs of ranks of the fabric"
 
 
+def _aggregators_rule(aggregators: Sequence[tuple[str | None, Address]]) -> str | None:
+    names = [name for name, _ in aggregators]
+    if None in names and any(name is not None for name in names):
+        return "must name the switch of each process, or of none"
+    if None not in names and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        return f"must name each switch once, names {twice} twice"
+    return None if all(0 < port < 1 << 16 for _, (_, port) in aggregators) else "ports must be in 1..65535"
+
+
+def _token_rule(token: str | None) -> str | None:
+    if token is None or re.fullmatch("[0-9a-f]{32}", token):
+        return None
+    return "must be the 32 hexadecimal digits that synth aggregate prints"
+
+
 _RULES: dict[str, Callable[[Any], str | None]] = {
     "ranks": _ranks_rule,
     "deadline_s": _deadline_rule,
@@ -222,6 +271,8 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "address": lambda address: None if address is None or address.strip() else "must not be empty",
     "method": _method_rule,
     "without": _without_rule,
+    "aggregators": _aggregators_rule,
+    "aggregator_token": _token_rule,
 }
 """For each field the rule that a value breaks, None where it breaks none."""
 
@@ -233,6 +284,8 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_TRANSPORT": ("transport", _parse_transport),
     "ARBORCAST_METHOD": ("method", str),
     "ARBORCAST_WITHOUT": ("without", _parse_links),
+    "ARBORCAST_AGGREGATORS": ("aggregators", _parse_aggregators),
+    "ARBORCAST_AGGREGATOR_TOKEN": ("aggregator_token", str),
 }
 """The field that each variable gives, and how it is read."""
 

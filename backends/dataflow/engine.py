@@ -5,6 +5,10 @@ and is compared with those of all peers that send data and of the rank before: s
 same everywhere is noticed somewhere, before its bytes are used. The first failure ends the engine. Its reason
 goes to all peers, which pass it on; everybody fails at once and knows the first cause.
 
+Switches that execute programs, too (`backends.aggregation`), are peers with the numbers behind the ranks.
+In a schedule that needs some, every rank sends its opening to each of them, and each waits for those of all
+ranks: so calls come to it in one order.
+
 Calls that something else serves, as gloo does small ones, are accompanied instead: `agree`, then begin it,
 and `wait_external` until it is done, which raises at once where a peer gives up.
 """
@@ -12,6 +16,7 @@ and `wait_external` until it is done, which raises at once where a peer gives up
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
@@ -57,19 +62,31 @@ class Engine:
     """Everything that a rank of one group runs; used by one thread at a time.
 
     Args:
-        rank: of this process in the group.
+        rank: of this process in the group; of a switch, its vertex.
         network: its channels; the engine aborts it at the first failure.
         timeout_s: after how long without any progress a run fails.
         search_s: how long a rank whose peer went without a word asks the others for the cause.
+        names: what messages call peers that are no ranks.
     """
 
-    def __init__(self, rank: int, network: Connections, *, timeout_s: float, search_s: float = 0.2) -> None:
+    def __init__(
+        self,
+        rank: int,
+        network: Connections,
+        *,
+        timeout_s: float,
+        search_s: float = 0.2,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
         self.rank = rank
         self._network = network
         self._timeout_s = timeout_s
         self._search_s = search_s
-        self._next = (rank + 1) % network.size
-        self._before = (rank - 1) % network.size
+        self._names = names or {}
+        self._is_switch = rank >= network.size
+        # A switch has no place in the circle of ranks.
+        self._next = rank if self._is_switch else (rank + 1) % network.size
+        self._before = rank if self._is_switch else (rank - 1) % network.size
         self._poller = Poller()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakeup_lock = threading.Lock()
@@ -91,6 +108,7 @@ class Engine:
         operator: Operator | None,
         *,
         dtype: torch.dtype | None = None,
+        seen: int | None = None,
     ) -> None:
         """Do this rank's part of one collective; return when its own buffers are final.
 
@@ -101,6 +119,7 @@ class Engine:
             opening: the same on all ranks that make the same call.
             operator: how contributions are combined; None where the graph has no reductions.
             dtype: of the elements; needed only where this rank has neither input nor output.
+            seen: the peer whose opening has been read already, and is `opening`.
 
         Raises:
             DisagreementError: a peer means another call; both are in the message.
@@ -110,7 +129,7 @@ class Engine:
         self._refuse_after_failure()
         run = None
         try:
-            progress = self._progress_of(graph)
+            progress = self._progress_of(graph, seen)
             whole = self._with_scratch(graph, memory, dtype)
             run = GraphRun(
                 graph,
@@ -122,7 +141,8 @@ class Engine:
                 rank=self.rank,
                 timeout_s=self._timeout_s,
             )
-            self._open(opening, {*graph.sends, self._next})
+            told = () if self._is_switch else graph.program.switches
+            self._open(opening, {*graph.sends, *told, self._next})
             run.run()
         except BaseException as error:
             self._fail(error, opening, run)
@@ -204,7 +224,7 @@ class Engine:
     def give_up(self, reason: str) -> None:
         """End the engine because of a failure elsewhere, and tell all peers; once is enough."""
         if self._failure is None:
-            self._failure = reason.splitlines()[0] if reason else "no reason given"
+            self._failure = self._named(reason.splitlines()[0] if reason else "no reason given")
             self._poller.clear()
             self._network.abort(_GAVE_UP + self._failure)
 
@@ -231,7 +251,7 @@ class Engine:
                 self._wakeup = -1
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def _progress_of(self, graph: TaskGraph) -> dict[int, PeerProgress]:
+    def _progress_of(self, graph: TaskGraph, seen: int | None) -> dict[int, PeerProgress]:
         """One for every channel, those that the graph does not use included: they too may bring bad news."""
         progress = {}
         for peer, channel in self._network.channels.items():
@@ -240,9 +260,13 @@ class Engine:
                 channel,
                 sends=graph.sends.get(peer, _EMPTY),
                 receives=receives,
-                awaits_opening=bool(receives) or peer == self._before,
+                awaits_opening=peer != seen and (bool(receives) or peer == self._before or self._hears(peer)),
             )
         return progress
+
+    def _hears(self, peer: int) -> bool:
+        """Whether the peer tells this one of every such call: a rank does so to a switch."""
+        return self._is_switch and peer < self._network.size
 
     def _open(self, opening: CollectiveFingerprint, peers: set[int]) -> None:
         data = opening.to_bytes()
@@ -287,6 +311,10 @@ class Engine:
         if self._failure is not None:
             raise ExecutionError(f"rank {self.rank}: an earlier call failed: {self._failure}")
 
+    def _named(self, message: str) -> str:
+        """A message with the names of peers that are no ranks: who writes one knows them by number."""
+        return re.sub(r"\brank (\d+)\b", lambda found: self._names.get(int(found[1]), found[0]), message)
+
     def _fail(self, error: BaseException, opening: CollectiveFingerprint, run: GraphRun | None) -> NoReturn:
         """Tell the peers why, and raise an error that says on which rank and in which collective.
 
@@ -300,7 +328,7 @@ class Engine:
             if not message.startswith(f"rank {self.rank},"):  # a channel's, which does not know the call
                 message = f"rank {self.rank}: {opening}: {message}"
             self.give_up(message)
-            raise DisagreementError(message) from error
+            raise DisagreementError(self._named(message)) from error
         if not isinstance(error, ExecutionError):
             self.give_up(f"rank {self.rank}: {opening}: {type(error).__name__}: {error}")
             raise error
@@ -321,4 +349,4 @@ class Engine:
             if cause not in message:
                 message += f" ({closed})"
         self.give_up(cause or message)
-        raise ExecutionError(message) from error
+        raise ExecutionError(self._named(message)) from error

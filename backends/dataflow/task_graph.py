@@ -101,7 +101,7 @@ class TaskGraph:
     scratch_elements: int
 
 
-def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
+def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -> TaskGraph:
     """The graph of a program of `backends.lowering.lower`; linear in the number of its operations.
 
     Slices that are in use at the same time must be equal or disjoint, which those of lowered programs are.
@@ -110,10 +110,12 @@ def compile_graph(program: Program, *, ahead: int = AHEAD) -> TaskGraph:
         program: of one rank.
         ahead: by how much logical time sends may run ahead of what comes in; at least 1. What is waited
             for is earlier in the global order, so that the proof above holds.
+        joins: whether data is reduced as it comes. Where several come for one sum they are then taken in the
+            order of the program, and wait for each other if they are longer than what sockets hold.
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, got {ahead}")
-    drafts = _fuse(program.operations)
+    drafts = _fuse(program.operations, _find_joins(program.operations) if joins else {})
     _pace(drafts, ahead)
     numbers = {draft.index: number for number, draft in enumerate(drafts)}
     waiters: list[list[int]] = [[] for _ in drafts]
@@ -193,9 +195,8 @@ class _Draft:
     after: set[int]
 
 
-def _fuse(operations: tuple[Operation, ...]) -> list[_Draft]:
+def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int]) -> list[_Draft]:
     """One draft for every operation but the reductions that have joined a receive."""
-    joins = _find_joins(operations)
     partner = {receive: reduce for reduce, receive in joins.items()}
     # What a joined receive would have waited for before it wrote to its slot, left to who writes there next.
     postponed: dict[int, set[int]] = defaultdict(set)

@@ -20,14 +20,18 @@ from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.rank_view import digest_of, partners_of
 from arborcast.backends.options import Options
+from arborcast.backends.schedules.enlistment import Switches
+from arborcast.backends.schedules.fabric import addresses_of
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
 from arborcast.backends.schedules.rendezvous import are_on_one_host
+from arborcast.backends.schedules.table import Table
 from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
 from arborcast.backends.tensors.torch_reduction import served_operator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
 from arborcast.synth.implicit_schedule import AnySchedule
+from arborcast.synth.selection import Choice
 
 GRAPHS_KEPT = 8
 
@@ -40,12 +44,12 @@ class EngineRunner:
         store: that all ranks share.
         rank: of this process in the schedule's topology.
         timeout_s: to connect within, and without any progress in a call.
-        options: transport, address and piece size are heeded; from the environment where None, as a process
-            group does.
+        options: transport, address, piece size and aggregators are heeded; from the environment where None,
+            as a process group does.
 
     Raises:
         InputError: options that break a rule.
-        ExecutionError: a rank did not come in time.
+        ExecutionError: a rank did not come in time; a switch has to execute a program and does not.
     """
 
     def __init__(
@@ -63,6 +67,10 @@ class EngineRunner:
         size = schedule.topology.ranks
         rule = ONE_HOST if are_on_one_host(PrefixStore("hosts", store), rank, size) else SEVERAL_HOSTS
         self._cut = replace(rule, piece_bytes=options.piece_bytes or rule.piece_bytes)
+        table = Table.of([Choice(0, schedule)])
+        self._digest = digest_of(schedule)[:8]
+        switches = Switches(schedule.topology, addresses_of(options, schedule.topology), options)
+        used = switches.used_by(table)
         self._network = Network(
             PrefixStore("channels", store),
             rank,
@@ -70,11 +78,13 @@ class EngineRunner:
             timeout_s=timeout_s,
             transport=options.transport,
             address=options.address,
+            names=switches.names,
         )
-        self._network.connect(peers_of([schedule], rank, size))
-        self._engine = Engine(rank, self._network, timeout_s=timeout_s)
+        if rank == 0:
+            switches.enlist(self._network, table, [self._digest], self._cut, timeout_s)
+        self._network.connect(peers_of([schedule], rank, size) | set(used))
+        self._engine = Engine(rank, self._network, timeout_s=timeout_s, names=switches.names)
         self._graph = lru_cache(GRAPHS_KEPT)(self._compile)
-        self._digest = digest_of(schedule)[:8]
         self._sequence = 0
 
     def run(

@@ -33,7 +33,7 @@ from arborcast.backends.executors.grouped_plan import GroupedPlan, Local, Phase,
 from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.lower import DEFAULT_MAX_PIECES, lower_rank, pieces_that_fit
 from arborcast.backends.lowering.program import Receive, Reduce, Send
-from arborcast.backends.lowering.rank_view import digest_of
+from arborcast.backends.lowering.rank_view import digest_of, switches_in
 from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_compat import work_of
 from arborcast.backends.tensors.torch_reduction import Operator, served_operator
@@ -74,7 +74,8 @@ class Executor:
         cache: number of lengths and types whose plans are kept.
 
     Raises:
-        InputError: the group is not as large as the topology, or has another backend for the device.
+        InputError: the group is not as large as the topology, or has another backend for the device; or a
+            switch has to execute a program.
         DisagreementError: another rank has another schedule or other knobs.
     """
 
@@ -98,6 +99,11 @@ class Executor:
             raise InputError(
                 f"executor: the schedule's topology {schedule.topology.name} has {ranks} ranks, "
                 f"the process group has {group.size()}"
+            )
+        if switches := sorted(switches_in(schedule)):
+            raise InputError(
+                f"executor: switch {schedule.topology.label(switches[0])} has to execute a program, which "
+                "torch's messages cannot make it; the engine can (ARBORCAST_AGGREGATORS)"
             )
         if device.type not in _BACKENDS or (device.type == "cuda" and device.index is None):
             raise InputError(f"executor: the device must be cpu or cuda with its index, got {device}")

@@ -27,6 +27,7 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.options import Options
+from arborcast.backends.schedules.enlistment import Switches
 from arborcast.backends.schedules.fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
@@ -102,6 +103,8 @@ class Communicator:
         rule = ONE_HOST if are_on_one_host(store, rank, size) else SEVERAL_HOSTS
         asked = self.options.piece_bytes
         self._cut = rule if asked is None else replace(rule, piece_bytes=asked, work=Fraction(0))
+        self._switches = Switches(self.fabric.topology, self.fabric.aggregators, self.options)
+        self._timeout_s = timeout_s
         self._network = Network(
             PrefixStore("channels", self._store),
             rank,
@@ -109,9 +112,10 @@ class Communicator:
             timeout_s=timeout_s,
             transport=self.options.transport,
             address=self.options.address,
+            names=self._switches.names,
         )
         self._network.connect({(rank + 1) % size, (rank - 1) % size} - {rank})
-        self._engine = Engine(rank, self._network, timeout_s=timeout_s)
+        self._engine = Engine(rank, self._network, timeout_s=timeout_s, names=self._switches.names)
         gloo_store = PrefixStore("small", store)
         self._gloo = new_gloo(gloo_store, rank, size, timedelta(seconds=timeout_s))
         self._generation = 0
@@ -357,6 +361,8 @@ class Communicator:
             self._network,
             self._engine,
             self._cut,
+            self._switches,
+            self._timeout_s,
         )
 
     def _settings(self) -> dict[str, object]:
@@ -369,6 +375,10 @@ class Communicator:
             "transport": self.options.transport,
             "method": self.options.method,
             "prepare": self.options.prepare,
+            "aggregators": [
+                f"{self.fabric.topology.label(vertex)}={host}:{port}"
+                for vertex, (host, port) in self.fabric.aggregators.items()
+            ],
         }
 
 

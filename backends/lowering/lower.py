@@ -12,13 +12,13 @@ done is then always the next one of both its ends, which is why blocking sends c
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from arborcast.backends.lowering.layout import Buffer, Layout, Slice, lay_out
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
-from arborcast.backends.lowering.rank_view import transfers_of
+from arborcast.backends.lowering.rank_view import switches_in, transfers_of
 from arborcast.synth.errors import ScheduleError
 from arborcast.synth.implicit_schedule import AnySchedule, ImplicitSchedule
 from arborcast.synth.schedule import Transfer
@@ -82,7 +82,9 @@ def pieces_that_fit(schedule: AnySchedule, nbytes: int, *, piece_bytes: int, mos
 def lower(
     schedule: AnySchedule, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
 ) -> tuple[Program, ...]:
-    """The programs of all ranks of the topology, relays included.
+    """The programs of all that hold chunks: the ranks, relays included, and then the able switches.
+
+    A switch has a program as a relay has, with scratch alone: all it does is to pass on and to add up.
 
     Args:
         schedule: a correct one; what shows on one rank alone is checked again.
@@ -95,20 +97,23 @@ def lower(
         ScheduleError: a rank sends a chunk before it holds it, or receives one twice in a step.
     """
     if isinstance(schedule, ImplicitSchedule):
-        ranks = range(schedule.topology.ranks)
-        return tuple(lower_rank(schedule, rank, count, pieces=pieces, window=window) for rank in ranks)
+        holders = range(schedule.topology.holders)
+        return tuple(lower_rank(schedule, rank, count, pieces=pieces, window=window) for rank in holders)
     layout = lay_out(schedule, count)
-    of_rank: list[list[tuple[int, Transfer]]] = [[] for _ in range(schedule.topology.ranks)]
+    of_rank: list[list[tuple[int, Transfer]]] = [[] for _ in range(schedule.topology.holders)]
     for index, transfer in enumerate(schedule.transfers):
         of_rank[transfer.src].append((index, transfer))
         of_rank[transfer.dst].append((index, transfer))
-    return tuple(_lower(layout, rank, transfers, pieces, window) for rank, transfers in enumerate(of_rank))
+    switches = tuple(sorted(switches_in(schedule)))
+    return tuple(
+        _lower(layout, rank, transfers, pieces, window, switches) for rank, transfers in enumerate(of_rank)
+    )
 
 
 def lower_rank(
     schedule: AnySchedule, rank: int, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
 ) -> Program:
-    """The program of one rank; arguments and errors as for `lower`.
+    """The program of one rank, or of an able switch by its vertex; arguments and errors as for `lower`.
 
     From an implicit schedule in time and memory that grow with what this rank sends and receives, and it is
     the program that the whole schedule gives: the order of messages and their tags are those of the whole,
@@ -116,15 +121,23 @@ def lower_rank(
     """
     transfers = transfers_of(schedule, rank)
     chunks = dict.fromkeys(transfer.chunk for _, transfer in transfers)
-    return _lower(lay_out(schedule, count, chunks), rank, transfers, pieces, window)
+    switches = tuple(sorted(switches_in(schedule)))
+    return _lower(lay_out(schedule, count, chunks), rank, transfers, pieces, window, switches)
 
 
 def _lower(
-    layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], pieces: int, window: int
+    layout: Layout,
+    rank: int,
+    transfers: Sequence[tuple[int, Transfer]],
+    pieces: int,
+    window: int,
+    switches: tuple[int, ...],
 ) -> Program:
     if pieces < 1 or window < 1:
         raise ValueError(f"pieces and window must be at least 1, got {pieces} and {window}")
     messages = _messages_of(layout, rank, transfers, pieces)
+    if rank not in layout.collective.members:  # all inputs of a piece take a slot, those of the next others
+        window *= _most_inputs(rank, transfers)
     writer = _Writer(layout, rank, pieces, Scratch(layout.count, window))
     kept = layout.kept(rank)
     if kept is not None and kept[0].length:
@@ -155,7 +168,14 @@ def _lower(
         writer.scratch.elements,
         layout.in_place(rank),
         len(collective.ranks) if collective.kind.reduces else 1,
+        switches,
     )
+
+
+def _most_inputs(rank: int, transfers: Sequence[tuple[int, Transfer]]) -> int:
+    """How many transfers of one chunk in one step end here at most, at least 1."""
+    inputs = Counter((transfer.chunk, transfer.step) for _, transfer in transfers if transfer.dst == rank)
+    return max(inputs.values(), default=1)
 
 
 @dataclass(frozen=True, slots=True)

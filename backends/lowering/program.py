@@ -92,6 +92,7 @@ class Program:
         scratch_elements: length of the working space.
         in_place: whether the output holds the rank's data at the start.
         contributors: how many ranks a reduction combines, 1 for other kinds; what AVG divides by.
+        switches: those that execute a program of the same schedule.
     """
 
     rank: int
@@ -101,6 +102,7 @@ class Program:
     scratch_elements: int
     in_place: bool
     contributors: int
+    switches: tuple[int, ...] = ()
 
     def elements(self, buffer: Buffer) -> int:
         """Length of one of the buffers."""

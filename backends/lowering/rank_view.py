@@ -2,7 +2,8 @@
 
 An implicit schedule holds one tree for many. A rank has a part in an image of each transfer whose source or
 destination is of its orbit: the image under the one translation that takes that end to the rank. So all that
-a rank does is worked out from the representatives, and the whole schedule is nowhere made.
+a rank does is worked out from the representatives, and the whole schedule is nowhere made. A switch that
+holds chunks is treated likewise; several translations may take an end to it.
 """
 
 from __future__ import annotations
@@ -88,19 +89,33 @@ def transfers_of(schedule: AnySchedule, rank: int) -> list[tuple[int, Transfer]]
 
 
 def partners_of(schedule: AnySchedule, rank: int) -> frozenset[int]:
-    """The ranks that exchange messages with a rank."""
+    """The ranks, and able switches, that exchange messages with a rank or such a switch."""
     return frozenset(
         end for _, transfer in transfers_of(schedule, rank) for end in (transfer.src, transfer.dst)
     ) - {rank}
 
 
 def most_messages(schedule: AnySchedule) -> int:
-    """The transfers that the busiest rank sends and receives."""
+    """The transfers that the busiest rank, or able switch, sends and receives."""
     ends = (rank for transfer in schedule.transfers for rank in (transfer.src, transfer.dst))
+    if not isinstance(schedule, ImplicitSchedule):
+        return max(Counter(ends).values(), default=0)
+    # The images of one end are spread evenly over its orbit: one on each rank, several on each switch.
+    group = schedule.translations
+    of_orbit = Counter(group.orbit_of[np.fromiter(ends, dtype=np.int64)].tolist())
+    sizes = np.bincount(group.orbit_of)
+    return max((count * group.order // int(sizes[orbit]) for orbit, count in of_orbit.items()), default=0)
+
+
+def switches_in(schedule: AnySchedule) -> frozenset[int]:
+    """The switches at which transfers start or end: the vertices besides ranks that have a program."""
+    ranks = schedule.topology.ranks
+    ends = {end for transfer in schedule.transfers for end in (transfer.src, transfer.dst) if end >= ranks}
     if isinstance(schedule, ImplicitSchedule):
-        # The images of one end are spread evenly over its orbit, one on each rank.
-        ends = iter(schedule.translations.orbit_of[np.fromiter(ends, dtype=np.int64)].tolist())
-    return max(Counter(ends).values(), default=0)
+        orbit_of = schedule.translations.orbit_of
+        orbits = {int(orbit_of[end]) for end in ends}
+        ends = {vertex for vertex in range(ranks, schedule.topology.holders) if orbit_of[vertex] in orbits}
+    return frozenset(ends)
 
 
 def digest_of(schedule: AnySchedule) -> bytes:
@@ -115,9 +130,19 @@ def _own_images(schedule: ImplicitSchedule, rank: int) -> tuple[Integers, Intege
     group = schedule.translations
     ends = np.array([(transfer.src, transfer.dst) for transfer in schedule.transfers], dtype=np.int64)
     found = []
+    keeping = _keeping(schedule, rank)
     for end in ends.reshape(-1, 2).T:
         which = np.flatnonzero(group.orbit_of[end] == group.orbit_of[rank])
-        found.append(which * group.order + group.moving(end[which], rank))
+        elements = group.plus(group.moving(end[which], rank)[:, None], keeping)
+        found.append((which[:, None] * group.order + elements).ravel())
     # Both ends of a transfer from a rank to itself would name it twice.
     which, elements = np.divmod(np.unique(np.concatenate(found)), group.order)
     return which, elements
+
+
+def _keeping(schedule: ImplicitSchedule, vertex: int) -> Integers:
+    """The elements that keep a vertex in its place: of a rank the identity alone."""
+    group = schedule.translations
+    if vertex < schedule.topology.ranks:
+        return np.zeros(1, dtype=np.int64)
+    return np.flatnonzero(group.apply(np.arange(group.order), vertex) == vertex)

@@ -8,15 +8,15 @@ a group of which nobody says anything is a full mesh of sockets, and that is sai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from arborcast import topologies
-from arborcast.backends.options import Options
+from arborcast.backends.options import Address, Options
 from arborcast.synth.errors import InputError
 from arborcast.synth.faults.faulty import Faulty, without
 from arborcast.synth.formats.numerals import shorten
-from arborcast.synth.topology import Hop, Topology
+from arborcast.synth.topology import Hop, Topology, Vertex
 from arborcast.topologies.files import load_file
 
 ASSUMED_BANDWIDTH = 1
@@ -35,12 +35,15 @@ class Fabric:
         source: what it was made from, in words.
         is_assumed: whether nobody described it.
         healthy: the same ranks before links failed; None where none did, or where the group is a fragment.
+        aggregators: where the processes of its able switches listen, by vertex; without them all switches
+            only forward, whatever the fabric's can do.
     """
 
     topology: Topology
     source: str
     is_assumed: bool
     healthy: Topology | None = None
+    aggregators: Mapping[Vertex, Address] = field(default_factory=dict)
 
     @property
     def asked(self) -> Topology | Faulty:
@@ -62,28 +65,69 @@ def fabric_for(options: Options, global_ranks: Sequence[int], world_size: int) -
     therefore have ranks that cannot reach each other.
 
     Args:
-        options: `topology`, `ranks` and `without` count here.
+        options: `topology`, `ranks`, `without` and `aggregators` count here.
         global_ranks: of the group's ranks, in the group's order.
         world_size: ranks of the default group.
 
     Raises:
-        InputError: the fabric cannot be read, it does not say which of its ranks the processes are, or
-            there is no such rank or link.
+        InputError: the fabric cannot be read, it does not say which of its ranks the processes are, there is
+            no such rank or link, or its able switches and the processes named for them do not fit.
     """
     assert all(0 <= rank < world_size for rank in global_ranks), "the caller knows the world"
     if options.topology is None:
         return _assumed(options, global_ranks, world_size)
     whole, source = _described(options.topology)
+    of_switch = _aggregators(options, whole)
+    if not of_switch:
+        whole = whole.forwarding
     places = _places(options.ranks, whole, world_size)
     topology = without_links(whole, options.without)
     chosen = [places[rank] for rank in global_ranks]
     is_whole = chosen == list(range(whole.ranks))
+    topology = topology if is_whole else topology.subset(chosen)
     return Fabric(
-        topology if is_whole else topology.subset(chosen),
+        topology,
         source + _words_of(options.without),
         is_assumed=False,
         healthy=whole if is_whole and options.without else None,
+        aggregators=_by_vertex(of_switch, topology),
     )
+
+
+def addresses_of(options: Options, topology: Topology) -> dict[Vertex, Address]:
+    """Where the process of each able switch listens, by vertex; empty where options name none.
+
+    Raises:
+        InputError: switches and processes do not fit.
+    """
+    return _by_vertex(_aggregators(options, topology), topology)
+
+
+def _by_vertex(of_switch: Mapping[str, Address], topology: Topology) -> dict[Vertex, Address]:
+    able = range(topology.ranks, topology.holders) if of_switch else ()
+    return {vertex: of_switch[str(topology.label(vertex))] for vertex in able}
+
+
+def _aggregators(options: Options, whole: Topology) -> dict[str, Address]:
+    """Where the process of each able switch listens, by its name; empty where none is named."""
+    if not options.aggregators:
+        return {}
+    able = [str(whole.label(vertex)) for vertex in range(whole.ranks, whole.holders)]
+    named = {name: where for name, where in options.aggregators if name is not None}
+    if not named and len(options.aggregators) == len(able):
+        named = dict(zip(able, (where for _, where in options.aggregators), strict=True))
+    if set(named) != set(able):
+        got = ", ".join(named) if named else f"{len(options.aggregators)} without names"
+        raise InputError(
+            f"aggregators: must be one for each switch of {whole.name} that reduces or multicasts "
+            f"({', '.join(able) or 'there is none'}), got {got}"
+        )
+    if options.aggregator_token is None:
+        raise InputError(
+            "aggregator_token: must be the token that synth aggregate prints (ARBORCAST_AGGREGATOR_TOKEN), "
+            "got none"
+        )
+    return named
 
 
 def without_links(topology: Topology, pairs: Iterable[Hop]) -> Topology:
@@ -142,6 +186,11 @@ def _places(ranks: Sequence[int] | None, whole: Topology, world_size: int) -> Se
 
 def _assumed(options: Options, global_ranks: Sequence[int], world_size: int) -> Fabric:
     """A full mesh; links are left out by global rank, since there is no other."""
+    if options.aggregators:
+        raise InputError(
+            "aggregators: must be those of a fabric's switches, and none is given (ARBORCAST_TOPOLOGY or "
+            f"option topology), got {len(options.aggregators)}"
+        )
     if options.ranks is not None:
         raise InputError(
             "ranks: must be those of a fabric, and none is given (ARBORCAST_TOPOLOGY or option topology), "

@@ -19,10 +19,11 @@ from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.options import Options
+from arborcast.backends.schedules.enlistment import ANSWER_S, Switches
 from arborcast.backends.schedules.pieces import PieceRule
 from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, synthesize_table
-from arborcast.backends.schedules.table import Table
+from arborcast.backends.schedules.table import Entry, Table
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
@@ -48,6 +49,8 @@ class Schedules:
         network: to be connected as they need it.
         engine: over which ranks agree.
         cut: into how many pieces chunks are cut.
+        switches: that execute programs for the group.
+        timeout_s: of the group's calls.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class Schedules:
         network: Network,
         engine: Engine,
         cut: PieceRule,
+        switches: Switches,
+        timeout_s: float,
     ) -> None:
         self.topology = left_of(fabric)
         self._fabric = fabric
@@ -66,6 +71,8 @@ class Schedules:
         self._network = network
         self._engine = engine
         self._cut = cut
+        self._switches = switches
+        self._timeout_s = timeout_s
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], Table | str] = {}
         self.graph = lru_cache(GRAPHS_KEPT)(self._compile)
@@ -104,7 +111,7 @@ class Schedules:
         table = self._tables[kind, root]
         assert isinstance(table, Table), "the caller has looked"
         entry = table.at(nbytes)
-        digest = hashlib.sha256(f"{table.digest}/{entry.from_bytes}".encode()).digest()[:8]
+        digest = _digest(table, entry)
         pieces = self._cut.pieces(entry.schedule, nbytes)
         return digest, compile_graph(lower_rank(entry.schedule, self._network.rank, count, pieces=pieces))
 
@@ -112,7 +119,7 @@ class Schedules:
         if self._network.size == 1:
             return "a group of one rank"
         rank, key = self._network.rank, f"table/{kind}/{root}"
-        wait_s = self._options.deadline_s + KERNELS_S + 60
+        wait_s = self._options.deadline_s + KERNELS_S + 60 + ANSWER_S * len(self._switches.addresses)
         if rank:
             self._wait_for(key, wait_s)
         try:
@@ -120,10 +127,11 @@ class Schedules:
                 self._store,
                 key,
                 rank,
-                lambda: synthesize_table(self._fabric, kind, root if root >= 0 else None, self._options),
+                lambda: self._found(kind, root if root >= 0 else None),
                 timeout_s=wait_s,
             )
-            self._network.connect(table.peers(rank))
+            # All ranks tell a switch of every call that needs it, so that it has them in one order.
+            self._network.connect(table.peers(rank) | set(self._switches.used_by(table)))
         except (InfeasibleError, TimedOutError, InputError) as error:
             if isinstance(error, InputError) and self._options.method == "auto":
                 raise
@@ -136,6 +144,13 @@ class Schedules:
             raise
         if rank == 0:
             log.info("%s", table.summary())
+        return table
+
+    def _found(self, kind: Kind, root: int | None) -> Table:
+        """On rank 0: the table, which the switches that it needs have accepted."""
+        table = synthesize_table(self._fabric, kind, root, self._options)
+        digests = [_digest(table, entry) for entry in table.entries]
+        self._switches.enlist(self._network, table, digests, self._cut, self._timeout_s)
         return table
 
     def _wait_for(self, key: str, wait_s: float) -> None:
@@ -151,6 +166,11 @@ class Schedules:
                 return False  # the store went with its rank, of which the channels know more
 
         self._engine.wait_external(is_over, look_every_s=LOOK_EVERY_S, needed=0)
+
+
+def _digest(table: Table, entry: Entry) -> bytes:
+    """What calls name a schedule of a table by."""
+    return hashlib.sha256(f"{table.digest}/{entry.from_bytes}".encode()).digest()[:8]
 
 
 def fabric_name(topology: Topology) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from arborcast.backends.lowering.lower import pieces_that_fit
-from arborcast.backends.lowering.rank_view import most_messages
+from arborcast.backends.lowering.rank_view import most_messages, switches_in
 from arborcast.synth.implicit_schedule import AnySchedule
 
 MESSAGE_US = 30
@@ -43,7 +43,13 @@ class PieceRule:
     work: Fraction = Fraction(0)
 
     def pieces(self, schedule: AnySchedule, nbytes: int) -> int:
-        """For a whole buffer of `nbytes`; one number for all chunks, so that trees stay in step."""
+        """For a whole buffer of `nbytes`; one number for all chunks, so that trees stay in step.
+
+        A switch that stores passes on a chunk once it has all of it: where one adds or copies, it is 1.
+        """
+        first = schedule.topology.ranks
+        if any(schedule.topology.switches[vertex - first].stores for vertex in switches_in(schedule)):
+            return 1
         enough = max(self.least, self.per_step * schedule.steps)
         coarse = pieces_that_fit(schedule, nbytes, piece_bytes=self.piece_bytes, most=enough)
         if not self.work or not schedule.rate:

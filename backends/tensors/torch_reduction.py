@@ -47,6 +47,9 @@ _TYPES = frozenset(
 )
 """What gloo reduces as well, so that a call does not fail for being small."""
 
+TYPE_NAMES = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in _TYPES))
+"""The types of elements that schedules reduce."""
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -110,6 +113,19 @@ def operator_of(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype)
         factor = state[1]
     combine, ufunc = _COMBINE[name]
     return Operator(name.lower(), combine, factor, name == "AVG", None if dtype in _LACKING else ufunc)
+
+
+def operator_named(name: str, dtype: torch.dtype) -> Operator | None:
+    """How others combine, by the name of their operator: what comes before and after is theirs.
+
+    Returns:
+        None where schedules do not serve it.
+    """
+    known = name.upper() in _COMBINE and dtype in _TYPES
+    if not known or (name.upper() in _BITWISE and dtype.is_floating_point):
+        return None
+    combine, ufunc = _COMBINE[name.upper()]
+    return Operator(name, combine, ufunc=None if dtype in _LACKING else ufunc)
 
 
 def served_operator(op: dist.ReduceOp | dist.ReduceOp.RedOpType, dtype: torch.dtype) -> Operator:

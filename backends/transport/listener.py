@@ -7,9 +7,16 @@ import os
 import secrets
 import selectors
 import socket
+import time
 
 from arborcast.backends.transport.addresses import listening_socket
 from arborcast.backends.transport.handshake import HANDSHAKE_BYTES, TOKEN_BYTES, Handshake
+
+HANDSHAKE_S = 5.0
+"""That a connection may be silent before its handshake is here; whoever belongs here sends it at once."""
+
+MOST_SILENT = 64
+"""Connections without a handshake at a time; of more, the oldest is dropped."""
 
 
 class PendingConnection:
@@ -17,6 +24,7 @@ class PendingConnection:
 
     Attributes:
         sock: the connection.
+        since: when it was accepted (of `time.monotonic`).
         descriptors: what came with the handshake; the connection's to close until somebody takes them out.
         handshake: None until all of it is here.
     """
@@ -24,6 +32,7 @@ class PendingConnection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self.since = time.monotonic()
         self.descriptors: list[int] = []
         self.handshake: Handshake | None = None
         self._said = b""
@@ -60,8 +69,9 @@ class Listener:
     """Sockets that listen, and the connections that they accepted.
 
     Args:
-        address: numeric, of a TCP listener at any free port.
+        address: numeric, of a TCP listener.
         is_local: whether to listen at a Unix socket too, under a name that the kernel forgets with it.
+        port: of the TCP listener; any free one where 0.
 
     Attributes:
         host, port: of the TCP listener.
@@ -72,11 +82,12 @@ class Listener:
         OSError: there is no listening at that address.
     """
 
-    def __init__(self, address: str, *, is_local: bool) -> None:
+    def __init__(self, address: str, *, is_local: bool, port: int = 0) -> None:
         self.pending: list[PendingConnection] = []
+        self._silent: dict[PendingConnection, None] = {}  # without a handshake, the oldest first
         self.name: str | None = None
         self._selector = selectors.PollSelector()
-        tcp = listening_socket(address)
+        tcp = listening_socket(address, port)
         self.host, self.port = tcp.getsockname()[:2]
         self._watch(tcp, None)
         if is_local:
@@ -91,18 +102,22 @@ class Listener:
                 raise
 
     def wait(self, seconds: float) -> bool:
-        """Accept connections and read their handshakes, for at most that long; whether anything happened."""
+        """Accept connections and read their handshakes, for at most that long; whether anything happened.
+
+        Connections that have been silent for `HANDSHAKE_S` are dropped.
+        """
         events = self._selector.select(seconds)
         for key, _ in events:
             connection = key.data
             if connection is None:
                 self._accept(key.fileobj)
             elif not connection.listen():
-                self._selector.unregister(connection.sock)
+                self._forget(connection)
                 connection.close()
             elif connection.handshake is not None:
-                self._selector.unregister(connection.sock)
+                self._forget(connection)
                 self.pending.append(connection)
+        self._drop_silent()
         return bool(events)
 
     def close(self) -> None:
@@ -121,6 +136,20 @@ class Listener:
         with contextlib.suppress(OSError):  # gone again
             connection = PendingConnection(door.accept()[0])
             self._watch(connection.sock, connection)
+            self._silent[connection] = None
+
+    def _forget(self, connection: PendingConnection) -> None:
+        """Read no more from it."""
+        self._selector.unregister(connection.sock)
+        self._silent.pop(connection, None)
+
+    def _drop_silent(self) -> None:
+        """Close connections of strangers, who could otherwise hold all descriptors that there are."""
+        late = time.monotonic() - HANDSHAKE_S
+        while self._silent and (len(self._silent) > MOST_SILENT or next(iter(self._silent)).since < late):
+            oldest = next(iter(self._silent))
+            self._forget(oldest)
+            oldest.close()
 
     def _watch(self, sock: socket.socket, connection: PendingConnection | None) -> None:
         sock.setblocking(False)

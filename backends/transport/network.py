@@ -5,6 +5,8 @@ tries the lower one's Unix socket where both run under one kernel, and its TCP a
 accepts all higher ranks before it awaits replies, so that no circle of waiting ranks can arise.
 
     publish own address -> dial and greet all lower ranks -> answer all higher ranks -> await the replies
+
+Able switches have the numbers behind the ranks: rank 0 publishes their addresses, and all ranks dial them.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ class Network:
         address: to listen at; found as `listening_address` says where None.
         slot_bytes: of shared memory, the same on all ranks.
         slots: of shared memory in each direction of each pair, the same on all ranks.
+        names: what messages call peers that are no ranks.
 
     Raises:
         ExecutionError: no such transport, no such address, or no shared memory where nothing else is wanted.
@@ -84,6 +87,7 @@ class Network:
         address: str | None = None,
         slot_bytes: int = SLOT_BYTES,
         slots: int = SLOTS,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         if transport not in TRANSPORTS:
             raise ExecutionError(f"transport {transport!r}: there are {', '.join(map(repr, TRANSPORTS))}")
@@ -94,6 +98,7 @@ class Network:
         self._transport = transport
         self._slot_bytes = slot_bytes
         self._slots = slots
+        self._names = names or {}
         self._boot_id = boot_id()
         self.why_no_shared_memory = self._missing()
         if transport == "shared memory" and self.why_no_shared_memory:
@@ -126,8 +131,13 @@ class Network:
         """The channel to each rank that `connect` has connected."""
         return MappingProxyType(self._channels)
 
+    def publish_switch(self, vertex: int, host: str, port: int, token: bytes) -> None:
+        """Say where a switch is that knows the group by a token; one rank does so before any connects."""
+        entry = _Entry(host=host, port=port, token=token.hex(), boot_id=None, name=None)
+        self._store.set(f"{_PREFIX}/{vertex}", json.dumps(entry))
+
     def connect(self, peers: Iterable[int]) -> None:
-        """Connect to ranks; those that are connected stay so.
+        """Connect to ranks, and to switches that were published; those that are connected stay so.
 
         Every rank calls it at the same point of its program, `b` among the peers of `a` where `a` is among
         those of `b`.
@@ -144,10 +154,10 @@ class Network:
         deadline = time.monotonic() + self._timeout_s
         calls: dict[int, Call] = {}
         try:
-            lower = [peer for peer in missing if peer < self.rank]
+            lower = [peer for peer in missing if peer < self.rank or peer >= self.size]
             for peer, entry in self._entries(lower, deadline).items():
                 calls[peer] = self._dial(peer, entry, deadline)
-            self._welcome({peer for peer in missing if peer > self.rank}, deadline)
+            self._welcome(set(missing) - set(lower), deadline)
             for peer in lower:
                 self._read_reply(peer, calls[peer], deadline)
                 call = calls.pop(peer)
@@ -197,14 +207,18 @@ class Network:
         return {peer: json.loads(self._store.get(key)) for key, peer in keys.items()}
 
     def _late(self, absent: Iterable[int]) -> ExecutionError:
-        who = ", ".join(map(str, sorted(absent)))
+        first, *others = sorted(absent)
+        who = ", ".join([self._name(first), *map(str, others)])
         return ExecutionError(
-            f"rank {self.rank} waited {self._timeout_s:g} s to connect with rank {who}, which did not come"
+            f"rank {self.rank} waited {self._timeout_s:g} s to connect with {who}, which did not come"
         )
+
+    def _name(self, peer: int) -> str:
+        return self._names.get(peer, f"rank {peer}")
 
     def _dial(self, peer: int, entry: _Entry, deadline: float) -> Call:
         """Connect to a rank and greet it."""
-        wants_memory = self._transport == "shared memory"
+        wants_memory = self._transport == "shared memory" and peer < self.size
         token = bytes.fromhex(entry["token"])
         handshake = Handshake(token, self.rank, peer, self._slot_bytes, self._slots, wants_memory)
         name, host = entry["name"], entry["host"]
@@ -218,7 +232,8 @@ class Network:
         except TimeoutError as error:
             raise self._late([peer]) from error
         except OSError as error:
-            raise ExecutionError(f"rank {self.rank} cannot reach rank {peer} at {host}: {error}") from error
+            who = self._name(peer)
+            raise ExecutionError(f"rank {self.rank} cannot reach {who} at {host}: {error}") from error
 
     def _read_reply(self, peer: int, call: Call, deadline: float) -> None:
         """Wait for the answer to a handshake."""
@@ -232,13 +247,15 @@ class Network:
             raise ExecutionError(refusal)
 
     def _lost(self, peer: int) -> ExecutionError:
-        return ExecutionError(f"rank {peer} ended while rank {self.rank} was connecting with it")
+        return ExecutionError(f"{self._name(peer)} ended while rank {self.rank} was connecting with it")
 
     def _welcome(self, expected: set[int], deadline: float) -> None:
         """Seat these ranks as they come; others are kept for their time, strangers are dropped."""
         while expected := self._seat(expected):
             left = deadline - time.monotonic()
-            if not self._listener.wait(max(0, left)) and left <= 0:
+            self._listener.wait(max(0, left))
+            # Whoever keeps this rank busy with connections of no use must not keep it for ever.
+            if left <= 0 and (expected := self._seat(expected)):
                 raise self._late(expected)
 
     def _seat(self, expected: set[int]) -> set[int]:

@@ -6,6 +6,8 @@ them is done. It is timed by that clock, so that a rank which comes late counts 
 
 from __future__ import annotations
 
+import hashlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,15 +15,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.bench.contest.contenders import Contender
+from arborcast.bench.emulation.plan import EmulationPlan
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Schedule
+from arborcast.synth.selection import Choice
 
 if TYPE_CHECKING:
     import torch
 
     from arborcast.backends.dataflow.engine import Connections
     from arborcast.backends.dataflow.task_graph import TaskGraph
+    from arborcast.backends.tensors.torch_compat import Store
+    from arborcast.backends.transport.network import Network
 
 LEAD_S = 0.01
 """From the word to begin until the begin: it must have reached every rank by then."""
@@ -30,6 +37,11 @@ LOOK_S = 0.001
 """Before the begin, when the processors' clocks are read: long enough for that, and not long beside a run."""
 
 ITEM_BYTES = 4
+SWITCH_PORT = 7000
+"""Where switches listen that execute programs."""
+
+_TOKEN = "5eed" * 8  # who reaches these addresses is in a namespace of ours
+_LOOK_EVERY_S = 0.05
 _PERIOD = 1021  # of the data; sums of it are exact in float32 whatever the order
 
 
@@ -69,6 +81,12 @@ class Order:
     timeout_s: float
 
     @property
+    def switches(self) -> frozenset[int]:
+        """The vertices of those that execute programs."""
+        schedules = [each.schedule for each in self.contenders if each.schedule is not None]
+        return frozenset[int]().union(*map(switches_in, schedules))
+
+    @property
     def elements(self) -> int:
         """Of the whole buffer: as many as the size holds, rounded up to blocks of one length."""
         unit = len(self.collective.ranks) if self.collective.kind is Kind.ALLGATHER else 1
@@ -78,10 +96,35 @@ class Order:
 def run_order(rank: int, address: str, store_path: str, order: Order) -> list[list[Round]]:
     """Of each contender, the rounds of this rank; for `bench.emulation.processes.run_inside`.
 
+    On the vertex of a switch it executes that one's programs, until all ranks have left; there are no rounds.
+
     Raises:
         RuntimeError: a result is wrong; the message says where.
     """
-    return Participant(rank, address, store_path, order).rounds()
+    if rank >= len(order.collective.ranks):
+        _play_switch(rank, address, store_path, order)
+        return []
+    participant = Participant(rank, address, store_path, order)
+    found = participant.rounds()
+    participant.close()
+    return found
+
+
+def _play_switch(vertex: int, address: str, store_path: str, order: Order) -> None:
+    """Be the process of a switch, where a contender's schedule needs it."""
+    from arborcast.backends.aggregation.aggregator import Aggregator
+    from arborcast.backends.tensors.torch_compat import FileStore
+
+    if vertex not in order.switches:
+        return
+    aggregator = Aggregator(address, SWITCH_PORT, token=bytes.fromhex(_TOKEN))
+    FileStore(store_path, len(order.collective.ranks)).set(f"switch/{vertex}", "listens")
+    serving = threading.Thread(target=aggregator.serve)
+    serving.start()
+    while not aggregator.served:
+        time.sleep(_LOOK_EVERY_S)
+    aggregator.close()
+    serving.join()
 
 
 class Participant:
@@ -130,12 +173,40 @@ class Participant:
             address=address,
         )
         schedules = [each.schedule for each in order.contenders if each.schedule is not None]
-        network.connect(peers_of(schedules, rank, size))
+        if rank == 0:
+            self._enlist(network, store)
+        network.connect(peers_of(schedules, rank, size) | order.switches)
+        self._network = network
         connections: Connections = network if watch is None else watch(network)
         self._engine = Engine(rank, connections, timeout_s=order.timeout_s)
         self._calls = 0
         self.begun_at = 0.0
         self.data = Data(order, rank)
+
+    def close(self) -> None:
+        """Leave, so that switches end, too."""
+        self._network.close()
+        self._engine.close()
+
+    def _enlist(self, network: Network, store: Store) -> None:
+        """On rank 0: tell switches of the schedules that need them, once they listen."""
+        from arborcast.backends.options import Options
+        from arborcast.backends.schedules.enlistment import Switches
+        from arborcast.backends.schedules.pieces import SEVERAL_HOSTS
+        from arborcast.backends.schedules.table import Table
+
+        switches: Switches | None = None
+        for vertex in sorted(self.order.switches):
+            store.wait([f"switch/{vertex}"])
+        addresses = {vertex: (EmulationPlan.address(vertex), SWITCH_PORT) for vertex in self.order.switches}
+        for contender in self.order.contenders:
+            if contender.schedule is None or not switches_in(contender.schedule):
+                continue
+            if switches is None:
+                options = Options(aggregator_token=_TOKEN)
+                switches = Switches(contender.schedule.topology, addresses, options)
+            table = Table.of([Choice(0, contender.schedule)])
+            switches.enlist(network, table, [_digest_of(contender)], SEVERAL_HOSTS, self.order.timeout_s)
 
     def rounds(self) -> list[list[Round]]:
         """Those of all contenders, each round with another one first."""
@@ -156,7 +227,7 @@ class Participant:
             return self._by_gloo()
         if contender.by_messages:
             return self._by_messages(contender.schedule)
-        return self._by_engine(contender.schedule)
+        return self._by_engine(contender, contender.schedule)
 
     def graph(self, schedule: Schedule) -> TaskGraph:
         """What this rank's engine runs of a schedule."""
@@ -206,7 +277,7 @@ class Participant:
             case _:
                 return lambda: _done(dist.all_gather_single(data.output, data.given))
 
-    def _by_engine(self, schedule: Schedule) -> Callable[[], None]:
+    def _by_engine(self, contender: Contender, schedule: Schedule) -> Callable[[], None]:
         import torch
         import torch.distributed as dist
 
@@ -221,7 +292,12 @@ class Participant:
         if kind is Kind.ALLGATHER:
             memory[Buffer.INPUT] = self.data.given
         opening = CollectiveFingerprint(
-            0, self.order.elements, -1 if root is None else root, kind, "float32", b"testbed\0"
+            0,
+            self.order.elements,
+            -1 if root is None else root,
+            kind,
+            "float32" if operator is None else f"float32 {operator.name}",
+            _digest_of(contender),
         )
 
         def call() -> None:
@@ -279,6 +355,11 @@ class Data:
             wrong = int((self.output != self._expected).nonzero()[0])
             due, got = self._expected[wrong].item(), self.output[wrong].item()
             raise RuntimeError(f"{what}: element {wrong} must be {due:g}, got {got:g}")
+
+
+def _digest_of(contender: Contender) -> bytes:
+    """What calls name its schedule by."""
+    return hashlib.sha256(contender.name.encode()).digest()[:8]
 
 
 def pieces_of(schedule: Schedule, order: Order) -> int:

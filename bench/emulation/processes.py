@@ -1,4 +1,4 @@
-"""One process per rank of an emulation, each inside the namespace of its rank.
+"""One process per rank of an emulation, inside the namespace of its rank; able switches may have one, too.
 
 They are forked from a server that has imported torch once, end with this process however it goes, and the
 first that fails ends them all. What they share besides the network is a file without a name.
@@ -28,13 +28,18 @@ _PROCESSES.set_forkserver_preload(
         "torch.distributed",
         "arborcast.backends.dataflow.engine",
         "arborcast.backends.transport.network",
+        "arborcast.backends.aggregation.aggregator",
     ]
 )
 _PR_SET_PDEATHSIG = 1
 
 
 def run_inside(
-    emulation: Emulation, function: Callable[..., Any], *arguments: Any, timeout_s: float = 600
+    emulation: Emulation,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout_s: float = 600,
+    vertices: int | None = None,
 ) -> list[Any]:
     """What `function(rank, address, store, *arguments)` returns on each rank.
 
@@ -44,6 +49,7 @@ def run_inside(
             which all ranks share.
         arguments: the same for all ranks.
         timeout_s: after which all processes are ended.
+        vertices: how many have a process, the first so many; the ranks where None.
 
     Raises:
         EmulationError: a rank failed, or the time ran out; a note has what the rank's traceback was.
@@ -52,7 +58,7 @@ def run_inside(
     children, pipes = [], []
     with _shared_file() as store:
         try:
-            for rank in range(plan.topology.ranks):
+            for rank in range(plan.topology.ranks if vertices is None else vertices):
                 ours, theirs = _PROCESSES.Pipe()
                 pipes.append(ours)
                 values = (theirs, emulation.path(rank), rank, plan.address(rank), store)

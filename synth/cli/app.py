@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from arborcast.synth.cli.aggregate import aggregate
 from arborcast.synth.cli.bench import bench
 from arborcast.synth.cli.cluster import cluster
 from arborcast.synth.cli.console import (
@@ -190,7 +191,7 @@ def bound(
 
 for command in (
     *(cluster, solve, groups, pareto, verify, simulate, run, expand, program),
-    *(repair, sweep, probe, plan),
+    *(repair, sweep, probe, aggregate, plan),
 ):
     app.command()(with_voice(command))
 

@@ -121,7 +121,7 @@ def test_unknown_variables_are_said_once(
             assert Options.from_environment(environ) == Options()
     first, second = (record.getMessage() for record in caplog.records)
     assert "'ARBORCAST_TOPOLGY': nothing reads it; did you mean ARBORCAST_TOPOLOGY?" in first
-    assert "'ARBORCAST_XYZZY': nothing reads it; there are ARBORCAST_CACHE, " in second
+    assert "'ARBORCAST_XYZZY': nothing reads it; there are ARBORCAST_AGGREGATORS, " in second
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), min_size=1, max_size=5))

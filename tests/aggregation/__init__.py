@@ -1,0 +1,1 @@
+"""Switches that execute programs, on real processes."""
