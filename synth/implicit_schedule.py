@@ -130,6 +130,11 @@ class ImplicitSchedule:
         return self.representative.height
 
     @property
+    def uses_switches(self) -> bool:
+        """Whether transfers start or end at switches."""
+        return self.representative.uses_switches
+
+    @property
     def is_optimal(self) -> bool:
         """Whether the rate equals the bound."""
         return self.rate == self.bound.rate

@@ -228,6 +228,12 @@ class Schedule:
                     busy[transfer.dst] += self.chunks[transfer.chunk].share / adders[transfer.dst]
         return busy
 
+    @cached_property
+    def uses_switches(self) -> bool:
+        """Whether transfers start or end at switches."""
+        ranks = self.topology.ranks
+        return any(transfer.src >= ranks or transfer.dst >= ranks for transfer in self.transfers)
+
     @property
     def chunk_count(self) -> int:
         """Number of chunks."""

@@ -66,8 +66,9 @@ class OldTrees:
 
     @classmethod
     def of(cls, schedule: Schedule | ImplicitSchedule) -> OldTrees | None:
-        """The trees of a schedule; None where its chunks do not move along spanning trees without relays."""
-        if schedule.rounds is not None or schedule.collective.relays(schedule.topology):
+        """The trees of a schedule; None where its chunks do not move along spanning trees of its ranks."""
+        relays = schedule.collective.relays(schedule.topology)
+        if schedule.rounds is not None or relays or schedule.uses_switches:
             return None
         if isinstance(schedule, ImplicitSchedule):
             shares, owners, rows = _of_implicit(schedule)

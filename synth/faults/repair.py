@@ -80,6 +80,8 @@ def repaired(schedule: Schedule | ImplicitSchedule, faulty: Faulty, request: Req
         return _anew(faulty, collective, "steps with rounds are searched for", request)
     if schedule.collective.relays(schedule.topology):
         return _anew(faulty, collective, "relays take part in its trees", request)
+    if schedule.uses_switches:
+        return _anew(faulty, collective, "its trees have switches that reduce or multicast", request)
     old = OldTrees.of(schedule)
     if old is None:
         return _anew(faulty, collective, "its chunks do not move along trees", request)

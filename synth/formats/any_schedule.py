@@ -1,4 +1,4 @@
-"""Schedule files of either format: the explicit one and the implicit one, told apart by their format key."""
+"""Schedule files of all formats: the explicit ones and the implicit ones, told apart by their format key."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from arborcast.synth.errors import ScheduleError
 from arborcast.synth.formats.documents import Document
 from arborcast.synth.formats.implicit import (
     IMPLICIT_FORMAT,
+    SWITCHED_IMPLICIT_FORMAT,
     implicit_from_document,
     implicit_to_document,
     write_implicit,
@@ -18,6 +19,7 @@ from arborcast.synth.formats.reading import parse_json, read_text, shorten_path,
 from arborcast.synth.formats.schedules import (
     MAX_SCHEDULE_BYTES,
     SCHEDULE_FORMAT,
+    SWITCHED_FORMAT,
     schedule_from_document,
     schedule_to_document,
     write_explicit,
@@ -54,17 +56,16 @@ def any_schedule_from_document(document: object, place: str) -> Schedule | Impli
     """The schedule that a document describes; `place` (a file name) begins every error.
 
     Raises:
-        ScheduleError: neither of the formats, another shape, an index or number out of range.
+        ScheduleError: none of the formats, another shape, an index or number out of range.
     """
     found = document.get("format") if isinstance(document, dict) else None
     match found:
-        case str() if found == IMPLICIT_FORMAT:
+        case str() if found in {IMPLICIT_FORMAT, SWITCHED_IMPLICIT_FORMAT}:
             return implicit_from_document(document, place)
-        case str() if found == SCHEDULE_FORMAT:
+        case str() if found in {SCHEDULE_FORMAT, SWITCHED_FORMAT}:
             return schedule_from_document(document, place)
-    raise ScheduleError(
-        f"{place}: format: must be {SCHEDULE_FORMAT} or {IMPLICIT_FORMAT}, got {shorten(found)}"
-    )
+    known = " or ".join([SCHEDULE_FORMAT, SWITCHED_FORMAT, IMPLICIT_FORMAT, SWITCHED_IMPLICIT_FORMAT])
+    raise ScheduleError(f"{place}: format: must be {known}, got {shorten(found)}")
 
 
 def any_schedule_to_document(schedule: Schedule | ImplicitSchedule) -> Document:

@@ -1,8 +1,9 @@
-"""Implicit schedules to files and back, in the format `arborcast.implicit/1`.
+"""Implicit schedules to files and back, in the formats `arborcast.implicit/1` and `arborcast.implicit/2`.
 
 A file holds what a symmetric schedule has of each kind once, and the translations that make the rest: a link
 of each orbit, the chunks and transfers of the representatives. Long lists of vertices are written in runs
-("8..15"), so that 4,096 ranks take some ten kilobytes. Reading checks the form, as for explicit schedules.
+("8..15"), so that 4,096 ranks take some ten kilobytes. Reading checks the form, and the second version is for
+transfers that start or end at switches, as for explicit schedules.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from arborcast.synth.symmetry.translations import Integers, Translations
 from arborcast.synth.topology import Link, Permutation, Topology
 
 IMPLICIT_FORMAT = "arborcast.implicit/1"
+SWITCHED_IMPLICIT_FORMAT = "arborcast.implicit/2"
 
 MAX_LINKS = 1 << 21
 """How many links a fabric may have when all orbits are written out."""
@@ -88,7 +90,7 @@ def implicit_from_document(document: object, place: str) -> ImplicitSchedule:
     from arborcast.synth.formats.shapes import ImplicitShape, check_shape
 
     with raising(ScheduleError):
-        check_format(document, IMPLICIT_FORMAT, place)
+        check_format(document, (IMPLICIT_FORMAT, SWITCHED_IMPLICIT_FORMAT), place)
         shape = check_shape(ImplicitShape, document, place)
         part = _read_part(shape["topology"], place)
         symmetries = [
@@ -107,7 +109,9 @@ def implicit_from_document(document: object, place: str) -> ImplicitSchedule:
                 bound=bound,
                 translations=translations,
                 chunks=read_chunks(shape["chunks"]),
-                transfers=read_transfers(shape["transfers"], topology),
+                transfers=read_transfers(
+                    shape["transfers"], topology, shape["format"] == SWITCHED_IMPLICIT_FORMAT
+                ),
                 rate=shape["rate"],
             )
 
@@ -116,7 +120,7 @@ def _head(schedule: ImplicitSchedule) -> Document:
     """Everything but chunks and transfers, which are written as they come."""
     translations = schedule.translations
     return {
-        "format": IMPLICIT_FORMAT,
+        "format": SWITCHED_IMPLICIT_FORMAT if schedule.uses_switches else IMPLICIT_FORMAT,
         "topology": _part_to_document(schedule),
         "translations": [
             {"order": order, "images": to_runs(images)}
@@ -170,6 +174,13 @@ def _read_part(shape: Mapping[str, Any], place: str) -> Topology:
     """The topology with one link of each orbit, as it stands in the file; symmetries are of the whole."""
     document = {key: value for key, value in shape.items() if key != "symmetries"}
     part = read_topology(document, place, "topology.")
+    for entry, switch in zip(shape.get("switches", []), part.switches, strict=True):
+        name = entry if isinstance(entry, str) else entry["name"]
+        if name != switch.name:  # translations number them as they stand in the file
+            rule = "those that reduce or multicast must come before those that only forward"
+            raise InputError(
+                f"{place}: topology.switches: {rule}, got {shorten(switch.name)} after {shorten(name)}"
+            )
     seen: set[tuple[object, object]] = set()
     for index, entry in enumerate(shape["links"]):
         first, second = entry["between"] if "between" in entry else (entry["from"], entry["to"])

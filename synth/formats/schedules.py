@@ -1,7 +1,8 @@
-"""Schedules to files and back, in the format `arborcast.schedule/1`.
+"""Schedules to files and back, in the formats `arborcast.schedule/1` and `arborcast.schedule/2`.
 
 A schedule file holds its topology, so that it is complete and a stranger can replay it. Reading checks the
-form only: a schedule that is well-formed but wrong loads, for the verifier to reject.
+form only: a schedule that is well-formed but wrong loads, for the verifier to reject. In the second version
+transfers may start and end at switches, by their names; it is written where one does, and not otherwise.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from arborcast.synth.formats.documents import (
 from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path, without_collecting
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Topology, Vertex
 
 SCHEDULE_FORMAT = "arborcast.schedule/1"
+SWITCHED_FORMAT = "arborcast.schedule/2"
 MAX_SCHEDULE_BYTES = 1 << 30
 LINES_AT_ONCE = 4096
 
@@ -46,8 +48,8 @@ def transfers_to_documents(schedule: Schedule) -> list[Document]:
     return [
         {
             "chunk": transfer.chunk,
-            "from": transfer.src,
-            "to": transfer.dst,
+            "from": label(transfer.src),
+            "to": label(transfer.dst),
             "via": [label(switch) for switch in transfer.via],
             "step": transfer.step,
             "reduce": transfer.reduce,
@@ -67,7 +69,7 @@ def schedule_from_document(document: object, place: str) -> Schedule:
     from arborcast.synth.formats.shapes import ScheduleShape, check_shape
 
     with raising(ScheduleError):
-        check_format(document, SCHEDULE_FORMAT, place)
+        check_format(document, (SCHEDULE_FORMAT, SWITCHED_FORMAT), place)
         shape = check_shape(ScheduleShape, document, place)
         topology = read_topology(shape["topology"], place, "topology.")
         bound = read_bound(shape["bound"], topology, place, "bound.")
@@ -79,7 +81,7 @@ def schedule_from_document(document: object, place: str) -> Schedule:
                 method=read_method(shape["method"]),
                 bound=bound,
                 chunks=read_chunks(shape["chunks"]),
-                transfers=read_transfers(shape["transfers"], topology),
+                transfers=read_transfers(shape["transfers"], topology, shape["format"] == SWITCHED_FORMAT),
                 rate=shape["rate"],
                 rounds=None if rounds is None else tuple(rounds),
                 unit=shape.get("unit"),
@@ -129,13 +131,14 @@ def write_entries(file: BinaryIO, head: Document, entries: Mapping[str, Iterable
 def transfer_lines(schedule: Schedule) -> Iterator[str]:
     """The transfers as JSON, written without a document for each: there may be millions."""
     topology = schedule.topology
+    name = [dump(topology.label(vertex)) for vertex in range(topology.holders)]
     via: dict[tuple[int, ...], str] = {}
     for transfer in schedule.transfers:
         switches = transfer.via
         if switches not in via:
             via[switches] = dump([topology.label(switch) for switch in switches])
         yield (
-            f'{{"chunk": {transfer.chunk}, "from": {transfer.src}, "to": {transfer.dst}, '
+            f'{{"chunk": {transfer.chunk}, "from": {name[transfer.src]}, "to": {name[transfer.dst]}, '
             f'"via": {via[switches]}, "step": {transfer.step}, '
             f'"reduce": {"true" if transfer.reduce else "false"}}}'
         )
@@ -150,7 +153,7 @@ def _head(schedule: Schedule) -> Document:
     """Everything but the transfers, which are written as they come."""
     collective = schedule.collective
     return {
-        "format": SCHEDULE_FORMAT,
+        "format": SWITCHED_FORMAT if schedule.uses_switches else SCHEDULE_FORMAT,
         "topology": topology_to_document(schedule.topology),
         "collective": {
             "kind": collective.kind.value,
@@ -186,11 +189,11 @@ def chunk_to_document(chunk: Chunk) -> Document:
     return {"share": str(chunk.share), "owner": chunk.owner, "target": chunk.target, **demand}
 
 
-def check_format(document: object, known: str, place: str) -> None:
-    """Raise InputError unless a document says that it is of a format."""
+def check_format(document: object, known: Sequence[str], place: str) -> None:
+    """Raise InputError unless a document says that it is of one of some formats."""
     found = document.get("format") if isinstance(document, dict) else None
-    if found != known:
-        raise InputError(f"{place}: format: must be {known}, got {shorten(found)}")
+    if found not in known:
+        raise InputError(f"{place}: format: must be {' or '.join(known)}, got {shorten(found)}")
 
 
 def read_kind(kind: str) -> Kind:
@@ -223,9 +226,27 @@ def read_chunks(shapes: Sequence[Mapping[str, Any]]) -> tuple[Chunk, ...]:
     return tuple(Chunk(c["share"], c["owner"], c.get("target"), c.get("demand")) for c in shapes)
 
 
-def read_transfers(shapes: Sequence[Mapping[str, Any]], topology: Topology) -> tuple[Transfer, ...]:
-    """The transfers of a document that has the shape; switches are known by name."""
+def read_transfers(
+    shapes: Sequence[Mapping[str, Any]], topology: Topology, at_switches: bool
+) -> tuple[Transfer, ...]:
+    """The transfers of a document that has the shape; switches are known by name.
+
+    Only where `at_switches` is set may they start and end there.
+    """
     numbers = {switch.name: topology.ranks + index for index, switch in enumerate(topology.switches)}
+
+    def end(index: int, key: str) -> Vertex:
+        label = shapes[index][key]
+        if isinstance(label, str) and not at_switches:
+            raise InputError(f"transfers[{index}].{key}: must be a whole number, got {shorten(label)}")
+        if isinstance(label, str) and label not in numbers:
+            rule = "must be a rank or name a switch of the topology"
+            raise InputError(f"transfers[{index}].{key}: {rule}, got {shorten(label)}")
+        if isinstance(label, int) and label >= topology.ranks:
+            raise InputError(f"transfer {index}: rank must be in 0..{topology.ranks - 1}, got {label}")
+        return numbers[label] if isinstance(label, str) else label
+
+    ranks = range(topology.ranks)
     transfers = []
     for index, shape in enumerate(shapes):
         try:
@@ -234,9 +255,8 @@ def read_transfers(shapes: Sequence[Mapping[str, Any]], topology: Topology) -> t
             raise InputError(
                 f"transfers[{index}].via: must name switches of the topology, got {shorten(error.args[0])}"
             ) from error
-        transfers.append(
-            Transfer(
-                shape["chunk"], shape["from"], shape["to"], shape["step"], shape.get("reduce", False), via
-            )
-        )
+        src, dst = shape["from"], shape["to"]
+        if src not in ranks or dst not in ranks:
+            src, dst = end(index, "from"), end(index, "to")
+        transfers.append(Transfer(shape["chunk"], src, dst, shape["step"], shape.get("reduce", False), via))
     return tuple(transfers)

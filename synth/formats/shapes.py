@@ -105,6 +105,7 @@ AnyNumber: TypeAlias = Annotated[Fraction, number_with(lambda number: None)]
 Name: TypeAlias = Annotated[str, PlainValidator(_name)]
 VertexLabel: TypeAlias = Annotated[int | str, _number_or("the number of a rank or the name of a switch")]
 Index: TypeAlias = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+HolderLabel: TypeAlias = Index | str  # a rank, or since version 2 the name of a switch
 
 
 @MAPPING
@@ -259,8 +260,8 @@ TransferShape = TypedDict(
     "TransferShape",
     {
         "chunk": Index,
-        "from": Index,
-        "to": Index,
+        "from": HolderLabel,
+        "to": HolderLabel,
         "via": NotRequired[list[str]],
         "step": Annotated[int, Field(ge=0, le=MAX_STEP)],
         "reduce": NotRequired[bool],

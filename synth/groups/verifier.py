@@ -70,10 +70,12 @@ def verify_groups(found: GroupSchedules, *, max_errors: int = 20) -> JointVerdic
 
 
 def _strangers(found: GroupSchedules, number: int) -> list[str]:
-    """Ranks of other groups that a schedule passes although it must not."""
+    """What a schedule passes although it must not: ranks of other groups, or switches as ranks do."""
+    group = found.groups[number]
+    if group.schedule.uses_switches:
+        return [f"group {number}: adds or multicasts in switches, which groups that run at once must not"]
     if found.certificate.relays:
         return []
-    group = found.groups[number]
     passed = {rank for transfer in group.schedule.transfers for rank in (transfer.src, transfer.dst)}
     strange = sorted(passed - group.collective.members)
     return [f"group {number}: passes rank {strange[0]}, which is not in the group"] if strange else []

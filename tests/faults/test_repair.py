@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from arborcast import synth
 from arborcast import topologies as catalog
-from arborcast.synth.collective import TREE_KINDS, Collective, Demand
+from arborcast.synth.collective import TREE_KINDS, Collective, Demand, Kind
 from arborcast.synth.errors import CollectiveError, InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import without
 from arborcast.synth.faults.old_trees import OldTrees
 from arborcast.synth.faults.repair import repair
 from arborcast.synth.topology import Link, Topology
+from tests.support.drawn_in_network import TURNS, implicit_star, star
 from tests.support.strategies import topologies as graphs
 
 KINDS = [kind.value for kind in TREE_KINDS]
@@ -106,6 +107,12 @@ def test_trees_without_a_fault_stay():
     new = {(c.owner, t.src, t.dst) for t in found.transfers for c in [found.chunks[t.chunk]]}
     assert len(old & new) > len(old) / 2
     assert not {(src, dst) for _, src, dst in new} & {(0, 1), (1, 0)}
+
+
+def test_trees_through_switches_that_reduce_are_solved_anew():
+    found = repair(implicit_star(star(4, TURNS), Kind.ALLREDUCE), without_ranks=[3])
+    assert repaired_setting(found) == "solved anew: its trees have switches that reduce or multicast"
+    check_like_new(found, found.topology)
 
 
 def test_removed_ranks_are_renumbered_away():

@@ -9,11 +9,13 @@ from fractions import Fraction
 import pytest
 
 from arborcast import synth, topologies
-from arborcast.synth.collective import Collective
+from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.groups import JointCertificate, solve_groups, verify_groups
 from arborcast.synth.groups.folder import read_groups, write_groups
 from arborcast.synth.groups.simulator import simulate_groups
+from arborcast.synth.schedule import Chunk
+from tests.support.drawn_in_network import TURNS, drawn, star
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,15 @@ def test_a_wrong_certificate(found):
 def test_ranks_of_others_where_they_must_not_be_passed(found):
     wrong = replace(found, certificate=replace(found.certificate, relays=False))
     assert "group 0: passes rank" in objections(wrong)
+
+
+def test_switches_that_groups_do_not_share():
+    """What adders and trees of several groups take together is counted nowhere."""
+    hub = star(3, TURNS)
+    on_hub = solve_groups(hub, [Collective.on(hub, "broadcast")])
+    inside = drawn(hub, Kind.BROADCAST, [Chunk(Fraction(1), 0)], ["0>3:0", "3>1:0 3>2:0"])
+    wrong = with_group(on_hub, 0, schedule=inside)
+    assert "group 0: adds or multicasts in switches, which groups" in objections(wrong)
 
 
 def test_folder_and_back(found, tmp_path):

@@ -33,6 +33,7 @@ from arborcast.synth.implicit_schedule import ImplicitSchedule
 from arborcast.synth.schedule import Chunk, Method, Transfer
 from arborcast.synth.symmetry.translations import Translations
 from tests.formats.test_formats import scraps
+from tests.support.drawn_in_network import TURNS, implicit_two_stars, two_stars
 from tests.support.implicit_cases import implicit_allgather
 
 SPECS = ("torus:3x4", "mi250:boxes=2", "dgx-a100:boxes=2", "dragonfly:3x2x1", "fat-tree:2x2x3", "mesh:3x3")
@@ -83,6 +84,26 @@ def test_the_file_is_as_described(tmp_path: Path) -> None:
     )
 
 
+def test_transfers_that_end_at_switches_are_of_the_second_version(tmp_path: Path) -> None:
+    schedule = implicit_two_stars(two_stars(TURNS))
+    write_implicit(schedule, tmp_path / "two.json")
+    document = json.loads((tmp_path / "two.json").read_text())
+    assert document == implicit_to_document(schedule) and document["format"] == "arborcast.implicit/2"
+    assert document["transfers"][8]["from"] == "right" and document["transfers"][8]["to"] == "left"
+    assert read_schedule(tmp_path / "two.json") == schedule
+    document["format"] = "arborcast.implicit/1"
+    with pytest.raises(ScheduleError, match=r"f: transfers\[0\].to: must be a whole number, got 'left'"):
+        implicit_from_document(document, "f")
+
+
+def test_switches_stand_in_the_order_of_their_numbers() -> None:
+    document = implicit_to_document(implicit_two_stars(two_stars(TURNS)))
+    document["topology"]["switches"].insert(0, "plain")
+    rule = "topology.switches: those that reduce or multicast must come before those that only forward"
+    with pytest.raises(ScheduleError, match=f"f: {rule}, got 'left' after 'plain'"):
+        implicit_from_document(document, "f")
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_schedules_survive_a_file(spec: str, tmp_path: Path) -> None:
     file = tmp_path / "implicit.json"
@@ -117,7 +138,8 @@ def test_either_format_by_its_key(tmp_path: Path) -> None:
         assert read_schedule(tmp_path / name) == schedule
     for content in ('{"format": "arborcast.schedule/9"}', '{"format": ["arborcast.implicit/1"]}', "[]", "{}"):
         (tmp_path / "other").write_text(content)
-        rule = "format: must be arborcast.schedule/1 or arborcast.implicit/1, got"
+        known = [f"arborcast.{form}/{version}" for form in ("schedule", "implicit") for version in (1, 2)]
+        rule = f"format: must be {' or '.join(known)}, got"
         with pytest.raises(ScheduleError, match=f"other: {re.escape(rule)}"):
             read_schedule(tmp_path / "other")
 
@@ -176,7 +198,7 @@ DUAL = {
     [
         (
             _set("format", "arborcast.schedule/1"),
-            "format: must be arborcast.implicit/1, got 'arborcast.schedule/1'",
+            "format: must be arborcast.implicit/1 or arborcast.implicit/2, got 'arborcast.schedule/1'",
         ),
         (_set("rounds", None), "rounds: is no key known here"),
         (_set("collective", "root", 0), "collective.root: is no key known here"),
