@@ -49,17 +49,26 @@ class BaselineTimings:
 
 
 def compare(
-    schedule: AnySchedule, sizes: Sequence[int], *, service: str | Service = EARLIEST
+    schedule: AnySchedule,
+    sizes: Sequence[int],
+    *,
+    service: str | Service = EARLIEST,
+    frame_bytes: int | None = None,
 ) -> BaselineTimings:
     """Simulate a correct schedule and every baseline of the same collective.
 
-    Its method's name is its name in the comparison; for `service` see `synth.simulation.simulator.simulate`.
+    Its method's name is its name in the comparison; for `service` and `frame_bytes` see
+    `synth.simulation.simulator.simulate`.
 
     Raises:
-        InputError: no order of service, or one that the implicit form does not have.
+        InputError: as `simulate`.
     """
     order = Service.of(service)
-    by_method: dict[str, Sequence[Timing]] = {schedule.method.name: sweep(schedule, sizes, service=order)}
+
+    def timings(one: AnySchedule) -> Sequence[Timing]:
+        return sweep(one, sizes, service=order, frame_bytes=frame_bytes)
+
+    by_method: dict[str, Sequence[Timing]] = {schedule.method.name: timings(schedule)}
     unavailable: dict[str, str] = {}
     ranks = schedule.topology.ranks
     too_large = isinstance(schedule, ImplicitSchedule) and ranks > LARGEST_SEARCHED
@@ -74,7 +83,7 @@ def compare(
         except (InfeasibleError, CollectiveError) as error:
             unavailable[name] = str(error).removeprefix(f"{name}: ")
         else:
-            by_method[name] = sweep(baseline, sizes, service=order)
+            by_method[name] = timings(baseline)
     try:
         by_method |= _nccl_models(schedule, sizes, searched=not too_large)
     except (InfeasibleError, CollectiveError) as error:

@@ -85,19 +85,28 @@ def simulate(
             metavar="ORDER",
         ),
     ] = "priority",
+    frame: Annotated[
+        str | None,
+        option(
+            "--frame",
+            "what a switch has of a message before it passes it on; 4KiB where some switch reduces or "
+            "multicasts, whole pieces where none does",
+            metavar="SIZE",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a schedule over sizes, beside the baselines."""
     from arborcast.synth.baselines.comparison import compare
-    from arborcast.synth.formats.sizes import size_range
+    from arborcast.synth.formats.sizes import parse_size, size_range
     from arborcast.synth.simulation.service import EARLIEST, Service
 
     picture = picture or output
     writable(picture)
-    order = Service.of(service)
+    order, frame_bytes = Service.of(service), None if frame is None else parse_size(frame)
     schedule = read_correct(file)
     with progress(f"simulating {file}", quiet=as_json):
-        comparison = compare(schedule, size_range(sizes), service=order)
+        comparison = compare(schedule, size_range(sizes), service=order, frame_bytes=frame_bytes)
     if picture is not None:
         from arborcast.synth.pictures import draw_sweep
 

@@ -13,7 +13,12 @@ from arborcast.synth.formats.sizes import LARGEST_SIZE, format_size
 from arborcast.synth.groups.result import GroupSchedules
 from arborcast.synth.schedule import Chunk, Schedule, Transfer
 from arborcast.synth.simulation.service import EARLIEST
-from arborcast.synth.simulation.simulator import MAX_PASSAGES, MAX_PIECES, MIN_PIECE_BYTES
+from arborcast.synth.simulation.simulator import (
+    MAX_PASSAGES,
+    MAX_PIECES,
+    MIN_PIECE_BYTES,
+    frames_per_piece,
+)
 from arborcast.synth.simulation.timing import Timing
 
 if TYPE_CHECKING:
@@ -99,9 +104,9 @@ def _counts(merged: Schedule, total: int, pieces: int | None) -> list[int]:
 
 def _times(hops: Hops, owners: Sequence[int], total: int, pieces: int) -> tuple[int, dict[int, float]]:
     """When the last piece of each group arrives, microseconds."""
-    outcome = hops.play(total, pieces)
+    outcome = hops.play(total, pieces, frames=frames_per_piece(hops, total, pieces))
     last = (outcome.start.max(axis=0) + outcome.duration + outcome.latency).tolist()
     times = dict.fromkeys(owners, 0.0)
-    for group, arrival in zip(owners, last, strict=True):
+    for group, arrival in zip(owners, last, strict=False):  # what comes after them lies inside switches
         times[group] = max(times[group], arrival / outcome.ticks_per_us)
     return pieces, times

@@ -1,4 +1,4 @@
-"""The link timeline of a simulated run: one row per link, one bar per piece, one colour per chunk."""
+"""The timeline of a simulated run: a row per link or adder, a bar per piece or frame, a colour per chunk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def draw_timeline(
     pieces: int | None = None,
     max_links: int = MAX_LINKS,
 ) -> None:
-    """Draw when each link carries what.
+    """Draw when each link carries what, and when the adder of each switch adds what.
 
     Without `pieces` the simulator chooses; of more links than `max_links` those that are busy longest are
     shown.
@@ -38,9 +38,8 @@ def draw_timeline(
     """
     check_path(path)
     timing = simulate(schedule, size_bytes, pieces=pieces)
-    passing = {
-        link: seen for link, seen in timeline(schedule, size_bytes, pieces=timing.pieces).items() if seen
-    }
+    every = timeline(schedule, size_bytes, pieces=timing.pieces)
+    passing = {link: seen for link, seen in every.items() if seen}
     busy = {link: sum(one.end_us - one.start_us for one in seen) for link, seen in passing.items()}
     shown = sorted(sorted(passing, key=lambda link: (-busy[link], link))[:max_links])
     with picture(path, 10, 1.5 + 0.19 * len(shown)) as (figure, (axes,)):
@@ -49,7 +48,7 @@ def draw_timeline(
             bars = passing[link] if edges else _joined(passing[link])
             _draw_row(axes, row, bars, edges, f"{100 * busy[link] / timing.time_us:.0f} %", timing.time_us)
         _label_rows(axes, schedule, shown, timing.time_us)
-        unused = len(schedule.topology.links) - len(passing)
+        unused = sum(src != dst for src, dst in every.keys() - passing.keys())
         notes = [
             f"The figure at the end of a row is the part of the time that the link is busy; "
             f"each chunk has a colour{' (colours repeat)' if len(schedule.chunks) > len(PALETTE) else ''}.",
@@ -83,7 +82,10 @@ def _label_rows(axes: Axes, schedule: Schedule, links: Sequence[Hop], end_us: fl
     label = schedule.topology.label
     axes.set_yticks(
         range(len(links)),
-        [f"{label(src)} \N{RIGHTWARDS ARROW} {label(dst)}" for src, dst in links],
+        [
+            f"{label(src)} adds" if src == dst else f"{label(src)} \N{RIGHTWARDS ARROW} {label(dst)}"
+            for src, dst in links
+        ],
         fontsize=7,
     )
     axes.tick_params(axis="y", length=0)

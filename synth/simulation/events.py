@@ -1,4 +1,4 @@
-"""The event loop of the simulator: which piece passes which link when, in whole ticks of a clock.
+"""The event loop of the simulator: which frame passes which link when, in whole ticks of a clock.
 
 `synth.simulation.hops` lays a schedule out as the arrays of `Layout`; `play` runs them. The clock is an
 integer so that what happens at the same time on paper happens at the same time here, on every machine.
@@ -20,7 +20,7 @@ Counts = NDArray[np.int32]
 
 
 class Layout(NamedTuple):
-    """A schedule as arrays; a version is a state of what a rank holds of a chunk, see `simulation.hops`.
+    """A schedule as arrays; a version is a state of what a vertex holds of a chunk, see `simulation.hops`.
 
     Attributes:
         first_hop: first hop of each transfer, and the number of hops at the end.
@@ -58,7 +58,7 @@ class Lanes(NamedTuple):
     Attributes:
         lane: of each hop.
         first: first passage of each lane in `passages`, and the number of passages at the end.
-        passages: cells of `start` (piece * hops + hop), lane by lane in the planned order.
+        passages: cells of `start` (frame * hops + hop), lane by lane in the planned order.
         sender: of each lane the rank whose pace it keeps, -1 where that is behind it.
         first_of: first lane of each rank in `lanes_of`, and their number at the end.
         lanes_of: the lanes that keep the pace of a rank, rank by rank.
@@ -89,8 +89,9 @@ class Queues(NamedTuple):
         queued: of each lane, whether that passage is in the link's queue.
         due: what is left of `Lanes.due`.
         low: of each rank, the earliest time at which something is due.
-        rule: which of the pieces that wait for a link it serves next.
+        rule: which of the frames that wait for a link it serves next.
         span: more than any key.
+        frames: of a piece.
     """
 
     waiting: list[list[int]]
@@ -102,6 +103,7 @@ class Queues(NamedTuple):
     low: Ints
     rule: int
     span: int
+    frames: int
 
 
 FIFO, RANDOM = int(Rule.FIFO), int(Rule.RANDOM)
@@ -110,30 +112,42 @@ FIFO, RANDOM = int(Rule.FIFO), int(Rule.RANDOM)
 # One function: handing tuples of arrays to others at every piece takes longer than what they do.
 @kernel
 def play(  # noqa: PLR0912, PLR0915
-    layout: Layout, lanes: Lanes, pieces: int, durations: Ints, latencies: Ints, rule: int, seed: int
+    layout: Layout,
+    lanes: Lanes,
+    pieces: int,
+    frames: int,
+    grain: Ints,
+    durations: Ints,
+    latencies: Ints,
+    rule: int,
+    seed: int,
 ) -> Ints:
-    """The tick at which each piece (row) starts on each hop (column).
+    """The tick at which each frame (row) starts on each hop (column).
 
     Args:
         layout: the schedule.
         lanes: what is held back.
         pieces: into how many pieces each chunk is cut.
-        durations: ticks, at least 1, that each hop keeps its link busy for one piece.
+        frames: into how many frames each piece is cut.
+        grain: how many frames of each version are there only together: one, those of a piece or of a chunk;
+            as many of all versions of a place.
+        durations: ticks that each hop keeps its link busy for one frame.
         latencies: ticks from the end of sending to the arrival, of each link.
-        rule: which of the pieces that wait for a link it serves next, a `Rule`.
+        rule: which of the frames that wait for a link it serves next, a `Rule`.
         seed: of a random order.
     """
-    # A row per piece: few pieces are on their way at a time, so that what is touched stays in the cache.
+    # A row per frame: few frames are on their way at a time, so that what is touched stays in the cache.
     hops = layout.link.size
-    start = np.full((pieces, hops), -1, np.int64)
-    needed = np.empty((pieces, layout.needed.size), np.int32)
-    needed[:] = layout.needed
+    rows = pieces * frames
+    start = np.full((rows, hops), -1, np.int64)
+    needed = np.empty((rows, layout.needed.size), np.int32)
+    needed[:] = layout.needed * grain
     idle = np.ones(latencies.size, np.bool_)
     # The empty comprehensions tell numba what the lists hold.
     events = [(0, 0) for _ in range(0)]  # (tick, 2 * cell of `start`, + 1 for arrivals)
     offered = [0 for _ in range(0)]  # cells of `start` that are now where their hop begins
     came = [0 for _ in range(0)]  # those that have arrived
-    span = (layout.step.max() + pieces) * hops if hops > 0 else 1
+    span = (layout.step.max() + pieces) * hops * frames if hops > 0 else 1
     queues = Queues(
         [[0 for _ in range(0)] for _ in range(latencies.size)],
         [0 for _ in range(0)],
@@ -144,10 +158,11 @@ def play(  # noqa: PLR0912, PLR0915
         np.zeros(len(lanes.due), np.int64),
         rule,
         span,
+        frames,
     )
     waiting, touched = queues.waiting, queues.touched
-    for at in range(layout.inputs.size * pieces):
-        _settle(layout, layout.inputs[at // pieces], at % pieces, needed, offered)
+    for at in range(layout.inputs.size * rows):
+        _settle(layout, grain, layout.inputs[at // rows], at % rows, needed, offered)
     # Instants are counted, so that one and a key fit into 63 bits wherever `start` fits into a machine.
     now = instant = drawn = 0
     while True:
@@ -155,8 +170,9 @@ def play(  # noqa: PLR0912, PLR0915
             _admit(layout, lanes, queues, came, offered, instant)
         else:  # what is ready queues up
             for cell in offered:
-                hop = cell % hops
-                key = (layout.step[layout.transfer[hop]] + cell // hops) * hops + hop
+                hop, frame = cell % hops, cell // hops
+                key = (layout.step[layout.transfer[hop]] + frame // frames) * hops + hop
+                key = key * frames + frame % frames
                 link = layout.link[hop]
                 if rule == RANDOM:
                     waiting[link].append(key)
@@ -168,14 +184,17 @@ def play(  # noqa: PLR0912, PLR0915
         for link in touched:
             if idle[link] and len(waiting[link]) > 0:
                 drawn += 1
-                key = _take(waiting[link], seed, drawn) if rule == RANDOM else heappop(waiting[link]) % span
-                hop = key % hops
-                piece = key // hops - layout.step[layout.transfer[hop]]
-                start[piece, hop] = now
+                if rule == RANDOM:
+                    key = _take(waiting[link], frames, seed, drawn)
+                else:
+                    key = heappop(waiting[link]) % span
+                hop = key // frames % hops
+                frame = (key // frames // hops - layout.step[layout.transfer[hop]]) * frames + key % frames
+                start[frame, hop] = now
                 idle[link] = False
                 sent = now + durations[hop]
-                heappush(events, (sent, 2 * (piece * hops + hop)))
-                heappush(events, (sent + latencies[link], 2 * (piece * hops + hop) + 1))
+                heappush(events, (sent, 2 * (frame * hops + hop)))
+                heappush(events, (sent + latencies[link], 2 * (frame * hops + hop) + 1))
                 if lanes.lane.size > 0:
                     _give_turn(layout, lanes, queues, lanes.lane[hop], instant)
         touched.clear()
@@ -186,21 +205,22 @@ def play(  # noqa: PLR0912, PLR0915
         instant += 1
         while len(events) > 0 and events[0][0] == now:
             code = heappop(events)[1]
-            hop, piece = code // 2 % hops, code // 2 // hops
+            hop, frame = code // 2 % hops, code // 2 // hops
             if code % 2 == 1:
                 came.append(code // 2)
-                _arrive(layout, hop, piece, needed, offered)
+                _arrive(layout, grain, hop, frame, needed, offered)
             else:
                 idle[layout.link[hop]] = True
                 touched.append(layout.link[hop])
-                _leave(layout, hop, piece, needed, offered)
+                _leave(layout, grain, hop, frame, needed, offered)
 
 
 @kernel
-def _queue(layout: Layout, queues: Queues, hop: int, piece: int, since: int) -> None:
-    """A piece waits for its link; first come, first served goes by the instant first."""
+def _queue(layout: Layout, queues: Queues, hop: int, frame: int, since: int) -> None:
+    """A frame waits for its link; first come, first served goes by the instant first."""
     link = layout.link[hop]
-    key = (layout.step[layout.transfer[hop]] + piece) * layout.link.size + hop
+    key = (layout.step[layout.transfer[hop]] + frame // queues.frames) * layout.link.size + hop
+    key = key * queues.frames + frame % queues.frames
     if queues.rule == RANDOM:
         queues.waiting[link].append(key)
     else:
@@ -218,9 +238,13 @@ def _drawn(seed: int, count: int) -> int:
 
 
 @kernel
-def _take(waiting: list[int], seed: int, count: int) -> int:
-    """Remove what a link carries next in a random order: any, each as likely as the others."""
+def _take(waiting: list[int], frames: int, seed: int, count: int) -> int:
+    """Remove what a link carries next in a random order: any, the frames of a piece in their own order."""
     place = _drawn(seed, count) % len(waiting)
+    if frames > 1:
+        for other in range(len(waiting)):
+            if waiting[other] // frames == waiting[place] // frames and waiting[other] < waiting[place]:
+                place = other
     key = waiting[place]
     waiting[place] = waiting[-1]
     waiting.pop()
@@ -239,7 +263,8 @@ def _admit(
     for cell in came:
         hop, transfer = cell % hops, layout.transfer[cell % hops]
         if hop + 1 == layout.first_hop[transfer + 1]:
-            queues.due[lanes.receiver[transfer], layout.step[transfer] + cell // hops] -= 1
+            piece = cell // hops // queues.frames
+            queues.due[lanes.receiver[transfer], layout.step[transfer] + piece] -= 1
             _keep_pace(layout, lanes, queues, lanes.receiver[transfer], instant)
     for cell in offered:
         queues.ready[cell] = instant
@@ -252,13 +277,13 @@ def _take_turn(layout: Layout, lanes: Lanes, queues: Queues, lane: int, instant:
     if queues.queued[lane] or queues.turn[lane] == lanes.first[lane + 1]:
         return
     cell = lanes.passages[queues.turn[lane]]
-    hop, piece = cell % layout.link.size, cell // layout.link.size
+    hop, frame = cell % layout.link.size, cell // layout.link.size
     sender = lanes.sender[lane]
-    time = layout.step[layout.transfer[hop]] + piece
+    time = layout.step[layout.transfer[hop]] + frame // queues.frames
     if queues.ready[cell] >= 0 and (sender < 0 or queues.low[sender] > time - lanes.ahead):
         queues.queued[lane] = True
         # Lanes that begin here take turns, as connections do; behind that, what came first is ahead.
-        _queue(layout, queues, hop, piece, queues.ready[cell] if sender < 0 else instant)
+        _queue(layout, queues, hop, frame, queues.ready[cell] if sender < 0 else instant)
 
 
 @kernel
@@ -282,30 +307,37 @@ def _keep_pace(layout: Layout, lanes: Lanes, queues: Queues, rank: int, instant:
 
 
 @kernel
-def _arrive(layout: Layout, hop: int, piece: int, needed: Counts, offered: list[int]) -> None:
-    """A piece is at the far end of a hop: at a switch it goes on to the next one."""
+def _arrive(layout: Layout, grain: Ints, hop: int, frame: int, needed: Counts, offered: list[int]) -> None:
+    """A frame is at the far end of a hop: at a switch on the way it goes on to the next one."""
     transfer = layout.transfer[hop]
     if hop + 1 == layout.first_hop[transfer + 1]:
-        _settle(layout, layout.writes[transfer], piece, needed, offered)
+        _settle(layout, grain, layout.writes[transfer], frame, needed, offered)
     else:
-        offered.append(piece * layout.link.size + hop + 1)
+        offered.append(frame * layout.link.size + hop + 1)
 
 
 @kernel
-def _leave(layout: Layout, hop: int, piece: int, needed: Counts, offered: list[int]) -> None:
-    """A piece is sent: what replaces it at its rank waits for it no more."""
+def _leave(layout: Layout, grain: Ints, hop: int, frame: int, needed: Counts, offered: list[int]) -> None:
+    """A frame is sent: what replaces it at its vertex waits for it no more."""
     transfer = layout.transfer[hop]
     if hop == layout.first_hop[transfer]:
-        _settle(layout, layout.follower[layout.reads[transfer]], piece, needed, offered)
+        _settle(layout, grain, layout.follower[layout.reads[transfer]], frame, needed, offered)
 
 
 @kernel
-def _settle(layout: Layout, version: int, piece: int, needed: Counts, offered: list[int]) -> None:
+def _settle(
+    layout: Layout, grain: Ints, version: int, frame: int, needed: Counts, offered: list[int]
+) -> None:
     """One thing that a version needed has happened; where it was the last, its readers go on."""
     while version >= 0:
-        needed[piece, version] -= 1
-        if needed[piece, version] > 0:
+        together = grain[version]
+        first = frame - frame % together
+        needed[first, version] -= 1
+        if needed[first, version] > 0:
             return
-        for position in range(layout.first_reader[version], layout.first_reader[version + 1]):
-            offered.append(piece * layout.link.size + layout.first_hop[layout.readers[position]])
+        for one in range(first, first + together):
+            for position in range(layout.first_reader[version], layout.first_reader[version + 1]):
+                offered.append(one * layout.link.size + layout.first_hop[layout.readers[position]])
         version = layout.follower[version]
+        if version >= 0:
+            needed[first, version] -= together - 1  # all frames of this one are there, not one

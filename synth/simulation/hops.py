@@ -1,18 +1,23 @@
 """A schedule as arrays of hops, ready for the event loop, with the clock for a message size.
 
-The simulator lays a schedule out once and plays it for many sizes and piece counts. What a rank holds of
-a chunk goes through *versions*: version 0 is the input, and each step in which something is delivered
-makes the next one. A transfer reads the last version made before its step. A version is there once
-everything it is made from has arrived and every reader of the version before it has left its rank; until
-then what arrives waits beside it.
+The simulator lays a schedule out once and plays it for many sizes and piece counts. What a rank (or a switch
+that adds or multicasts: a *holder*) holds of a chunk goes through *versions*: version 0 is the input, and
+each step in which something is delivered makes the next one. A transfer reads the last version made before
+its step. A version is there once everything it is made from has arrived and every reader of the version
+before it has left its holder; until then what arrives waits beside it.
+
+What a switch takes for a sum or a multicast is one more hop: its readers read what comes out of a virtual
+link from the switch to itself, of the bandwidth of its adder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from fractions import Fraction
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +25,7 @@ import numpy as np
 from arborcast.synth.kernels.compiled import Ints
 from arborcast.synth.simulation.events import Lanes, Layout, play
 from arborcast.synth.simulation.service import EARLIEST, Service
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Hop, Topology, Vertex
 
 if TYPE_CHECKING:
     from arborcast.synth.implicit_schedule import AnySchedule
@@ -29,25 +34,35 @@ FINEST_TICKS_PER_US = 10**9
 """The clock counts femtoseconds, or ten, a hundred... of them where 62 bits would not hold the time."""
 
 
+class Grain(IntEnum):
+    """What of a chunk a holder has to have before it passes on any of it."""
+
+    FRAME = 0
+    PIECE = 1
+    CHUNK = 2
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """When each piece passed each hop, in ticks.
+    """When each frame passed each hop, in ticks.
 
     Attributes:
-        start: one row per piece, one column per hop.
-        duration: how long a hop keeps its link busy with one piece.
+        start: one row per frame, those of a piece after each other; one column per hop.
+        duration: how long a hop keeps its link busy with one frame.
         latency: from the end of sending to the arrival, of each hop.
         ticks_per_us: the clock.
+        frames: of a piece.
     """
 
     start: Ints
     duration: Ints
     latency: Ints
     ticks_per_us: float
+    frames: int
 
     @property
     def time_us(self) -> float:
-        """When the last piece arrived."""
+        """When the last frame arrived."""
         if not self.start.size:
             return 0.0
         arrival = self.start.max(axis=0) + self.duration + self.latency
@@ -56,23 +71,36 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Hops:
-    """The hops of a schedule, counted through in the order of its transfers.
+    """The hops of a schedule, counted through in the order of its transfers; those in switches come last.
 
-    Links are those of the topology; or orbits of them (`synth.simulation.implicit`), where each hop is one of
-    the representatives and stands for all of its images.
+    Links are those of the topology, then two of each able switch: its adder, and what copies pass without.
+    Or they are orbits of them (`synth.simulation.implicit`), where each hop is one of the representatives and
+    stands for all of its images.
 
     Attributes:
         layout: the arrays that do not depend on the size.
+        grain: of each version, a `Grain`.
+        inside: chunk and switch of each of the last hops, which lie inside switches.
+        ranks: number of holders that are no switches.
+        able: whether some switch adds or multicasts.
+        through_switches: whether a hop ends at a switch.
+        largest: share of the largest chunk.
         costs_us: the different costs of a hop, microseconds of its link per byte of the whole buffer.
         cost: which of them each hop has.
         latencies_us: latency of each link.
         together: of each link, how many pieces it serves as one; 1 unless links are orbits.
-        senders: the rank that each transfer leaves, and `receivers` that it goes to; or their orbits.
+        senders: the holder that each transfer leaves, and `receivers` that it goes to.
         streams: a number for each transfer, one for those from one rank to one other.
         images: how many hops of the schedule each hop stands for; 1 unless links are orbits.
     """
 
     layout: Layout
+    grain: Ints
+    inside: tuple[tuple[int, Vertex], ...]
+    ranks: int
+    able: bool
+    through_switches: bool
+    largest: Fraction
     costs_us: tuple[Fraction, ...]
     cost: Ints
     latencies_us: tuple[Fraction, ...]
@@ -86,48 +114,78 @@ class Hops:
     def of(cls, schedule: AnySchedule) -> Hops:
         """Lay a schedule out, of an implicit one the representatives, in time linear in its hops."""
         topology = schedule.topology
-        links = topology.links
-        starts, link = _links_of(schedule)
-        lengths = np.diff(starts)
+        able = topology.switches[: topology.holders - topology.ranks]
+        layout, grain, inside = _layout(schedule)
+        chunk = _array([transfer.chunk for transfer in schedule.transfers] + [chunk for chunk, _ in inside])
+        senders, receivers = (
+            _array([*map(attrgetter(end), schedule.transfers), *(switch for _, switch in inside)])
+            for end in ("src", "dst")
+        )
+        # What a byte takes on each link; copies pass a switch at once.
+        paces = [1 / one.bandwidth for one in topology.links]
+        paces += [pace for one in able for pace in (1 / one.adder if one.adder else Fraction(0), Fraction(0))]
         # Hops of chunks of one share over links of one bandwidth cost the same.
-        shares, share = _distinct([chunk.share for chunk in schedule.chunks])
-        rates, rate = _distinct([one.bandwidth for one in links])
-        chunk = _array([transfer.chunk for transfer in schedule.transfers])
+        shares, share = _distinct([one.share for one in schedule.chunks])
+        distinct, pace = _distinct(paces)
         pairs, cost = np.unique(
-            share[np.repeat(chunk, lengths)] * len(rates) + rate[link], return_inverse=True
+            share[chunk[layout.transfer]] * len(distinct) + pace[layout.link], return_inverse=True
         )
         return cls(
-            layout=_layout(schedule, chunk, starts, link),
+            layout=layout,
+            grain=grain,
+            inside=inside,
+            ranks=topology.ranks,
+            able=bool(able),
+            through_switches=any(
+                transfer.via or transfer.dst >= topology.ranks for transfer in schedule.transfers
+            ),
+            largest=max(shares, default=Fraction(0)),
             cost=cost.astype(np.int64),
             costs_us=tuple(
-                shares[pair // len(rates)] / (rates[pair % len(rates)] * 1000) for pair in pairs.tolist()
+                shares[pair // len(distinct)] * distinct[pair % len(distinct)] / 1000
+                for pair in pairs.tolist()
             ),
-            latencies_us=tuple(one.latency_us for one in links),
-            together=np.ones(len(links), dtype=np.int64),
-            senders=(senders := _array([transfer.src for transfer in schedule.transfers])),
-            receivers=(receivers := _array([transfer.dst for transfer in schedule.transfers])),
-            streams=senders * topology.ranks + receivers,
+            latencies_us=(
+                *(one.latency_us for one in topology.links),
+                *(one.latency_us for one in able for _ in range(2)),
+            ),
+            together=np.ones(len(paces), dtype=np.int64),
+            senders=senders,
+            receivers=receivers,
+            streams=senders * topology.holders + receivers,
         )
 
-    def play(self, size_bytes: int, pieces: int, service: Service = EARLIEST) -> Outcome:
+    def passages(self, schedule: AnySchedule) -> Iterator[tuple[int, Hop]]:
+        """The chunk of each hop, and where it passes: a link, or a switch as (switch, switch)."""
+        for transfer in schedule.transfers:
+            for hop in transfer.hops:
+                yield transfer.chunk, hop
+        for chunk, switch in self.inside:
+            yield chunk, (switch, switch)
+
+    def play(self, size_bytes: int, pieces: int, service: Service = EARLIEST, *, frames: int = 1) -> Outcome:
         """Run the schedule for a buffer of `size_bytes`, with every chunk cut into `pieces`.
 
         Args:
             size_bytes: of the whole buffer.
             pieces: of every chunk.
             service: which piece a link serves next, and what ranks hold back; of several orders the first.
+            frames: of every piece: switches pass on each of them, ranks wait for all.
         """
-        costs_us = [cost * size_bytes / pieces for cost in self.costs_us]
-        ticks_per_us = self._ticks_per_us(costs_us, pieces)
+        costs_us = [cost * size_bytes / (pieces * frames) for cost in self.costs_us]
+        ticks_per_us = self._ticks_per_us(costs_us, pieces * frames)
+        grain = np.array([1, frames, pieces * frames])[self.grain]
         # Rounded up, so that no time falls below what the links allow.
         durations = _array([-(-cost * ticks_per_us // 1) for cost in costs_us])[self.cost]
         durations *= self.together[self.layout.link]
         latencies = _array([round(latency * ticks_per_us) for latency in self.latencies_us])
-        lanes = self._lanes(pieces, service.ahead)
-        start = play(self.layout, lanes, pieces, durations, latencies, int(service.rule), service.seed)
-        return Outcome(start, durations, latencies[self.layout.link], float(ticks_per_us))
+        lanes = self._lanes(pieces, frames, service.ahead)
+        start = play(
+            self.layout, lanes, pieces, frames, grain, durations, latencies, int(service.rule), service.seed
+        )
+        return Outcome(start, durations, latencies[self.layout.link], float(ticks_per_us), frames)
 
-    def _lanes(self, pieces: int, ahead: int | None) -> Lanes:
+    def _lanes(self, pieces: int, frames: int, ahead: int | None) -> Lanes:
         """What is held back where ranks send in the planned order, `ahead` of what comes in."""
         layout = self.layout
         if ahead is None:
@@ -143,16 +201,18 @@ class Hops:
         links, sender = len(self.latencies_us), self.senders[layout.transfer]
         number = (stream * links + layout.link) * 2 + begins
         firsts, lane = np.unique(number, return_index=True, return_inverse=True)[1:]
-        senders = np.where(begins[firsts], sender[firsts], -1)
-        passing, piece = np.tile(np.arange(hops), pieces), np.repeat(np.arange(pieces), hops)
-        times = layout.step[layout.transfer][passing] + piece
+        # Only ranks keep a pace; a switch passes on what comes.
+        senders = np.where(begins[firsts] & (sender[firsts] < self.ranks), sender[firsts], -1)
+        rows = np.arange(pieces * frames)
+        passing, frame = np.tile(np.arange(hops), len(rows)), np.repeat(rows, hops)
+        times = layout.step[layout.transfer][passing] + frame // frames
         due = np.zeros((ranks, int(layout.step.max(initial=0)) + pieces), dtype=np.int64)
         for one in range(pieces):
-            np.add.at(due, (self.receivers, layout.step + one), 1)
+            np.add.at(due, (self.receivers, layout.step + one), frames)
         return Lanes(
             lane.astype(np.int64),
-            _offsets(np.bincount(lane, minlength=len(firsts)) * pieces),
-            np.lexsort((passing, times, lane[passing])).astype(np.int64),
+            _offsets(np.bincount(lane, minlength=len(firsts)) * len(rows)),
+            np.lexsort((frame, passing, times, lane[passing])).astype(np.int64),
             senders.astype(np.int64),
             _offsets(np.bincount(senders[senders >= 0], minlength=ranks)),
             np.argsort(senders, kind="stable")[np.count_nonzero(senders < 0) :].astype(np.int64),
@@ -161,16 +221,22 @@ class Hops:
             ahead,
         )
 
-    def _ticks_per_us(self, costs_us: Sequence[Fraction], pieces: int) -> Fraction:
-        """The finest clock whose 62 bits hold every hop of every piece one after the other."""
+    def _ticks_per_us(self, costs_us: Sequence[Fraction], frames: int) -> Fraction:
+        """The finest clock whose 62 bits hold every hop of every frame one after the other."""
         hops_per_cost = np.bincount(self.cost, minlength=len(costs_us)).tolist()
         hops_per_link = np.bincount(self.layout.link, minlength=len(self.latencies_us)).tolist()
         sending = sum(hops * cost for hops, cost in zip(hops_per_cost, costs_us, strict=True))
         travelling = sum(hops * wait for hops, wait in zip(hops_per_link, self.latencies_us, strict=True))
         ticks = Fraction(FINEST_TICKS_PER_US)
-        while pieces * self.images * (sending + travelling) * ticks >= 1 << 62:
+        while frames * self.images * (sending + travelling) * ticks >= 1 << 62:
             ticks /= 10
         return ticks
+
+
+def occupied(topology: Topology) -> dict[Hop, Fraction]:
+    """GB/s of all that what passes keeps busy: links, and as (switch, switch) the adders of switches."""
+    able = enumerate(topology.switches, topology.ranks)
+    return topology.bandwidth | {(vertex, vertex): one.adder for vertex, one in able if one.adder}
 
 
 def _links_of(schedule: AnySchedule) -> tuple[Ints, Ints]:
@@ -192,29 +258,86 @@ def _keys(topology: Topology) -> Ints:
     return _array([link.src * topology.size + link.dst for link in topology.links])
 
 
-def _layout(schedule: AnySchedule, chunk: Ints, starts: Ints, link: Ints) -> Layout:
-    transfers = schedule.transfers
+def _layout(schedule: AnySchedule) -> tuple[Layout, Ints, tuple[tuple[int, Vertex], ...]]:
+    """The arrays with the hops inside switches, the grain of each version, chunk and switch of those hops."""
+    transfers, topology = schedule.transfers, schedule.topology
+    starts, link = _links_of(schedule)
     step = _array([transfer.step for transfer in transfers])
-    src = chunk * schedule.topology.ranks + _array([transfer.src for transfer in transfers])
-    dst = chunk * schedule.topology.ranks + _array([transfer.dst for transfer in transfers])
+    chunk = _array([transfer.chunk for transfer in transfers]) * topology.holders
+    src = chunk + _array([transfer.src for transfer in transfers])
+    dst = chunk + _array([transfer.dst for transfer in transfers])
     reads, writes, inputs, follower = _versions(src, dst, step)
+    versions = len(follower)
+    grain, inside = np.full(versions, Grain.PIECE, dtype=np.int64), []
+    if topology.holders > topology.ranks:
+        places = np.unique(np.concatenate([src, dst]))
+        grain, read, through = _inside_switches(schedule, places, reads, writes, inputs)
+        inside = [divmod(place, topology.holders) for place in places[_place(inputs, read)].tolist()]
+        # A transfer of one hop for each: from what came in to what those get that read it until now.
+        made = versions + np.arange(len(read))
+        soonest = np.full(versions, np.iinfo(np.int64).max)
+        np.minimum.at(soonest, reads, step)
+        out = np.arange(versions)
+        out[read] = made
+        reads, writes, follower, step, link, grain = map(
+            np.append,
+            (out[reads], writes, follower, step, link, grain),
+            (read, made, np.full(len(read), -1), soonest[read], through, np.full(len(read), Grain.FRAME)),
+        )
+        starts = np.append(starts, starts[-1] + 1 + np.arange(len(read)))
     needed = np.ones(len(follower), dtype=np.int64)  # the version before it, or the start
+    needed[versions:] = 0
     needed += np.bincount(writes, minlength=len(follower))
     replaced = follower[reads]
     needed += np.bincount(replaced[replaced >= 0], minlength=len(follower))
-    return Layout(
-        first_hop=starts,
-        link=link,
-        transfer=np.repeat(np.arange(len(transfers), dtype=np.int64), np.diff(starts)),
-        step=step,
-        reads=reads,
-        writes=writes,
-        inputs=inputs,
-        follower=follower,
-        needed=needed,
-        first_reader=_offsets(np.bincount(reads, minlength=len(follower))),
-        readers=np.argsort(reads, kind="stable").astype(np.int64),
+    return (
+        Layout(
+            first_hop=starts,
+            link=link,
+            transfer=np.repeat(np.arange(len(step), dtype=np.int64), np.diff(starts)),
+            step=step,
+            reads=reads,
+            writes=writes,
+            inputs=inputs,
+            follower=follower,
+            needed=needed,
+            first_reader=_offsets(np.bincount(reads, minlength=len(follower))),
+            readers=np.argsort(reads, kind="stable").astype(np.int64),
+        ),
+        grain,
+        tuple(inside),
     )
+
+
+def _inside_switches(
+    schedule: AnySchedule, places: Ints, reads: Ints, writes: Ints, inputs: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """The grain of each version, the versions that take time inside a switch, and the links for that."""
+    topology, versions = schedule.topology, np.arange(len(inputs) + len(np.unique(writes)))
+    able = topology.switches[: topology.holders - topology.ranks]
+    place = _place(inputs, versions)
+    switch = (places % topology.holders - topology.ranks)[place]  # negative at ranks
+    arriving, reading = (np.bincount(ends, minlength=len(versions)) for ends in (writes, reads))
+    # A sum has two inputs at least, counted from the last copy, which replaced what was there.
+    fresh = np.isin(versions, inputs)
+    fresh[writes[[not transfer.reduce for transfer in schedule.transfers]]] = True
+    total = np.cumsum(arriving)
+    inputs_since = total - (total - arriving)[np.maximum.accumulate(np.where(fresh, versions, 0))]
+    is_sum = (switch >= 0) & (inputs_since > 1) & (reading > 0)
+    works = is_sum | (switch >= 0) & (reading > 1)
+    stores, waits, adds = (
+        np.array([bool(getattr(one, what)) for one in able])[np.maximum(switch, 0)] & working
+        for what, working in (("stores", works), ("latency_us", works), ("adder", is_sum))
+    )
+    stored = np.isin(place, place[stores])
+    grain = np.where(switch < 0, Grain.PIECE, np.where(stored, Grain.CHUNK, Grain.FRAME))
+    read = np.flatnonzero(waits | adds)
+    return grain, read, len(topology.links) + 2 * switch[read] + ~adds[read]
+
+
+def _place(inputs: Ints, versions: Ints) -> Ints:
+    """The number of the place of each version."""
+    return np.searchsorted(inputs, versions, side="right") - 1
 
 
 def _versions(src: Ints, dst: Ints, step: Ints) -> tuple[Ints, Ints, Ints, Ints]:

@@ -2,7 +2,8 @@
 
 A symmetric schedule does the same on all links of an orbit, so that one link stands for each orbit, and one
 passage for all images of a hop. Where k translations keep a link in its place, it is passed by k images of
-each hop onto its orbit; they are taken to arrive together and are served as one, k times as long.
+each hop onto its orbit; they are taken to arrive together and are served as one, k times as long. The adder
+of a switch is one link more, with the orbit of the switch.
 
 What comes out equals the run of the expanded schedule wherever no translation but the identity keeps a used
 link in its place, no transfer passes two links of one orbit, and the pieces are as many. Otherwise the k
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arborcast.synth.kernels.compiled import Ints
-from arborcast.synth.simulation.hops import Hops, Outcome
+from arborcast.synth.simulation.hops import Hops, Outcome, occupied
 from arborcast.synth.simulation.timing import Occupation
 from arborcast.synth.topology import Hop
 
@@ -28,14 +29,13 @@ if TYPE_CHECKING:
 
 def lay_out_orbits(schedule: ImplicitSchedule) -> Hops:
     """The representatives' hops, each on the orbit of its link, in time linear in their number."""
-    orbit = np.array(schedule.link_orbits, dtype=np.int64)
+    hops, orbit = Hops.of(schedule), _orbits(schedule)
     sizes = np.bincount(orbit)
     firsts = np.unique(orbit, return_index=True)[1].tolist()
-    hops = Hops.of(schedule)
     return replace(
         hops,
         layout=hops.layout._replace(link=orbit[hops.layout.link]),
-        latencies_us=tuple(schedule.topology.links[first].latency_us for first in firsts),
+        latencies_us=tuple(hops.latencies_us[first] for first in firsts),
         together=(schedule.translations.order // sizes).astype(np.int64),
         images=schedule.translations.order,
     )
@@ -44,30 +44,45 @@ def lay_out_orbits(schedule: ImplicitSchedule) -> Hops:
 def orbit_timeline(
     schedule: ImplicitSchedule, outcome: Outcome, hops: Hops
 ) -> dict[Hop, tuple[Occupation, ...]]:
-    """What passes the first link of each orbit and when, in order of time.
+    """What passes the first link of each orbit, or the first adder, and when, in order of time.
 
     Chunks are numbered as `ImplicitSchedule.expand` does; those that are served as one come one after the
     other, in the order of their numbers.
     """
-    orbit = np.array(schedule.link_orbits, dtype=np.int64)
-    links = schedule.topology.links
-    firsts = [links[first] for first in np.unique(orbit, return_index=True)[1].tolist()]
-    found: dict[Hop, list[Occupation]] = {(link.src, link.dst): [] for link in firsts}
+    topology = schedule.topology
+    ends = [(link.src, link.dst) for link in topology.links]
+    ends += [(switch, switch) for switch in range(topology.ranks, topology.holders) for _ in range(2)]
+    firsts = [ends[first] for first in np.unique(_orbits(schedule), return_index=True)[1].tolist()]
+    found: dict[Hop, list[Occupation]] = {hop: [] for hop in firsts if hop in occupied(topology)}
     clock = outcome.ticks_per_us
-    passages = [(transfer.chunk, hop) for transfer in schedule.transfers for hop in transfer.hops]
-    for index, (chunk, hop) in enumerate(passages):
+    for index, (chunk, hop) in enumerate(hops.passages(schedule)):
+        if not outcome.duration[index]:
+            continue
         first = firsts[hops.layout.link[index]]
-        numbers = chunk * schedule.translations.order + _elements(schedule, hop, (first.src, first.dst))
+        numbers = chunk * schedule.translations.order + _elements(schedule, hop, first)
         each = int(outcome.duration[index]) // len(numbers)
-        found[first.src, first.dst] += [
-            Occupation((start + each * place) / clock, (start + each * (place + 1)) / clock, number, piece)
-            for piece, start in enumerate(outcome.start[:, index].tolist())
+        found[first] += [
+            Occupation(
+                (start + each * place) / clock,
+                (start + each * (place + 1)) / clock,
+                number,
+                frame // outcome.frames,
+            )
+            for frame, start in enumerate(outcome.start[:, index].tolist())
             for place, number in enumerate(numbers.tolist())
         ]
     return {
         hop: tuple(sorted(passing, key=lambda occupation: occupation.start_us))
         for hop, passing in found.items()
     }
+
+
+def _orbits(schedule: ImplicitSchedule) -> Ints:
+    """The number of the orbit of each link of `Hops`."""
+    topology, orbit = schedule.topology, np.array(schedule.link_orbits, dtype=np.int64)
+    able = schedule.translations.orbit_of[topology.ranks : topology.holders]
+    inside = 2 * np.unique(able, return_inverse=True)[1].reshape(-1, 1) + (0, 1)
+    return np.append(orbit, 1 + orbit.max(initial=-1) + inside)
 
 
 def _elements(schedule: ImplicitSchedule, hop: Hop, image: Hop) -> Ints:

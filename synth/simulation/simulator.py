@@ -1,13 +1,23 @@
 """How long a schedule takes: an event-driven simulation of every piece on every link.
 
-Store and forward: every chunk is cut into the same number of pieces, and a piece moves on once the whole
-of it has arrived, at a rank as well as at a switch. A link carries one piece at a time at its bandwidth;
-its latency is added to each piece and does not keep the link busy. Which of the pieces that wait for a link
-comes next is the order of service (`synth.simulation.service`), and times rest on it: unless another one is
-asked for, that of step + piece, then of the transfers. A transfer sends a piece as soon as all transfers of
-its chunk into the sender with an earlier step have delivered theirs; what a later step delivers does not
-replace what an earlier step has yet to send. Reducing takes no time. Steps do not synchronise, not even where
-the schedule has rounds.
+Every chunk is cut into the same number of pieces, and ranks store and forward: a piece moves on once the
+whole of it has arrived. A link carries one piece at a time at its bandwidth; its latency is added to each
+piece and does not keep the link busy. Which of the pieces that wait for a link comes next is the order of
+service (`synth.simulation.service`), and times rest on it: unless another one is asked for, that of step +
+piece, then of the transfers. A transfer sends a piece as soon as all transfers of its chunk into the sender
+with an earlier step have delivered theirs; what a later step delivers does not replace what an earlier step
+has yet to send. Reducing takes ranks no time. Steps do not synchronise, not even where the schedule has
+rounds.
+
+Switches that only forward do as ranks do, unless some switch of the fabric is able or a size of frames is
+given. Then pieces travel as frames, of which a link carries one at a time, those of a piece after each other,
+and switches cut through: each frame goes on when it is there; one of a sum when that frame is there from all
+inputs, after the adder (one passage per frame, however many inputs) and the latency of the switch. Its output
+is therefore as fast as the slowest of inputs, adder and output, and one frame behind them. A switch that
+waits for several frames before it begins is one of larger frames. One that stores (`Switch.stores`) has all
+of a chunk from all inputs before it begins to add or multicast it, as the aggregation protocol of SHArP is
+described (Bloch et al., US 2017/0063613: the whole message is stored before it is reduced); the message is
+the chunk, since each chunk has a tree of its own. What comes out leaves it frame by frame.
 """
 
 from __future__ import annotations
@@ -38,6 +48,13 @@ MAX_PASSAGES = 1 << 20
 """Passages of a piece over a link in one run, so that a large schedule takes a second, not a minute."""
 
 
+FRAME_BYTES = 4096
+"""What a switch waits for: the largest packet of InfiniBand; Ethernet's jumbo frames have 9,000 bytes."""
+
+MAX_FRAMES = 1024
+"""Of a chunk: more would make a time that is off by less than a thousandth per switch on the way."""
+
+
 def simulate(
     schedule: AnySchedule,
     size_bytes: int,
@@ -46,6 +63,7 @@ def simulate(
     min_piece_bytes: int = MIN_PIECE_BYTES,
     max_pieces: int = MAX_PIECES,
     service: str | Service = EARLIEST,
+    frame_bytes: int | None = None,
 ) -> Timing:
     """The time of one run with a buffer of `size_bytes`.
 
@@ -60,10 +78,13 @@ def simulate(
         service: the order of service (`synth.simulation.service.FORMS`): `priority`; `fifo`; `random:SEED`;
             `worst:N`, the slowest of `random:0` to `random:N-1`; or `engine`, what the process group does,
             and `engine-worst:N`, where the orders in which it leaves a link are random.
+        frame_bytes: what switches have of each input before they pass it on; larger where a chunk would have
+            more than `MAX_FRAMES`, or all together more than `MAX_PASSAGES` passages. None for `FRAME_BYTES`
+            where a switch is able, and for whole pieces where none is.
 
     Raises:
         InputError: a size, a limit or a number of pieces that is not positive; no order of service, or one
-            that the implicit form does not have.
+            that the implicit form, or a switch that stores, does not have.
     """
     return sweep(
         schedule,
@@ -72,6 +93,7 @@ def simulate(
         min_piece_bytes=min_piece_bytes,
         max_pieces=max_pieces,
         service=service,
+        frame_bytes=frame_bytes,
     )[0]
 
 
@@ -83,26 +105,29 @@ def sweep(
     min_piece_bytes: int = MIN_PIECE_BYTES,
     max_pieces: int = MAX_PIECES,
     service: str | Service = EARLIEST,
+    frame_bytes: int | None = None,
 ) -> tuple[Timing, ...]:
     """`simulate` for several sizes, in their order."""
     asked = _service_for(schedule, service)
     hops = lay_out(schedule)
     check_positive("min_piece_bytes", min_piece_bytes)
     check_positive("max_pieces", max_pieces)
+    if frame_bytes is not None:
+        check_positive("frame_bytes", frame_bytes)
     share = _mean_share(schedule)
     timings = []
     for size in sizes:
         check_size(size)
         if pieces is None:
             most = _most_pieces(hops, int(share * size / min_piece_bytes), max_pieces)
-            count, time_us = _descend(hops, size, most)
+            count, time_us = _descend(hops, size, most, frame_bytes)
             if asked == EARLIEST:
                 timings.append(_timing(schedule, size, count, time_us, asked))
                 continue
         else:
             check_positive("pieces", pieces)
             count = pieces
-        timings.append(_timing(schedule, size, count, *_slowest(hops, size, count, asked)))
+        timings.append(_timing(schedule, size, count, *_slowest(hops, size, count, asked, frame_bytes)))
     return tuple(timings)
 
 
@@ -112,14 +137,18 @@ def timeline(
     *,
     pieces: int | None = None,
     service: str | Service = EARLIEST,
+    frame_bytes: int | None = None,
 ) -> dict[Hop, tuple[Occupation, ...]]:
     """What passes each link of the topology and when, in order of time; an unused link has an empty tuple.
+
+    The adder of a switch is listed as (switch, switch). Where pieces travel as frames, each frame is listed.
 
     Args:
         schedule: what to run. Of one in implicit form the first link of each orbit speaks for the others.
         size_bytes: size of the whole buffer.
         pieces: as in `simulate`, chosen within its default limits where None.
         service: as in `simulate`, a single order.
+        frame_bytes: as in `simulate`.
 
     Raises:
         InputError: as `simulate`, or several orders.
@@ -128,25 +157,28 @@ def timeline(
     if asked.orders > 1:
         raise InputError(f"service {asked}: a timeline shows one order, such as random:0")
     if pieces is None:
-        pieces = simulate(schedule, size_bytes).pieces
+        pieces = simulate(schedule, size_bytes, frame_bytes=frame_bytes).pieces
     check_size(size_bytes)
     check_positive("pieces", pieces)
     hops = lay_out(schedule)
+    frames = frames_per_piece(hops, size_bytes, pieces, frame_bytes)
+    outcome = hops.play(size_bytes, pieces, asked, frames=frames)
     if not isinstance(schedule, Schedule):
         from arborcast.synth.simulation.implicit import orbit_timeline
 
-        return orbit_timeline(schedule, hops.play(size_bytes, pieces, asked), hops)
-    outcome = hops.play(size_bytes, pieces, asked)
+        return orbit_timeline(schedule, outcome, hops)
+    from arborcast.synth.simulation.hops import occupied
+
     clock = outcome.ticks_per_us
-    found: dict[Hop, list[Occupation]] = {(link.src, link.dst): [] for link in schedule.topology.links}
-    passages = [(transfer.chunk, hop) for transfer in schedule.transfers for hop in transfer.hops]
+    found: dict[Hop, list[Occupation]] = {hop: [] for hop in occupied(schedule.topology)}
     for (chunk, hop), starts, duration in zip(
-        passages, outcome.start.T.tolist(), outcome.duration.tolist(), strict=True
+        hops.passages(schedule), outcome.start.T.tolist(), outcome.duration.tolist(), strict=True
     ):
-        found[hop] += [
-            Occupation(start / clock, (start + duration) / clock, chunk, piece)
-            for piece, start in enumerate(starts)
-        ]
+        if duration:  # copies pass a switch at once
+            found[hop] += [
+                Occupation(start / clock, (start + duration) / clock, chunk, frame // frames)
+                for frame, start in enumerate(starts)
+            ]
     return {
         pair: tuple(sorted(passing, key=lambda occupation: occupation.start_us))
         for pair, passing in found.items()
@@ -167,6 +199,14 @@ def lay_out(schedule: AnySchedule) -> Hops:
     return lay_out_orbits(schedule)
 
 
+def frames_per_piece(hops: Hops, size: int, pieces: int, frame_bytes: int | None = None) -> int:
+    """Into how many frames each piece is cut; 1 where no switch passes on less than a piece."""
+    if not hops.through_switches or (frame_bytes is None and not hops.able):
+        return 1
+    wanted = -(-hops.largest * size // (pieces * (frame_bytes or FRAME_BYTES)))
+    return max(1, min(int(wanted), MAX_FRAMES // pieces, MAX_PASSAGES // (pieces * hops.layout.link.size)))
+
+
 def _mean_share(schedule: AnySchedule) -> Fraction:
     """The share of a chunk of average size."""
     counts = Counter(chunk.share.as_integer_ratio() for chunk in schedule.chunks)
@@ -180,11 +220,11 @@ def _most_pieces(hops: Hops, pieces_of_least_size: int, max_pieces: int) -> int:
     return 1 << max(0, allowed.bit_length() - 1)
 
 
-def _descend(hops: Hops, size: int, most: int) -> tuple[int, float]:
+def _descend(hops: Hops, size: int, most: int, frame_bytes: int | None) -> tuple[int, float]:
     """The fastest piece count found by halving from `most`, with its time in microseconds."""
-    best, best_us = most, hops.play(size, most).time_us
+    best, best_us = most, _time_us(hops, size, most, EARLIEST, frame_bytes)
     while best > 1:
-        fewer_us = hops.play(size, best // 2).time_us
+        fewer_us = _time_us(hops, size, best // 2, EARLIEST, frame_bytes)
         if fewer_us >= best_us:
             break
         best, best_us = best // 2, fewer_us
@@ -198,15 +238,28 @@ def _service_for(schedule: AnySchedule, asked: str | Service) -> Service:
             f"service {service}: the implicit form is simulated with priority or fifo, in which the links of "
             "an orbit do the same; synth expand writes all of them out"
         )
+    for switch in schedule.topology.switches:
+        if switch.stores and service.ahead is not None:
+            raise InputError(
+                f"service {service}: a rank that waits for what comes back never fills switch {switch.name}, "
+                "which stores whole chunks; priority, fifo or random"
+            )
     return service
 
 
-def _slowest(hops: Hops, size: int, pieces: int, service: Service) -> tuple[float, Service]:
+def _slowest(
+    hops: Hops, size: int, pieces: int, service: Service, frame_bytes: int | None
+) -> tuple[float, Service]:
     """The longest time of all orders of a service, microseconds, with the first order that takes it."""
     orders = [service.one(service.seed + number) for number in range(service.orders)]
-    times = [hops.play(size, pieces, order).time_us for order in orders]
+    times = [_time_us(hops, size, pieces, order, frame_bytes) for order in orders]
     slowest = max(range(len(orders)), key=times.__getitem__)
     return times[slowest], orders[slowest]
+
+
+def _time_us(hops: Hops, size: int, pieces: int, service: Service, frame_bytes: int | None) -> float:
+    frames = frames_per_piece(hops, size, pieces, frame_bytes)
+    return hops.play(size, pieces, service, frames=frames).time_us
 
 
 def _timing(schedule: AnySchedule, size: int, pieces: int, time_us: float, service: Service) -> Timing:

@@ -97,6 +97,8 @@ WRONG: list[tuple[str, ...]] = [
     ("verify {exchange}", "must be a schedule", "got a collective"),
     ("simulate no.json -o /no/such/folder/x.svg", "/no/such/folder"),
     ("simulate {file} --service lifo", "service 'lifo'", "worst:N"),
+    ("simulate {file} --frame 4KX", "4KX"),
+    ("simulate {file} --frame 0", "size '0'", "from 1 to 1 EiB"),
     ("solve ring:3 broadcast -o /no/such/folder/x.json", "/no/such/folder"),
     ("solve dgx-a100:boxes=128 allgather -o /no/such/folder/x.json", "does not exist"),
     ("solve ring:3 broadcast --proof {folder}", "must be a file", "folder"),
