@@ -1,4 +1,4 @@
-"""How near to a link's rate does an allreduce through switches come that add and multicast?
+"""An allreduce through switches that add and multicast, beside the rate of a link.
 
 Stars and a two-level tree of emulated links, where each able switch is an aggregating process in a namespace
 of its own: each piece is added and goes on as soon as all its inputs are there. Beside it run gloo, the

@@ -23,7 +23,7 @@ from arborcast.backends.options import Options
 from arborcast.backends.schedules.enlistment import Switches
 from arborcast.backends.schedules.fabric import addresses_of
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
-from arborcast.backends.schedules.rendezvous import are_on_one_host
+from arborcast.backends.schedules.rendezvous import are_on_one_host, share_table
 from arborcast.backends.schedules.table import Table
 from arborcast.backends.tensors.checks import check_buffers
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store
@@ -80,8 +80,13 @@ class EngineRunner:
             address=options.address,
             names=switches.names,
         )
-        if rank == 0:
-            switches.enlist(self._network, table, [self._digest], self._cut, timeout_s)
+        if used:  # what a switch refuses, all ranks are to hear of
+
+            def enlisted() -> Table:
+                switches.enlist(self._network, table, [self._digest], self._cut, timeout_s)
+                return table
+
+            share_table(PrefixStore("enlisted", store), "table", rank, enlisted, timeout_s=timeout_s)
         self._network.connect(peers_of([schedule], rank, size) | set(used))
         self._engine = Engine(rank, self._network, timeout_s=timeout_s, names=switches.names)
         self._graph = lru_cache(GRAPHS_KEPT)(self._compile)
