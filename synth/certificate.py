@@ -109,7 +109,8 @@ class Bound:
                 }
                 there = tuple(of_link[link.src, link.dst] for link in after.links)
                 of_switch = {
-                    images[vertex]: price for vertex, price in zip(before.limited_adders, adders, strict=False)
+                    images[vertex]: price
+                    for vertex, price in zip(before.limited_adders, adders, strict=False)
                 }
                 priced = tuple(of_switch[vertex] for vertex in after.limited_adders) if adders else ()
                 certificate = Dual(there, capacity, distance, priced)

@@ -182,7 +182,10 @@ def _more_candidates(
     topology: Topology, collective: Collective, request: Request, deadline: Deadline, height: int
 ) -> Iterator[Schedule]:
     """What only asks switches to forward: lower trees than those of `height`, and chunk schedules."""
-    any_number = natural_method(collective) == "trees" and (request.max_trees, request.tolerance) == (None, None)
+    any_number = natural_method(collective) == "trees" and (request.max_trees, request.tolerance) == (
+        None,
+        None,
+    )
     if any_number and len(collective.ranks) == topology.ranks:
         yield from _shallow(topology, collective, request, deadline, height)
     if request.is_about_trees:

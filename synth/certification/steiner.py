@@ -147,7 +147,9 @@ class Steiner:
         count, ranks = len(self.terminals), len(self.terminals) + len(self.relays)
         nowhere = np.full(len(self.points), FAR)
         able = [self.topology.switches[vertex - self.topology.ranks] for vertex in self.switches]
-        forks = [place for place, switch in enumerate(able) if (switch.reduces if turned else switch.multicasts)]
+        forks = [
+            place for place, switch in enumerate(able) if (switch.reduces if turned else switch.multicasts)
+        ]
         if count == 1:
             return Trees(ways[:, 0].copy(), nowhere)
         if not forks and not self.relays:

@@ -164,7 +164,9 @@ class Priced:
         edges = trimmed(root, arcs, self.side.ends, ranks, loops)
         forking = {vertex for vertex, count in Counter(edge.parent for edge in edges).items() if count > 1}
         back = (edge for edge in edges if edge.parent < ranks and loops[edge.child] and edge.child in forking)
-        returns = tuple(TreeEdge(edge.child, edge.parent, self._via(edge.child, edge.parent)) for edge in back)
+        returns = tuple(
+            TreeEdge(edge.child, edge.parent, self._via(edge.child, edge.parent)) for edge in back
+        )
         return SteinerTree(root, tuple(edges), returns)
 
     def cost(self, root: Vertex, forks: Sequence[Vertex]) -> int:
@@ -321,9 +323,7 @@ def _plain_ways(
 
 
 @kernel
-def _all_ways(
-    plain: Ints, ranks: int, forks: Flags, loops: Flags, barred: Flags
-) -> tuple[Ints, Ints, Ints]:
+def _all_ways(plain: Ints, ranks: int, forks: Flags, loops: Flags, barred: Flags) -> tuple[Ints, Ints, Ints]:
     """Ways that pass ranks, too; to a switch with loopback the last rank pays the way back."""
     holders = plain.shape[0]
     ways = np.full((holders, holders), FAR)

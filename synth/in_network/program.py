@@ -181,7 +181,9 @@ class _Generation:
             for root in self.roots:
                 if turn and self.deadline.has_passed:
                     return
-                found = _Question(self, _crowded(load, capacities, 2 + turn), exact=self._few_ranks).column(root)
+                found = _Question(self, _crowded(load, capacities, 2 + turn), exact=self._few_ranks).column(
+                    root
+                )
                 if found is not None:
                     self._add(found)
                     load[list(found.used)] += list(found.used.values())
@@ -258,7 +260,11 @@ class _Question:
         assert self._cheapest is not None, "who asks has counted the ranks that are apart"
         costs = [sum(one.total(root) for one in self._cheapest) for root in self._of.roots]
         known = [cost if cost < FAR else None for cost in costs]
-        return known if self._of.groups > 1 else [min((cost for cost in known if cost is not None), default=None)]
+        return (
+            known
+            if self._of.groups > 1
+            else [min((cost for cost in known if cost is not None), default=None)]
+        )
 
     def _good_tree(self, priced: Priced, root: Vertex) -> SteinerTree:
         forks = self._good_forks(priced, root)

@@ -29,9 +29,7 @@ def star(ranks: int, bandwidth: int | Fraction = 1, **abilities: object) -> Topo
 def of_cables(name, ranks, ends, switches, bandwidth=1) -> Topology:
     """Cables of one bandwidth, or of the bandwidth of each."""
     rates = bandwidth if isinstance(bandwidth, dict) else dict.fromkeys(ends, bandwidth)
-    links = [
-        Link(*hop, Fraction(rates[src, dst])) for src, dst in ends for hop in ((src, dst), (dst, src))
-    ]
+    links = [Link(*hop, Fraction(rates[src, dst])) for src, dst in ends for hop in ((src, dst), (dst, src))]
     return Topology.build(name, ranks, links, switches)
 
 
@@ -128,7 +126,10 @@ def _costs(topology, ends, lengths, adders) -> dict[int, tuple[Fraction | None, 
         if root >= ranks:  # handed on to a rank, which may be its only child
             below = [_over_all_forks(topology, ends, ways, rank, optional, adders) for rank in range(ranks)]
             trees += [
-                ways[root, rank] + cost for rank in range(ranks) if (root, rank) in ways for cost in below[rank]
+                ways[root, rank] + cost
+                for rank in range(ranks)
+                if (root, rank) in ways
+                for cost in below[rank]
             ]
         best[root] = min([*trees, *passed], default=None), min(passed, default=None)
     return best
@@ -151,7 +152,11 @@ def _arborescence(topology, ends, ways, root, nodes, adders):
     for src in nodes:
         for dst in nodes - {root, src}:
             cost = ways.get((src, dst))
-            if dst >= topology.ranks and topology.switches[dst - topology.ranks].loopback and src < topology.ranks:
+            if (
+                dst >= topology.ranks
+                and topology.switches[dst - topology.ranks].loopback
+                and src < topology.ranks
+            ):
                 has_part = adders is None or src in ends
                 back = ways.get((dst, src)) if has_part else None
                 costs = [None if cost is None or back is None else cost + back]

@@ -163,7 +163,9 @@ def test_lengths_add_up_below_what_stands_for_no_way():
 
 def test_many_ranks_beside_relays_are_refused():
     ring = Topology.build("ring", 18, [Link(a, (a + 1) % 18, Fraction(1)) for a in range(18)])
-    with pytest.raises(InputError, match="broadcast: with relays or able switches at most 16 ranks may be apart, got 17"):
+    with pytest.raises(
+        InputError, match="broadcast: with relays or able switches at most 16 ranks may be apart, got 17"
+    ):
         dual_of(ring, Collective.on(ring, "broadcast", ranks=range(17)), (Fraction(1),) * 18)
     assert dual_of(ring, Collective.on(ring, "broadcast"), (Fraction(1),) * 18).distance == 17
     assert dual_of(ring, Collective.on(ring, "allreduce"), (Fraction(1),) * 18).distance == 34
