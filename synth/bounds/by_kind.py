@@ -3,7 +3,8 @@
 Out-trees are limited by cuts (broadcast, allgather), and so are flows (gather); reduce, reduce-scatter and
 scatter are their mirror images on the reversed topology. Switches that cannot send on all they receive
 need link lengths instead of a cut, an allreduce is limited by a partition of the ranks or by lengths, an
-alltoall by lengths, a custom collective by a cut or by lengths. Every rate is recomputed from its
+alltoall by lengths, a custom collective by a cut or by lengths. Switches that reduce or multicast have limits
+of their own (`able_switches`), where forwarding does not reach a cut. Every rate is recomputed from its
 certificate before it is returned.
 """
 
@@ -13,6 +14,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
+from arborcast.synth.bounds.able_switches import able_certificates
 from arborcast.synth.bounds.capacity_lp import solved_program
 from arborcast.synth.bounds.cuts import cut_out_of, orbit_lengths, tightest_cut
 from arborcast.synth.bounds.demand_cuts import demand_cuts
@@ -28,9 +30,9 @@ from arborcast.synth.bounds.strength import strength
 from arborcast.synth.bounds.switch_balance import sufficient_part
 from arborcast.synth.certificate import Bound, Certificate, Cut, Dual
 from arborcast.synth.certification import certified_rate, certified_scope, dual_of, dual_or_none
-from arborcast.synth.certification.steiner import MOST_APART
 from arborcast.synth.certification.rates import share_leaving
-from arborcast.synth.collective import Collective, Kind
+from arborcast.synth.certification.steiner import MOST_APART
+from arborcast.synth.collective import TREE_KINDS, Collective, Kind
 from arborcast.synth.deadline import NO_DEADLINE, Deadline
 from arborcast.synth.topology import Topology
 
@@ -53,14 +55,16 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
     (`synth.bounds.routing_trees`). Prices of a linear program with a common denominator beyond 2**30 are
     rounded, which loosens the limit by as little and keeps it valid. With relays it is a limit that need
     not be reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
-    than `MOST_APART` ranks has only its cut. The limit of a custom collective is as exact as that of
-    an alltoall where every block has one target, and need not be reached elsewhere.
+    than `MOST_APART` ranks has only its cut. The limit of a custom collective is as exact as that of an alltoall
+    where every block has one target, and need not be reached elsewhere. With able switches a cut that
+    forwarding reaches is exact, and so is what up to `able_switches.EXACT_UP_TO` ranks reach along trees; among
+    more ranks it is the least limit of parts of the fabric, which need not be reached.
 
     Args:
         topology: the fabric; ranks outside the collective are relays that may forward, copy and reduce.
         collective: what is asked of it.
-        deadline: of the linear program of an alltoall or a custom collective; without its answer the limit is
-            looser.
+        deadline: of the linear program of an alltoall, a custom collective or one through able switches;
+            without its answer the limit is looser.
 
     Returns:
         Rate zero with a cut that nothing leaves where the ranks are not connected.
@@ -71,14 +75,35 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
         ArithmeticError: HiGHS fails on the linear program.
     """
     collective.check(topology)
+    found = _best(topology, collective, deadline)
+    rate = certified_rate(topology, collective, found)
+    return Bound(rate, found, certified_scope(topology, collective, found))
+
+
+def _best(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
+    if topology.holders > topology.ranks and collective.kind in TREE_KINDS:
+        return _of_able_switches(topology, collective, deadline)
     if collective.kind in _MIRRORED:
         there = Collective(_MIRRORED[collective.kind], collective.ranks, collective.root)
         mirrored = topology.reversed()
-        found = _mirror(topology, mirrored, _certificate(mirrored, there))
+        return _mirror(topology, mirrored, _certificate(mirrored, there))
+    return _certificate(topology, collective, deadline)
+
+
+def _of_able_switches(topology: Topology, collective: Collective, deadline: Deadline) -> Certificate:
+    """The cut that limits switches which only forward, too; else the least of what limits able ones."""
+    forwarding = _best(topology.forwarding, collective, deadline)
+    if isinstance(forwarding, Cut):
+        return forwarding
+    if collective.kind in _MIRRORED:
+        there = Collective(_MIRRORED[collective.kind], collective.ranks, collective.root)
+        mirrored = topology.reversed()
+        cut = _mirror(topology, mirrored, _tree_cut(mirrored, there))
+    elif collective.kind is Kind.ALLREDUCE:
+        cut = _allreduce_cut(topology, collective)
     else:
-        found = _certificate(topology, collective, deadline)
-    rate = certified_rate(topology, collective, found)
-    return Bound(rate, found, certified_scope(topology, collective, found))
+        cut = _tree_cut(topology, collective)
+    return _least(topology, collective, [cut, *able_certificates(topology, collective, deadline, _best)])
 
 
 def _certificate(topology: Topology, collective: Collective, deadline: Deadline = NO_DEADLINE) -> Certificate:

@@ -18,7 +18,7 @@ import numpy as np
 from arborcast.synth.certification.spanning import metric_mst_cost
 from arborcast.synth.certification.steiner import Steiner
 from arborcast.synth.certification.trees import cheapest_cost, cheapest_costs
-from arborcast.synth.certification.ways import FAR, Matrix, ways_between
+from arborcast.synth.certification.ways import FAR, ways_between
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.kernels.compiled import Ints
@@ -95,8 +95,8 @@ class Metric:
             others: what the ranks outside it may do; where they do not copy, neither do switches.
 
         Raises:
-            InputError: some rank cannot be reached; more ranks are apart than `steiner.MOST_APART` where other
-                vertices may join or fork.
+            InputError: some rank cannot be reached; more ranks are apart than `steiner.MOST_APART` where
+                other vertices may join or fork.
         """
         if collective.kind is Kind.CUSTOM:
             units = self._of_demands(collective)

@@ -1,17 +1,17 @@
 """How far data must travel where more than the ranks that take part may join and fork what passes.
 
 Relays may, and so may switches that reduce or multicast; all others only forward. A schedule, whatever its
-order, holds the trees measured here. Follow what a rank of a broadcast, or of one block of an allgather, ends
-with back to where it came from: each content of a switch came in once, so that these ways form an out-tree,
-which forks at ranks and at switches that multicast. Follow a finished sum back, and each contribution is in it
-once: they form an in-tree, which joins at ranks and at switches that reduce. Passing a switch that does
-neither costs its links and nothing else, as often as a way does so.
+order, holds the trees measured here. Follow what the ranks of a broadcast, or of one block of an allgather,
+end with back to where it came from: the first time that each vertex got it makes these ways an out-tree, which
+forks at ranks and at switches that multicast. Follow a finished sum back, and each contribution is in it once:
+these ways are an in-tree, which joins at ranks and at switches that reduce. Passing a switch that does neither
+costs its links and nothing else, as often as a way does so.
 
     switch with loopback   multicasts what a rank sent: the way back to that rank besides
                            gives a sum to a rank: the way from that rank besides
     limited adder          its price, once for each sum that it makes
-    allreduce              an in-tree to a vertex and an out-tree from it: any but a switch that would do both,
-                           join there and fork there, without being able to turn
+    allreduce              an in-tree to a vertex and an out-tree from it: any vertex but a switch at which both
+                           join and fork without its being able to turn
 
 A content that came to the switch from another able one has no rank to go back to, which is allowed for.
 Ranks that ways of length zero join both ways are one: what reaches one reaches all.
@@ -90,7 +90,7 @@ class Steiner:
 
     @cached_property
     def switches(self) -> tuple[Vertex, ...]:
-        """The able switches that are apart from ranks; at a rank all is joined or forked that is at others."""
+        """The able switches that are apart from ranks: what one at a rank can do, the rank can."""
         able = range(self.topology.ranks, self.topology.holders)
         return tuple(vertex for vertex in able if self.heads[vertex] >= self.topology.ranks)
 
@@ -162,8 +162,8 @@ class Steiner:
             return Trees(costs, nowhere)
         if count > MOST_APART:
             raise InputError(
-                f"dual for {self.collective.kind}: with relays or able switches at most {MOST_APART} ranks may "
-                f"be apart, got {count}"
+                f"dual for {self.collective.kind}: with relays or able switches at most {MOST_APART} ranks "
+                f"may be apart, got {count}"
             )
         to_forks = np.full_like(ways, FAR)
         to_forks[:, :ranks] = ways[:, :ranks]

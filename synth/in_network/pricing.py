@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from arborcast.synth.deadline import NO_DEADLINE, Deadline
+from arborcast.synth.deadline import Deadline
 from arborcast.synth.errors import InfeasibleError
 from arborcast.synth.in_network.steiner_tree import SteinerTree, trimmed
 from arborcast.synth.kernels.arborescence import cheapest_arborescence
@@ -373,15 +373,13 @@ def _forks(ways: Ints, terminals: Ints, forks: Flags, joining: Ints) -> tuple[In
             here, there = part | lowest, group ^ part ^ lowest
             for vertex in range(holders):
                 both = costs[here, vertex] + least[there, vertex]
-                if both < forked[group, vertex]:
-                    forked[group, vertex] = both
+                forked[group, vertex] = min(forked[group, vertex], both)
         for vertex in places:
             complete = forked[group, vertex] + joining[vertex]
             if complete >= FAR:
                 continue
             for src in range(holders):
-                if ways[src, vertex] + complete < costs[group, src]:
-                    costs[group, src] = ways[src, vertex] + complete
+                costs[group, src] = min(costs[group, src], ways[src, vertex] + complete)
         for vertex in range(holders):
             least[group, vertex] = costs[group, vertex]
             if forks[vertex] and forked[group, vertex] < costs[group, vertex]:

@@ -53,7 +53,7 @@ class SteinerProgram:
         rate: GB/s of the whole buffer that the columns carry, exactly.
         limit: what lengths and adders prove of all trees; None where too many ranks are apart to be exact.
         lengths: the price of each link, in the order of the topology.
-        adders: the price of each switch's adder, in the order of the topology: 0 where it is not limited.
+        adders: the price of each limited adder, in the order of `Topology.limited_adders`.
         columns: trees with their weights; a root's together carry its block.
         candidates: all that were found, without weights.
         rows: what columns use.
@@ -156,14 +156,13 @@ class _Generation:
         worth = sum(map(lambda price, capacity: price * capacity, proof, self.rows.capacities))
         scale = self.limit * self.unit * self.groups / worth if self.limit is not None and worth else 1
         prices = [price * scale for price in proof]
-        links, of_adder = len(self.topology.links), self.rows.of_adder
-        switches = range(self.topology.ranks, self.topology.size)
+        links = len(self.topology.links)
         candidates = tuple(self.columns.values())
         return SteinerProgram(
             rate * self.unit * self.groups,
             None if self.limit is None else self.limit * self.unit * self.groups,
             tuple(prices[:links]),
-            tuple(prices[of_adder[v]] if v in of_adder else Fraction(0) for v in switches),
+            tuple(prices[links:]),
             tuple(
                 replace(column, weight=weight * self.unit)
                 for column, weight in zip(candidates, weights, strict=True)

@@ -75,12 +75,9 @@ class Rows:
     @cached_property
     def of_adder(self) -> dict[Vertex, int]:
         """The row of each switch whose adder is limited."""
-        limited = (
-            vertex
-            for vertex, switch in enumerate(self.topology.switches, self.topology.ranks)
-            if switch.adder is not None
-        )
-        return {vertex: row for row, vertex in enumerate(limited, len(self.topology.links))}
+        return {
+            vertex: row for row, vertex in enumerate(self.topology.limited_adders, len(self.topology.links))
+        }
 
     @property
     def capacities(self) -> tuple[Fraction, ...]:

@@ -13,10 +13,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 from arborcast.synth.bounds import bound
+from arborcast.synth.bounds.able_switches import solved_steiner_program
 from arborcast.synth.certificate import Bound
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.deadline import Deadline
-from arborcast.synth.errors import InfeasibleError, TimedOutError
+from arborcast.synth.errors import TimedOutError
 from arborcast.synth.in_network.program import SteinerProgram, steiner_program
 from arborcast.synth.in_network.steiner_tree import Column, SteinerTree
 from arborcast.synth.lp.tree_program import CLOSE
@@ -47,7 +48,8 @@ def forwarding_answer(
     """
 
     def carried(found: Schedule) -> Schedule:
-        return replace(found, topology=topology, bound=bound(topology, collective))
+        limit = bound(topology, collective, Deadline.after(request.deadline_s))
+        return replace(found, topology=topology, bound=limit)
 
     try:
         return carried(solve(topology.forwarding, collective, request))
@@ -97,7 +99,7 @@ def _through_switches(
     topology: Topology, collective: Collective, request: Request, limit: Bound, deadline: Deadline
 ) -> Schedule | None:
     """The schedule along the best packing; None where no trees keep to what was asked."""
-    program = steiner_program(topology, collective, deadline)
+    program = solved_steiner_program(topology, collective, deadline)
     columns = _allowed(topology, collective, program, request, deadline)
     schedules = []
     for some in _low_first(topology, program, columns):

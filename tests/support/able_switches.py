@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from random import Random
 
 from arborcast.synth.collective import Collective, Kind
@@ -166,16 +166,14 @@ class Trees:
         ways = [_put(straight, self._way(dst, src, turned=turned))]
         for other in range(self.topology.ranks, self.topology.holders):
             if other != dst:
-                ways.append(
-                    _put(self._way(src, other, turned=turned), self._way(other, dst, turned=turned))
-                )
+                ways.append(_put(self._way(src, other, turned=turned), self._way(other, dst, turned=turned)))
         return min((way for way in ways if way), key=lambda way: way[0], default=None)
 
     def _way(self, src: Vertex, dst: Vertex, *, turned: bool) -> tuple[Fraction, Loads] | None:
         path = self._paths.get((dst, src) if turned else (src, dst))
         if path is None:
             return None
-        loads: Loads = Loads(list(zip(path, path[1:], strict=False)))
+        loads: Loads = Loads(pairwise(path))
         return sum((self.prices[hop] for hop in loads), Fraction(0)), loads
 
     @cached_property
@@ -183,8 +181,10 @@ class Trees:
         """The cheapest path between any two vertices over switches (Floyd and Warshall)."""
         paths = {(v, v): (v,) for v in range(self.topology.size)}
         paths |= {hop: hop for hop in self.topology.bandwidth}
-        cost = {pair: sum((self.prices[hop] for hop in zip(path, path[1:], strict=False)), Fraction(0))
-                for pair, path in paths.items()}  # fmt: skip
+        cost = {
+            pair: sum((self.prices[hop] for hop in pairwise(path)), Fraction(0))
+            for pair, path in paths.items()
+        }
         for through in range(self.topology.ranks, self.topology.size):
             for src in range(self.topology.size):
                 for dst in range(self.topology.size):
@@ -228,9 +228,9 @@ def arborescence(
         if u not in vertices or v not in vertices or (u in inside and v in inside):
             continue
         ends = (new if u in inside else u, new if v in inside else v)
-        price = price - cost[parent[v], v] if v in inside else price
-        if ends not in smaller or price < smaller[ends]:
-            smaller[ends], meant[ends] = price, (u, v)
+        more = price - cost[parent[v], v] if v in inside else price
+        if ends not in smaller or more < smaller[ends]:
+            smaller[ends], meant[ends] = more, (u, v)
     found = arborescence(smaller, (vertices - inside) | {new}, root)
     if found is None:
         return None
