@@ -1,9 +1,9 @@
 """The cheapest trees under prices of links and adders: the pricing of `synth.in_network.program`.
 
 A tree is a set of vertices at which it forks, and the cheapest arborescence over them and the ranks that take
-part. Dreyfus and Wagner (1971) find that set exactly, over subsets of what is apart: ranks joined by ways that
-cost nothing, both ways, are one. Where too many are apart, switches are taken in and left out while that helps
-(key-vertex insertion), which finds a good tree and proves nothing.
+part. Dreyfus and Wagner (1971) find that set exactly, over subsets of what is apart: ranks joined by ways
+that cost nothing, both ways, are one. Where too many are apart, switches are taken in and left out while that
+helps (key-vertex insertion), which finds a good tree and proves nothing.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Side:
         return np.array(relays, dtype=np.bool_)
 
     def hands_on(self, root: Vertex) -> bool:
-        """Whether trees must not fork at this root: a switch that could not multicast the sum that it made."""
+        """Whether trees must not fork at this root: a switch that could not multicast its own sum."""
         ranks = self.topology.ranks
         return self.turned and root >= ranks and not self.topology.switches[root - ranks].turns
 
@@ -198,7 +198,8 @@ class Priced:
     def _entering(self, nodes: Sequence[Vertex]) -> Ints:
         chosen = np.array(nodes)
         ways = self.ways[np.ix_(chosen, chosen)]
-        return np.minimum(ways + self.joining[chosen][None, :], FAR)
+        entering: Ints = np.minimum(ways + self.joining[chosen][None, :], FAR)
+        return entering
 
     def _arcs(self, src: Vertex, dst: Vertex) -> list[TreeEdge]:
         """The way between two vertices, in parts between the ranks that it passes."""
@@ -283,7 +284,7 @@ class Cheapest:
         """What trees cost that start at a switch and fork first at each vertex, the root aside."""
         priced = self.priced
         ways = priced.plain[root, : len(priced.joining)] if priced.side.hands_on(root) else priced.ways[root]
-        costs = np.minimum(ways + np.minimum(self.forked[-1] + priced.joining, FAR), FAR)
+        costs: Ints = np.minimum(ways + np.minimum(self.forked[-1] + priced.joining, FAR), FAR)
         costs[~priced.side.forks] = FAR
         costs[root] = FAR
         if priced.side.hands_on(root):

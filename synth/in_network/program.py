@@ -1,9 +1,9 @@
 """The best rate along trees that join and fork at able switches, with its trees and the prices that prove it.
 
-Column generation (Gilmore and Gomory 1961) over the linear program of `synth.lp.tree_program`: links and adders
-are rows, trees or pairs of trees columns, prices go to `synth.in_network.pricing`, and every tree that is
-cheaper than the program believes joins it. Floats propose; the rate, the prices and the limit that they prove
-are exact.
+Column generation (Gilmore and Gomory 1961) over the linear program of `synth.lp.tree_program`: links and
+adders are rows, trees or pairs of trees columns, prices go to `synth.in_network.pricing`, and every tree that
+is cheaper than the program believes joins it. Floats propose; the rate, the prices and the limit that they
+prove are exact.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def steiner_program(
 ) -> SteinerProgram:
     """The best rate over all trees (of an allreduce: pairs that meet) with able switches.
 
-    Exact where at most `MOST_APART` ranks are apart under the prices of the optimum; elsewhere the trees are as
-    good as heuristic pricing finds, and `limit` is None.
+    Exact where at most `MOST_APART` ranks are apart under the prices of the optimum; elsewhere the trees are
+    as good as heuristic pricing finds, and `limit` is None.
 
     Args:
         topology: the fabric; ranks that take no part are relays.
@@ -180,9 +180,8 @@ class _Generation:
             for root in self.roots:
                 if turn and self.deadline.has_passed:
                     return
-                found = _Question(self, _crowded(load, capacities, 2 + turn), exact=self._few_ranks).column(
-                    root
-                )
+                asked = _Question(self, _crowded(load, capacities, 2 + turn), exact=self._few_ranks)
+                found = asked.column(root)
                 if found is not None:
                     self._add(found)
                     load[list(found.used)] += list(found.used.values())
@@ -196,8 +195,8 @@ class _Generation:
     def _improves(self, prices: Ints, weighed: Weighed | None) -> bool:
         """Add cheap trees under some prices; whether one costs less than the program thought.
 
-        Heuristic ones first where that is faster; exact ones, with the limit that they prove, where those find
-        nothing. Without what was weighed every new tree counts.
+        Heuristic ones first where that is faster; exact ones, with the limit that they prove, where those
+        find nothing. Without what was weighed every new tree counts.
         """
         for exact in (True,) if self._few_ranks or weighed is None else (False, True):
             asked = _Question(self, prices, exact=exact)
@@ -259,11 +258,9 @@ class _Question:
         assert self._cheapest is not None, "who asks has counted the ranks that are apart"
         costs = [sum(one.total(root) for one in self._cheapest) for root in self._of.roots]
         known = [cost if cost < FAR else None for cost in costs]
-        return (
-            known
-            if self._of.groups > 1
-            else [min((cost for cost in known if cost is not None), default=None)]
-        )
+        if self._of.groups > 1:
+            return known
+        return [min((cost for cost in known if cost is not None), default=None)]
 
     def _good_tree(self, priced: Priced, root: Vertex) -> SteinerTree:
         forks = self._good_forks(priced, root)

@@ -27,7 +27,7 @@ class SteinerTree:
     Attributes:
         root: a rank, or in an allreduce a switch.
         edges: parents before children; ends are ranks and switches that fork, and what `via` names forwards.
-        returns: for each edge from a rank to a switch with loopback, the way from the switch back to the rank.
+        returns: for each edge from a rank to a switch with loopback, the way back from there.
     """
 
     root: Vertex
@@ -106,7 +106,7 @@ class Column:
     Attributes:
         group: whose part: 0 but for the kinds in which each rank has its own trees.
         out: along which it is spread; None for a reduction.
-        into: along which it is gathered; None where nothing is reduced. In an allreduce both meet at the root.
+        into: along which it is gathered; None where nothing is reduced. Of an allreduce both have one root.
         used: how often it uses each row.
         weight: GB/s of the buffer.
     """
@@ -154,8 +154,8 @@ def trimmed(
 ) -> list[TreeEdge]:
     """An arborescence within arcs that reach all that is needed, with no more switches than it takes.
 
-    Each vertex is reached once, by as few edges as there are; branches that end at nothing needed are gone, and
-    a switch with one child only forwards. Arcs are only left out or put together, so that loads fall.
+    Each vertex is reached once, by as few edges as there are; branches that end at nothing needed are gone,
+    and a switch with one child only forwards. Arcs are only left out or put together, so that loads fall.
 
     Args:
         root: where it starts.

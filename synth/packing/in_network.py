@@ -1,8 +1,8 @@
 """The tree method where switches reduce or multicast: trees that join and fork at switches, made a schedule.
 
-`synth.in_network` packs the trees; here few of them are chosen, no more than switches hold, and each becomes a
-chunk: gathered level by level up to the root, then spread. Trees of the graph whose switches only forward are
-the other candidate, and what is left for kinds that gain nothing.
+`synth.in_network` packs the trees; here few of them are chosen, no more than switches hold, and each becomes
+a chunk: gathered level by level up to the root, then spread. Trees of the graph whose switches only forward
+are the other candidate, and what is left for kinds that gain nothing.
 """
 
 from __future__ import annotations

@@ -64,9 +64,11 @@ def test_a_sum_may_be_handed_to_another_switch_that_multicasts():
     # Ranks can only send to `up` and only hear from `down`: neither turns, and nobody else could.
     links = [Link(rank, 3, Fraction(1)) for rank in range(3)]
     links += [Link(4, rank, Fraction(1)) for rank in range(3)] + [Link(3, 4, Fraction(1))]
-    fabric = Topology.build("up, down", 3, links, [Switch("up", reduces=True), Switch("down", multicasts=True)])
+    fabric = Topology.build(
+        "up, down", 3, links, [Switch("up", reduces=True), Switch("down", multicasts=True)]
+    )
     assert steiner_program(fabric, Collective.on(fabric, "allreduce")).limit == 1
-    # By a rank: the cable between carries what two of them send, then what the third one sends, twice.
+    # By a rank: what two of them send passes the cable between, then what goes out to two.
     assert steiner_program(fabric.forwarding, Collective.on(fabric, "allreduce")).limit == Fraction(1, 4)
 
 
@@ -90,10 +92,14 @@ def agrees_with_brute_force(seed: int) -> int:
             program = steiner_program(fabric, collective)
         except InfeasibleError:
             continue
+        price_of = dict(zip(fabric.limited_adders, program.adders, strict=True))
+        prices = [price_of.get(vertex, Fraction(0)) for vertex in range(fabric.ranks, fabric.size)]
         adders = [switch.adder or Fraction(0) for switch in fabric.switches]
-        worth = sum(link.bandwidth * length for link, length in zip(fabric.links, program.lengths, strict=True))
-        worth += sum(adder * price for adder, price in zip(adders, program.adders, strict=True))
-        cheapest = cheapest_by_force(fabric, collective, program.lengths, program.adders)
+        worth = sum(
+            link.bandwidth * length for link, length in zip(fabric.links, program.lengths, strict=True)
+        )
+        worth += sum(adder * price for adder, price in zip(adders, prices, strict=True))
+        cheapest = cheapest_by_force(fabric, collective, program.lengths, prices)
         assert program.rate == program.limit == worth / cheapest, (seed, kind, ranks)
         compared += 1
     return compared
@@ -114,7 +120,9 @@ def test_no_trees_by_brute_force_are_better_at_length(first):
 def test_the_same_question_has_the_same_answer(kind):
     fabric = drawn(3)
     first, second = (steiner_program(fabric, Collective.on(fabric, kind)) for _ in range(2))
-    assert [(one.key, one.weight) for one in first.columns] == [(one.key, one.weight) for one in second.columns]
+    assert [(one.key, one.weight) for one in first.columns] == [
+        (one.key, one.weight) for one in second.columns
+    ]
     assert first.lengths == second.lengths
 
 
