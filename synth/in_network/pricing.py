@@ -314,9 +314,10 @@ def _plain_ways(
                     last[source, there] = link
             here = -1
             for vertex in range(ranks, size):
-                if not done[vertex] and ways[source, vertex] < FAR:
-                    if here < 0 or ways[source, vertex] < ways[source, here]:
-                        here = vertex
+                if done[vertex] or ways[source, vertex] >= FAR:
+                    continue
+                if here < 0 or ways[source, vertex] < ways[source, here]:
+                    here = vertex
             if here >= 0:
                 reached = ways[source, here]
         ways[source, source] = 0
@@ -358,7 +359,6 @@ def _forks(ways: Ints, terminals: Ints, forks: Flags, joining: Ints) -> tuple[In
     costs = np.full((1 << count, holders), FAR)
     forked = np.full((1 << count, holders), FAR)
     least = np.full((1 << count, holders), FAR)  # with or without another fork at the same vertex
-    places = np.flatnonzero(forks)
     for bit in range(count):
         for vertex in range(holders):
             costs[1 << bit, vertex] = ways[vertex, terminals[bit]]
@@ -375,9 +375,9 @@ def _forks(ways: Ints, terminals: Ints, forks: Flags, joining: Ints) -> tuple[In
             for vertex in range(holders):
                 both = costs[here, vertex] + least[there, vertex]
                 forked[group, vertex] = min(forked[group, vertex], both)
-        for vertex in places:
+        for vertex in range(holders):
             complete = forked[group, vertex] + joining[vertex]
-            if complete >= FAR:
+            if not forks[vertex] or complete >= FAR:
                 continue
             for src in range(holders):
                 costs[group, src] = min(costs[group, src], ways[src, vertex] + complete)
