@@ -8,10 +8,27 @@ from dataclasses import replace
 from fractions import Fraction
 
 from arborcast.synth.errors import TopologyError
-from arborcast.synth.topology import Link, Topology, Vertex
+from arborcast.synth.topology import Link, Switch, Topology, Vertex
 
 MAX_VERTICES = 1 << 16
 MAX_LINKS = 1 << 21
+
+
+IN_NETWORK = {
+    "none": Switch("none"),
+    "reduce": Switch("reduce", reduces=True),
+    "multicast": Switch("multicast", multicasts=True),
+    "both": Switch("both", reduces=True, multicasts=True),
+    "turn": Switch("turn", reduces=True, multicasts=True, turns=True),
+    "loopback": Switch("loopback", reduces=True, multicasts=True, loopback=True),
+}
+"""What a switch can do beside forwarding, by the words of specs: with InfiniBand SHARP it turns, with NVLink
+SHARP it loops back."""
+
+
+def switch_that(name: str, what: str) -> Switch:
+    """A switch of this name that can do what a word of `IN_NETWORK` says."""
+    return replace(IN_NETWORK[what], name=name)
 
 
 def cable(

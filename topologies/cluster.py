@@ -216,9 +216,9 @@ def join(
     """Hosts cabled to a fabric by all of their NICs.
 
     Ranks are numbered host by host; then come the switches of each host, called `host3.nvswitch`, then those
-    of the fabric. Equal hosts are symmetric: the symmetries of one are declared for all at once, and so are
-    the rotations of hosts that the fabric allows. A machine of several hosts is one in names and rotations;
-    the fabric takes each of its hosts for one.
+    of the fabric; all that reduce or multicast before all others. Equal hosts are symmetric: the symmetries
+    of one are declared for all at once, and so are the rotations of hosts that the fabric allows. A machine
+    of several hosts is one in names and rotations; the fabric takes each of its hosts for one.
 
     Args:
         name: of the topology.
@@ -249,20 +249,31 @@ def join(
         for number, host in enumerate(placed)
         for own in host.switches()
     ]
-    owners: list[int | None] = [None] * size
-    for number, host in enumerate(placed):
-        for own in range(host.size):
-            owners[host.vertex(own)] = number
-    topology = Topology.build(name, ranks, links, [*switches, *wiring.switches])
+    switches += [Switch(own) if isinstance(own, str) else own for own in wiring.switches]
+    order = [*range(ranks), *(ranks + place for place in _able_first(switches))]
+    moved = {before: after for after, before in enumerate(order)}
+    owner = {host.vertex(own): number for number, host in enumerate(placed) for own in range(host.size)}
+    owners = [owner.get(vertex) for vertex in order]
+    topology = Topology.build(
+        name,
+        ranks,
+        (replace(link, src=moved[link.src], dst=moved[link.dst]) for link in links),
+        (switches[vertex - ranks] for vertex in order[ranks:]),
+    )
     kinds = {id(host.machine): host for host in placed}.values()
     joined = Machine(
-        replace(topology, symmetries=tuple(_symmetries(topology, placed, wiring, first))),
+        replace(topology, symmetries=tuple(_symmetries(topology, placed, wiring, first, order))),
         gpus=tuple(gpu for host in hosts for gpu in host.gpus),
         devices=tuple(device for host in hosts for device in host.devices),
         hosts=_numbered(hosts),
         notes=tuple(dict.fromkeys(note for host in kinds for note in (*host.machine.notes, *_held_up(host)))),
     )
     return Cluster(joined, tuple(owners))
+
+
+def _able_first(switches: Sequence[Switch]) -> list[int]:
+    """The order of a topology's switches: those that reduce or multicast, then the others."""
+    return sorted(range(len(switches)), key=lambda place: not switches[place].is_able)
 
 
 def _placed(hosts: Sequence[Machine]) -> list[_Placed]:
@@ -330,12 +341,14 @@ def _held_up(host: _Placed) -> Iterator[str]:
 
 
 def _symmetries(
-    topology: Topology, placed: Sequence[_Placed], wiring: Wiring, first: Vertex
+    topology: Topology, placed: Sequence[_Placed], wiring: Wiring, first: Vertex, order: Sequence[Vertex]
 ) -> Iterator[Permutation]:
     """Those of equal hosts, applied to all of them at once, and rotations of equal hosts.
 
-    Each is tried on the topology: what NICs and fabric break is not declared.
+    `order` is what each vertex was before switches that are able moved to the front. Each is tried on the
+    topology: what NICs and fabric break is not declared.
     """
+    moved = {before: after for after, before in enumerate(order)}
     classes: dict[tuple[object, ...], list[int]] = {}
     for number, host in enumerate(placed):
         classes.setdefault(_kind(host), []).append(number)
@@ -352,9 +365,10 @@ def _symmetries(
         blocks = [block // each for block in wiring.blocks if len(classes) == 1 and block % each == 0]
         moves += [_Move(turn, _still(sample)) for turn in _turns(numbers, blocks)]
     for move in moves:
-        found = _images(move, placed, wiring, first, topology.size)
-        if found is None or found == tuple(range(topology.size)):
+        images = _images(move, placed, wiring, first, topology.size)
+        if images is None or images == tuple(range(topology.size)):
             continue
+        found = tuple(moved[images[vertex]] for vertex in order)
         with suppress(TopologyError):
             topology.check_symmetry(found)
             yield found

@@ -10,6 +10,7 @@ from typing import Any
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import parse_number, shorten
 from arborcast.synth.topology import Topology
+from arborcast.topologies import builders
 from arborcast.topologies.builders import MAX_VERTICES
 from arborcast.topologies.machine import Machine
 from arborcast.topologies.rates import Rates
@@ -208,6 +209,16 @@ def one_of(*words: str) -> Callable[[str], str]:
         return text
 
     return read
+
+
+IN_NETWORK = Parameter(
+    "in-network",
+    "|".join(builders.IN_NETWORK),
+    one_of(*builders.IN_NETWORK),
+    "none",
+    keyword="in_network",
+)
+"""What switches can do beside forwarding."""
 
 
 def _write(value: object) -> str:

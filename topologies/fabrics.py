@@ -13,6 +13,8 @@ from typing import Protocol
 
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.numerals import parse_number, shorten
+from arborcast.synth.topology import Switch
+from arborcast.topologies.builders import switch_that
 
 SWITCH_HOP_US = Fraction(13, 100)
 """From one switch of a network to the next: 130 ns port to port (NVIDIA Quantum data sheet)."""
@@ -23,13 +25,13 @@ class Wiring:
     """A fabric for given hosts.
 
     Attributes:
-        switches: their names.
+        switches: their names, or what else they can do.
         port: the index of the switch that a NIC is cabled to, by the number of its host and its own.
         cables: pairs of switches with their GB/s each way.
         blocks: runs of so many hosts stand alike, from small to large; for the search for symmetries.
     """
 
-    switches: tuple[str, ...]
+    switches: tuple[str | Switch, ...]
     port: Callable[[int, int], int]
     cables: tuple[tuple[int, int, Fraction], ...] = ()
     blocks: tuple[int, ...] = ()
@@ -55,9 +57,11 @@ class Rails:
 
     Attributes:
         count: of switches; None for as many as the host with most of them has NICs.
+        in_network: what the switches can do, a word of `IN_NETWORK`.
     """
 
     count: int | None = None
+    in_network: str = "none"
 
     def wire(self, name: str, nics: Sequence[Sequence[Fraction]]) -> Wiring:
         """See `Fabric`."""
@@ -65,7 +69,8 @@ class Rails:
         count = self.count or most
         if most % count:
             raise TopologyError(f"{name}: rails must divide the {most} NICs of a host, got {count}")
-        switches = ("fabric",) if count == 1 else tuple(f"fabric{rail}" for rail in range(count))
+        names = ["fabric"] if count == 1 else [f"fabric{rail}" for rail in range(count)]
+        switches = tuple(switch_that(name, self.in_network) for name in names)
         return Wiring(switches, lambda host, nic: nic % count)
 
 
@@ -79,10 +84,12 @@ class FatTree:
     Attributes:
         oversubscription: at least 1.
         hosts: under each leaf; None for the largest divisor of their number that is at most its square root.
+        in_network: what leaves and core can do, a word of `IN_NETWORK`.
     """
 
     oversubscription: Fraction
     hosts: int | None = None
+    in_network: str = "none"
 
     def wire(self, name: str, nics: Sequence[Sequence[Fraction]]) -> Wiring:
         """See `Fabric`."""
@@ -99,36 +106,44 @@ class FatTree:
             for leaf in range(leaves)
         ]
         return Wiring(
-            (*(f"leaf{leaf}" for leaf in range(leaves)), "core"),
+            tuple(
+                switch_that(name, self.in_network)
+                for name in (*(f"leaf{leaf}" for leaf in range(leaves)), "core")
+            ),
             lambda host, nic: host // under,
             tuple((leaf, leaves, rate / self.oversubscription) for leaf, rate in enumerate(sums) if rate),
             (under,),
         )
 
 
-FORMS = "rail, rail:N, full, fat-tree:RATIO or fat-tree:RATIO:HOSTS"
+FORMS = "rail, rail:N, full, fat-tree:RATIO or fat-tree:RATIO:HOSTS, +sharp after any of them"
 
 
 def fabric_named(text: str) -> Fabric:
     """The fabric that a text names.
 
     `rail` has a switch for every NIC of a host, `rail:N` N of them, `full` one; `fat-tree:RATIO:HOSTS` so
-    many hosts under each leaf.
+    many hosts under each leaf. With `+sharp` after it, its switches reduce, multicast and turn, as those of
+    InfiniBand with SHARP do (Graham et al., COMHPC 2016).
 
     Raises:
         TopologyError: none has this name, or its numbers break a rule.
     """
-    kind, *numbers = text.lower().replace("_", "-").split(":")
+    wiring, plus, able = text.lower().replace("_", "-").partition("+")
+    kind, *numbers = wiring.split(":")
+    if plus and able != "sharp":
+        raise TopologyError(f"fabric {shorten(text)}: must be {FORMS}")
+    in_network = "turn" if plus else "none"
     try:
         match kind, numbers:
             case "full", []:
-                return Rails(1)
+                return Rails(1, in_network)
             case "rail" | "rails", []:
-                return Rails()
+                return Rails(None, in_network)
             case "rail" | "rails", [count]:
-                return Rails(_whole(count))
+                return Rails(_whole(count), in_network)
             case "fat-tree", [ratio, *hosts] if len(hosts) <= 1:
-                return FatTree(_ratio(ratio), *map(_whole, hosts))
+                return FatTree(_ratio(ratio), _whole(hosts[0]) if hosts else None, in_network)
     except ValueError as error:
         raise TopologyError(f"fabric {shorten(text)}: {error}") from error
     raise TopologyError(f"fabric {shorten(text)}: must be {FORMS}")

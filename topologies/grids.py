@@ -20,9 +20,10 @@ from arborcast.topologies.builders import (
     number_of,
     rotation,
     side_by_side,
+    switch_that,
     without_identity,
 )
-from arborcast.topologies.entries import Entry, Parameter, bandwidth, count, extents, latency
+from arborcast.topologies.entries import IN_NETWORK, Entry, Parameter, bandwidth, count, extents, latency
 
 
 def torus(*, name: str, extents: Sequence[int], bandwidth: Fraction, latency: Fraction) -> Topology:
@@ -122,12 +123,12 @@ def full(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> To
     return Topology.build(name, ranks, links, symmetries=without_identity([rotation(ranks)]))
 
 
-def star(*, name: str, ranks: int, bandwidth: Fraction, latency: Fraction) -> Topology:
-    """Ranks around one switch. Symmetries: the rotation."""
+def star(*, name: str, ranks: int, in_network: str, bandwidth: Fraction, latency: Fraction) -> Topology:
+    """Ranks around one switch, which can do what a word of `IN_NETWORK` says. Symmetries: the rotation."""
     check_size(name, ranks + 1, 2 * ranks)
     links = [link for rank in range(ranks) for link in cable(rank, ranks, bandwidth, latency)]
     symmetries = without_identity([side_by_side(rotation(ranks), [0])])
-    return Topology.build(name, ranks, links, ["switch"], symmetries)
+    return Topology.build(name, ranks, links, [switch_that("switch", in_network)], symmetries)
 
 
 def fat_tree(
@@ -135,6 +136,7 @@ def fat_tree(
     name: str,
     extents: Sequence[int],
     oversubscription: Fraction,
+    in_network: str,
     bandwidth: Fraction,
     latency: Fraction,
 ) -> Topology:
@@ -143,7 +145,8 @@ def fat_tree(
     `extents` counts children from the top: 2x4x8 is one core over 2 pods of 4 leaves of 8 ranks. The switches
     that a multipath fabric (folded Clos) has in the place of one fat switch are one vertex here. A switch's
     link upwards carries what all its links downwards carry, divided by `oversubscription` once per level.
-    Symmetries: rotations among the children, at every level.
+    All switches can do what a word of `IN_NETWORK` says. Symmetries: rotations among the children, at every
+    level.
     """
     if oversubscription < 1:
         raise TopologyError(f"{name}: oversubscription must be at least 1, got {oversubscription}")
@@ -169,7 +172,8 @@ def fat_tree(
             for level, count in enumerate(counts)
         ]
         symmetries.append(side_by_side(blocks[-1], *blocks[:-1]))
-    return Topology.build(name, ranks, links, _switch_names(extents, counts), without_identity(symmetries))
+    switches = [switch_that(switch, in_network) for switch in _switch_names(extents, counts)]
+    return Topology.build(name, ranks, links, switches, without_identity(symmetries))
 
 
 def _switch_names(extents: Sequence[int], counts: Sequence[int]) -> list[str]:
@@ -251,12 +255,12 @@ ENTRIES: Sequence[Entry] = (
         (Parameter("dimension", "D", count, required=True), *_LINKS),
     ),
     Entry("full", "every rank linked to every other", full, (_RANKS, *_LINKS)),
-    Entry("star", "ranks around one switch", star, (_RANKS, *_LINKS)),
+    Entry("star", "ranks around one switch", star, (_RANKS, IN_NETWORK, *_LINKS)),
     Entry(
         "fat-tree",
         "switches over switches over ranks, children counted from the top",
         fat_tree,
-        (_shape("2x4x8"), Parameter("oversubscription", "R", bandwidth, Fraction(1)), *_LINKS),
+        (_shape("2x4x8"), Parameter("oversubscription", "R", bandwidth, Fraction(1)), IN_NETWORK, *_LINKS),
     ),
     Entry(
         "dragonfly",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from arborcast import synth
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.formats.topology_text import topology_to_yaml
-from arborcast.synth.topology import Topology
+from arborcast.synth.topology import Switch, Topology
 from arborcast.topologies import GPUS, catalog, load, load_machine
 
 # every entry once or more, with vertices (ranks, switches), cables, and the ranks' bandwidth out
@@ -93,6 +94,10 @@ SIZES = [
     ("hypercube:4", 16, 0, 32, {4}),
     ("full:6", 6, 0, 15, {5}),
     ("star:4", 4, 1, 4, {1}),
+    ("star:4,in-network=loopback", 4, 1, 4, {1}),
+    ("fat-tree:2x2,in-network=turn", 4, 3, 6, {1}),
+    ("boxes:2,gpus=4,inside=9,nic=1,nics=1,in-network=loopback,fabric=sharp", 8, 5, 8 + 8 + 2, {10}),
+    ("dgx-a100:boxes=2,fabric=sharp", 16, 2 + 2, 32, {325}),
     ("fat-tree:2x3x4", 24, 1 + 2 + 6, 24 + 6 + 2, {1}),
     ("dragonfly:5x2x3", 30, 10, 30 + 5 + 10, {1}),
     ("dragonfly:9x4x2", 72, 36, 72 + 9 * 6 + 36, {1}),
@@ -132,6 +137,8 @@ ORBITS = {
     "full:6": 1,
     "star:4": 1,
     "fat-tree:2x3x4": 1,
+    "boxes:2,gpus=4,inside=9,nic=1,nics=1,in-network=loopback,fabric=sharp": 1,
+    "dgx-a100:boxes=2,fabric=sharp": 1,
     "dragonfly:5x2x3": 2,
     "dragonfly:9x4x2": 4,
 }
@@ -170,6 +177,11 @@ NAMES = {
     "hypercube:3,latency=1e-9": "hypercube:3,latency=1e-09",
     "full:4,bandwidth=1e9": "full:4,bandwidth=1000000000",
     "star:4,latency=7,bandwidth=2": "star:4,bandwidth=2,latency=7",
+    "star:4,in-network=none": "star:4",
+    "star:4,latency=7,in-network=turn": "star:4,in-network=turn,latency=7",
+    "dgx-a100:fabric=sharp": "dgx-a100",  # one box has no fabric
+    "dgx-a100:2,fabric=plain": "dgx-a100:boxes=2",
+    "dgx-a100:2,fabric=sharp": "dgx-a100:boxes=2,fabric=sharp",
     "fat-tree:2x4x8,oversubscription=2": "fat-tree:2x4x8,oversubscription=2",
     "dragonfly:5x2x1,global=3,local=2": "dragonfly:5x2x1,local=2,global=3",
 }
@@ -180,6 +192,54 @@ def test_the_name_is_the_spec_that_gives_the_same_again(spec: str, name: str) ->
     topology = load(spec)
     assert topology.name == name
     assert load(name) == topology
+
+
+SHARP = Switch("", reduces=True, multicasts=True, turns=True)
+NVLS = Switch("", reduces=True, multicasts=True, loopback=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "switches"),
+    [
+        ("star:4", {"switch": Switch("")}),
+        ("star:4,in-network=reduce", {"switch": Switch("", reduces=True)}),
+        ("star:4,in-network=multicast", {"switch": Switch("", multicasts=True)}),
+        ("star:4,in-network=both", {"switch": Switch("", reduces=True, multicasts=True)}),
+        ("star:4,in-network=turn", {"switch": SHARP}),
+        ("star:4,in-network=loopback", {"switch": NVLS}),
+        ("fat-tree:2x2,in-network=turn", {"core": SHARP, "leaf0": SHARP, "leaf1": SHARP}),
+        (
+            "boxes:2,gpus=4,inside=9,nic=1,nics=1,in-network=loopback,fabric=sharp",
+            {
+                **{"box0.nvswitch": NVLS, "box1.nvswitch": NVLS, "fabric": SHARP},
+                **{"box0.nic0": Switch(""), "box1.nic0": Switch("")},
+            },
+        ),
+        (
+            "dgx-a100:boxes=2,fabric=sharp",
+            {
+                **{"fabric0": SHARP, "fabric1": SHARP},
+                **{"box0.nvswitch": Switch(""), "box1.nvswitch": Switch("")},
+            },
+        ),
+    ],
+)
+def test_what_switches_can_do(spec: str, switches: dict[str, Switch]) -> None:
+    """In their order: those that are able come first."""
+    found = load(spec).switches
+    assert list(found) == [replace(switch, name=name) for name, switch in switches.items()]
+
+
+def test_the_hosts_keep_their_links_where_switches_change_places() -> None:
+    """Whatever the fabric can do, each rank has the same neighbours by name, at the same rates."""
+
+    def by_name(spec: str) -> dict[tuple[int | str, int | str], Fraction]:
+        topology = load(spec)
+        return {(topology.label(a), topology.label(b)): rate for (a, b), rate in topology.bandwidth.items()}
+
+    spec = "boxes:4,gpus=4,inside=9,nic=1,nics=2,rails=2"
+    assert by_name(spec) == by_name(f"{spec},fabric=sharp") == by_name(f"{spec},in-network=loopback")
+    assert len(load(spec).symmetries) == len(load(f"{spec},fabric=sharp").symmetries)
 
 
 def test_every_entry_is_in_the_table() -> None:
@@ -449,6 +509,9 @@ def test_grids_are_networkx_grids(extents: list[int]) -> None:
         ),
         ("boxes:1,gpus=1,inside=900", "gpus must be at least 2, got 1"),
         ("boxes:1,gpus=8,inside=900,links=star", "links: must be switch or mesh, got 'star'"),
+        ("star:4,in-network=sharp", "in-network: must be none or reduce or .* or loopback, got 'sharp'"),
+        ("boxes:1,gpus=2,inside=1,links=mesh,in-network=turn", "in-network goes with links=switch, got mesh"),
+        ("ndv5:boxes=2,fabric=sharp", "takes .*, got 'fabric=sharp'"),
         ("fat-tree:2x2,oversubscription=1/2", "oversubscription must be at least 1, got 1/2"),
         ("dragonfly:4x4", "must be groups x routers x ranks"),
     ],

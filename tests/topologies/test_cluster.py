@@ -261,6 +261,22 @@ def test_switches_that_reduce_stay_such() -> None:
     ]
 
 
+def test_switches_that_reduce_come_first() -> None:
+    """The second host's alone reduces: it and the fabric change places with the first one's."""
+    links = [Link(*ends, Fraction(10)) for rank in range(2) for ends in ((rank, 2), (2, rank))]
+    hosts = [Topology.build(name, 2, links, [Switch("hub", name == "able")]) for name in ("plain", "able")]
+    members = [replace(Machine.of(host), nics=own_nics(2, Fraction(1))) for host in hosts]
+    found = join("two", members, fabric_named("full+sharp"))
+    pod = found.machine.topology
+    assert [switch.name for switch in pod.switches] == ["host1.hub", "fabric", "host0.hub"]
+    assert found.owners == (0, 0, 1, 1, 1, None, 0)
+    assert {(pod.label(a), pod.label(b)) for a, b in pod.bandwidth if a < b} == {
+        *((rank, "host0.hub") for rank in (0, 1)),
+        *((rank, "host1.hub") for rank in (2, 3)),
+        *((rank, "fabric") for rank in range(4)),
+    }
+
+
 def test_hosts_without_nics_or_their_rates() -> None:
     with pytest.raises(TopologyError, match=r"^pair: shows no NICs; nic GB/s gives each of its ranks one"):
         with_nics(pair())
@@ -279,6 +295,10 @@ def test_hosts_without_nics_or_their_rates() -> None:
         ("RAIL:4", Rails(4)),
         ("fat-tree:2", FatTree(Fraction(2))),
         ("fat_tree:3/2:8", FatTree(Fraction(3, 2), 8)),
+        ("full+SHARP", Rails(1, "turn")),
+        ("rail+sharp", Rails(None, "turn")),
+        ("rail:4+sharp", Rails(4, "turn")),
+        ("fat-tree:2+sharp", FatTree(Fraction(2), None, "turn")),
     ],
 )
 def test_fabrics_by_name(text: str, fabric: object) -> None:
@@ -296,6 +316,8 @@ def test_fabrics_by_name(text: str, fabric: object) -> None:
         ("rail:0", "fabric 'rail:0': must have a whole number in 1..65535, got '0'"),
         ("fat-tree:1/2", "RATIO must be at least 1 and at most 1e6, got '1/2'"),
         ("fat-tree:two", "must be a number such as"),
+        ("rail+nvls", r"fabric 'rail\+nvls': must be rail, .* \+sharp after any of them"),
+        ("rail+", "must be rail, rail:N, full"),
     ],
 )
 def test_wrong_fabrics(text: str, message: str) -> None:
@@ -390,7 +412,7 @@ def test_random_clusters_are_the_graph_made_by_hand(
         assert len(found.symmetries) >= 1  # the rotation of the hosts, at least
 
 
-@given(st.lists(hosts(), min_size=2, max_size=4), st.sampled_from(["full", "rail", "fat-tree:2:1"]))
+@given(st.lists(hosts(), min_size=2, max_size=4), st.sampled_from(["full", "rail+sharp", "fat-tree:2:1"]))
 @settings(max_examples=40, deadline=None)
 def test_random_clusters_come_back_from_their_files(
     tmp_path_factory: pytest.TempPathFactory, members: list[Machine], fabric: str

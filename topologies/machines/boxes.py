@@ -8,8 +8,15 @@ from fractions import Fraction
 from arborcast.synth.errors import TopologyError
 from arborcast.synth.topology import Topology
 from arborcast.topologies import cluster
-from arborcast.topologies.builders import cable, check_size, rotation, side_by_side, without_identity
-from arborcast.topologies.entries import BOTH, Beyond, Entry, Parameter, bandwidth, count, one_of
+from arborcast.topologies.builders import (
+    cable,
+    check_size,
+    rotation,
+    side_by_side,
+    switch_that,
+    without_identity,
+)
+from arborcast.topologies.entries import BOTH, IN_NETWORK, Beyond, Entry, Parameter, bandwidth, count, one_of
 from arborcast.topologies.fabrics import Rails
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.grids import full
@@ -17,6 +24,8 @@ from arborcast.topologies.machine import Machine, Nic
 from arborcast.topologies.rates import NVLINK_LATENCY_US, NVSWITCH_HOP_US, Rates
 
 BOXES = Parameter("boxes", "N", count, 1)
+FABRIC = Parameter("fabric", "plain|sharp", one_of("plain", "sharp"), "plain", needs="boxes")
+"""Whether the switches between boxes reduce, multicast and turn, as those of InfiniBand with SHARP."""
 
 
 def rails(default: int) -> Parameter:
@@ -29,15 +38,16 @@ def nic(default: Fraction | None) -> Parameter:
     return Parameter("nic", "GB/s", bandwidth, default, needs="boxes")
 
 
-def switched(name: str, gpus: int, rate: Fraction) -> Topology:
+def switched(name: str, gpus: int, rate: Fraction, in_network: str = "none") -> Topology:
     """A box whose GPUs reach one switch that blocks nothing, at so many GB/s each way.
 
     All NVSwitch chips of a box, or of a rack, carry every pair of GPUs at full rate together: one vertex.
+    What it can do beside is a word of `IN_NETWORK`.
     """
     check_size(name, gpus + 1, 2 * gpus)
     links = [link for gpu in range(gpus) for link in cable(gpu, gpus, rate, NVSWITCH_HOP_US)]
     symmetries = without_identity([side_by_side(rotation(gpus), [0])])
-    return Topology.build(name, gpus, links, ["nvswitch"], symmetries)
+    return Topology.build(name, gpus, links, [switch_that("nvswitch", in_network)], symmetries)
 
 
 def meshed(name: str, gpus: int, rate: Fraction) -> Topology:
@@ -55,20 +65,22 @@ def several(
     rails: int,
     rates: Rates = Rates.DATASHEET,
     host: int | None = None,
+    fabric: str = "plain",
 ) -> Machine:
     """One box with its NICs, or as many as are asked for on a fabric of `rails` switches.
 
-    `host` is the number of ranks of one host, where a box is several.
+    `host` is the number of ranks of one host, where a box is several; `fabric` as `FABRIC` reads it.
     """
+    switches = Rails(rails, "turn" if fabric == "sharp" else "none")
     box = Machine.of(topology, gpu=gpu)
     ranks = topology.ranks
     per_host = host or ranks
     box = Machine(topology, box.gpus, box.devices, tuple(rank // per_host for rank in range(ranks)), nics)
-    Rails(rails).wire(name, cluster.speeds_by_host(box))  # a rule that holds for one box, too
+    switches.wire(name, cluster.speeds_by_host(box))  # a rule that holds for one box, too
     if boxes == 1:
         return box
     check_size(name, boxes * topology.size, boxes * len(topology.links))
-    return cluster.join(name, [box] * boxes, Rails(rails), word="box", rates=rates).machine
+    return cluster.join(name, [box] * boxes, switches, word="box", rates=rates).machine
 
 
 def box_entry(
@@ -82,6 +94,7 @@ def box_entry(
     gpus: int = 8,
     shape: str = "switch",
     deal: int = 1,
+    infiniband: bool = False,
     beyond: Callable[[Topology, int], Beyond] | None = None,
 ) -> Entry:
     """An entry for boxes in which all links of a GPU go to one switch, or an equal share to each other GPU.
@@ -96,21 +109,24 @@ def box_entry(
         gpus: in a box.
         shape: "switch" or "mesh".
         deal: number of fabric switches that NICs are dealt to, unless told.
+        infiniband: whether that fabric can have SHARP.
         beyond: see `Entry`.
     """
     ports, _, speed = nics.partition(" x ")
 
-    def build(*, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates) -> Machine:
+    def build(
+        *, name: str, boxes: int, nic: Fraction, rails: int, rates: Rates, fabric: str = "plain"
+    ) -> Machine:
         rate = GPUS[gpu].links * GPUS[gpu].rate(rates)
         topology = switched(name, gpus, rate) if shape == "switch" else meshed(name, gpus, rate / (gpus - 1))
         hung = nics_of(gpus, nic, int(ports))
-        return several(name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates)
+        return several(name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates, fabric=fabric)
 
     return Entry(
         name,
         description,
         build,
-        (BOXES, nic(Fraction(speed)), rails(deal)),
+        (BOXES, nic(Fraction(speed)), rails(deal), *([FABRIC] if infiniband else [])),
         BOTH,
         beyond,
         gpu,
@@ -136,6 +152,8 @@ def _boxes(
     nics: int | None,
     rails: int,
     links: str,
+    in_network: str,
+    fabric: str,
 ) -> Machine:
     """Boxes of no vendor: each GPU has `inside` GB/s each way, to the switch of its box or to all others.
 
@@ -148,13 +166,18 @@ def _boxes(
         raise TopologyError(
             f"{name}: nics must divide the {gpus} GPUs of a box or be a multiple, got {ports}"
         )
+    if links == "mesh" and in_network != "none":
+        raise TopologyError(f"{name}: in-network goes with links=switch, got mesh")
     if boxes > 1 and nic is None:
         raise TopologyError(f"{name}: several boxes need nic=GB/s of each NIC")
-    topology = switched(name, gpus, inside) if links == "switch" else meshed(name, gpus, inside / (gpus - 1))
+    if links == "switch":
+        topology = switched(name, gpus, inside, in_network)
+    else:
+        topology = meshed(name, gpus, inside / (gpus - 1))
     hung = () if nic is None else nics_of(gpus, nic, ports)
     if boxes == 1:
         return Machine(topology, (None,) * gpus, ("",) * gpus, (0,) * gpus, hung)
-    return several(name, topology, hung, gpu=None, boxes=boxes, rails=rails)
+    return several(name, topology, hung, gpu=None, boxes=boxes, rails=rails, fabric=fabric)
 
 
 GENERIC = Entry(
@@ -169,6 +192,8 @@ GENERIC = Entry(
         Parameter("nics", "N", count),
         rails(1),
         Parameter("links", "switch|mesh", one_of("switch", "mesh"), "switch"),
+        IN_NETWORK,
+        FABRIC,
     ),
 )
 """Boxes that stand for no product."""

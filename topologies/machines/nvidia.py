@@ -13,7 +13,16 @@ from arborcast.topologies.cluster import shared_nics
 from arborcast.topologies.entries import BOTH, Beyond, Entry, Parameter, count
 from arborcast.topologies.gpus import GPUS
 from arborcast.topologies.machine import Machine
-from arborcast.topologies.machines.boxes import BOXES, box_entry, nic, nics_of, rails, several, switched
+from arborcast.topologies.machines.boxes import (
+    BOXES,
+    FABRIC,
+    box_entry,
+    nic,
+    nics_of,
+    rails,
+    several,
+    switched,
+)
 from arborcast.topologies.rates import NVLINK_LATENCY_US, Rates
 
 # NVLinks per pair of GPUs of a DGX-1 with V100, numbered as nvidia-smi does (NCCL issue 671).
@@ -93,7 +102,17 @@ def _dgx2(*, name: str, rates: Rates) -> Machine:
     return several(name, topology, shared_nics(16, Fraction("12.5"), nics=8), gpu="v100", boxes=1, rails=1)
 
 
-def _nvl72(*, name: str, boxes: int, gpus: int, nic: Fraction, rails: int, rates: Rates, gpu: str) -> Machine:
+def _nvl72(
+    *,
+    name: str,
+    boxes: int,
+    gpus: int,
+    nic: Fraction,
+    rails: int,
+    rates: Rates,
+    gpu: str,
+    fabric: str,
+) -> Machine:
     """NVL72 racks or slices of them: whole trays of four GPUs with a NIC each, in one domain of NVLink."""
     if gpus % _TRAY or gpus > _RACK:
         raise TopologyError(
@@ -101,7 +120,9 @@ def _nvl72(*, name: str, boxes: int, gpus: int, nic: Fraction, rails: int, rates
         )
     topology = switched(name, gpus, GPUS[gpu].links * GPUS[gpu].rate(rates))
     hung = nics_of(gpus, nic, gpus)
-    return several(name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates, host=_TRAY)
+    return several(
+        name, topology, hung, gpu=gpu, boxes=boxes, rails=rails, rates=rates, host=_TRAY, fabric=fabric
+    )
 
 
 def _rack(gpu: str, port: str, source: str) -> Entry:
@@ -114,6 +135,7 @@ def _rack(gpu: str, port: str, source: str) -> Entry:
             BOXES,
             nic(Fraction(port)),
             rails(1),
+            FABRIC,
         ),
         BOTH,
         nvlink_sharp,
@@ -138,6 +160,7 @@ def _dgx(name: str, gpu: str, port: str, source: str, *, sharp: bool = True) -> 
         vendor="NVIDIA",
         source=source,
         deal=2,
+        infiniband=True,
         beyond=nvlink_sharp if sharp else None,
     )
 
