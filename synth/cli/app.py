@@ -27,6 +27,7 @@ from arborcast.synth.cli.console import (
 )
 from arborcast.synth.cli.description import (
     beyond_document,
+    describe_abilities,
     describe_beyond,
     describe_bound,
     describe_machine,
@@ -124,7 +125,9 @@ def topologies(as_json: AsJson = False) -> None:
 
 @app.command()
 @with_voice
-@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "between_sockets", "rates")
+@about_a_fabric(
+    "ranks", "without_link", "without_rank", "gpu", "pcie", "between_sockets", "rates", "no_in_network"
+)
 def show(
     fabric: FabricOptions,
     picture: Picture = None,
@@ -148,8 +151,9 @@ def show(
         more = {"picture": text_of(picture), "beyond": beyond, **parts_document(parts, helps)}
         print_json({**topology_to_document(topology), **more, **machine_document(on.machine_left)})
         return
-    told = [*describe_topology(topology), *describe_machine(on.machine_left), *describe_parts(parts, helps)]
-    print_lines([*told, *describe_beyond(hardware_beyond(fabric.spec, topology))])
+    told = [*describe_topology(topology), *describe_abilities(topology), *describe_machine(on.machine_left)]
+    told += [*describe_parts(parts, helps), *describe_beyond(hardware_beyond(fabric.spec, topology))]
+    print_lines(told)
     if picture is not None:
         print_lines([f"drawn     {picture}"])
 
@@ -173,17 +177,23 @@ def bound(
     with progress(f"bounding {collective} on {topology.name}", quiet=as_json):
         asked = collective_on(collective, found_fabric, root)
         found = synth.bound(topology, asked)
+        able = topology.holders > topology.ranks
+        forwarding = synth.bound(topology.forwarding, asked).rate if able else None
     beyond = hardware_beyond(fabric.spec, topology, asked)
     none = InfeasibleError(who_is_cut_off(topology, asked), found) if found.rate == 0 else None
     document = {"topology": topology.name, "collective": collective, "ranks": len(asked.ranks)}
     if as_json:
         more = {"model": model_of(topology), "beyond": beyond_document(beyond)}
-        document = {**document, **bound_to_document(found, topology), **more}
+        rates = bound_to_document(found, topology)
+        if forwarding is not None:
+            rates = {"rate": rates["rate"], "rate_forwarding": str(forwarding), **rates}
+        document = {**document, **rates, **more}
         if none is None:
             print_json(document)
     else:
         head = f"{topology.name} {collective}: at most {gigabytes(found.rate)}"
-        print_lines([head, *describe_bound(found, topology), *describe_beyond(beyond)])
+        plain = [] if forwarding is None else [f"  forward  {gigabytes(forwarding)} if switches only forward"]
+        print_lines([head, *describe_bound(found, topology), *plain, *describe_beyond(beyond)])
     if none is not None:
         say_infeasible(none, found_fabric, collective, as_json, document)
         raise none

@@ -123,7 +123,7 @@ def fragments(
 
 @bench.command()
 @with_voice
-@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates")
+@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")
 def testbed(
     fabric: FabricOptions,
     collective: CollectiveName,

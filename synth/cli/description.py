@@ -171,6 +171,8 @@ def describe_bound(found: Bound, topology: Topology) -> list[str]:
 
 def model_of(topology: Topology) -> str | None:
     """What every bound takes for granted; None without switches."""
+    if topology.holders > topology.ranks:
+        return "switches reduce and multicast as they can"
     return "switches only forward" if topology.switches else None
 
 
@@ -352,6 +354,28 @@ def describe_topology(topology: Topology) -> list[str]:
         f"{_counted(len(topology.links), 'directed link')}"
     )
     return [headline, *(_matrix(topology) if topology.size <= 20 else _summary(topology))]
+
+
+def describe_abilities(topology: Topology) -> list[str]:
+    """What switches can do beside forwarding, those that are alike in one line; nothing where they cannot."""
+    alike: dict[str, list[str]] = {}
+    for switch in topology.switches[: topology.holders - topology.ranks]:
+        words = [
+            ("reduces", switch.reduces),
+            ("multicasts", switch.multicasts),
+            ("turns", switch.turns),
+            ("loops back", switch.loopback),
+            (f"adds {gigabytes(switch.adder or Fraction(0))}", switch.adder is not None),
+            (_counted(switch.trees or 0, "tree"), switch.trees is not None),
+            (f"takes {float(switch.latency_us):g} us", switch.latency_us > 0),
+            ("stores first", switch.stores),
+        ]
+        alike.setdefault(", ".join(word for word, is_so in words if is_so), []).append(switch.name)
+    lines = []
+    for what, names in alike.items():
+        named = ", ".join(names[:4]) + (f", ... of {len(names)}" if len(names) > 4 else "")
+        lines.append(f"  able     {named}: {what}")
+    return lines
 
 
 def machine_document(machine: Machine) -> Json:

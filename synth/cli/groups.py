@@ -37,7 +37,9 @@ MOST_LINES = 64
 """Groups that are listed on the screen; --json lists all."""
 
 
-@about_a_fabric("ranks", "without_link", "without_rank", "gpu", "pcie", "between_sockets", "rates")
+@about_a_fabric(
+    "ranks", "without_link", "without_rank", "gpu", "pcie", "between_sockets", "rates", "no_in_network"
+)
 def groups(
     fabric: FabricOptions,
     group: Annotated[

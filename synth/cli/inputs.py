@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,6 +118,8 @@ def load_fabric(options: FabricOptions) -> FabricRequest:
         between_sockets=above_zero("--between-sockets", options.between_sockets),
         rates=options.rates,
     )
+    if options.no_in_network:
+        machine = replace(machine, topology=machine.topology.forwarding)
     return _left(machine, options)
 
 

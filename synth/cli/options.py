@@ -96,6 +96,7 @@ BetweenSockets = Annotated[
         metavar="GB/S",
     ),
 ]
+NoInNetwork = Annotated[bool, option("--no-in-network", "switches only forward, whatever else they can do")]
 RatesName = Literal["datasheet", "nccl"]
 Rates = Annotated[RatesName, option("--rates", "of links; nccl: NCCL's planning constants")]
 WithoutLink = Annotated[
@@ -146,6 +147,7 @@ class FabricOptions:
     pcie: Pcie = False
     between_sockets: BetweenSockets = None
     rates: Rates = "datasheet"
+    no_in_network: NoInNetwork = False
 
 
 def about_a_fabric(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

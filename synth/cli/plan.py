@@ -39,7 +39,7 @@ Model = Annotated[
 OrderName = Literal["1f1b", "pe", "gpipe"]
 
 
-@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates")
+@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")
 def plan(
     model: Model,
     fabric: FabricOptions,

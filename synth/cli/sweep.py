@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from arborcast.synth.sweeps.questions import Question
 
 
-@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates")
+@about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")
 def sweep(
     fabric: FabricOptions,
     output: Annotated[Path, option("-o", "--output", "output folder; a sweep resumes there")],

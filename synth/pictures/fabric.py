@@ -1,4 +1,7 @@
-"""The picture of a topology: ranks as discs, switches as squares, links as lines as wide as they are fast."""
+"""The picture of a topology: ranks as discs, links as lines as wide as they are fast, switches as squares.
+
+Switches that reduce or multicast are hexagons.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 _SLOW_TO_FAST = ("#9ecae1", "#4292c6", "#08519c", "#08306b")
 _RANK = "#ffffff"
 _SWITCH = "#fde0b6"
+_ABLE = "#a1d99b"  # a switch that reduces or multicasts
 _INCH = 0.75  # per unit of the placement
 _SIDE_INCHES = 14.0  # of a square as large as the picture may be
 
@@ -119,14 +123,14 @@ def _draw_vertices(axes: Axes, topology: Topology, placement: Placement, scale: 
     size = (26 * min(1.0, scale / _INCH)) ** 2 * 0.6
     font = max(3.0, 9 * min(1.0, scale / _INCH))
     for vertex, (x, y) in placement.points.items():
-        is_switch = topology.is_switch(vertex)
+        is_switch, is_able = topology.is_switch(vertex), topology.ranks <= vertex < topology.holders
         axes.scatter(
             [x],
             [y],
             s=size,
-            marker="s" if is_switch else "o",
-            facecolor=_SWITCH if is_switch else _RANK,
-            edgecolor=QUIET if is_switch else INK,
+            marker="o" if not is_switch else "h" if is_able else "s",
+            facecolor=_RANK if not is_switch else _ABLE if is_able else _SWITCH,
+            edgecolor=QUIET if is_switch and not is_able else INK,
             linewidth=1.0 * min(1.0, scale / _INCH),
             zorder=2,
         )
@@ -163,7 +167,10 @@ def _draw_legend(figure: Figure, topology: Topology, rates: Sequence[Fraction]) 
         for rate in reversed(shown)
     ]
     handles.append(_marker("o", _RANK, INK, "rank"))
-    if topology.switches:
+    able = topology.switches[: topology.holders - topology.ranks]
+    if able:
+        handles.append(_marker("h", _ABLE, INK, "switch that reduces or multicasts"))
+    if len(able) < len(topology.switches):
         handles.append(_marker("s", _SWITCH, QUIET, "switch"))
     figure.legend(handles=handles, loc="outside right center", fontsize=8, handlelength=1.8)
 

@@ -7,12 +7,14 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from arborcast import topologies
 from arborcast.synth.cli import app as cli
 from tests.support.commands import Command, refused
 from tests.support.nccl_files import FABRIC, gpu, nic, system
@@ -124,6 +126,38 @@ def test_bounds_name_the_model(command: Command) -> None:
     assert "beyond" not in command("bound", "dgx-h100", "allgather").out
     assert f"{beyond}\n" in command("show", "dgx-h100:boxes=2").out
     assert "NVLink SHARP not used" in command("topologies").out
+
+
+def test_what_switches_add_and_multicast_is_said_and_can_be_left_out(command: Command) -> None:
+    star = "star:8,in-network=loopback"
+    assert "  able     switch: reduces, multicasts, loops back\n" in command("show", star).out
+    assert "able" not in command("show", star, "--no-in-network").out
+    assert command("show", star, "--no-in-network", "--json").document["switches"] == ["switch"]
+    limited = command("bound", star, "allreduce", "--json").document
+    assert (limited["rate"], limited["rate_forwarding"]) == ("8/9", "4/7")
+    assert limited["model"] == "switches reduce and multicast as they can"
+    plain = command("bound", star, "allreduce", "--no-in-network", "--json").document
+    assert (plain["rate"], plain["model"]) == ("4/7", "switches only forward")
+    assert "rate_forwarding" not in plain
+    out = command("bound", star, "allreduce").out
+    assert "at most 8/9 GB/s" in out and "  forward  4/7 GB/s (0.5714) if switches only forward\n" in out
+    solved = command("solve", star, "allreduce", "--no-in-network", "--json").document
+    assert (solved["rate"], solved["optimal"]) == ("4/7", True)
+    assert topologies.load(star).forwarding == replace(topologies.load("star:8"), name=star)
+
+
+def test_all_that_switches_can_do_is_shown(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "able.yaml"
+    file.write_text(
+        "ranks: 1\nlinks: [{between: [0, a], bandwidth: 1}]\n"
+        "switches: [plain, {name: a, reduces: true, multicasts: true, turns: true, adder: 5/2, trees: 1, "
+        "latency_us: 1/2, stores: true}, {name: b, multicasts: true}, {name: c, multicasts: true}]\n"
+    )
+    able = [line.strip() for line in command("show", str(file)).out.splitlines() if "able  " in line]
+    assert able == [
+        "able     a: reduces, multicasts, turns, adds 5/2 GB/s (2.5), 1 tree, takes 0.5 us, stores first",
+        "able     b, c: multicasts",
+    ]
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "allgather", "allreduce", "alltoall", "gather"])

@@ -127,6 +127,18 @@ def test_a_topology_shows_its_ranks_switches_and_rates(tmp_path: Path) -> None:
     assert {"300 GB/s each way", "25 GB/s each way", "switch", "rank"} <= set(said)
 
 
+def test_a_topology_shows_which_switches_reduce_or_multicast(tmp_path: Path) -> None:
+    plain, able = "switch", "switch that reduces or multicasts"
+    for spec, legend in (
+        ("torus:2x2", []),
+        ("fat-tree:2x2", [plain]),
+        ("fat-tree:2x2,in-network=reduce", [able]),
+        ("dgx-a100:boxes=2,fabric=sharp", [able, plain]),
+    ):
+        draw_topology(topologies.load(spec), tmp_path / "picture.svg")
+        assert [word for word in words(tmp_path / "picture.svg") if word in {plain, able}] == legend
+
+
 def test_trees_show_weights_and_directions(tmp_path: Path) -> None:
     draw_trees(two_trees(), tmp_path / "picture.svg")
     said = words(tmp_path / "picture.svg")
