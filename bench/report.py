@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from arborcast.bench.harness.provenance import doubts
-from arborcast.bench.page import fragments, loopback, plans, scale, sweeps, synthesis, testbed, training
+from arborcast.bench.page import (
+    aggregation,
+    fragments,
+    loopback,
+    plans,
+    scale,
+    sweeps,
+    synthesis,
+    testbed,
+    training,
+)
 from arborcast.bench.page.headline import headline
 from arborcast.bench.page.parts import Cell, Column, Section, table, text
 from arborcast.bench.page.render import (
@@ -32,6 +42,7 @@ SECTIONS: tuple[Section, ...] = (
     testbed.SECTION,
     fragments.SECTION,
     sweeps.SECTION,
+    aggregation.SECTION,
     synthesis.TREES,
     *scale.SECTIONS,
     synthesis.FRONTIERS,

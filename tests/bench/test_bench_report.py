@@ -39,6 +39,7 @@ HEADINGS = [
     "How close to the limit, on links that are real?",
     "What does each allocation of a DGX-1 give?",
     "At which sizes, on larger clusters?",
+    "What do switches that add gain?",
     "How long does synthesis take?",
     "How large may a fabric be?",
     "How do time and memory grow with the ranks?",
