@@ -3,9 +3,9 @@
 Tanaka et al., "A study of in-network computing at wire speed for distributed deep learning": workers around a
 node that adds their gradients as they pass (cut-through) reach 9.62 of 10 Gbit/s from 64 KB on, and storing
 whole messages before adding, as SHArP is described, costs as much again. Left open there: more workers, more
-levels. Here a star of 4 to 64 workers at 10 Gbit/s, and two-level stars, all simulated: with the switch adding
-as frames pass; storing whole messages first; only forwarding, with the trees that are optimal then and with
-the best ring. Results go to `bench/results/aggregation.json`.
+levels. Here a star of 4 to 64 workers at 10 Gbit/s, and two-level stars, all simulated: with the switch
+adding as frames pass; storing whole messages first; only forwarding, with the trees that are optimal then and
+with the best ring. Results go to `bench/results/aggregation.json`.
 """
 
 from __future__ import annotations
