@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
 
@@ -95,16 +96,26 @@ def partners_of(schedule: AnySchedule, rank: int) -> frozenset[int]:
     ) - {rank}
 
 
-def most_messages(schedule: AnySchedule) -> int:
-    """The transfers that the busiest rank, or able switch, sends and receives."""
-    ends = (rank for transfer in schedule.transfers for rank in (transfer.src, transfer.dst))
-    if not isinstance(schedule, ImplicitSchedule):
-        return max(Counter(ends).values(), default=0)
-    # The images of one end are spread evenly over its orbit: one on each rank, several on each switch.
-    group = schedule.translations
-    of_orbit = Counter(group.orbit_of[np.fromiter(ends, dtype=np.int64)].tolist())
-    sizes = np.bincount(group.orbit_of)
-    return max((count * group.order // int(sizes[orbit]) for orbit, count in of_orbit.items()), default=0)
+def most_messages(schedule: AnySchedule, switch_weight: Fraction = Fraction(1)) -> Fraction:
+    """The transfers that the busiest rank, or able switch, sends and receives.
+
+    Args:
+        schedule: in either form.
+        switch_weight: what one of a switch counts.
+    """
+    ranks = schedule.topology.ranks
+    ends = Counter(end for transfer in schedule.transfers for end in (transfer.src, transfer.dst))
+    if isinstance(schedule, ImplicitSchedule):
+        # The images of one end are spread evenly over its orbit: one on each rank, several on each switch.
+        group = schedule.translations
+        _, first, sizes = np.unique(group.orbit_of, return_index=True, return_counts=True)
+        given, ends = ends, Counter()
+        for end, count in given.items():
+            orbit = group.orbit_of[end]
+            ends[int(first[orbit])] += count * group.order // int(sizes[orbit])
+    return max(
+        (count * (switch_weight if end >= ranks else 1) for end, count in ends.items()), default=Fraction(0)
+    )
 
 
 def switches_in(schedule: AnySchedule) -> frozenset[int]:

@@ -116,7 +116,7 @@ def _aggregators(options: Options, whole: Topology) -> dict[str, Address]:
     named = {name: where for name, where in options.aggregators if name is not None}
     if not named and len(options.aggregators) == len(able):
         named = dict(zip(able, (where for _, where in options.aggregators), strict=True))
-    if set(named) != set(able):
+    if not able or set(named) != set(able):
         got = ", ".join(named) if named else f"{len(options.aggregators)} without names"
         raise InputError(
             f"aggregators: must be one for each switch of {whole.name} that reduces or multicasts "

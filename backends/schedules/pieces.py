@@ -21,6 +21,9 @@ MESSAGE_US = 30
 SHORTEST_BYTES = 8 << 10
 """A piece that is shorter costs its time on the link over again, in headers and acknowledgements."""
 
+SWITCH_WORK = Fraction(1, 2)
+"""What a message of a switch counts beside one of a rank: its process does nothing else."""
+
 STEPS_HIDDEN = 64
 """Pieces for each step; with more of them, all that is left to gain is 1.5 %."""
 
@@ -59,7 +62,7 @@ class PieceRule:
 
     def _affordable(self, schedule: AnySchedule, nbytes: int) -> int:
         """How many pieces the messages' share of the time on the links pays for."""
-        messages = most_messages(schedule)
+        messages = most_messages(schedule, SWITCH_WORK)
         if not messages:
             return 1
         links_us = Fraction(nbytes) / (1000 * schedule.rate)
