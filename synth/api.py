@@ -146,7 +146,7 @@ class Approach:
         if request.size_bytes is not None:
             return self.selection().fastest_in_time(request.size_bytes)
         if self.translations is not None:
-            solve_implicitly = implicit_method_for(collective)
+            solve_implicitly = implicit_method_for(topology, collective)
             return solve_implicitly(topology, collective, request, translations=self.translations)
         if self.faulty is not None:
             from arborcast.synth.faults.repair import solve_partly_symmetric

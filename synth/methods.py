@@ -113,15 +113,18 @@ def _method_for(name: str, collective: Collective) -> Method:
             return partial(_by_chunks, name)
 
 
-def implicit_method_for(collective: Collective) -> ImplicitMethod:
+def implicit_method_for(topology: Topology, collective: Collective) -> ImplicitMethod:
     """The function that makes the implicit form of a collective of `IMPLICIT_KINDS`."""
+    found: ImplicitMethod
     if collective.kind is Kind.ALLTOALL:
-        from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall
+        from arborcast.synth.routes.symmetric_alltoall import solve_symmetric_alltoall as found
+    else:
+        from arborcast.synth.packing.symmetric.solver import solve_symmetric as found
+    if topology.forwarding is topology:
+        return found
+    from arborcast.synth.packing.symmetric.in_network import solve_symmetric_in_network
 
-        return solve_symmetric_alltoall
-    from arborcast.synth.packing.symmetric.solver import solve_symmetric
-
-    return solve_symmetric
+    return partial(solve_symmetric_in_network, forwarding=found)
 
 
 def natural_method(collective: Collective) -> str:

@@ -199,15 +199,17 @@ def implicit_candidates(
 ) -> Iterator[ImplicitSchedule]:
     """Every implicit schedule worth comparing, the one of the highest rate first; raises the same."""
     deadline = Deadline.after(request.deadline_s)
-    solve_implicitly = implicit_method_for(collective)
-    yield solve_implicitly(topology, collective, request, translations=translations)
+    solve_implicitly = implicit_method_for(topology, collective)
+    best = solve_implicitly(topology, collective, request, translations=translations)
+    yield best
     if collective.kind is Kind.ALLTOALL or request.is_about_trees:
         return
     from arborcast.synth.packing.symmetric.frontier import symmetric_frontier
 
     deadline.check("the comparison of methods")
     left = replace(request, deadline_s=deadline.left_s)
-    yield from symmetric_frontier(topology, collective, left, translations=translations)
+    for lower in symmetric_frontier(topology.forwarding, collective, left, translations=translations):
+        yield replace(lower, topology=topology, bound=best.bound)
 
 
 def _shallow(

@@ -223,26 +223,31 @@ def lift_columns(
         root = column.trees[0].root
         owner = root if root < topology.ranks else collective.ranks[0]
         chunks.append(Chunk(column.weight / carried[column.group] / groups, owner))
-        gathered = 0
-        if column.into is not None:
-            moves, gathered = _gathering(column.into)
-            transfers += [Transfer(index, *move) for move in moves]
-        if column.out is not None:
-            transfers += [Transfer(index, *move) for move in _spreading(column.out, gathered)]
+        transfers += [Transfer(index, *move) for move in moves_of(column)]
     return Schedule.build(topology, collective, method, limit, chunks, transfers)
 
 
-_Move = tuple[Vertex, Vertex, int, bool, tuple[Vertex, ...]]
+Move = tuple[Vertex, Vertex, int, bool, tuple[Vertex, ...]]
 """From, to, step, whether it is added, through."""
 
 
-def _gathering(tree: SteinerTree) -> tuple[list[_Move], int]:
+def moves_of(column: Column) -> Iterator[Move]:
+    """What is sent along the trees of a column: first gathered, then spread."""
+    gathered = 0
+    if column.into is not None:
+        moves, gathered = _gathering(column.into)
+        yield from moves
+    if column.out is not None:
+        yield from _spreading(column.out, gathered)
+
+
+def _gathering(tree: SteinerTree) -> tuple[list[Move], int]:
     """The transfers of an in-tree, and the step before which the root has the sum."""
     below = defaultdict(list)
     for edge in tree.edges:
         below[edge.parent].append(edge)
     back = {edge.parent: edge for edge in tree.returns}
-    moves: list[_Move] = []
+    moves: list[Move] = []
     ready: dict[Vertex, int] = {}
     for vertex in (*(edge.child for edge in reversed(tree.edges)), tree.root):
         now = 0
@@ -259,7 +264,7 @@ def _gathering(tree: SteinerTree) -> tuple[list[_Move], int]:
     return moves, ready[tree.root]
 
 
-def _spreading(tree: SteinerTree, start: int) -> Iterator[_Move]:
+def _spreading(tree: SteinerTree, start: int) -> Iterator[Move]:
     """The transfers of an out-tree from a step on."""
     ready = {tree.root: start}
     for edge in tree.edges:

@@ -1,0 +1,110 @@
+"""Allreduces through able switches on regular fabrics in implicit form: against exact trees, and at scale."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from arborcast.synth import solve, verify
+from arborcast.synth.collective import Collective
+from arborcast.synth.in_network.program import steiner_program
+from arborcast.synth.topology import Link, Switch, Topology
+from tests.support.able_fabrics import ABLE
+
+_, _, BOTH, TURNS, LOOPS = ABLE
+
+
+def star(ranks: int, **abilities: object) -> Topology:
+    """Ranks around one switch, and the turn by one of them."""
+    links = [Link(*hop, Fraction(1)) for rank in range(ranks) for hop in ((rank, ranks), (ranks, rank))]
+    return Topology.build("star", ranks, links, [Switch("s", **abilities)], [[*range(1, ranks), 0, ranks]])
+
+
+def pod(boxes: int, gpus: int, inside: dict, between: dict, rail: Fraction) -> Topology:
+    """Boxes of GPUs around a switch with 450 GB/s each, and a rail switch for each place in a box."""
+    ranks = boxes * gpus
+    named = [(("box", box), Switch(f"box{box}", **inside)) for box in range(boxes)]
+    named += [(("rail", place), Switch(f"rail{place}", **between)) for place in range(gpus)]
+    named.sort(key=lambda one: not one[1].is_able)
+    number = {name: ranks + index for index, (name, _) in enumerate(named)}
+    links = []
+    for rank in range(ranks):
+        box, place = divmod(rank, gpus)
+        for switch, rate in ((number["box", box], Fraction(450)), (number["rail", place], rail)):
+            links += [Link(rank, switch, rate), Link(switch, rank, rate)]
+
+    def moved(by_box: int, by_place: int) -> list[int]:
+        images = [(r // gpus + by_box) % boxes * gpus + (r + by_place) % gpus for r in range(ranks)]
+        by = {"box": (by_box, boxes), "rail": (by_place, gpus)}
+        return images + [number[kind, (i + by[kind][0]) % by[kind][1]] for (kind, i), _ in named]
+
+    turns = [moved(1, 0), [(r // gpus) * gpus + (r + 1) % gpus for r in range(ranks)] + moved(0, 1)[ranks:]]
+    return Topology.build("pod", ranks, links, [switch for _, switch in named], turns)
+
+
+SMALL = [
+    *(star(8, **abilities) for abilities in (BOTH, TURNS, LOOPS)),
+    star(6, **TURNS, adder=Fraction(1, 2)),
+    star(6, **TURNS, adder=Fraction(2, 3)),
+    pod(2, 4, LOOPS, {}, Fraction(100)),
+    pod(3, 2, LOOPS, TURNS, Fraction(100)),
+    pod(2, 4, {}, TURNS, Fraction(50)),
+    pod(2, 4, LOOPS, TURNS, Fraction(200)),
+    pod(4, 2, TURNS, {}, Fraction(150)),
+]
+
+
+@pytest.mark.parametrize("fabric", SMALL, ids=str)
+def test_small_fabrics_as_good_as_all_trees(fabric):
+    exact = steiner_program(fabric, Collective.on(fabric, "allreduce"))
+    assert exact.is_exact
+    found = solve(fabric, "allreduce", form="implicit")
+    assert found.rate == exact.rate
+    for every_translate in (False, True):
+        assert verify(found, every_translate=every_translate).errors == ()
+    assert verify(found.expand()).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("fabric", "rate"),
+    [
+        (star(1024, **TURNS), Fraction(1)),
+        (star(1024, **BOTH), Fraction(1)),
+        (star(1024, **LOOPS), Fraction(1024, 1025)),
+        # A box takes in 8 rails of 50 GB/s, and as much is left of 450 when the root's own part loops back.
+        (pod(128, 8, LOOPS, TURNS, Fraction(50)), Fraction(400)),
+        # Between boxes it is the allreduce of 128 ranks of 400 GB/s.
+        (pod(128, 8, LOOPS, {}, Fraction(50)), Fraction(400 * 128, 2 * 127)),
+    ],
+    ids=lambda value: str(getattr(value, "name", value)),
+)
+def test_a_thousand_ranks(fabric, rate):
+    found = solve(fabric, "allreduce")
+    assert found.rate == rate
+    assert verify(found).errors == ()
+
+
+def test_one_tree_does_where_its_images_would_be_the_same():
+    """The translations that would repeat it are left out: sums of few large chunks rather than of many."""
+    found = solve(star(1024, **TURNS), "allreduce")
+    assert (found.chunk_count, found.steps) == (1, 2)
+    assert solve(pod(128, 8, LOOPS, TURNS, Fraction(50)), "allreduce").chunk_count == 8
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce-scatter", "alltoall"])
+def test_other_kinds_only_ask_to_forward(kind):
+    fabric = pod(12, 8, LOOPS, TURNS, Fraction(50))
+    found = solve(fabric, kind)
+    assert found.topology is fabric
+    assert found.rate == solve(fabric.forwarding, kind).rate == found.bound.rate
+    assert all(max(transfer.src, transfer.dst) < fabric.ranks for transfer in found.transfers)
+
+
+def test_wishes_for_trees_are_kept():
+    fabric = pod(128, 8, {}, TURNS, Fraction(50))
+    free = solve(fabric, "allreduce")
+    assert len(solve(fabric, "allreduce", max_trees=1).chunks) == 1 < len(free.chunks)
+    assert solve(fabric, "allreduce", max_trees=1).rate < free.rate
+    within = solve(fabric, "allreduce", tolerance=Fraction(1, 10))
+    assert within.rate >= free.rate * Fraction(9, 10)
