@@ -13,11 +13,12 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 from arborcast.synth.collective import NAMED_KINDS
 from arborcast.synth.errors import InputError
-from arborcast.synth.formats.numerals import shorten
+from arborcast.synth.formats.numerals import parse_number, shorten
 from arborcast.synth.formats.sizes import parse_size
 from arborcast.synth.methods import METHODS, NEED_SIZE
 from arborcast.synth.topology import Topology
@@ -30,6 +31,10 @@ TRANSPORTS = ("auto", "sockets", "shared memory")
 """How bytes may travel: "auto" is shared memory inside a host and sockets between hosts."""
 
 _KNOWN_METHODS = ("auto", *(name for name in METHODS if name not in NEED_SIZE))
+_MOST_DEPTH = 1024
+_LEAST_BUFFER = 4096
+_EMULATED_RATES = Fraction(1, 10_000), Fraction(1_000_000)
+_MOST_LATENCY_US = 1_000_000
 _MOST_RANKS = 1 << 16  # a typing error such as 0-99999999 must not fill the memory
 _ELSEWHERE = frozenset({"ARBORCAST_CACHE"})  # read by `synth.kernels.cache_folder`
 _warned: set[str] = set()
@@ -55,6 +60,11 @@ class Options:
         aggregators: where the processes of the fabric's able switches listen (`synth aggregate`), by the name
             of the switch, or without names in the order of the switches; empty where switches only forward.
         aggregator_token: of those processes, in hexadecimal.
+        staging: which tensors pass through a ring of host buffers: "off" for none, "cuda" for those on GPUs
+            (which NCCL serves otherwise), "emulated:RATE" or "emulated:RATE:LATENCY" for those in host memory
+            as if they lay on a device with copies of so many GB/s, which take so many us each besides.
+        staging_depth: host buffers of the ring; None for what a model chooses.
+        staging_bytes: of a tensor in one of them, a page or more; likewise.
 
     Raises:
         InputError: a field breaks a rule.
@@ -73,6 +83,9 @@ class Options:
     without: tuple[tuple[int, int], ...] = ()
     aggregators: tuple[tuple[str | None, Address], ...] = ()
     aggregator_token: str | None = None
+    staging: str = "off"
+    staging_depth: int | None = None
+    staging_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field; lists become tuples, so that nobody changes them later."""
@@ -205,6 +218,25 @@ def _parse_bytes(text: str) -> int:
         raise ValueError("must be 0 or a size such as 65536, 64KiB or 1.5MB") from error
 
 
+def _parse_depth(text: str) -> int:
+    if not _is_number(text):
+        raise ValueError(f"must be a number of host buffers from 1 to {_MOST_DEPTH}")
+    return int(text)
+
+
+def emulated_copies(staging: str) -> tuple[Fraction, Fraction] | None:
+    """GB/s and us of the copies of an emulated device; None where the words name none."""
+    name, *words = staging.split(":")
+    if name != "emulated" or not 1 <= len(words) <= 2:
+        return None
+    try:
+        rate, each_us = (parse_number(word) for word in (*words, "0")[:2])
+    except ValueError:
+        return None
+    least, most = _EMULATED_RATES
+    return (rate, each_us) if least <= rate <= most and 0 <= each_us <= _MOST_LATENCY_US else None
+
+
 def _parse_transport(text: str) -> str:
     return text.replace("-", " ").replace("_", " ").lower()
 
@@ -261,6 +293,21 @@ def _token_rule(token: str | None) -> str | None:
     return "must be the 32 hexadecimal digits that synth aggregate prints"
 
 
+def _staging_rule(staging: str) -> str | None:
+    if staging in {"off", "cuda"} or emulated_copies(staging) is not None:
+        return None
+    least, most = map(float, _EMULATED_RATES)
+    return (
+        f"must be off, cuda, or emulated:RATE or emulated:RATE:LATENCY with {least:g} to {most:g} GB/s and "
+        f"0 to {_MOST_LATENCY_US} us"
+    )
+
+
+def _depth_rule(depth: int | None) -> str | None:
+    is_fine = depth is None or 1 <= depth <= _MOST_DEPTH
+    return None if is_fine else f"must be a number of host buffers from 1 to {_MOST_DEPTH}"
+
+
 _RULES: dict[str, Callable[[Any], str | None]] = {
     "ranks": _ranks_rule,
     "deadline_s": _deadline_rule,
@@ -273,6 +320,11 @@ _RULES: dict[str, Callable[[Any], str | None]] = {
     "without": _without_rule,
     "aggregators": _aggregators_rule,
     "aggregator_token": _token_rule,
+    "staging": _staging_rule,
+    "staging_depth": _depth_rule,
+    "staging_bytes": lambda size: (
+        None if size is None or size >= _LEAST_BUFFER else f"must be at least {_LEAST_BUFFER} bytes"
+    ),
 }
 """For each field the rule that a value breaks, None where it breaks none."""
 
@@ -286,6 +338,9 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ARBORCAST_WITHOUT": ("without", _parse_links),
     "ARBORCAST_AGGREGATORS": ("aggregators", _parse_aggregators),
     "ARBORCAST_AGGREGATOR_TOKEN": ("aggregator_token", str),
+    "ARBORCAST_STAGING": ("staging", str.lower),
+    "ARBORCAST_STAGING_DEPTH": ("staging_depth", _parse_depth),
+    "ARBORCAST_STAGING_BYTES": ("staging_bytes", _parse_bytes),
 }
 """The field that each variable gives, and how it is read."""
 

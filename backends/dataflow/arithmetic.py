@@ -20,18 +20,21 @@ from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.tensors.torch_compat import split
 from arborcast.backends.tensors.torch_reduction import Operator
 
+_NOTHING: NDArray[Any] = np.empty(0)
+_EMPTY = torch.empty(0)
+
 
 class Arithmetic:
     """Computes on the slices of a graph, which are given by their numbers; by torch, for every type there is.
 
     Args:
         graph: whose slices are computed on.
-        memory: flat tensors of one type for every buffer that the graph uses.
+        memory: flat tensors of one type for every buffer that the graph computes on.
         operator: how to combine; None where the graph only copies.
     """
 
     def __init__(self, graph: TaskGraph, memory: Mapping[Buffer, Tensor], operator: Operator | None) -> None:
-        self._views = _views(graph, memory)
+        self._views = views_of(graph, memory)
         self._dtype = next(iter(memory.values())).dtype
         self._operator = operator
 
@@ -69,7 +72,7 @@ class NumpyArithmetic(Arithmetic):
     def __init__(self, graph: TaskGraph, memory: Mapping[Buffer, Tensor], ufunc: np.ufunc) -> None:
         arrays = {buffer: tensor.numpy() for buffer, tensor in memory.items()}
         self._arrays: list[NDArray[Any]] = [
-            arrays[part.buffer][part.start : part.start + part.length] for part in graph.slices
+            arrays.get(part.buffer, _NOTHING)[part.start : part.start + part.length] for part in graph.slices
         ]
         self._type = next(iter(arrays.values())).dtype
         self._ufunc = ufunc
@@ -100,19 +103,19 @@ def arithmetic(graph: TaskGraph, memory: Mapping[Buffer, Tensor], operator: Oper
     return NumpyArithmetic(graph, memory, operator.ufunc)
 
 
-def _views(graph: TaskGraph, memory: Mapping[Buffer, Tensor]) -> list[Tensor]:
-    """Of each slice of a graph, its tensor.
+def views_of(graph: TaskGraph, memory: Mapping[Buffer, Tensor]) -> list[Tensor]:
+    """Of each slice of a graph, its tensor; an empty one where its buffer is not given.
 
     Cutting a whole buffer at once takes a quarter of the time of as many single views.
     """
     found: dict[int, Tensor] = {}
-    for buffer, cuts in graph.cuts.items():
-        tensor = memory[buffer]
+    for buffer, tensor in memory.items():
+        cuts = graph.cuts.get(buffer, ())
         lengths = [length for length, _ in cuts]
         lengths.append(tensor.numel() - sum(lengths))
         for (_, number), view in zip(cuts, split(tensor, lengths), strict=False):
             found[number] = view
     return [
-        found[number] if number in found else memory[part.buffer].narrow(0, part.start, part.length)
+        found[number] if number in found else memory.get(part.buffer, _EMPTY)[part.start : part.stop]
         for number, part in enumerate(graph.slices)
     ]

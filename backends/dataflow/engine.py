@@ -27,13 +27,18 @@ from torch import Tensor
 from arborcast.backends.dataflow.peer_progress import PeerGoneError, PeerProgress
 from arborcast.backends.dataflow.poller import READ, Poller, Wakeup
 from arborcast.backends.dataflow.run import GraphRun
+from arborcast.backends.dataflow.staged_copies import StagedCopies
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ChannelClosedError, DisagreementError, ExecutionError
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.program import Program
+from arborcast.backends.staging.device import Device
 from arborcast.backends.tensors.torch_reduction import Operator
 from arborcast.backends.transport.channel import Channel
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
+
+ABANDON_S = 5.0
+"""How long a run that has failed waits for the device to leave its memory alone."""
 
 _GAVE_UP = "gave up: "
 _EMPTY: tuple[int, ...] = ()
@@ -91,6 +96,7 @@ class Engine:
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakeup_lock = threading.Lock()
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._ring = torch.empty(0, dtype=torch.uint8)
         self._begun: CollectiveFingerprint | None = None
         self._has_agreed = False  # the rank before, to what has begun
         self._failure: str | None = None
@@ -109,43 +115,61 @@ class Engine:
         *,
         dtype: torch.dtype | None = None,
         seen: int | None = None,
+        device: Device | None = None,
     ) -> None:
         """Do this rank's part of one collective; return when its own buffers are final.
 
         Args:
             graph: compiled for this rank and this number of elements.
             memory: the input and the output where the graph has them: flat, contiguous, of one type, without
-                gradient.
+                gradient; in host memory, but for a graph that copies them through a ring.
             opening: the same on all ranks that make the same call.
             operator: how contributions are combined; None where the graph has no reductions.
             dtype: of the elements; needed only where this rank has neither input nor output.
             seen: the peer whose opening has been read already, and is `opening`.
+            device: where input and output lie, for a graph that copies them through a ring; the same in all
+                calls.
 
         Raises:
             DisagreementError: a peer means another call; both are in the message.
-            ExecutionError: a peer died or gave up, or nothing happened for `timeout_s`. The engine is of no
-                more use.
+            ExecutionError: a peer died or gave up, a copy of the device failed, or nothing happened for
+                `timeout_s`. The engine is of no more use.
         """
         self._refuse_after_failure()
-        run = None
+        run = copies = None
         try:
             progress = self._progress_of(graph, seen)
-            whole = self._with_scratch(graph, memory, dtype)
+            if dtype is None:
+                dtype = next((tensor.dtype for tensor in memory.values()), torch.uint8)
+            host = self._working_space(graph, dtype, device)
+            if graph.program.ring_elements is None:
+                host.update(memory)
+            else:
+                assert device is not None, "a graph with a ring comes with a device"
+                copies = StagedCopies(graph, {**memory, **host}, device, self.ring)
             run = GraphRun(
                 graph,
-                whole,
+                host,
                 operator,
                 opening,
                 progress,
                 self._poller,
                 rank=self.rank,
                 timeout_s=self._timeout_s,
+                copies=copies,
             )
             told = () if self._is_switch else graph.program.switches
             self._open(opening, {*graph.sends, *told, self._next})
-            run.run()
+            if copies is None:
+                run.run()
+            else:
+                self._run_listening(run, lambda: True, self._timeout_s)
         except BaseException as error:
-            self._fail(error, opening, run)
+            try:
+                self._fail(error, opening, run)
+            finally:
+                if copies is not None:
+                    copies.abandon(ABANDON_S)
 
     def agree(self, opening: CollectiveFingerprint) -> None:
         """Compare openings with the next rank and the one before; nothing else is sent.
@@ -206,17 +230,21 @@ class Engine:
             run = GraphRun(
                 _NOTHING, {}, None, opening, progress, self._poller, rank=self.rank, timeout_s=self._timeout_s
             )
-            self._poller.want(self._wakeup, READ)
-            try:
-                run.run(until=is_done, wakeup=Wakeup(self._wakeup, look_every_s))
-            finally:
-                self._poller.want(self._wakeup, 0)
+            self._run_listening(run, is_done, look_every_s)
             self._has_agreed = True
         except BaseException as error:
             self._fail(error, opening, run)
 
+    def _run_listening(self, run: GraphRun, is_done: Callable[[], bool], look_every_s: float) -> None:
+        """Run until all is done, `is_done` included, woken by `ring`."""
+        self._poller.want(self._wakeup, READ)
+        try:
+            run.run(until=is_done, wakeup=Wakeup(self._wakeup, look_every_s))
+        finally:
+            self._poller.want(self._wakeup, 0)
+
     def ring(self) -> None:
-        """Make `wait_external` ask again whether all is done; from any thread."""
+        """Make `wait_external` ask again whether all is done, or a run what is copied; from any thread."""
         with self._wakeup_lock:
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
@@ -249,7 +277,7 @@ class Engine:
             if self._wakeup >= 0:
                 os.close(self._wakeup)
                 self._wakeup = -1
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = self._ring = torch.empty(0, dtype=torch.uint8)
 
     def _progress_of(self, graph: TaskGraph, seen: int | None) -> dict[int, PeerProgress]:
         """One for every channel, those that the graph does not use included: they too may bring bad news."""
@@ -292,20 +320,20 @@ class Engine:
         """Whether the opening is still on this side."""
         return self._next != self.rank and self._network.channels[self._next].wants_write
 
-    def _with_scratch(
-        self, graph: TaskGraph, memory: Mapping[Buffer, Tensor], dtype: torch.dtype | None
+    def _working_space(
+        self, graph: TaskGraph, dtype: torch.dtype, device: Device | None
     ) -> dict[Buffer, Tensor]:
-        """The memory with working space, which all lengths and types share since only one call runs."""
-        whole = dict(memory)
-        if not graph.scratch_elements:
-            return whole
-        if dtype is None:
-            dtype = next(iter(memory.values())).dtype
-        needed = graph.scratch_elements * dtype.itemsize
-        if self._scratch.numel() < needed:
-            self._scratch = torch.empty(needed, dtype=torch.uint8)
-        whole[Buffer.SCRATCH] = self._scratch[:needed].view(dtype)
-        return whole
+        """Scratch and ring where the graph has some; all lengths and types share them: one call runs."""
+        found = {}
+        if needed := graph.scratch_elements * dtype.itemsize:
+            if self._scratch.numel() < needed:
+                self._scratch = torch.empty(needed, dtype=torch.uint8)
+            found[Buffer.SCRATCH] = self._scratch[:needed].view(dtype)
+        if device is not None and (needed := graph.program.elements(Buffer.RING) * dtype.itemsize):
+            if self._ring.numel() < needed:
+                self._ring = device.host_memory(needed)
+            found[Buffer.RING] = self._ring[:needed].view(dtype)
+        return found
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from arborcast.backends.dataflow.arithmetic import arithmetic
 from arborcast.backends.dataflow.peer_progress import PeerGoneError, PeerProgress
 from arborcast.backends.dataflow.poller import GONE, LEAVING, READ, WRITE, Poller, Wakeup
+from arborcast.backends.dataflow.staged_copies import StagedCopies
 from arborcast.backends.dataflow.task_graph import Act, Action, TaskGraph
 from arborcast.backends.errors import ChannelClosedError, ExecutionError, PeerLeftError
 from arborcast.backends.lowering.layout import Buffer
@@ -26,6 +27,7 @@ from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 
 BATCH_BYTES = 256 << 10
 BATCH_MESSAGES = 64
+_NO_BYTES = memoryview(b"")
 
 
 class GraphRun:
@@ -42,18 +44,20 @@ class GraphRun:
         *,
         rank: int,
         timeout_s: float,
+        copies: StagedCopies | None = None,
     ) -> None:
         """Nothing is sent yet; arguments as for `Engine.run`.
 
         Args:
             graph: what to do.
-            memory: with scratch.
+            memory: in host memory, with scratch.
             operator: None where nothing is combined.
             opening: what every peer that awaits one must bring.
             peers: for all channels there are, so that a peer that gives up is noticed.
             poller: to sleep with.
             rank: this one.
             timeout_s: how long nothing may happen.
+            copies: to and from the device where the graph has some; they ring the wakeup.
         """
         self._actions = graph.actions
         self._left = list(graph.waits)
@@ -66,6 +70,7 @@ class GraphRun:
         self._poller = poller
         self._rank = rank
         self._timeout_s = timeout_s
+        self._copies = copies
         self._lost: PeerGoneError | None = None  # that a peer died which must stay
         self._deadline: float | None = None  # set when sleep begins, forgotten when something happens
         # Actions, and openings to be seen, that keep the run from ending.
@@ -109,6 +114,8 @@ class GraphRun:
         local, to_push, to_pull = self._local, self._to_push, self._to_pull
         pulls = len(self._peers)
         while True:
+            if self._copies is not None:
+                self._take_copies(self._copies)
             if local:
                 self._compute(local.popleft())
             elif to_push:
@@ -124,12 +131,22 @@ class GraphRun:
     def _compute(self, number: int) -> None:
         """Carry out a local action."""
         action = self._actions[number]
+        if action.act is Act.TRANSFER:
+            assert self._copies is not None, "a graph with transfers comes with who makes them"
+            self._copies.begin(number, action)
+            return
         assert self._arithmetic is not None, "a graph that computes"
         if action.act is Act.COPY:
             self._arithmetic.copy(action.into_number, action.source_number)
         else:
             self._arithmetic.reduce(action.into_number, action.source_number)
         self._complete(number)
+
+    def _take_copies(self, copies: StagedCopies) -> None:
+        """Go on with what copies have brought."""
+        for number in copies.take_ended():
+            self._complete(number)
+            self._deadline = None
 
     def _push(self, peer: PeerProgress) -> None:
         """Send what may be sent, until the channel has no room; what is ready together goes together."""
@@ -357,6 +374,8 @@ class GraphRun:
             for order, done in ((peer.receives, peer.received), (peer.sends, peer.sent)):
                 if done < len(order) and not self._left[order[done]] and not peer.awaits_opening:
                     found.append(str(self._actions[order[done]].operation))
+        if self._copies is not None:
+            found += self._copies.waits_for()
         return "; ".join(found) or otherwise
 
     def find_reason(self, gone: int | None, seconds: float) -> ChannelClosedError | None:
@@ -382,11 +401,11 @@ class GraphRun:
 
 
 def _raw_views(graph: TaskGraph, memory: Mapping[Buffer, Tensor], item_bytes: int) -> list[memoryview]:
-    """Of each slice of a graph, its bytes."""
+    """Of each slice of a graph, its bytes; none where its buffer is not given."""
     whole = {
         buffer: memoryview(cast(Any, tensor.view(torch.uint8).numpy())) for buffer, tensor in memory.items()
     }
     return [
-        whole[part.buffer][part.start * item_bytes : (part.start + part.length) * item_bytes]
+        whole.get(part.buffer, _NO_BYTES)[part.start * item_bytes : (part.start + part.length) * item_bytes]
         for part in graph.slices
     ]

@@ -33,15 +33,19 @@ from arborcast.backends.lowering.layout import Buffer, Slice
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
 from arborcast.synth.simulation.service import AHEAD
 
+HOST_BUFFERS = frozenset({Buffer.RING, Buffer.SCRATCH})
+"""What lies in host memory where a program's input and output lie on a device."""
+
 
 class Act(IntEnum):
-    """What an action does; `COMBINE` receives and reduces at once."""
+    """What an action does; `COMBINE` receives and reduces at once, `TRANSFER` is a device's copy."""
 
     SEND = 0
     RECEIVE = 1
     COMBINE = 2
     REDUCE = 3
     COPY = 4
+    TRANSFER = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,8 @@ def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, got {ahead}")
-    drafts = _fuse(program.operations, _find_joins(program.operations) if joins else {})
+    joined = _find_joins(program.operations) if joins else {}
+    drafts = _fuse(program.operations, joined, program.ring_elements is not None)
     _pace(drafts, ahead)
     numbers = {draft.index: number for number, draft in enumerate(drafts)}
     waiters: list[list[int]] = [[] for _ in drafts]
@@ -149,7 +154,7 @@ def compile_graph(program: Program, *, ahead: int = AHEAD, joins: bool = True) -
         _cut(slices),
         tuple(len(draft.after) for draft in drafts),
         tuple(number for number, draft in enumerate(drafts) if draft.peer < 0 and not draft.after),
-        any(draft.act >= Act.COMBINE for draft in drafts),
+        any(draft.act in {Act.COMBINE, Act.REDUCE, Act.COPY} for draft in drafts),
         max((part.stop for part in slices if part.buffer is Buffer.SCRATCH), default=0),
     )
 
@@ -195,7 +200,7 @@ class _Draft:
     after: set[int]
 
 
-def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int]) -> list[_Draft]:
+def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int], on_device: bool) -> list[_Draft]:
     """One draft for every operation but the reductions that have joined a receive."""
     partner = {receive: reduce for reduce, receive in joins.items()}
     # What a joined receive would have waited for before it wrote to its slot, left to who writes there next.
@@ -215,7 +220,7 @@ def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int]) -> list[_
             source = reduce.source if reduce.into == operation.into else reduce.into
             draft = _Draft(index, Act.COMBINE, operation, reduce.into, source, operation.peer, after)
         else:
-            draft = _draft_of(index, operation, after)
+            draft = _draft_of(index, operation, after, on_device)
         if draft.act is not Act.SEND and draft.into.buffer is Buffer.SCRATCH:
             draft.after |= postponed.pop(draft.into.start, set())
         assert all(before < index for before in draft.after), "an operation waits only for those before it"
@@ -223,7 +228,7 @@ def _fuse(operations: tuple[Operation, ...], joins: Mapping[int, int]) -> list[_
     return drafts
 
 
-def _draft_of(index: int, operation: Operation, after: set[int]) -> _Draft:
+def _draft_of(index: int, operation: Operation, after: set[int], on_device: bool) -> _Draft:
     match operation:
         case Send(peer=peer, source=source):
             return _Draft(index, Act.SEND, operation, source, source, peer, after)
@@ -232,7 +237,9 @@ def _draft_of(index: int, operation: Operation, after: set[int]) -> _Draft:
         case Reduce(source=source, into=into):
             return _Draft(index, Act.REDUCE, operation, into, source, -1, after)
         case Copy(source=source, into=into):
-            return _Draft(index, Act.COPY, operation, into, source, -1, after)
+            is_transfer = on_device and not {source.buffer, into.buffer} <= HOST_BUFFERS
+            act = Act.TRANSFER if is_transfer else Act.COPY
+            return _Draft(index, act, operation, into, source, -1, after)
 
 
 def _find_joins(operations: tuple[Operation, ...]) -> dict[int, int]:

@@ -6,7 +6,7 @@ judge alike whether a schedule serves a call, so only what is the same on all of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,19 +48,31 @@ def scatter_options(op: dist.ReduceOp) -> ReduceScatterOptions:
     return options
 
 
-def is_plain(tensor: Tensor, device: str = "cpu") -> bool:
-    """Whether schedules can work with it, as far as all ranks judge alike: strides differ between ranks."""
-    return tensor.device.type == device and tensor.layout == torch.strided
+HOST = frozenset({"cpu"})
 
 
-def is_one_plain(tensors: Sequence[Tensor]) -> bool:
+def is_plain(tensor: Tensor, devices: Set[str] = HOST) -> bool:
+    """Whether schedules can work with it, as far as all ranks judge alike: strides differ between ranks.
+
+    Args:
+        tensor: of a call.
+        devices: the types of those whose tensors schedules work with; in all functions here.
+    """
+    return tensor.device.type in devices and tensor.layout == torch.strided
+
+
+def is_one_plain(tensors: Sequence[Tensor], devices: Set[str] = HOST) -> bool:
     """Whether there is one tensor, and schedules can work with it."""
-    return len(tensors) == 1 and is_plain(tensors[0])
+    return len(tensors) == 1 and is_plain(tensors[0], devices)
 
 
-def are_plain_alike(tensors: Sequence[Tensor]) -> bool:
+def are_plain_alike(tensors: Sequence[Tensor], devices: Set[str] = HOST) -> bool:
     """Whether schedules can work with all of them as one message."""
-    return bool(tensors) and all(is_plain(one) and one.dtype == tensors[0].dtype for one in tensors)
+    return bool(tensors) and all(is_plain(one, devices) and _is_alike(one, tensors[0]) for one in tensors)
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.device == other.device
 
 
 def serves(op: dist.ReduceOp, tensor: Tensor) -> bool:
@@ -68,19 +80,19 @@ def serves(op: dist.ReduceOp, tensor: Tensor) -> bool:
     return operator_of(op, tensor.dtype) is not None
 
 
-def fits(many: Sequence[Tensor], one: Tensor, size: int) -> bool:
+def fits(many: Sequence[Tensor], one: Tensor, size: int, devices: Set[str] = HOST) -> bool:
     """Whether there is a tensor like this one for each rank."""
     return len(many) == size and all(
-        is_plain(each) and each.dtype == one.dtype and each.shape == one.shape for each in many
+        is_plain(each, devices) and _is_alike(each, one) and each.shape == one.shape for each in many
     )
 
 
-def fits_single(whole: Tensor, block: Tensor, size: int) -> bool:
+def fits_single(whole: Tensor, block: Tensor, size: int, devices: Set[str] = HOST) -> bool:
     """Whether one tensor has room for a block of each rank."""
     return (
-        is_plain(whole)
-        and is_plain(block)
-        and whole.dtype == block.dtype
+        is_plain(whole, devices)
+        and is_plain(block, devices)
+        and _is_alike(whole, block)
         and whole.numel() == size * block.numel()
     )
 

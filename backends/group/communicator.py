@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -26,13 +26,16 @@ from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.arguments import SUM, reduce_options
 from arborcast.backends.lowering.layout import Buffer
-from arborcast.backends.options import Options
+from arborcast.backends.options import Options, emulated_copies
 from arborcast.backends.schedules.enlistment import Switches
 from arborcast.backends.schedules.fabric import fabric_for
 from arborcast.backends.schedules.held import Schedules, fabric_name
 from arborcast.backends.schedules.pieces import ONE_HOST, SEVERAL_HOSTS
 from arborcast.backends.schedules.rendezvous import are_on_one_host, compare_settings
 from arborcast.backends.schedules.table import Table
+from arborcast.backends.staging.cuda import CudaDevice
+from arborcast.backends.staging.device import Device
+from arborcast.backends.staging.emulated import EmulatedDevice
 from arborcast.backends.tensors.torch_compat import PrefixStore, Store, break_gloo, new_gloo, own_connection
 from arborcast.backends.tensors.torch_reduction import Operator, name_of, served_operator
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
@@ -43,6 +46,9 @@ from arborcast.synth.formats.sizes import format_size
 from arborcast.synth.implicit_schedule import AnySchedule
 
 log = logging.getLogger(__name__)
+
+Memory: TypeAlias = Mapping[Buffer, Tensor]
+"""Flat tensors in host memory."""
 
 SERVED = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLGATHER, Kind.REDUCE_SCATTER)
 """The collectives that schedules serve here."""
@@ -57,6 +63,9 @@ they must do before gloo begins: it ends the process where lengths differ.
 
 class Communicator:
     """One rank of a group.
+
+    Attributes:
+        device: where the tensors lie that pass through host memory; None where none do.
 
     Args:
         store: that all ranks of the group share, and nobody else.
@@ -91,6 +100,7 @@ class Communicator:
         try:
             self.options = (options or Options()).merged()
             self.fabric = fabric_for(self.options, self._global_ranks, self._world_size)
+            self.device = _device_of(self.options)
         except InputError as error:
             refusal = error
         if refusal is not None:  # outside of the handler, so that nobody reads the same line twice
@@ -135,7 +145,7 @@ class Communicator:
             tensor.dtype,
             {Buffer.OUTPUT: tensor},
             operator,
-            lambda gloo: gloo.allreduce([tensor], reduce_options(_gloo_op(op))),
+            lambda gloo, host: gloo.allreduce([host[Buffer.OUTPUT]], reduce_options(_gloo_op(op))),
         )
         operator.after(tensor, self.size)
 
@@ -143,12 +153,11 @@ class Communicator:
         """Fill the flat tensor with the root's."""
         call = self._call(Kind.BROADCAST, root, tensor.numel(), tensor.dtype)
 
-        def by_gloo(gloo: Any) -> Any:
+        def by_gloo(gloo: Any, host: Memory) -> Any:
             options = BroadcastOptions()
             options.rootRank = root
-            return gloo.broadcast(
-                [tensor.view(torch.uint8)], options
-            )  # as bytes, because gloo knows few types
+            # As bytes, because gloo knows few types.
+            return gloo.broadcast([host[Buffer.OUTPUT].view(torch.uint8)], options)
 
         self._run(call, tensor.dtype, {Buffer.OUTPUT: tensor}, None, by_gloo)
 
@@ -164,8 +173,10 @@ class Communicator:
             output.dtype,
             memory,
             None,
-            lambda gloo: gloo._allgather_base(
-                output.view(torch.uint8), given.view(torch.uint8), AllgatherOptions()
+            lambda gloo, host: gloo._allgather_base(
+                host[Buffer.OUTPUT].view(torch.uint8),
+                host[Buffer.INPUT].view(torch.uint8),
+                AllgatherOptions(),
             ),
         )
 
@@ -178,9 +189,9 @@ class Communicator:
         call = self._call(Kind.REDUCE_SCATTER, -1, given.numel(), given.dtype, operator)
         totals: list[Tensor] = []
 
-        def by_gloo(gloo: Any) -> Any:
+        def by_gloo(gloo: Any, host: Memory) -> Any:
             # What gloo's own does inside, too; but the work of that has no future.
-            totals.append(given.clone())
+            totals.append(host[Buffer.INPUT].clone())
             return gloo.allreduce(totals, reduce_options(_gloo_op(op)))
 
         memory = {Buffer.INPUT: given, Buffer.OUTPUT: output}
@@ -279,6 +290,8 @@ class Communicator:
         """End the connections; others that still work with what this rank sent are not disturbed."""
         self._engine.close()
         self._network.close()
+        if self.device is not None:
+            self.device.close()
 
     # ------------------------------------------------------------------ one call
 
@@ -296,19 +309,28 @@ class Communicator:
         dtype: torch.dtype,
         memory: dict[Buffer, Tensor],
         operator: Operator | None,
-        by_gloo: Callable[[Any], Any],
+        by_gloo: Callable[[Any, Memory], Any],
     ) -> None:
         """Serve a call by a schedule, or begin it `by_gloo`."""
         nbytes = call.count * dtype.itemsize
+        device = self.device
+        if device is not None and not all(device.holds(tensor) for tensor in memory.values()):
+            device = None
         if self._reason_for_gloo(nbytes) is None:
             table = self._schedules.table(call, self._next)
             if not isinstance(table, str):
-                digest, graph = self._schedules.graph(call.kind, call.root, nbytes, call.count)
+                digest, graph = self._schedules.graph(
+                    call.kind, call.root, nbytes, call.count, device is not None
+                )
                 opening = replace(call, sequence=self._next(), schedule=digest)
-                self._engine.run(graph, memory, opening, operator)
+                self._engine.run(graph, memory, opening, operator, device=device)
                 self._counts[call.kind, "schedule"] += 1
                 return
-        self._by_gloo(replace(call, sequence=self._next()), by_gloo)
+        # Whole tensors for gloo, which knows nothing of rings; those in host memory stay where they are.
+        host = {buffer: tensor.cpu() for buffer, tensor in memory.items()}
+        self._by_gloo(replace(call, sequence=self._next()), lambda gloo: by_gloo(gloo, host))
+        if host[Buffer.OUTPUT] is not memory[Buffer.OUTPUT]:
+            memory[Buffer.OUTPUT].copy_(host[Buffer.OUTPUT])
         self._counts[call.kind, "gloo"] += 1
 
     def _by_gloo(self, opening: CollectiveFingerprint, start: Callable[[Any], Any]) -> None:
@@ -363,6 +385,7 @@ class Communicator:
             self._cut,
             self._switches,
             self._timeout_s,
+            None if self.device is None else self.device.costs,
         )
 
     def _settings(self) -> dict[str, object]:
@@ -379,7 +402,27 @@ class Communicator:
                 f"{self.fabric.topology.label(vertex)}={host}:{port}"
                 for vertex, (host, port) in self.fabric.aggregators.items()
             ],
+            "staging": self.options.staging,
+            "staging_depth": self.options.staging_depth,
+            "staging_bytes": self.options.staging_bytes,
         }
+
+
+def _device_of(options: Options) -> Device | None:
+    """Where the tensors lie that pass through host memory; None where none do.
+
+    Raises:
+        InputError: CUDA was asked for, and there is none.
+    """
+    if options.staging == "off":
+        return None
+    if options.staging == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError("staging: cuda needs a GPU, and torch finds none")
+        return CudaDevice()
+    copies = emulated_copies(options.staging)
+    assert copies is not None, "options are checked"
+    return EmulatedDevice(*copies)
 
 
 def _apart_from(output: Tensor, given: Tensor) -> Tensor:

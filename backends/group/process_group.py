@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from torch._C._distributed_c10d import (
 
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.group.arguments import (
+    HOST,
     are_plain_alike,
     fits,
     fits_single,
@@ -107,8 +109,10 @@ class SynthGroup(dist.ProcessGroup):
             world_size=world_size,
             timeout_s=timeout.total_seconds(),
         )
+        is_staged = self._communicator.options.staging == "cuda"
+        self._devices = frozenset({"cpu", "cuda"}) if is_staged else HOST
         # On an assumed fabric NCCL, which sees the real one, knows better.
-        is_opted_in = has_nccl() and not self._communicator.fabric.is_assumed
+        is_opted_in = has_nccl() and not self._communicator.fabric.is_assumed and not is_staged
         self._cuda = CudaSchedules(self) if is_opted_in else None
         self._queue = WorkQueue("synth")
         self._inner = inner
@@ -142,7 +146,7 @@ class SynthGroup(dist.ProcessGroup):
             schedule = self._schedule_for_cuda(Kind.ALLREDUCE, -1, tensors[0])
             if schedule is not None and self._cuda is not None:
                 return self._cuda.allreduce(schedule, tensors[0], op)
-        if not (is_one_plain(tensors) and serves(op, tensors[0])):
+        if not (is_one_plain(tensors, self._devices) and serves(op, tensors[0])):
             return self._delegate(Kind.ALLREDUCE, tensors, "allreduce", tensors, reduce_options(op))
 
         def run() -> None:
@@ -154,7 +158,7 @@ class SynthGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         """Combine several tensors of all ranks, in place, as one message."""
         op = op_of(opts)
-        if not (are_plain_alike(tensors) and serves(op, tensors[0])):
+        if not (are_plain_alike(tensors, self._devices) and serves(op, tensors[0])):
             options = AllreduceCoalescedOptions()
             options.reduceOp = op
             return self._delegate(Kind.ALLREDUCE, tensors, "allreduce_coalesced", tensors, options)
@@ -181,7 +185,7 @@ class SynthGroup(dist.ProcessGroup):
             schedule = self._schedule_for_cuda(Kind.BROADCAST, root, tensors[0])
             if schedule is not None and self._cuda is not None:
                 return self._cuda.broadcast(schedule, tensors[0])
-        if not (is_one_plain(tensors) and is_usual):
+        if not (is_one_plain(tensors, self._devices) and is_usual):
             return self._delegate(Kind.BROADCAST, tensors, "broadcast", tensors, opts)
 
         def run() -> None:
@@ -196,11 +200,14 @@ class SynthGroup(dist.ProcessGroup):
         if isinstance(inputs, Tensor):
             outputs, inputs = [list(outputs)], [inputs]
         opts = opts if isinstance(opts, AllgatherOptions) else AllgatherOptions()
-        if not (is_one_plain(inputs) and len(outputs) == 1 and fits(outputs[0], inputs[0], self.size())):
+        if not (
+            is_one_plain(inputs, self._devices) and len(outputs) == 1 and self._fits(outputs[0], inputs[0])
+        ):
             return self._delegate(Kind.ALLGATHER, inputs, "allgather", outputs, inputs, opts)
 
         def run() -> None:
-            together = torch.empty(self.size() * inputs[0].numel(), dtype=inputs[0].dtype)
+            count, like = self.size() * inputs[0].numel(), inputs[0]
+            together = torch.empty(count, dtype=like.dtype, device=like.device)
             self._communicator.allgather(together, flattened(inputs[0]))
             spread(together, outputs[0])
 
@@ -209,7 +216,7 @@ class SynthGroup(dist.ProcessGroup):
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Gather the tensors of all ranks on all ranks, one after another in one tensor."""
         opts = opts or AllgatherOptions()
-        if not fits_single(output, given, self.size()):
+        if not self._fits_single(output, given):
             self._delegated[Kind.ALLGATHER] += 1
             return super().all_gather_single(output, given, opts)
         return self._submit(lambda: self._gather_pairs([(output, given)]), [output])
@@ -220,7 +227,7 @@ class SynthGroup(dist.ProcessGroup):
         """The same for several pairs of tensors."""
         opts = opts or AllgatherOptions()
         pairs = list(zip(outputs, inputs, strict=False))
-        if len(outputs) == len(inputs) and all(fits_single(*pair, self.size()) for pair in pairs):
+        if len(outputs) == len(inputs) and all(self._fits_single(*pair) for pair in pairs):
             return self._submit(lambda: self._gather_pairs(pairs), list(outputs))
         self._delegated[Kind.ALLGATHER] += 1
         if len(outputs) != len(inputs) or self._is_on_gpu(inputs):
@@ -241,7 +248,9 @@ class SynthGroup(dist.ProcessGroup):
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [list(inputs)]
         op = op_of(opts)
-        plain = is_one_plain(outputs) and len(inputs) == 1 and fits(inputs[0], outputs[0], self.size())
+        plain = (
+            is_one_plain(outputs, self._devices) and len(inputs) == 1 and self._fits(inputs[0], outputs[0])
+        )
         if not (plain and serves(op, outputs[0])):
             return self._delegate(
                 Kind.REDUCE_SCATTER, outputs, "reduce_scatter", outputs, inputs, scatter_options(op)
@@ -256,7 +265,7 @@ class SynthGroup(dist.ProcessGroup):
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         """Combine the tensors of all ranks and give each rank its block."""
         op = op_of(opts)
-        if not (fits_single(given, output, self.size()) and serves(op, output)):
+        if not (self._fits_single(given, output) and serves(op, output)):
             self._delegated[Kind.REDUCE_SCATTER] += 1
             return super().reduce_scatter_single(output, given, scatter_options(op))
         return self._submit(lambda: self._scatter_pairs([(output, given)], op), [output])
@@ -267,7 +276,7 @@ class SynthGroup(dist.ProcessGroup):
         """The same for several pairs of tensors."""
         op = op_of(opts)
         pairs = list(zip(outputs, inputs, strict=False))
-        fit = all(fits_single(given, output, self.size()) and serves(op, output) for output, given in pairs)
+        fit = all(self._fits_single(given, output) and serves(op, output) for output, given in pairs)
         if len(outputs) == len(inputs) and fit:
             return self._submit(lambda: self._scatter_pairs(pairs, op), list(outputs))
         self._delegated[Kind.REDUCE_SCATTER] += 1
@@ -393,15 +402,27 @@ class SynthGroup(dist.ProcessGroup):
         return work
 
     def _submit(self, function: Callable[[], None], result: Any) -> dist.Work:
+        entering = self._entering(result)
+
         def run() -> None:
             try:
-                function()
+                with entering:
+                    function()
             except BaseException:
                 if self._communicator.failure is not None:
                     self._break(self._communicator.failure)
                 raise
 
         return self._queue.submit(run, result)
+
+    def _entering(self, result: Any) -> AbstractContextManager[None]:
+        """For the thread that serves a call: what this one has done to its tensors comes before."""
+        device = self._communicator.device
+        while isinstance(result, Sequence) and result:  # lists of lists of tensors on one device
+            result = result[0]
+        if device is None or not isinstance(result, Tensor) or not device.holds(result):
+            return nullcontext()
+        return device.entering(result)
 
     def _refuse_after_failure(self) -> None:
         """Say the first reason: gloo would only say that its connections are closed."""
@@ -415,11 +436,17 @@ class SynthGroup(dist.ProcessGroup):
             self._communicator.abort(reason)
             break_gloo(self._inner)
 
+    def _fits(self, many: Sequence[Tensor], one: Tensor) -> bool:
+        return fits(many, one, self.size(), self._devices)
+
+    def _fits_single(self, whole: Tensor, block: Tensor) -> bool:
+        return fits_single(whole, block, self.size(), self._devices)
+
     def _is_for_cuda(self, tensors: Sequence[Tensor]) -> bool:
         return (
             self._cuda is not None
             and len(tensors) == 1
-            and is_plain(tensors[0], "cuda")
+            and is_plain(tensors[0], {"cuda"})
             and tensors[0].is_contiguous()  # as NCCL wants it
         )
 

@@ -8,6 +8,12 @@ done is then always the next one of both its ends, which is why blocking sends c
     time      0        1        2          a chain 0 -> 1 -> 2 with three pieces: step 0 is the
     0 -> 1    piece 0  piece 1  piece 2    transfer 0 -> 1, step 1 the transfer 1 -> 2
     1 -> 2             piece 0  piece 1 ...
+
+Tensors on a device pass through a ring of host buffers (`lower_rank` with a depth): piece p of all chunks
+lies in buffer p mod depth from its copy in, or its first arrival, until its copy out and its last send. So a
+piece may only begin when the one `depth` before it has ended, on every rank. Where a ring is shorter than a
+schedule has steps, piece p of step s therefore happens at s + floor(p * steps / depth): in this order of
+messages nothing waits for what comes later, and the argument above holds.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from arborcast.backends.lowering.layout import Buffer, Layout, Slice, lay_out
 from arborcast.backends.lowering.program import Copy, Operation, Program, Receive, Reduce, Send
@@ -111,9 +118,18 @@ def lower(
 
 
 def lower_rank(
-    schedule: AnySchedule, rank: int, count: int, *, pieces: int = 1, window: int = DEFAULT_WINDOW
+    schedule: AnySchedule,
+    rank: int,
+    count: int,
+    *,
+    pieces: int = 1,
+    window: int = DEFAULT_WINDOW,
+    depth: int | None = None,
 ) -> Program:
     """The program of one rank, or of an able switch by its vertex; arguments and errors as for `lower`.
+
+    With a depth, for input and output on a device, through a ring of so many host buffers; it must be the
+    same on all ranks.
 
     From an implicit schedule in time and memory that grow with what this rank sends and receives, and it is
     the program that the whole schedule gives: the order of messages and their tags are those of the whole,
@@ -122,7 +138,14 @@ def lower_rank(
     transfers = transfers_of(schedule, rank)
     chunks = dict.fromkeys(transfer.chunk for _, transfer in transfers)
     switches = tuple(sorted(switches_in(schedule)))
-    return _lower(lay_out(schedule, count, chunks), rank, transfers, pieces, window, switches)
+    layout = lay_out(schedule, count, chunks)
+    if depth is None:
+        return _lower(layout, rank, transfers, pieces, window, switches)
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}")
+    ring = _Ring(layout, rank, pieces, depth)
+    pace = Fraction(max(schedule.steps, depth), depth)
+    return _lower(layout, rank, transfers, pieces, window, switches, ring, pace)
 
 
 def _lower(
@@ -132,13 +155,16 @@ def _lower(
     pieces: int,
     window: int,
     switches: tuple[int, ...],
+    ring: _Ring | None = None,
+    pace: Fraction = Fraction(1),
 ) -> Program:
+    """The program of a rank whose pieces enter every `pace` steps."""
     if pieces < 1 or window < 1:
         raise ValueError(f"pieces and window must be at least 1, got {pieces} and {window}")
-    messages = _messages_of(layout, rank, transfers, pieces)
+    messages = _messages_of(layout, rank, transfers, pieces, pace)
     if rank not in layout.collective.members:  # all inputs of a piece take a slot, those of the next others
         window *= _most_inputs(rank, transfers)
-    writer = _Writer(layout, rank, pieces, Scratch(layout.count, window))
+    writer = _Writer(layout, rank, pieces, Scratch(layout.count, window), ring)
     kept = layout.kept(rank)
     if kept is not None and kept[0].length:
         writer.copy(0, *kept)
@@ -169,6 +195,7 @@ def _lower(
         layout.in_place(rank),
         len(collective.ranks) if collective.kind.reduces else 1,
         switches,
+        None if ring is None else ring.elements,
     )
 
 
@@ -176,6 +203,33 @@ def _most_inputs(rank: int, transfers: Sequence[tuple[int, Transfer]]) -> int:
     """How many transfers of one chunk in one step end here at most, at least 1."""
     inputs = Counter((transfer.chunk, transfer.step) for _, transfer in transfers if transfer.dst == rank)
     return max(inputs.values(), default=1)
+
+
+class _Ring:
+    """Where pieces lie in the host buffers that a rank's tensors pass through.
+
+    A buffer has room for one piece of every chunk that the rank holds at the start or must have in the end;
+    what only passes through the rank has its place in scratch.
+    """
+
+    def __init__(self, layout: Layout, rank: int, pieces: int, depth: int) -> None:
+        self._depth = min(depth, pieces)
+        self._offsets: dict[int, int] = {}
+        self._buffer = 0  # elements of one
+        for chunk, place in layout.places.items():
+            if layout.initial(rank, chunk) is not None or layout.final(rank, chunk) is not None:
+                self._offsets[chunk] = self._buffer
+                self._buffer += -(-(place.stop - place.start) // pieces)
+
+    @property
+    def elements(self) -> int:
+        """Of all buffers."""
+        return self._depth * self._buffer
+
+    def slot(self, chunk: int, piece: int, length: int) -> Slice:
+        """Where a piece lies."""
+        start = piece % self._depth * self._buffer + self._offsets[chunk]
+        return Slice(Buffer.RING, start, start + length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +248,7 @@ class _Message:
 
 
 def _messages_of(
-    layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], pieces: int
+    layout: Layout, rank: int, transfers: Sequence[tuple[int, Transfer]], pieces: int, pace: Fraction
 ) -> list[_Message]:
     """The messages of a rank in the one order that all ranks share."""
     found = []
@@ -206,7 +260,8 @@ def _messages_of(
         for piece in range(pieces):
             length = span.part(piece, pieces).length
             if length:
-                found.append(_Message(transfer.step + piece, transfer, piece, length, index * pieces + piece))
+                time = transfer.step + piece * pace.numerator // pace.denominator
+                found.append(_Message(time, transfer, piece, length, index * pieces + piece))
     found.sort(key=lambda message: (message.time, message.tag))
     return found
 
@@ -222,10 +277,15 @@ class _Arrival:
 
 @dataclass(slots=True)
 class _Cell:
-    """One piece of one chunk on this rank: where its current value is, and what arrived in this step."""
+    """One piece of one chunk on this rank: where its current value is, and what arrived in this step.
+
+    Where it passes through a ring, `home` and `final` are its place there, and `target` is where it must be
+    on the device in the end.
+    """
 
     home: Slice | None
     final: Slice | None
+    target: Slice | None = None
     latest: Transfer | None = None  # the last that came in
     arrivals: list[_Arrival] = field(default_factory=list)
 
@@ -245,9 +305,10 @@ class _Writer:
     buffer and start.
     """
 
-    def __init__(self, layout: Layout, rank: int, pieces: int, scratch: Scratch) -> None:
+    def __init__(self, layout: Layout, rank: int, pieces: int, scratch: Scratch, ring: _Ring | None) -> None:
         self.operations: list[Operation] = []
         self.scratch = scratch
+        self._ring = ring
         self._layout = layout
         self._rank = rank
         self._pieces = pieces
@@ -309,6 +370,8 @@ class _Writer:
         """No message of this cell follows."""
         cell = self._cells.pop(message.cell)
         assert cell.home is not None, "what was sent or received has its place"
+        if cell.target is not None and cell.latest is not None:
+            self.copy(message.time, cell.home, cell.target)
         if cell.home.buffer is Buffer.SCRATCH:
             self.scratch.give_back(message.transfer.chunk, cell.home)
 
@@ -334,13 +397,25 @@ class _Writer:
         cell = self._cells.get(message.cell)
         if cell is None:
             chunk, piece = message.cell
-            home = self._layout.initial(self._rank, chunk)
+            initial = self._layout.initial(self._rank, chunk)
             final = self._layout.final(self._rank, chunk)
-            cell = self._cells[message.cell] = _Cell(
-                None if home is None else home.part(piece, self._pieces),
+            cell = _Cell(
+                None if initial is None else initial.part(piece, self._pieces),
                 None if final is None else final.part(piece, self._pieces),
             )
+            if self._ring is not None:
+                cell = self._through(self._ring, cell, message)
+            self._cells[message.cell] = cell
         return cell
+
+    def _through(self, ring: _Ring, cell: _Cell, message: _Message) -> _Cell:
+        """The cell in a ring, copied in where the rank holds it at the start."""
+        if cell.home is None and cell.final is None:
+            return cell
+        slot = ring.slot(*message.cell, message.length)
+        if cell.home is not None:
+            self.copy(message.time, cell.home, slot)
+        return _Cell(cell.home and slot, cell.final and slot, target=cell.final)
 
     def _take(self, message: _Message) -> Slice:
         place = self._layout.places[message.transfer.chunk]

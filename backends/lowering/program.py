@@ -93,6 +93,8 @@ class Program:
         in_place: whether the output holds the rank's data at the start.
         contributors: how many ranks a reduction combines, 1 for other kinds; what AVG divides by.
         switches: those that execute a program of the same schedule.
+        ring_elements: length of the host memory that input and output, which lie on a device, pass through:
+            copies alone touch them. None where they lie in host memory.
     """
 
     rank: int
@@ -103,6 +105,7 @@ class Program:
     in_place: bool
     contributors: int
     switches: tuple[int, ...] = ()
+    ring_elements: int | None = None
 
     def elements(self, buffer: Buffer) -> int:
         """Length of one of the buffers."""
@@ -113,3 +116,5 @@ class Program:
                 return self.output_elements
             case Buffer.SCRATCH:
                 return self.scratch_elements
+            case Buffer.RING:
+                return self.ring_elements or 0

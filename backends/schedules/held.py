@@ -20,10 +20,12 @@ from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.enlistment import ANSWER_S, Switches
-from arborcast.backends.schedules.pieces import PieceRule
+from arborcast.backends.schedules.pieces import MESSAGE_US, PieceRule
 from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, synthesize_table
 from arborcast.backends.schedules.table import Entry, Table
+from arborcast.backends.staging.device import CopyCosts
+from arborcast.backends.staging.ring import Pipeline, Ring
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
@@ -31,6 +33,7 @@ from arborcast.synth.collective import Kind
 from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from arborcast.synth.faults.faulty import Faulty, left_of
 from arborcast.synth.formats.documents import topology_to_document
+from arborcast.synth.implicit_schedule import AnySchedule
 from arborcast.synth.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class Schedules:
         cut: into how many pieces chunks are cut.
         switches: that execute programs for the group.
         timeout_s: of the group's calls.
+        copying: what copies of tensors on a device cost, where some are staged.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Schedules:
         cut: PieceRule,
         switches: Switches,
         timeout_s: float,
+        copying: CopyCosts | None = None,
     ) -> None:
         self.topology = left_of(fabric)
         self._fabric = fabric
@@ -73,6 +78,7 @@ class Schedules:
         self._cut = cut
         self._switches = switches
         self._timeout_s = timeout_s
+        self._copying = copying
         self._digest = hashlib.sha256(fabric_name(self.topology).encode()).digest()[:8]
         self._tables: dict[tuple[Kind, int], Table | str] = {}
         self.graph = lru_cache(GRAPHS_KEPT)(self._compile)
@@ -99,7 +105,9 @@ class Schedules:
             table = self._tables[call.kind, call.root] = self._make(call.kind, call.root)
         return table
 
-    def _compile(self, kind: Kind, root: int, nbytes: int, count: int) -> tuple[bytes, TaskGraph]:
+    def _compile(
+        self, kind: Kind, root: int, nbytes: int, count: int, is_staged: bool
+    ) -> tuple[bytes, TaskGraph]:
         """What `graph` gives and keeps: the schedule's digest, and what this rank does in a call.
 
         Args:
@@ -107,13 +115,27 @@ class Schedules:
             root: likewise.
             nbytes: of the whole buffer.
             count: its elements.
+            is_staged: whether the tensors pass through a ring of host buffers.
         """
         table = self._tables[kind, root]
         assert isinstance(table, Table), "the caller has looked"
         entry = table.at(nbytes)
-        digest = _digest(table, entry)
-        pieces = self._cut.pieces(entry.schedule, nbytes)
-        return digest, compile_graph(lower_rank(entry.schedule, self._network.rank, count, pieces=pieces))
+        schedule, rank, digest = entry.schedule, self._network.rank, _digest(table, entry)
+        if not is_staged:
+            program = lower_rank(schedule, rank, count, pieces=self._cut.pieces(schedule, nbytes))
+            return digest, compile_graph(program)
+        ring = self._ring(schedule, nbytes)
+        digest = hashlib.sha256(digest + str(ring).encode()).digest()[:8]
+        program = lower_rank(schedule, rank, count, pieces=ring.pieces, window=ring.depth, depth=ring.depth)
+        return digest, compile_graph(program)
+
+    def _ring(self, schedule: AnySchedule, nbytes: int) -> Ring:
+        """How tensors on a device pass through host memory: what the options say, else the fastest way."""
+        assert self._copying is not None, "the caller has a device"
+        pipeline = Pipeline.of(schedule, nbytes, self._copying, message_us=MESSAGE_US)
+        ring = pipeline.choose(buffer_bytes=self._options.staging_bytes, depth=self._options.staging_depth)
+        log.info("%s of %d bytes from and to a device: %s", schedule.collective.kind, nbytes, ring)
+        return ring
 
     def _make(self, kind: Kind, root: int) -> Table | str:
         if self._network.size == 1:

@@ -32,12 +32,14 @@ from arborcast.backends.dataflow.task_graph import compile_graph  # noqa: E402
 from arborcast.backends.lowering.layout import Buffer, lay_out  # noqa: E402
 from arborcast.backends.lowering.lower import lower_rank  # noqa: E402
 from arborcast.backends.measure.job import Array, Reduction  # noqa: E402
+from arborcast.backends.staging.emulated import EmulatedDevice  # noqa: E402
 from arborcast.backends.tensors.torch_reduction import operator_of  # noqa: E402
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint  # noqa: E402
 from arborcast.backends.transport.network import Network  # noqa: E402
 from arborcast.synth.collective import NAMED_KINDS, Kind  # noqa: E402
 from arborcast.synth.implicit_schedule import AnySchedule  # noqa: E402
 from arborcast.synth.schedule import Chunk, Schedule, Transfer  # noqa: E402
+from tests.support.deadlock import check_deadlock  # noqa: E402
 from tests.support.definition import define, inputs_of  # noqa: E402
 from tests.support.drawn_implicit import KINDS as IMPLICIT_KINDS  # noqa: E402
 from tests.support.drawn_implicit import grid, implicit  # noqa: E402
@@ -100,7 +102,8 @@ def engines(
 
     def run(engine: Engine) -> Array | None:
         memory = memory_of(programs[engine.rank], inputs[engine.rank], element)
-        engine.run(compile_graph(programs[engine.rank]), memory, opening, operator, dtype=element)
+        graph = compile_graph(programs[engine.rank])
+        engine.run(graph, memory, opening, operator, dtype=element, device=DEVICE)
         if Buffer.OUTPUT not in memory:
             return None
         if kind.reduces and operator is not None:
@@ -129,6 +132,8 @@ def memory_of(program: Program, own: Array | None, element: torch.dtype) -> dict
     return memory
 
 
+DEVICE = EmulatedDevice(Fraction(1000))
+
 EXECUTORS: dict[str, Run] = {"interpreter": interpreted, "task graphs": simulated, "engine": engines}
 
 each_executor = pytest.mark.parametrize("run", EXECUTORS.values(), ids=EXECUTORS)
@@ -142,12 +147,21 @@ def check(
     *,
     seed: int = 0,
     window: int = 8,
+    depth: int | None = None,
     reduction: Reduction = Reduction.SUM,
     dtype: str = "int64",
 ) -> None:
-    """One call on `size` elements of each block, compared with its definition."""
-    programs = lower(schedule, size * lay_out(schedule, 0).blocks, pieces=pieces, window=window)
-    exact = inputs_of(schedule, size * lay_out(schedule, 0).blocks, dtype, reduction)
+    """One call on `size` elements of each block, compared with its definition; with a depth, on a device."""
+    count = size * lay_out(schedule, 0).blocks
+    if depth is None:
+        programs = lower(schedule, count, pieces=pieces, window=window)
+    else:
+        ranks = range(schedule.topology.ranks)
+        programs = tuple(
+            lower_rank(schedule, rank, count, pieces=pieces, window=window, depth=depth) for rank in ranks
+        )
+        check_deadlock(programs)
+    exact = inputs_of(schedule, count, dtype, reduction)
     inputs = [None if array is None else array.astype(dtype) for array in exact]
     expected = define(schedule.collective, inputs, reduction)
     kept = [None if array is None else array.copy() for array in inputs]
@@ -183,6 +197,22 @@ def test_random_schedules(
     run: Run, schedule: Schedule, size: int, pieces: int, seed: int, window: int, reduction: Reduction
 ) -> None:
     check(run, schedule, size, pieces, seed=seed, window=window, reduction=reduction)
+
+
+@each_executor
+@pytest.mark.parametrize("name", CASES)
+def test_drawn_schedules_through_a_ring(run: Run, name: str) -> None:
+    for seed, (size, pieces, depth) in enumerate(((1, 3, 1), (23, 7, 2), (40, 9, 4), (23, 2, 8))):
+        check(run, CASES[name], size, pieces, window=depth, depth=depth, seed=seed)
+
+
+@each_executor
+@given(schedules(), st.integers(0, 40), st.integers(1, 7), st.integers(0, 2**16), st.integers(1, 4))
+@settings(max_examples=60)
+def test_random_schedules_through_a_ring(
+    run: Run, schedule: Schedule, size: int, pieces: int, seed: int, depth: int
+) -> None:
+    check(run, schedule, size, pieces, seed=seed, window=1 + seed % 3, depth=depth)
 
 
 @each_executor

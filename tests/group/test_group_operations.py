@@ -32,11 +32,21 @@ from tests.support.ranks import run_ranks  # noqa: E402
 FABRICS = {2: "full:2", 3: "ring:3", 4: "full:4"}
 
 
+STAGING = {
+    "ARBORCAST_STAGING": "emulated:1:2",
+    "ARBORCAST_STAGING_BYTES": "4KiB",
+    "ARBORCAST_STAGING_DEPTH": "2",
+}
+
+
 def environ(size: int, path: str = "schedule") -> dict[str, str]:
-    """Every message runs a schedule, one that is quick to find; or gloo serves them as small ones."""
-    return {
+    """Every message runs a schedule, one that is quick to find; or gloo serves them as small ones.
+
+    Staged ones run a schedule on tensors that pass through host buffers, as from and to a device.
+    """
+    return (STAGING if path == "staged" else {}) | {
         "ARBORCAST_TOPOLOGY": FABRICS[size],
-        "ARBORCAST_GLOO_BELOW": "0" if path == "schedule" else "1GiB",
+        "ARBORCAST_GLOO_BELOW": "1GiB" if path == "gloo" else "0",
         "ARBORCAST_METHOD": "trees",
         "ARBORCAST_DEADLINE": "100",
     }
@@ -99,7 +109,7 @@ def is_served(kind: str, op: str, dtype: Any) -> bool:
 
 def every_reduction(rank: int, size: int, path: str) -> int:
     tested, reference = groups()
-    ran = 0
+    ran, path = 0, "gloo" if path == "gloo" else "schedule"
     for salt, (op, kind) in enumerate((op, kind) for op in OPS for kind in REDUCING):
         for name, dtype in DTYPES.items():
             what = f"{kind} {op} {name}"
@@ -124,7 +134,7 @@ def every_reduction(rank: int, size: int, path: str) -> int:
     return ran
 
 
-PATHS = [*((size, "schedule") for size in FABRICS), (3, "gloo")]
+PATHS = [*((size, "schedule") for size in FABRICS), (3, "gloo"), (3, "staged")]
 
 
 @pytest.mark.parametrize(("size", "path"), PATHS)
@@ -193,27 +203,30 @@ def every_size(rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fabric", "transport", "method"),
+    ("fabric", "transport", "method", "path"),
     [
-        ("full:2", "auto", "trees"),
-        ("ring:3", "auto", "auto"),
-        ("full:4", "auto", "trees"),
-        ("star:3", "sockets", "trees"),
-        ("mesh:2x2", "sockets", "trees"),
+        ("full:2", "auto", "trees", "schedule"),
+        ("ring:3", "auto", "auto", "schedule"),
+        ("full:4", "auto", "trees", "schedule"),
+        ("star:3", "sockets", "trees", "schedule"),
+        ("mesh:2x2", "sockets", "trees", "schedule"),
+        ("full:2", "auto", "trees", "staged"),
+        ("ring:3", "sockets", "auto", "staged"),
     ],
 )
-def test_sizes(fabric: str, transport: str, method: str) -> None:
+def test_sizes(fabric: str, transport: str, method: str, path: str) -> None:
     told = {
         "ARBORCAST_TOPOLOGY": fabric,
         "ARBORCAST_TRANSPORT": transport,
         "ARBORCAST_METHOD": method,
     }
     size = topologies.load(fabric).ranks
-    run_ranks(size, every_size, backend="synth", environ=environ(size) | told)
+    run_ranks(size, every_size, backend="synth", environ=environ(size, path) | told)
 
 
 def every_root(rank: int, size: int, path: str) -> None:
     tested, reference = groups()
+    path = "gloo" if path == "gloo" else "schedule"
     for root in range(size):
         for name, dtype in DTYPES.items():
             case = moving("broadcast", dtype, 1000 + root, root, root)

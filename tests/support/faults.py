@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -29,7 +29,7 @@ TIMEOUT_S = 5.0  # of groups where a deadline has to pass
 LIMIT_S = 100.0  # of the ranks of a test: one that is still at work then has no answer
 PATIENCE_S = 10 * LIMIT_S  # of groups that must fail at once: who waits for this deadline has no answer
 WAYS = ("sockets", "shared memory")
-PIECE = r"(output|input|scratch)\[\d+:\d+\]"  # how messages show what was to be sent or received
+PIECE = r"(output|input|scratch|ring)\[\d+:\d+\]"  # how messages show what was to be sent or received
 
 
 @dataclass(frozen=True)
@@ -151,18 +151,20 @@ def launch(
     gloo_below: str = "0",
     group_timeout_s: float = TIMEOUT_S,
     has_group: bool = True,
+    environ: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    environ = {
+    told = {
         "ARBORCAST_TOPOLOGY": topology,
         "ARBORCAST_TRANSPORT": transport,
         "ARBORCAST_GLOO_BELOW": gloo_below,
+        **(environ or {}),
     }
     return run_ranks(
         ranks,
         function,
         *arguments,
         backend="synth" if has_group else None,
-        environ=environ,
+        environ=told,
         group_timeout_s=group_timeout_s,
         timeout_s=LIMIT_S,
         may_fail=True,
