@@ -13,6 +13,7 @@ import gc
 import itertools
 import zlib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from arborcast.pipeline.errors import BatchError, PlanError
-from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.layered import Layered, in_mode
 from arborcast.pipeline.run import checkpoints
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import (
@@ -29,13 +30,13 @@ from arborcast.pipeline.run.batch_norm import (
     restore_batch_norm,
     synchronise_batch_norm,
 )
-from arborcast.pipeline.run.batches import Batch, Signature, Tensors, as_tuple
+from arborcast.pipeline.run.batches import Batch, Signature, Tensors
 from arborcast.pipeline.run.boundary import FakeStage
 from arborcast.pipeline.run.divisibility import check_divisible
 from arborcast.pipeline.run.executor import StepExecutor
 from arborcast.pipeline.run.failures import Agreement, FailureBroadcast
 from arborcast.pipeline.run.groups import Groups, fabric_of
-from arborcast.pipeline.run.losses import REDUCTIONS, LossFunction
+from arborcast.pipeline.run.losses import REDUCTIONS, SHARE, LossFunction
 from arborcast.pipeline.run.messages import Messages, Messenger
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import NullRecorder, Recorder
@@ -68,7 +69,9 @@ class Trainer:
         plan: which layers on which ranks; a rank of the job that it does not name only hears of losses.
         loss_fn: of the output and the targets of some samples; returns one number, their mean, or a pair:
             the sum of their losses, and the weight that is to divide the sum over all samples of an update
-            (of all its batches, where it accumulates), such as the number of tokens that count.
+            (of all its batches, where it accumulates), such as the number of tokens that count. None for a
+            model that returns its loss (labels among its inputs): training is by the loss that it has of
+            whole batches. None, too, for one that was traced with a loss.
         optimizer: called with the list of a stage's parameters; or an optimizer of the whole model's, which
             keeps those of this rank's stage only (so that schedulers of learning rates work as they are).
         collectives: what sums gradients over the replicas of a stage: "synth" for synthesized schedules,
@@ -105,7 +108,7 @@ class Trainer:
         self,
         model: nn.Module | Layered,
         plan: Plan,
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | None,
         optimizer: OptimizerOf,
         *,
         collectives: str = "synth",
@@ -160,7 +163,7 @@ class Trainer:
         self._is_closed = False
         self._kept: tuple[nn.Module, Any, float | None] | None = None
         self._waiting: tuple[nn.Module, OptimizerOf] | None = None
-        self._parts: tuple[StepExecutor, Update, nn.Module, tuple[int, ...]] | None = None
+        self._parts: tuple[StepExecutor, Update, Any, Layered] | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         self._frozen = ""
@@ -176,12 +179,13 @@ class Trainer:
 
     # ------------------------------------------------------------------ training
 
-    def step(self, inputs: Tensors, targets: Tensors) -> float:
+    def step(self, inputs: Tensors, targets: Tensors | None = None) -> float:
         """Train with one batch.
 
         Args:
-            inputs: all samples, one tensor or a tuple for the model's arguments; the same on every rank.
-            targets: likewise, as `loss_fn` takes them.
+            inputs: all samples, one tensor, a tuple or a dict of the model's arguments; the same on every
+                rank.
+            targets: likewise, as `loss_fn` takes them; None for the inputs, of which it takes what it needs.
 
         Returns:
             The loss of the whole batch before the update, the same on every rank; `losses` then has those of
@@ -196,18 +200,18 @@ class Trainer:
         """
         return self._run(inputs, targets, training=True)
 
-    def evaluate(self, inputs: Tensors, targets: Tensors) -> float:
+    def evaluate(self, inputs: Tensors, targets: Tensors | None = None) -> float:
         """The loss of a batch in evaluation mode; nothing changes. As `step` otherwise."""
         return self._run(inputs, targets, training=False)
 
-    def _run(self, inputs: Tensors, targets: Tensors, *, training: bool) -> float:
+    def _run(self, inputs: Tensors, targets: Tensors | None, *, training: bool) -> float:
         self._faults.refuse()
         call, self._calls = self._calls, self._calls + 1
         if self._waiting is not None:
             self._trace(inputs)
-        executor, update, _, dims = self._ready()
+        executor, update, module, model = self._ready()
         try:
-            batch = Batch.of(inputs, targets, dims, self.plan)
+            batch = self._batch_of(model, inputs, targets)
         except BatchError as error:
             # Unless all ranks refuse it, those that do not would go on with the next batch of this one.
             with self._faults.all_or_nothing(lambda: executor.doing, call, forgives=True):
@@ -218,6 +222,9 @@ class Trainer:
             self._meet(call, batch, signature, executor, update)
         with self._faults.all_or_nothing(lambda: executor.doing, call):
             self._recorder.start(self._groups.job)
+            if self._loss_fn is None and self._assignment is not None and self._assignment.is_last:
+                with nullcontext() if training else in_mode(module, False):
+                    module.begin_loss(batch.targets, batch.samples)
             if training:
                 update.begin(batch.samples)
             executor.run(batch, signature, self._steps, update.unit or 1.0)
@@ -229,6 +236,15 @@ class Trainer:
                 self._steps += 1
         self.losses = outcome.losses
         return outcome.loss
+
+    def _batch_of(self, model: Layered, inputs: Tensors, targets: Tensors | None) -> Batch:
+        """What a rank was given, checked."""
+        if self._loss_fn is None:
+            given = model.tensors_of(inputs, targets)  # type: ignore[attr-defined]
+            labels = tuple(given[index] for index in model.labels)  # type: ignore[attr-defined]
+            return Batch.of(given, labels, model.sample_dims(0), self.plan)
+        given = model.tensors_of(inputs) if hasattr(model, "tensors_of") else inputs
+        return Batch.of(given, inputs if targets is None else targets, model.sample_dims(0), self.plan)
 
     def _meet(
         self, call: int, batch: Batch, signature: Signature, executor: StepExecutor, update: Update
@@ -362,13 +378,14 @@ class Trainer:
 
         assert self._waiting is not None, "the caller asked"
         model, optimizer = self._waiting
-        layered = trace(model, as_tuple("inputs", inputs))
+        layered = trace(model, inputs)
         _check_model(layered, self.plan)
         self._take(layered, optimizer)
         self._waiting = None
 
     def _take(self, model: Layered, optimizer: OptimizerOf) -> None:
         """This rank's part of the model, with the same weights as its replicas."""
+        _check_loss(model, self._loss_fn)
         check_divisible(model, self.plan)
         whole = model.divide(0, model.depth)
         check_optimizer(optimizer, whole.parameters())
@@ -415,8 +432,8 @@ class Trainer:
             self._links,
             self._precision,
             self._recorder,
-            loss_fn=self._loss_fn,
-            loss_reduction=self._loss_reduction,
+            loss_fn=getattr(module, "loss", _no_loss) if self._loss_fn is None else self._loss_fn,
+            loss_reduction=SHARE if self._loss_fn is None else self._loss_reduction,
             check_loss=self._check_loss,
             output_dims=model.sample_dims(model.depth),
             seed=self._seed,
@@ -424,13 +441,33 @@ class Trainer:
             batches=self._accumulate,
             on_gradients=update.gradients_complete,
         )
-        self._parts = executor, update, module, model.sample_dims(0)
+        self._parts = executor, update, module, model
 
-    def _ready(self) -> tuple[StepExecutor, Update, nn.Module, tuple[int, ...]]:
+    def _ready(self) -> tuple[StepExecutor, Update, Any, Layered]:
         if self._parts is None:
             self._faults.refuse()
             raise InputError("trainer: a model that is not Layered is traced in the first step, got none yet")
         return self._parts
+
+
+def _check_loss(model: Layered, loss_fn: LossFunction | None) -> None:
+    """See that either the model or a function tells the loss.
+
+    Raises:
+        InputError: both or neither do.
+    """
+    returns_loss = bool(getattr(model, "losses", ()))
+    if returns_loss and loss_fn is not None:
+        raise InputError(
+            "loss_fn: must be None, as the model returns its loss (or leave the labels out of its inputs), "
+            f"got {getattr(loss_fn, '__name__', type(loss_fn).__name__)}"
+        )
+    if not returns_loss and loss_fn is None:
+        raise InputError("loss_fn: must be a function of outputs and targets, as the model returns no loss")
+
+
+def _no_loss(outputs: Any, labels: Any) -> Tensor:
+    raise AssertionError("only the last stage has a loss")
 
 
 def _named(module: nn.Module, model: Layered) -> dict[str, nn.Parameter]:

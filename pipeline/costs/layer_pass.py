@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.errors import ProfileError, first_line
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.structure import Structure, flatten
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 
 Example: TypeAlias = Any
-"""A tensor or a tuple of tensors; with a loss, a pair of such: inputs and targets."""
+"""A tensor, a tuple or a dict of the model's arguments; with a loss, a pair of such: inputs and targets."""
 
 LossFunction: TypeAlias = Callable[..., Tensor]
 """From the model's output and the targets."""
@@ -166,14 +167,26 @@ def begin(
         PartitionError: tracing fails.
     """
     name = name or _name_of(model)
-    given: Any = example
+    given, wanted = example, None
     targets: tuple[Tensor, ...] = ()
-    if loss_fn is not None:
+    if loss_fn is not None or getattr(getattr(model, "arguments", None), "targets", None) is not None:
         if not (isinstance(example, (tuple, list)) and len(example) == 2):
             raise ProfileError(f"profile {name}: with a loss, example must be (inputs, targets)")
-        given, targets = example[0], tensors_of(example[1], f"profile {name}: targets")
-    inputs = tensors_of(given, f"profile {name}: inputs")
-    layered = _layered(model, given)
+        given, wanted = example
+    layered: Any = _layered(model, given)
+    if getattr(layered, "losses", ()):
+        if loss_fn is not None:
+            raise ProfileError(f"profile {name}: loss_fn must be None, as the model returns its loss")
+        inputs = layered.tensors_of(given, wanted)
+        targets, loss_fn = tuple(inputs[index] for index in layered.labels), _own_loss(layered)
+    else:
+        takes_all = hasattr(layered, "tensors_of")
+        inputs = layered.tensors_of(given) if takes_all else tensors_of(given, f"profile {name}: inputs")
+        if loss_fn is not None and isinstance(wanted, Mapping):
+            found, structure = flatten(dict(wanted))
+            targets, loss_fn = tuple(found), _of_named(loss_fn, structure)
+        elif loss_fn is not None:
+            targets = tensors_of(wanted, f"profile {name}: targets")
     dims = layered.sample_dims(0)
     samples = inputs[0].shape[dims[0]] if inputs[0].dim() else 0
     if samples < 1:
@@ -187,6 +200,28 @@ def begin(
         targets = first_samples(targets, (0,), at)
         samples = at
     return Walk(name, layered, inputs, targets, loss_fn, samples, samples // 2 if fixed else 0)
+
+
+def _of_named(loss_fn: LossFunction, structure: Structure) -> LossFunction:
+    """A loss of targets in a dict as one of tensors."""
+    return lambda output, targets: loss_fn(output, structure.rebuild(_several(targets)))
+
+
+def _own_loss(layered: Any) -> LossFunction:
+    """The loss that a traced model computes itself, of all samples given."""
+    last = layered.divide(layered.depth - 1, layered.depth)
+
+    def loss(output: Any, targets: Any) -> Tensor:
+        labels = _several(targets)
+        last.begin_loss(labels, labels[0].shape[0])
+        result: Tensor = last.loss(output, labels)
+        return result
+
+    return loss
+
+
+def _several(values: Any) -> tuple[Tensor, ...]:
+    return (values,) if isinstance(values, Tensor) else tuple(values)
 
 
 def _name_of(model: nn.Module | Layered) -> str:
@@ -260,7 +295,9 @@ def run_pass(
     watch: AbstractContextManager[list[Tensor]] = _saved() if watched else nullcontext([])
     with watch as saved, meters[0]:
         made = call(*given)
-        outputs = tensors_of(made, f"{walk.where(index)}: its output")
+        # What the model returns may be put together in any way; between layers tensors cross.
+        several = flatten(made)[0] if last else made
+        outputs = tensors_of(several, f"{walk.where(index)}: its output")
         ends = outputs
         if last and walk.loss_fn is not None:
             wanted = targets[0] if len(targets) == 1 else tuple(targets)

@@ -6,21 +6,22 @@ Dimension 0 counts samples, unless the model says otherwise for its inputs; for 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from arborcast.pipeline.errors import BatchError
+from arborcast.pipeline.model.structure import flatten
 from arborcast.pipeline.stages import Plan
 
 _SAMPLED = 1024
 """Values of a tensor that tell its data from other data."""
 
-Tensors: TypeAlias = Tensor | Sequence[Tensor]
-"""What a batch may be given as: one tensor or several."""
+Tensors: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Any]
+"""What a batch may be given as: one tensor, several, or named ones with words and numbers among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class Batch:
                 raise BatchError(
                     f"batch: {name} must have as many samples as {first}, {samples}, got {count}"
                 )
+        if not isinstance(targets, Tensor):
+            targets = dict(targets) if isinstance(targets, Mapping) else tuple(targets)
         return cls(given, targets, spread, samples, plan.microbatch_sizes(samples))
 
     def signature(self, training: bool, frozen: str) -> Signature:
@@ -120,11 +123,11 @@ class Batch:
         )
 
     def targets_of(self, microbatch: int, share: tuple[int, int]) -> Tensors:
-        """Likewise of the targets, as they were given: one tensor, or a tuple."""
+        """Likewise of the targets, as they were given: one tensor, a tuple, or a dict."""
         start = sum(self.sizes[:microbatch]) + share[0]
-        if isinstance(self.targets, Tensor):
-            return self.targets.narrow(0, start, share[1] - share[0])
-        return tuple(tensor.narrow(0, start, share[1] - share[0]) for tensor in self.targets)
+        tensors, structure = flatten(self.targets)
+        found: Tensors = structure.rebuild(it.narrow(0, start, share[1] - share[0]) for it in tensors)
+        return found
 
 
 def as_tuple(name: str, tensors: Tensors) -> tuple[Tensor, ...]:
@@ -133,13 +136,18 @@ def as_tuple(name: str, tensors: Tensors) -> tuple[Tensor, ...]:
     Raises:
         BatchError: there is none, or something else is among them.
     """
-    given = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    if isinstance(tensors, Mapping):
+        given, structure = flatten(dict(tensors))
+        for path, kind in structure.left_out.items():
+            raise BatchError(f"batch: {name} must be tensors, words and numbers, got {kind} for {path}")
+    else:
+        given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if not given:
         raise BatchError(f"batch: {name} must be at least one tensor, got none")
     for tensor in given:
         if not isinstance(tensor, Tensor):
             raise BatchError(f"batch: {name} must be tensors, got {type(tensor).__name__}")
-    return given
+    return tuple(given)
 
 
 def spread_dims(dims: Sequence[int], count: int) -> tuple[int, ...]:

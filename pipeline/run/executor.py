@@ -64,7 +64,7 @@ class StepExecutor:
         precision: of passes and losses.
         recorder: notes what is done when.
         loss_fn: see `Trainer`.
-        loss_reduction: one of `REDUCTIONS`.
+        loss_reduction: one of `REDUCTIONS`, or `SHARE`.
         check_loss: whether to see that the function is what `loss_reduction` says.
         output_dims: which dimension of each tensor of the model's output counts samples; one for all.
         seed: see `Trainer`.
@@ -142,6 +142,7 @@ class StepExecutor:
             self.precision.autocast,
             check=self.check_loss,
             dims=self.output_dims,
+            batches=self.batches,
         )
         order = self.plan.passes if training else _without_backward(self.plan.passes)
         loop = StageLoop(
@@ -236,7 +237,7 @@ class StepExecutor:
                 "loss_fn: must return one number always or a pair always, got "
                 f"{int(pairs)} pairs for {calls} calls in a batch"
             )
-        if self.loss_reduction == "sum":
+        if self.loss_reduction != "mean":
             return Outcome(sums.sum().item(), tuple(sums.tolist()), None)
         weight = weights.sum().item()
         if not (weight > 0 and math.isfinite(weight)):

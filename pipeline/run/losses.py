@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from arborcast.pipeline.errors import first_line
+from arborcast.pipeline.model.structure import Structure, flatten
 from arborcast.pipeline.run.batches import Tensors, as_tuple, spread_dims
 from arborcast.synth.errors import InputError
 
@@ -25,6 +25,9 @@ REDUCTIONS = ("mean", "sum")
 
 LossFunction: TypeAlias = Callable[[Any, Any], Any]
 """Of output and targets: one number, or a pair of the sum of the losses and the weight that divides it."""
+
+SHARE = "share"
+"""The reduction of a model's own loss: a share's part of the loss of the whole batch."""
 
 _TOLERANCE = 1e-5
 """Of gradients in float32, which differ by the rounding of one division."""
@@ -42,7 +45,7 @@ class Losses:
 
     Attributes:
         function: of a microbatch's output and targets.
-        reduction: one of `REDUCTIONS`, of a function that returns one number.
+        reduction: one of `REDUCTIONS`, of a function that returns one number; or `SHARE`.
         counts: samples of this rank's share, by microbatch.
         samples: of all that the mean counts: of a batch, times the batches of an update.
         scale: makes of a weighted loss what backward passes begin with.
@@ -51,6 +54,7 @@ class Losses:
             batches, for those with a target below or above all that were checked (as padding often is), and
             for one in `EVERY` others.
         dims: which dimension of the tensors of an output counts samples; one for all, or one for each.
+        batches: how many an update is for.
         reference: the targets of one sample of the batch, the same on all replicas.
         unit: that sums are divided by until the weight of the whole update is known.
         sums: by microbatch, of the losses of the share.
@@ -66,6 +70,7 @@ class Losses:
     autocast: Callable[[], AbstractContextManager[Any]]
     check: bool = False
     dims: Sequence[int] = (0,)
+    batches: int = 1
     reference: Tensors | None = None
     unit: float = 1.0
     sums: dict[int, float] = field(default_factory=dict)
@@ -109,6 +114,8 @@ class Losses:
             loss = loss * (count / self.samples)
         else:
             self.sums[microbatch], self.weights[microbatch] = value, count
+            if self.reduction == SHARE:
+                loss = loss / self.batches
         return self.scale(loss)
 
     def _check(self, reduction: str, output: Any, targets: Any, reference: Tensors, count: int) -> None:
@@ -173,10 +180,10 @@ def check_reduction(
     off, norm = _norm([torch.sub(b, a, alpha=share) for a, b in pairs]), share * _norm(alone.gradients)
     if not (alone.is_finite and off <= _TOLERANCE * norm):
         change = off / norm if norm else math.inf
-        raise InputError(
-            f"loss_fn: must be the {_WORDS[reduction]} of its samples, got gradients that change by "
-            f"{change:.2g} of themselves when {samples} others stand beside; {_REMEDY}"
-        )
+        got = f"got gradients that change by {change:.2g} of themselves when {samples} others stand beside"
+        if reduction == SHARE:
+            raise InputError(f"model: its loss must be a sum or a mean over samples, {got}")
+        raise InputError(f"loss_fn: must be the {_WORDS[reduction]} of its samples, {got}; {_REMEDY}")
     if rest is not None:
         apart = alone.weight + rest.weight
         if not abs(beside.weight - apart) <= _TOLERANCE * abs(apart):
@@ -233,24 +240,22 @@ class _Result:
 class _Parts:
     """An output: its tensors, where they count samples (None where not), and how they were put together."""
 
-    values: list[Any]
+    values: list[Tensor]
     dims: list[int | None]
-    spec: Any
+    structure: Structure
 
     @classmethod
     def of(cls, output: Any, samples: int, dims: Sequence[int]) -> _Parts:
         """Floats of 16 bits become float32: they are too coarse to compare."""
-        values, spec = tree_flatten(output)
+        values, structure = flatten(output)
         spread = spread_dims(dims, len(values)) if len(dims) in (1, len(values)) else (0,) * len(values)
         found: list[int | None] = []
         for index, (value, dim) in enumerate(zip(values, spread, strict=True)):
-            is_tensor = isinstance(value, Tensor)
-            counts = is_tensor and value.dim() > dim and value.shape[dim] and not value.shape[dim] % samples
+            counts = value.dim() > dim and value.shape[dim] and not value.shape[dim] % samples
             found.append(dim if counts else None)
-            if is_tensor:
-                half = value.dtype in (torch.float16, torch.bfloat16)
-                values[index] = value.detach().float() if half else value.detach()
-        return cls(values, found, spec)
+            half = value.dtype in (torch.float16, torch.bfloat16)
+            values[index] = value.detach().float() if half else value.detach()
+        return cls(values, found, structure)
 
     @property
     def others(self) -> _Parts:
@@ -259,7 +264,7 @@ class _Parts:
             value if dim is None or not value.is_floating_point() else (value + value.roll(1, dim)) / 4
             for value, dim in zip(self.values, self.dims, strict=True)
         ]
-        return _Parts(near, self.dims, self.spec)
+        return _Parts(near, self.dims, self.structure)
 
     def run(self, function: LossFunction, targets: Any, *, beside: bool = False) -> _Result:
         """What a function says of these samples, alone or with the others behind them."""
@@ -273,7 +278,7 @@ class _Parts:
             if leaf.is_floating_point():
                 leaves.append(leaf.requires_grad_())
             given.append(torch.cat([leaf, other] if beside else [leaf], dim))  # which the function may change
-        loss, weight = _sum_and_weight(function(tree_unflatten(given, self.spec), targets))
+        loss, weight = _sum_and_weight(function(self.structure.rebuild(given), targets))
         found: Sequence[Tensor | None] = ()
         if leaves and loss.requires_grad:
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -294,10 +299,11 @@ def _norm(tensors: Sequence[Tensor]) -> float:
 
 
 def _joined(one: Any, other: Any) -> Any:
-    if isinstance(one, Tensor):
-        return torch.cat([one, other])
-    return tuple(torch.cat([a, b]) for a, b in zip(one, other, strict=True))
+    mine, structure = flatten(one)
+    theirs, _ = flatten(other)
+    return structure.rebuild(torch.cat(pair) for pair in zip(mine, theirs, strict=True))
 
 
 def _repeated(targets: Any, times: int) -> Any:
-    return tree_map(lambda it: it.expand(times, *it.shape[1:]), targets)
+    tensors, structure = flatten(targets)
+    return structure.rebuild(it.expand(times, *it.shape[1:]) for it in tensors)

@@ -9,18 +9,19 @@ From the call to the layers: `capture` (torch.export, once per mode), `table` (w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from arborcast.pipeline.errors import PartitionError
-from arborcast.pipeline.model.traced.capture import Captured, capture, checked_example
+from arborcast.pipeline.model.traced.capture import Arguments, Captured, capture, checked_example
 from arborcast.pipeline.model.traced.holdings import holdings
-from arborcast.pipeline.model.traced.kinds import Kind
 from arborcast.pipeline.model.traced.layers import chosen_cuts
 from arborcast.pipeline.model.traced.model import BoundaryTensor, Traced
 from arborcast.pipeline.model.traced.modes import partners
+from arborcast.pipeline.model.traced.shares import loss_code, loss_inputs
 from arborcast.pipeline.model.traced.table import Table, tabulate
 
 __all__ = ["BoundaryTensor", "Traced", "trace"]
@@ -28,7 +29,8 @@ __all__ = ["BoundaryTensor", "Traced", "trace"]
 
 def trace(
     model: nn.Module,
-    example: Tensor | Sequence[Tensor],
+    example: Any,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
     *,
     layers: int | Literal["all"] | None = None,
     strict: bool = False,
@@ -43,10 +45,18 @@ def trace(
     model first. Samples may depend on each other through batch norm only, as anywhere where batches are
     divided. Parameters and buffers are the model's own: training the layers trains the model.
 
+    A model that returns its loss (one number, or among several the one called `loss`) ends with what that is
+    made of; nothing else that it returns is computed. `Segment.loss` of the last layer is the rest.
+
     Args:
-        model: any module whose inputs and outputs are tensors; it is traced in training and in evaluation,
-            and stays in the mode in which it is.
-        example: its inputs, at least 2 samples; dimension 0 of each is the sample.
+        model: any module that takes and returns tensors, also in dicts, tuples and dataclasses; it is traced
+            in training and in evaluation, and stays in the mode in which it is.
+        example: its inputs, at least 2 samples: a tensor, a tuple, or a dict of named arguments, among them
+            what it is told in words and numbers (`use_cache=False`). Dimension 0 of a tensor is the sample.
+            With `loss_fn`, the pair (inputs, targets).
+        loss_fn: of output and targets, traced with the model as if the model returned it: any loss that sums
+            over parts of a batch can be put together from, as one would write it for serial training. What it
+            reads besides stays as it is now.
         layers: how many; "all" for one per legal cut; None for at most 64 at cuts that few bytes cross.
         strict: whether torch.export analyses bytecode instead of running the model.
 
@@ -56,25 +66,43 @@ def trace(
 
     Source: RaNNC's partitioning, section 5.2.1.
     """
-    given = checked_example(model, example)
-    training = tabulate(capture(model, given, training=True, strict=strict))
+    given = checked_example(model, example, loss_fn)
+    training = tabulate(capture(model, given, training=True, strict=strict, loss_fn=loss_fn))
     name = type(model).__name__
     _check_outputs(name, training)
+    evaluation = _evaluation(model, given, training, strict=strict, loss_fn=loss_fn)
     return Traced(
         model=model,
         training=training,
-        evaluation=_evaluation(model, given, training, strict=strict),
+        evaluation=evaluation,
         cuts=chosen_cuts(training, name, layers),
         holdings=holdings(model),
+        arguments=replace(given, tensors=()),
+        **_losses(name, [training, *([] if isinstance(evaluation, str) else evaluation[:1])]),
     )
 
 
+def _losses(name: str, tables: list[Table]) -> dict[str, Any]:
+    """The losses in both modes, and which inputs they read."""
+    if not tables[0].captured.is_loss:
+        return {}
+    read = [{table.inputs.index(table.by_name[it]) for it in loss_inputs(table)} for table in tables]
+    labels = tuple(sorted(set().union(*read))) or (0,)
+    losses = (loss_code(name, table, [table.inputs[index].name for index in labels]) for table in tables)
+    return {"losses": tuple(losses), "labels": labels}
+
+
 def _evaluation(
-    model: nn.Module, example: tuple[Tensor, ...], training: Table, *, strict: bool
+    model: nn.Module,
+    example: Arguments,
+    training: Table,
+    *,
+    strict: bool,
+    loss_fn: Callable[[Any, Any], Any] | None,
 ) -> tuple[Table, dict[str, str]] | str:
     """The graph of the other mode with the partners of the values, or why there is none."""
     try:
-        captured: Captured = capture(model, example, training=False, strict=strict)
+        captured: Captured = capture(model, example, training=False, strict=strict, loss_fn=loss_fn)
     except PartitionError as error:
         return f"in evaluation, {error}"
     table = tabulate(captured)
@@ -86,17 +114,13 @@ def _check_outputs(name: str, table: Table) -> None:
     """Every output must be divisible by samples, as the trainer gives samples to replicas.
 
     Raises:
-        PartitionError: one is a loss, or has no dimension that counts samples.
+        PartitionError: one has no dimension that counts samples.
     """
+    paths = table.captured.structure.paths
     for index, output in enumerate(table.outputs):
         item = table.by_name.get(output)
-        if item is not None and item.kind is Kind.LOSS:
-            raise PartitionError(
-                f"model {name}: output {index} ({output}) is a loss, which cannot be divided by samples; "
-                "return the predictions and give the loss to the trainer"
-            )
         if item is None or item.sample_dim is None:
             raise PartitionError(
-                f"model {name}: output {index} ({output}) must have one dimension as long as there are "
-                "samples"
+                f"model {name}: output {paths[index] or index} ({output}) must have one dimension as long as "
+                "there are samples"
             )

@@ -6,20 +6,22 @@ changes included), parameters as inputs. Whether it is training is baked into it
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.model.layered import in_mode
+from arborcast.pipeline.model.structure import Structure, flatten
 from arborcast.pipeline.model.traced.failures import tracing_error
 
 log = logging.getLogger(__name__)
@@ -43,8 +45,10 @@ class Captured:
         parameters: names in the model of its parameters, by input of the graph.
         buffers: likewise of its buffers.
         literals: tensors that the model's code made while it was traced, by input of the graph.
-        outputs: what the model returns, in order.
-        is_tuple: whether it returns a tuple (or a list) rather than one tensor.
+        outputs: the tensors that the model returns, in order; of a model that returns its loss, that alone.
+        structure: how it returns them.
+        is_loss: whether what it returns is its loss.
+        prefix: of the names of its modules in the graph.
         samples: torch's symbol for the number of samples.
         example: how many the example had.
     """
@@ -55,7 +59,9 @@ class Captured:
     buffers: dict[str, str]
     literals: dict[str, Tensor]
     outputs: tuple[fx.Node, ...]
-    is_tuple: bool
+    structure: Structure
+    is_loss: bool
+    prefix: str
     samples: Any
     example: int
 
@@ -74,67 +80,183 @@ class Captured:
         ]
 
 
-def capture(model: nn.Module, example: tuple[Tensor, ...], *, training: bool, strict: bool) -> Captured:
+@dataclass(frozen=True)
+class Arguments:
+    """What a model is called with.
+
+    Attributes:
+        tensors: in order, those of targets last; dimension 0 of each is the sample.
+        structure: a tuple for positional arguments, a dict for named ones.
+        targets: of the loss that is traced with the model; None without.
+    """
+
+    tensors: tuple[Tensor, ...]
+    structure: Structure
+    targets: Structure | None = None
+
+    @classmethod
+    def of(cls, given: Any, targets: Any = None) -> Arguments:
+        """One tensor, several, or a dict of named arguments; words and numbers may be among them."""
+        tensors, structure = flatten((given,) if isinstance(given, Tensor) else _plain(given))
+        if targets is None:
+            return cls(tuple(tensors), structure)
+        wanted, behind = flatten(targets if isinstance(targets, Tensor) else _plain(targets))
+        return cls((*tensors, *wanted), structure, behind)
+
+    def alike(self, given: Any, targets: Any = None) -> Arguments:
+        """Others, with named ones in the same order as here."""
+        return Arguments.of(_in_order(self.structure, given), _in_order(self.targets, targets))
+
+    def __str__(self) -> str:
+        """In words, behind the inputs the targets."""
+        return (
+            str(self.structure) if self.targets is None else f"{self.structure} with targets {self.targets}"
+        )
+
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and named arguments, with copies of the tensors: torch takes one twice for one input."""
+        given = self._copies(self.structure, 0)
+        return ((), given) if isinstance(given, dict) else (given, {})
+
+    def call_with_loss(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Likewise of a `_WithLoss`."""
+        assert self.targets is not None, "there is a loss"
+        count = len(self.structure.paths)
+        return (self._copies(self.structure, 0), self._copies(self.targets, count)), {}
+
+    def _copies(self, structure: Structure, start: int) -> Any:
+        return structure.rebuild(tensor.detach().clone() for tensor in self.tensors[start:])
+
+
+def _plain(given: Any) -> Any:
+    return dict(given) if isinstance(given, Mapping) else tuple(given)
+
+
+def _in_order(structure: Structure | None, given: Any) -> Any:
+    if structure is None or not isinstance(given, Mapping) or set(structure.names) != set(given):
+        return given
+    return {name: given[name] for name in structure.names}
+
+
+class _WithLoss(nn.Module):
+    """A model and its loss as one."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = (loss_fn,)  # not as a module, whose buffers would be the model's
+
+    def forward(self, given: Any, targets: Any) -> Any:
+        """The loss; of a pair, the sum over the weight."""
+        output = self.model(**given) if isinstance(given, dict) else self.model(*given)
+        loss = self._loss[0](output, targets)
+        return loss[0] / loss[1] if isinstance(loss, tuple) and len(loss) == 2 else loss
+
+
+def capture(
+    model: nn.Module,
+    example: Arguments,
+    *,
+    training: bool,
+    strict: bool,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+) -> Captured:
     """Trace a model in one mode; the model itself stays as it was.
 
     Args:
-        model: any module whose inputs and outputs are tensors.
-        example: its inputs; dimension 0 of each is the sample.
+        model: any module that takes and returns tensors, however they are put together.
+        example: its inputs, with targets where there is a loss.
         training: the mode.
+        loss_fn: of output and targets; traced behind the model.
         strict: whether torch.export analyses the model's bytecode instead of running it.
 
     Raises:
         PartitionError: it cannot be traced, returns something else than tensors, or replaces a buffer.
     """
-    given = tuple(value.detach().clone() for value in example)  # torch takes one tensor twice for one input
-    with in_mode(model, training), torch.enable_grad(), _quiet() as said:
-        try:
-            program = torch.export.export(model, given, dynamic_shapes=_shapes(model, given), strict=strict)
-        except Exception as error:  # torch raises dozens of classes, most of them private
-            raise tracing_error(model, error) from error
+    root = model if loss_fn is None else _WithLoss(model, loss_fn)
+    args, kwargs = example.call() if loss_fn is None else example.call_with_loss()
+    made: list[Structure] = []
+
+    def simplify(_: nn.Module, __: Any, output: Any) -> tuple[Tensor, ...]:
+        tensors, structure = flatten(output)
+        made.append(structure)
+        return tuple(tensors)
+
+    simplifying = root.register_forward_hook(simplify)
+    try:
+        with in_mode(root, training), torch.enable_grad(), _quiet() as said:
+            shapes = _shapes(root, args, kwargs)
+            program = torch.export.export(root, args, kwargs, dynamic_shapes=shapes, strict=strict)
+    except Exception as error:  # torch raises dozens of classes, most of them private
+        raise tracing_error(model, error) from error
+    finally:
+        simplifying.remove()
     if strict and any("side effects" in str(warning.message) for warning in said):
         raise PartitionError(
             f"model {type(model).__name__}: forward replaces attributes of the model, which a strict trace "
             "would lose; use strict=False"
         )
-    return _described(type(model).__name__, program)
+    return _described(type(model).__name__, program, made[-1], "" if loss_fn is None else "model.")
 
 
-def checked_example(model: nn.Module, example: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The example as a tuple.
+def checked_example(
+    model: nn.Module, example: Any, loss_fn: Callable[[Any, Any], Any] | None = None
+) -> Arguments:
+    """The example as arguments; with a loss, a pair of inputs and targets.
 
     Raises:
-        PartitionError: an input is no tensor, has no dimension, or has another number of samples.
+        PartitionError: an input is none that a model takes, has no dimension, or has another number of
+            samples.
     """
     name = type(model).__name__
-    given = (example,) if isinstance(example, Tensor) else tuple(example)
-    if not given:
+    if loss_fn is None:
+        given = Arguments.of(example)
+    elif isinstance(example, tuple | list) and len(example) == 2:
+        given = Arguments.of(*example)
+    else:
+        raise PartitionError(f"model {name}: with a loss, example must be (inputs, targets)")
+    if isinstance(loss_fn, nn.Module) and any(it.requires_grad for it in loss_fn.parameters()):
+        raise PartitionError(
+            f"model {name}: loss_fn must have no parameters to be trained; let the model hold it"
+        )
+    for path, kind in given.structure.left_out.items():
+        raise PartitionError(f"model {name}: input {path} of the example must be a tensor, got {kind}")
+    if not given.tensors:
         raise PartitionError(f"model {name}: example must have at least one input, got none")
-    for index, value in enumerate(given):
-        if not isinstance(value, Tensor):
-            raise PartitionError(
-                f"model {name}: input {index} of the example must be a tensor, got {type(value).__name__}"
-            )
+    samples = 0
+    paths = (
+        *given.structure.paths,
+        *(f"targets {it}" for it in (given.targets.paths if given.targets else ())),
+    )
+    for path, value in zip(paths, given.tensors, strict=True):
         if not value.dim():
-            raise PartitionError(f"model {name}: input {index} of the example must have a sample dimension")
-        if value.size(0) != given[0].size(0):
+            raise PartitionError(f"model {name}: input {path} of the example must have a sample dimension")
+        samples = samples or value.size(0)
+        if value.size(0) != samples:
             raise PartitionError(
                 f"model {name}: all inputs of the example must have as many samples as the first "
-                f"({given[0].size(0)}), got {value.size(0)} for input {index}"
+                f"({samples}), got {value.size(0)} for input {path}"
             )
-    if given[0].size(0) < 2:
+    if samples < 2:
         # torch.export treats 1 as a constant, so that the graph would hold for one sample only.
-        raise PartitionError(f"model {name}: example must have at least 2 samples, got {given[0].size(0)}")
+        raise PartitionError(f"model {name}: example must have at least 2 samples, got {samples}")
+    args, kwargs = given.call()
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise PartitionError(
+            f"model {name}: forward does not take the example, {given.structure}: {error}"
+        ) from error
     return given
 
 
-def _shapes(model: nn.Module, example: tuple[Tensor, ...]) -> Any:
+def _shapes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """That dimension 0 of every input is the number of samples, in the structure of forward's signature."""
     samples = torch.export.Dim("samples")
     shapes = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
-    for value in example:
+    for value in flatten((args, kwargs))[0]:
         shapes[value] = {0: samples}
-    return shapes.dynamic_shapes(model, example)  # type: ignore[no-untyped-call]
+    return shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -162,7 +284,9 @@ def _quiet() -> Iterator[list[warnings.WarningMessage]]:
         log.debug("torch.export said: %s", words.getvalue())
 
 
-def _described(name: str, program: torch.export.ExportedProgram) -> Captured:
+def _described(
+    name: str, program: torch.export.ExportedProgram, structure: Structure, prefix: str
+) -> Captured:
     nodes = {node.name: node for node in program.graph.nodes}
     inputs: list[fx.Node] = []
     parameters: dict[str, str] = {}
@@ -170,12 +294,14 @@ def _described(name: str, program: torch.export.ExportedProgram) -> Captured:
     literals: dict[str, Tensor] = {}
     for spec in program.graph_signature.input_specs:
         match spec.kind:
+            case InputKind.USER_INPUT if isinstance(spec.arg, ConstantArgument):
+                pass
             case InputKind.USER_INPUT:
                 inputs.append(nodes[spec.arg.name])
             case InputKind.PARAMETER if spec.target is not None:
-                parameters[spec.arg.name] = spec.target
+                parameters[spec.arg.name] = spec.target.removeprefix(prefix)
             case InputKind.BUFFER if spec.target is not None:
-                buffers[spec.arg.name] = spec.target
+                buffers[spec.arg.name] = spec.target.removeprefix(prefix)
             case InputKind.CONSTANT_TENSOR if spec.target is not None:
                 literals[spec.arg.name] = program.constants[spec.target]
             case _:
@@ -185,38 +311,41 @@ def _described(name: str, program: torch.export.ExportedProgram) -> Captured:
             raise PartitionError(
                 f"model {name}: buffer {written.target} is replaced in forward; change it in place (copy_)"
             )
-    returned = next(node for node in program.graph.nodes if node.op == "output").args[0]
-    outputs = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-    spec_out = program.call_spec.out_spec
-    is_tuple = not (spec_out is not None and spec_out.is_leaf())
-    flat = not is_tuple or (spec_out is not None and _is_flat(spec_out))
-    if not outputs or not flat or not all(isinstance(node, fx.Node) for node in outputs):
-        raise PartitionError(
-            f"model {name}: must return a tensor or a tuple of tensors, got "
-            f"{_returned(spec_out)}; wrap it in a module that picks them out"
-        )
+    returned = tuple(next(node for node in program.graph.nodes if node.op == "output").args[0])
+    loss = _loss_of(name, structure, returned)
+    if loss is None and structure.left_out:
+        caches = " (pass use_cache=False)" if any("Cache" in it for it in structure.left_out.values()) else ""
+        raise PartitionError(f"model {name}: must return tensors, got {structure}{caches}")
     return Captured(
         program.graph_module,
         tuple(inputs),
         parameters,
         buffers,
         literals,
-        outputs,
-        is_tuple,
+        returned if loss is None else (loss,),
+        structure,
+        loss is not None,
+        prefix,
         inputs[0].meta["val"].shape[0].node.expr,
         inputs[0].meta["val"].shape[0].node.hint,
     )
 
 
-def _returned(spec: object) -> str:
-    """What a model returns, in words: a dict or a class of named values by their names."""
-    kind, keys = getattr(spec, "type", None), getattr(spec, "context", None)
-    if not (isinstance(kind, type) and isinstance(keys, list)):
-        return " ".join(str(spec).split())
-    names = ", ".join(map(str, keys))
-    cache = " (pass use_cache=False)" if "past_key_values" in keys else ""
-    return (f"a dict of {names}" if kind is dict else f"{kind.__name__}({names})") + cache
+def _loss_of(name: str, structure: Structure, returned: tuple[fx.Node, ...]) -> fx.Node | None:
+    """The loss among what a model returns: the one number there, or of several that called loss.
 
-
-def _is_flat(spec: Any) -> bool:
-    return spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children())
+    Raises:
+        PartitionError: it returns no tensor, or numbers of which none is called loss.
+    """
+    if not returned:
+        raise PartitionError(f"model {name}: must return tensors, got {structure}")
+    numbers = {
+        path: node
+        for path, node in zip(structure.paths, returned, strict=True)
+        if not node.meta["val"].dim() and node.meta["val"].is_floating_point()
+    }
+    if len(numbers) > 1 and "loss" not in numbers:
+        raise PartitionError(
+            f"model {name}: must call the loss among the numbers that it returns `loss`, got {structure}"
+        )
+    return numbers.get("loss", next(iter(numbers.values()), None))

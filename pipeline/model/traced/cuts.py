@@ -4,8 +4,9 @@
     position   0       1               2        3
     cut               1       2               3             a cut lies before the item at its position
 
-Everything that crosses a legal cut is a batch value with one dimension that counts samples, so that any
-number of replicas on either side can divide it. What is changed in place stays on one side of its changes.
+Everything that crosses a legal cut is a batch value with one dimension that counts samples (or rows of them,
+sample after sample), so that any number of replicas on either side can divide it. What is changed in place
+stays on one side of its changes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Item:
         kind: of the value.
         copied: whether every stage that uses the value computes it again; such an item has no position.
         sample_dim: the one dimension that counts samples; None where the value cannot be divided by samples.
+        rows: how long that dimension is for each sample.
         size_bytes: of the value, with a number of samples that is the same for all.
         storages: memory that it reads, makes or changes (values that share memory have one number).
         changes: memory that it changes in place.
@@ -36,6 +38,7 @@ class Item:
     kind: Kind = Kind.BATCH
     copied: bool = False
     sample_dim: int | None = 0
+    rows: int = 1
     size_bytes: int = 0
     storages: frozenset[int] = frozenset()
     changes: frozenset[int] = frozenset()

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from arborcast.pipeline.errors import PartitionError
 
@@ -76,6 +76,13 @@ def _place(error: BaseException) -> str:
             return f" at {_line(*found[users[-1]])}" + (f", in torch's {_line(*inner[-1])}" if inner else "")
         seen = seen.__cause__ or seen.__context__
     return ""
+
+
+def line_of(node: fx.Node) -> str:
+    """The last line of the user's own code that made an operator of a graph, "" where torch does not tell."""
+    places = [(file, int(line)) for file, line in _FRAME.findall(str(node.meta.get("stack_trace", "")))]
+    users = [place for place in places if not place[0].startswith(_NOT_USERS)]
+    return f" at {_line(*users[-1])}" if users else ""
 
 
 def _line(file: str, number: int) -> str:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor, nn
 
-from arborcast.pipeline.errors import PartitionError
+from arborcast.pipeline.errors import BatchError, PartitionError
+from arborcast.pipeline.model.traced.capture import Arguments
 from arborcast.pipeline.model.traced.cuts import Cut
 from arborcast.pipeline.model.traced.holdings import Holdings
 from arborcast.pipeline.model.traced.layers import layer_names
-from arborcast.pipeline.model.traced.segments import Code, Segment, build, literal_path
+from arborcast.pipeline.model.traced.segments import Code, LossCode, Segment, build, literal_path
 from arborcast.pipeline.model.traced.sizes import Sizes
 from arborcast.pipeline.model.traced.table import Table
 
@@ -49,6 +51,9 @@ class Traced:
             it cannot be evaluated in stages.
         cuts: between the layers.
         holdings: the model's parameters and buffers.
+        arguments: how the model takes its inputs, and its loss the targets.
+        losses: of a model that returns its loss, in training and, if it can be, in evaluation.
+        labels: which of its inputs the loss reads, by number.
     """
 
     model: nn.Module
@@ -56,6 +61,22 @@ class Traced:
     evaluation: tuple[Table, dict[str, str]] | str
     cuts: tuple[Cut, ...]
     holdings: Holdings
+    arguments: Arguments
+    losses: tuple[LossCode, ...] = ()
+    labels: tuple[int, ...] = ()
+
+    def tensors_of(self, inputs: Any, targets: Any = None) -> tuple[Tensor, ...]:
+        """The tensors of a batch, given as those of the example were.
+
+        Raises:
+            BatchError: others are given, or other words and numbers among them.
+        """
+        given = self.arguments.alike(inputs, targets)
+        if (given.structure, given.targets) != (self.arguments.structure, self.arguments.targets):
+            raise BatchError(
+                f"batch: inputs must be {self.arguments}, as the model was traced with, got {given}"
+            )
+        return given.tensors
 
     @property
     def name(self) -> str:
@@ -88,9 +109,13 @@ class Traced:
         codes = self._codes(start, end)
         paths = {path for code in codes if isinstance(code, Code) for path in code.tensors}
         homed = {name for name, home in self._homes.items() if start <= home < end}
+        ends = end == self.depth
+        losses = self.losses if ends else ()
+        paths |= {path for loss in losses for code in (loss.whole, loss.share) for path in code.tensors}
         firsts = {self.holdings.names[path] for path in paths if path in self.holdings.names} | homed
         label = f"model {self.name}: layers [{start}, {end})"
-        segment = Segment(label, self.holdings.taken(firsts), *codes)
+        structure = self.training.captured.structure if ends and not losses else None
+        segment = Segment(label, self.holdings.taken(firsts), *codes, structure, losses)
         for path, literal in self._literals.items():
             if path in paths:
                 segment.register_buffer(path, literal, persistent=False)
@@ -150,6 +175,8 @@ class Traced:
         for layer in range(self.depth):
             names, inputs, outputs = self._span(layer, layer + 1)
             needed = self.training.needed((*names, *outputs), inputs)
+            if self.losses and layer == self.depth - 1:
+                needed |= self.training.needed([self.training.captured.outputs[0].name], outputs)
             for name, path in self.training.captured.tensors.items():
                 first = self.holdings.names[path]
                 if name in needed and layer not in uses.get(first, ()):
@@ -175,7 +202,7 @@ class Traced:
     def _codes(self, start: int, end: int) -> tuple[Code, Code | str]:
         """What these layers run in training and in evaluation."""
         names, inputs, outputs = self._span(start, end)
-        is_tuple = self.training.captured.is_tuple if end == self.depth else len(outputs) > 1
+        is_tuple = len(outputs) > 1 or (end == self.depth and not self.losses)
         code = build(self.training, names, inputs, outputs, is_tuple=is_tuple)
         if isinstance(self.evaluation, str):
             return code, self.evaluation

@@ -7,7 +7,7 @@ are the model's own, under the model's names.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from arborcast.pipeline.errors import PartitionError
+from arborcast.pipeline.model.structure import Structure
+from arborcast.pipeline.model.traced.cuts import Item
 from arborcast.pipeline.model.traced.table import Table
 
 
@@ -31,6 +33,20 @@ class Code:
     tensors: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class LossCode:
+    """The loss that a model computes itself, in one mode; what shares of a batch give adds up to it.
+
+    Attributes:
+        whole: from labels and the number of samples, of the whole batch, to a tuple of values.
+        share: from what the last stage gives, labels, those values and the number of samples of the whole
+            batch to this share's part of the loss.
+    """
+
+    whole: Code
+    share: Code
+
+
 class Segment(nn.Module):
     """Consecutive layers of a traced model; made by `Traced.divide`.
 
@@ -39,6 +55,8 @@ class Segment(nn.Module):
         held: parameters and buffers by their names in the model, buffers with whether they are saved.
         training: what it runs in training.
         evaluation: what it runs otherwise, or in words why it cannot.
+        structure: of what it returns, behind the last layer; None for a tensor or a tuple of them.
+        losses: in training and in evaluation, behind the last layer of a model that returns its loss.
     """
 
     def __init__(
@@ -47,6 +65,8 @@ class Segment(nn.Module):
         held: Iterable[tuple[str, Tensor, bool]],
         training: Code,
         evaluation: Code | str,
+        structure: Structure | None = None,
+        losses: tuple[LossCode, ...] = (),
     ) -> None:
         """Register the tensors under their names."""
         super().__init__()
@@ -60,9 +80,15 @@ class Segment(nn.Module):
         if isinstance(evaluation, Code):
             self._paths[False] = evaluation.tensors
             self._run_evaluation = evaluation.module
+        self._structure = structure
+        self._loss_paths = [(it.whole.tensors, it.share.tensors) for it in losses]
+        self._losses = nn.ModuleList(nn.ModuleList((it.whole.module, it.share.module)) for it in losses)
+        self._totals: tuple[Any, ...] = ()
 
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> Any:
         """From what crosses the boundary before these layers to what crosses the one behind them.
+
+        Behind the last layer: what the model returns, or what its loss is made of.
 
         Raises:
             PartitionError: evaluation was asked of a model that runs other operators then.
@@ -70,9 +96,30 @@ class Segment(nn.Module):
         if self._missing and not self.training:
             raise PartitionError(f"{self._name}: cannot be evaluated in stages: {self._missing}")
         run = self._run_training if self.training else self._run_evaluation
-        tensors = (operator.attrgetter(path)(self) for path in self._paths[self.training])
-        result: Tensor | tuple[Tensor, ...] = run(*inputs, *tensors)
+        result = run(*inputs, *self._tensors(self._paths[self.training]))
+        return result if self._structure is None else self._structure.rebuild(result)
+
+    def begin_loss(self, labels: Sequence[Tensor], samples: int) -> None:
+        """Before the losses of the shares of a batch, given the labels of all of it."""
+        whole, _ = self._loss
+        paths, _ = self._loss_paths[not self.training]
+        with torch.no_grad():
+            self._totals = (*whole(*labels, samples, *self._tensors(paths)), samples)
+
+    def loss(self, outputs: Any, labels: Sequence[Tensor]) -> Tensor:
+        """The part of the batch's loss that a share has."""
+        given = outputs if isinstance(outputs, tuple) else (outputs,)
+        _, share = self._loss
+        _, paths = self._loss_paths[not self.training]
+        result: Tensor = share(*given, *labels, *self._totals, *self._tensors(paths))
         return result
+
+    @property
+    def _loss(self) -> Any:
+        return self._losses[not self.training]
+
+    def _tensors(self, paths: Iterable[str]) -> Iterator[Tensor]:
+        return (operator.attrgetter(path)(self) for path in paths)
 
     def extra_repr(self) -> str:
         """The name."""
@@ -96,16 +143,14 @@ def build(
     graph = fx.Graph()
     made: dict[str, Any] = {name: graph.placeholder(name) for name in inputs}
     paths: dict[str, str] = {}
-    held = captured.tensors | {name: literal_path(name) for name in captured.literals}
-    for name, path in held.items():
+    for name, path in held_tensors(table).items():
         if name in needed:
             made[name] = graph.placeholder(name)
             paths[name] = path
     sizes = [name for name in table.sizes if name in needed]
     if sizes:
-        dim = table.by_name[inputs[0]].sample_dim
-        samples = graph.call_function(torch.ops.aten.sym_size.int, (made[inputs[0]], dim))
-        made |= {name: _size(graph, samples, *table.sizes[name]) for name in sizes}
+        samples = samples_node(graph, made[inputs[0]], table.by_name[inputs[0]])
+        made |= {name: size_node(graph, samples, *table.sizes[name]) for name in sizes}
     for name, node in table.nodes.items():
         if name in needed and name not in made:
             copy = graph.node_copy(node, lambda source: made[source.name])
@@ -121,7 +166,19 @@ def literal_path(name: str) -> str:
     return f"_literal_{name}"
 
 
-def _size(graph: fx.Graph, samples: fx.Node, slope: int, rest: int) -> Any:
+def held_tensors(table: Table) -> dict[str, str]:
+    """Names in a segment of parameters, buffers and literals, by input of the graph."""
+    return table.captured.tensors | {name: literal_path(name) for name in table.captured.literals}
+
+
+def samples_node(graph: fx.Graph, value: fx.Node, item: Item) -> fx.Node:
+    """The number of samples of a value that has them, in a graph."""
+    rows = graph.call_function(torch.ops.aten.sym_size.int, (value, item.sample_dim))
+    return rows if item.rows == 1 else graph.call_function(operator.floordiv, (rows, item.rows))
+
+
+def size_node(graph: fx.Graph, samples: fx.Node, slope: int, rest: int) -> Any:
+    """The size slope * samples + rest in a graph."""
     if not slope:
         return rest
     size = samples if slope == 1 else graph.call_function(operator.mul, (samples, slope))

@@ -18,7 +18,17 @@ from arborcast.pipeline.model.traced.capture import Captured
 from arborcast.pipeline.model.traced.cuts import Cut, Item, all_cuts
 from arborcast.pipeline.model.traced.effects import Effects, effects, is_tensor
 from arborcast.pipeline.model.traced.kinds import Kind, Operator, kinds
+from arborcast.pipeline.model.traced.loss import without_loss
 from arborcast.pipeline.model.traced.sizes import Sizes
+
+VIEWS = {
+    torch.ops.aten.view,
+    torch.ops.aten.reshape,
+    torch.ops.aten._unsafe_view,
+    torch.ops.aten.flatten,
+    torch.ops.aten.unflatten,
+}
+"""Operators that keep elements in their order."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +37,9 @@ class Table:
 
     Attributes:
         captured: the graph.
-        items: its operators in order, without sizes and without those that nobody uses.
+        items: its operators in order, without sizes, those that nobody uses and those of the loss alone.
         inputs: of the model.
+        outputs: names of what the last stage makes: what the model returns, or what its loss is made of.
         nodes: of the graph, by name.
         sizes: integers (a, b) of every value that is a * samples + b.
         after: operators that change in place what an item makes or reads, which must run where it does.
@@ -40,17 +51,13 @@ class Table:
     captured: Captured
     items: tuple[Item, ...]
     inputs: tuple[Item, ...]
+    outputs: tuple[str, ...]
     nodes: dict[str, fx.Node]
     sizes: dict[str, tuple[int, int]]
     after: dict[str, tuple[str, ...]]
     flops: dict[str, int]
     written: dict[str, int]
     held: frozenset[int]
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of what the model returns."""
-        return tuple(node.name for node in self.captured.outputs)
 
     @cached_property
     def placed(self) -> tuple[Item, ...]:
@@ -106,13 +113,15 @@ def tabulate(captured: Captured) -> Table:
     kind = _kinds(does, captured, nodes, sizes, memory)
     held = frozenset(memory[name] for name in captured.tensors)
     copied = _copied(does, captured, nodes, kind, memory, held)
+    divisible = _divisible(captured)
     items = tuple(
         Item(
             name=name,
             inputs=tuple(source.name for source in nodes[name].all_input_nodes),
             kind=kind[name],
             copied=name in copied,
-            sample_dim=_sample_dim(nodes[name], captured.samples),
+            sample_dim=divisible[name][0] if name in divisible else None,
+            rows=divisible[name][1] if name in divisible else 1,
             size_bytes=measure.bytes_of(nodes[name].meta.get("val")),
             storages=frozenset(_touched(name, nodes, memory)),
             changes=frozenset(memory[source.name] for source in effect.changes),
@@ -123,16 +132,21 @@ def tabulate(captured: Captured) -> Table:
         Item(
             name=node.name,
             size_bytes=measure.bytes_of(node.meta["val"]),
-            sample_dim=_sample_dim(node, captured.samples),
+            sample_dim=0,
             storages=frozenset((memory[node.name],)),
         )
         for node in captured.inputs
     )
+    outputs = tuple(node.name for node in captured.outputs)
+    if captured.is_loss:
+        is_cheap = {name for name, effect in does.items() if not (effect.flops or effect.random)}
+        items, outputs = without_loss(items, inputs, captured.parameters, is_cheap, outputs[0])
     is_view = {name for name, effect in does.items() if effect.shares and not effect.changes}
     return Table(
         captured,
         items,
         inputs,
+        outputs,
         nodes,
         sizes,
         after=_after(items, nodes, memory),
@@ -164,19 +178,40 @@ def _is_size(node: fx.Node, samples: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _sample_dim(node: fx.Node, samples: Any) -> int | None:
-    """The one dimension as long as there are samples, if no other depends on their number."""
+def _divisible(captured: Captured) -> dict[str, tuple[int, int]]:
+    """The values that can be divided by samples: which dimension counts them, and its rows for each.
+
+    That is a dimension as long as there are samples, if no other depends on their number. A first dimension
+    that is a multiple of them holds sample after sample if a view made it of one that does, or an operator
+    that keeps its length of values of which all do.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    batch = {node.name for node in captured.inputs}  # and what is made of them: constants are no samples
+    for node in (*captured.inputs, *captured.operators):
+        sources = [it for it in node.all_input_nodes if it.name in batch and _counting(it)]
+        if _linear(node.meta.get("val"), captured.samples) is None and any(
+            it.name in batch for it in node.all_input_nodes
+        ):
+            batch.add(node.name)
+        depends = _counting(node)
+        if len(depends) != 1:
+            continue
+        dim, rows = depends[0][0], _linear(depends[0][1], captured.samples)
+        if rows is None or rows[1] or rows[0] < 1:
+            continue
+        known = [found.get(it.name, (None, 0)) for it in sources]
+        is_view = getattr(node.target, "overloadpacket", None) in VIEWS and all(it[0] == 0 for it in known)
+        is_kept = all(it == (0, rows[0]) for it in known)
+        if rows[0] == 1 or (dim == 0 and known and (is_view or is_kept)):
+            found[node.name] = dim, rows[0]
+    return found
+
+
+def _counting(node: fx.Node) -> list[tuple[int, Any]]:
+    """The dimensions of a value that depend on the number of samples."""
     if not is_tensor(node):
-        return None
-    depends = [
-        (dim, size.node.expr)
-        for dim, size in enumerate(node.meta["val"].shape)
-        if isinstance(size, torch.SymInt)
-    ]
-    # A multiple of the samples is refused: its order (samples outside or inside) cannot be told.
-    if len(depends) == 1 and depends[0][1] == samples:
-        return depends[0][0]
-    return None
+        return []
+    return [(dim, size) for dim, size in enumerate(node.meta["val"].shape) if isinstance(size, torch.SymInt)]
 
 
 def _used(does: dict[str, Effects], captured: Captured, nodes: dict[str, fx.Node]) -> dict[str, Effects]:

@@ -1,0 +1,443 @@
+"""Models as their libraries give them, and the losses that they compute themselves."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from arborcast.bench.training.own_models import SeveralLosses  # noqa: E402
+from arborcast.bench.training.users_models import catalog, deterministic, examine  # noqa: E402
+from arborcast.pipeline.costs.measured import profile  # noqa: E402
+from arborcast.pipeline.errors import BatchError, PartitionError, ProfileError  # noqa: E402
+from arborcast.pipeline.model.structure import flatten  # noqa: E402
+from arborcast.pipeline.model.traced import Traced, trace  # noqa: E402
+from arborcast.pipeline.trainer import Trainer  # noqa: E402
+from arborcast.synth.errors import InputError  # noqa: E402
+from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.training_cases import momentum, plan_of  # noqa: E402
+
+RANKS_IMPORT = ("torch._dynamo",)
+
+CATALOG = {model.name: model for model in catalog()}
+QUICK = (
+    "U-Net with skips",
+    "control flow on shapes",
+    "dataclass out, optional input",
+    "several losses with weights of classes",
+    "masked mean by hand",
+)
+CHOSEN = ("transformers GPT2LMHeadModel",)
+REFUSED = {
+    "mixture of experts, load-balancing loss": "is not linear in sums over samples",
+    "control flow on values": "control flow depends on the values of a tensor",
+    "transformers CLIPModel, contrastive loss": "allows only 5 samples",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# Structures -----------------------------------------------------------------------------------------
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclass(frozen=True)
+class Frozen:
+    value: Tensor
+    rest: dict[str, Any]
+    size: int = 3
+
+
+class Named(dict[str, Any]):
+    pass
+
+
+A, B = torch.arange(2.0), torch.arange(3.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "paths"),
+    [
+        (A, "tensor", ("",)),
+        ((A, None, [B]), "(tensor, None, (tensor))", ("0", "2.0")),
+        ({"a": A, "use_cache": False}, "{a, use_cache=False}", ("a",)),
+        (Named(a=A), "Named(a)", ("a",)),
+        (Pair(A, B), "(tensor, tensor)", ("0", "1")),
+        (Frozen(A, {"b": B}), "Frozen(value, rest={b}, size=3)", ("value", "rest.b")),
+    ],
+)
+def test_structures(value: Any, words: str, paths: tuple[str, ...]) -> None:
+    tensors, structure = flatten(value)
+    assert (str(structure), structure.paths) == (words, paths)
+    doubled = structure.rebuild(2 * tensor for tensor in tensors)
+    assert type(doubled) is type(value)
+    again, same = flatten(doubled)
+    assert same == structure
+    assert all(torch.equal(ours, 2 * theirs) for ours, theirs in zip(again, tensors, strict=True))
+
+
+def test_inputs_must_be_as_in_the_trace() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+            return super().forward(x + y) * scale
+
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    traced = trace(Scaled(3, 3), {"x": x, "y": y, "scale": 0.5})
+    assert traced.tensors_of({"scale": 0.5, "y": y, "x": x}) == (x, y)  # in any order
+    for given, words in (((x, y, 0.5), "(tensor, tensor, 0.5)"), ({"x": x, "scale": 0.5}, "{x, scale=0.5}")):
+        with pytest.raises(BatchError) as caught:
+            traced.tensors_of(given)
+        assert str(caught.value) == (
+            f"batch: inputs must be {{x, y, scale=0.5}}, as the model was traced with, got {words}"
+        )
+
+
+# Losses of shares -----------------------------------------------------------------------------------
+
+
+class Model(nn.Module):
+    """Some layers and a loss of their output, labels y and a mask of tokens."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 5)
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        output = self.last(torch.tanh(self.first(x)))
+        return {"loss": self.loss(output, y, mask), "output": output}
+
+
+WEIGHTS = torch.tensor([0.1, 2.0, 0.5, 1.0, 3.0])
+
+
+def tokens(output: Tensor, y: Tensor, **options: Any) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), y.flatten(), **options)
+
+
+def normalised(output: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Each token has its share of the whole batch's tokens before anything is summed."""
+    return (output.square().sum(-1) * (mask / mask.sum())).sum()
+
+
+def written_over(output: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    labels = y.clone()
+    labels[mask == 0] = -100
+    return tokens(output, labels)
+
+
+def picked(output: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    keep = mask == 1
+    return functional.mse_loss(output.sum(-1)[keep], y[keep].float())
+
+
+def centred(difference: Tensor) -> Tensor:
+    return (difference - difference.mean()).square().sum()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "token mean": lambda o, y, m: tokens(o, y),
+    "token sum": lambda o, y, m: tokens(o, y, reduction="sum"),
+    "weights of classes": lambda o, y, m: tokens(o, y, weight=WEIGHTS),
+    "smoothed": lambda o, y, m: tokens(o, y, weight=WEIGHTS, label_smoothing=0.2),
+    "likelihood": lambda o, y, m: functional.nll_loss(o.log_softmax(-1).transpose(1, 2), y),
+    "probabilities": lambda o, y, m: functional.cross_entropy(
+        o.flatten(0, 1), o.detach().flatten(0, 1).sigmoid()
+    ),
+    "squares": lambda o, y, m: functional.mse_loss(o.sum(-1), y.float()),
+    "answers": lambda o, y, m: functional.binary_cross_entropy_with_logits(o.sum(-1), m.float()),
+    "divergence": lambda o, y, m: functional.kl_div(o.log_softmax(-1), o.detach().softmax(-1) * m[..., None]),
+    "mean by hand": lambda o, y, m: (o.square().mean(-1) * m).sum() / m.sum().clamp(min=1),
+    "per sample": lambda o, y, m: o.square().sum() / o.shape[0],
+    "normalised": normalised,
+    "several": lambda o, y, m: (
+        (tokens(o, y) + 0.5 * o.square().mean() - (o * m[..., None]).sum() / m.sum() + 2) / 3
+    ),
+    "stacked": lambda o, y, m: torch.stack([tokens(o, y), o.square().mean(), torch.tensor(1.0)]).mean(),
+    "picked": picked,
+    "written over": written_over,
+}
+
+
+def batch(samples: int = 5) -> dict[str, Tensor]:
+    """Of unlike numbers of tokens; one sample has none."""
+    torch.manual_seed(1)
+    mask = (torch.rand(samples, 3) < 0.7).long()
+    mask[0] = 0
+    labels = torch.where(mask > 0, torch.randint(0, 5, (samples, 3)), -100)
+    return {"x": torch.randn(samples, 3, 4), "y": labels, "mask": mask}
+
+
+def in_shares(traced: Traced, given: dict[str, Tensor], sizes: tuple[int, ...]) -> Tensor:
+    """The sum of what shares give."""
+    values = traced.tensors_of(given)
+    labels = [values[index] for index in traced.labels]
+    last = traced.divide(0, traced.depth)
+    last.begin_loss(labels, len(values[0]))
+    parts = zip(*(value.split(sizes) for value in values), strict=True)
+    shares = zip(*(label.split(sizes) for label in labels), strict=True)
+    return sum(last.loss(last(*part), share) for part, share in zip(parts, shares, strict=True))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_shares_add_up(name: str) -> None:
+    """Values and gradients, for another number of samples than the trace had, and one sample in a share."""
+    model = Model(LOSSES[name])
+    traced = trace(model, batch())
+    labels = [traced.training.inputs[index].name for index in traced.labels]
+    assert ("x" not in labels) or labels == ["x"]  # of a loss that reads no labels
+    given = batch(7)
+    parameters = list(model.parameters())
+    loss = model(**given)["loss"]
+    expected = torch.autograd.grad(loss, parameters)
+    for sizes in ((7,), (1, 4, 2), (3, 4)):
+        found = in_shares(traced, given, sizes)
+        torch.testing.assert_close(found, loss)
+        for ours, theirs in zip(torch.autograd.grad(found, parameters), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda o, y, m: o.square().mean() * tokens(o, y), "aten.mul.Tensor at test_user_models.py:"),
+        (lambda o, y, m: o.square().mean().sqrt(), "sqrt.default at test_user_models.py:"),
+        (lambda o, y, m: o.amax(), "is neither a sum nor a mean over samples"),
+        (lambda o, y, m: centred(o - y[..., None]), "uses a sum over all samples for each of them"),
+        (
+            lambda o, y, m: (o.sum((1, 2))[:, None] - o.sum((1, 2))).square().sum(),
+            "compares samples with each",
+        ),
+        (lambda o, y, m: tokens(o, o.argmax(-1)), "has targets or weights that depend on parameters"),
+        (lambda o, y, m: m.float().mean(), "its loss must depend on its parameters and samples"),
+    ],
+)
+def test_losses_that_do_not_add_up(loss: Any, message: str) -> None:
+    with pytest.raises(PartitionError) as caught:
+        trace(Model(loss), batch())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Whole models ---------------------------------------------------------------------------------------
+
+
+class Plain(Model):
+    """Without a loss of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def test_a_loss_traced_with_the_model() -> None:
+    """As written for serial training: a token mean with weights of classes, and a pair; names stay."""
+
+    def loss_fn(output: Tensor, targets: dict[str, Tensor]) -> Tensor:
+        return tokens(output, targets["y"], weight=WEIGHTS) + 0.1 * output.square().mean()
+
+    model = Plain(normalised)
+    given = batch(7)
+    x, targets = given.pop("x"), given
+    pair = lambda output, y: (tokens(output, y, reduction="sum"), (y != -100).sum())  # noqa: E731
+    for loss, wanted in ((loss_fn, targets), (pair, targets["y"])):
+        traced = trace(model, (x, wanted), loss, layers=2)
+        assert {name for name, _ in traced.divide(0, 2).named_parameters()} == set(model.state_dict())
+        assert traced.layer_names == ("first", "tanh")
+        expected: Any = loss(model(x), wanted)
+        expected = expected[0] / expected[1] if loss is pair else expected
+        values = traced.tensors_of(x, wanted)
+        labels = [values[index] for index in traced.labels]
+        last = traced.divide(0, 2)
+        last.begin_loss(labels, 7)
+        found = [last.loss(last(*(v[at] for v in values)), [v[at] for v in labels]) for at in _SHARES]
+        torch.testing.assert_close(sum(found), expected)
+    with pytest.raises(PartitionError, match=r"with a loss, example must be \(inputs, targets\)"):
+        trace(model, x, pair)
+    with pytest.raises(BatchError, match=r"must be \(tensor\) with targets tensor, as the model was traced"):
+        traced.tensors_of(x)
+    assert profile(traced, (x, targets["y"]), repeats=1).depth == 2
+
+
+_SHARES = (slice(0, 1), slice(1, 5), slice(5, 7))
+
+
+def slow(name: str) -> Any:
+    return name if name in (*QUICK, *CHOSEN) else pytest.param(name, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("name", [slow(name) for name in CATALOG])
+def test_models_train_in_stages_as_serially(name: str) -> None:
+    """Losses and weights of some steps in two and in four stages, then the loss in evaluation."""
+    if name.startswith("transformers"):
+        pytest.importorskip("transformers")
+    for row in examine(CATALOG[name], steps=3):
+        if name in REFUSED:
+            assert REFUSED[name] in row["reason"]
+        else:
+            assert row["result"] == "equal", row
+            assert row["evaluation_difference"] is not None
+
+
+STEPS = 3
+
+
+def several_losses() -> nn.Module:
+    torch.manual_seed(0)
+    return SeveralLosses()
+
+
+def several_batch(step: int) -> dict[str, Tensor]:
+    """9 or 6 samples: shares of 1 to 3."""
+    torch.manual_seed(step)
+    samples = (9, 6)[step % 2]
+    return {
+        "values": torch.randn(samples),
+        "x": torch.randn(samples, 8),
+        "kinds": torch.randint(0, 3, (samples,)),
+    }
+
+
+def train(rank: int, size: int, accumulate: int) -> list[float]:
+    torch.set_num_threads(1)
+    traced = trace(several_losses(), several_batch(0), layers=3)
+    plan = plan_of([1, 2, 1], depth=3, microbatches=2)
+    with Trainer(traced, plan, None, momentum, collectives="gloo", accumulate=accumulate) as trainer:
+        losses = [trainer.step(several_batch(step)) for step in range(2 * STEPS)]
+        return [*losses, trainer.evaluate(several_batch(0))]
+
+
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_models_own_loss_on_ranks(accumulate: int) -> None:
+    """Weights of classes and a penalty, over unlike microbatches and replicas."""
+    model = several_losses()
+    optimizer = momentum(model.parameters())
+    expected = []
+    for step in range(2 * STEPS):
+        loss = model(**several_batch(step))["loss"]
+        (loss / accumulate).backward()
+        if (step + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        expected.append(loss.item())
+    expected.append(model.eval()(**several_batch(0))["loss"].item())
+    for losses in run_ranks(4, train, accumulate, environ={"ARBORCAST_TOPOLOGY": "full:4"}):
+        assert losses == pytest.approx(expected, abs=1e-6)
+
+
+class Classifier(nn.Module):
+    """Takes and returns dicts, and nobody has told it of a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 5)
+
+    def forward(self, *, x: Tensor, mask: Tensor, doubled: bool = False) -> dict[str, Tensor]:
+        hidden = torch.tanh(self.first(x))
+        return {"logits": self.last(hidden) * (2 if doubled else 1), "kept": mask}
+
+
+def counted(output: dict[str, Tensor], given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    each = output["logits"].square().sum(-1) * given["mask"]
+    return each.sum(), output["kept"].sum()
+
+
+def train_by_batches(rank: int, size: int) -> tuple[list[float], list[str]]:
+    torch.set_num_threads(1)
+    given = {name: value for name, value in batch(6).items() if name != "y"} | {"doubled": True}
+    errors = []
+    plan = plan_of([1, 2], depth=2, microbatches=2)
+    with Trainer(
+        trace(Classifier(), given, layers=2), plan, counted, momentum, collectives="gloo"
+    ) as trainer:
+        losses = [trainer.step(given) for _ in range(STEPS)]
+        try:
+            trainer.step(given | {"doubled": False})
+        except BatchError as error:
+            errors.append(str(error))
+    for model, loss_fn in ((Classifier(), None), (Model(LOSSES["token mean"]), counted)):
+        try:
+            Trainer(trace(model, given if loss_fn is None else batch(), layers=2), plan, loss_fn, momentum)
+        except InputError as error:
+            errors.append(str(error))
+    return losses, errors
+
+
+def test_a_loss_of_outputs_and_the_batch() -> None:
+    """One dict for all; what the model is told in words must stay as it was traced."""
+    model = Classifier()
+    given = {name: value for name, value in batch(6).items() if name != "y"}
+    optimizer = momentum(model.parameters())
+    expected = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        total, count = counted(model(**given, doubled=True), given)
+        (total / count).backward()
+        optimizer.step()
+        expected.append((total / count).item())
+    for losses, errors in run_ranks(3, train_by_batches, environ={"ARBORCAST_TOPOLOGY": "full:3"}):
+        assert losses == pytest.approx(expected, abs=1e-6)
+        assert errors == [
+            "batch: inputs must be {x, mask, doubled=True}, as the model was traced with, got "
+            "{x, mask, doubled=False}",
+            "loss_fn: must be a function of outputs and targets, as the model returns no loss",
+            "loss_fn: must be None, as the model returns its loss (or leave the labels out of its inputs), "
+            "got counted",
+        ]
+
+
+def test_profiles_of_dicts_and_own_losses() -> None:
+    """The loss is a part of the last layer's time."""
+    model, given = Model(LOSSES["token mean"]), batch()
+    assert len(profile(model, given, repeats=1, fixed=False).layers) == trace(model, given).depth
+    with pytest.raises(ProfileError, match="loss_fn must be None, as the model returns its loss"):
+        profile(model, (given, given["y"]), counted, repeats=1)
+    inputs = {name: value for name, value in given.items() if name != "y"}
+    profile(Classifier(), (inputs, inputs), lambda output, it: counted(output, it)[0], repeats=1, fixed=False)
+
+
+def test_rows_of_samples() -> None:
+    """Views that keep a sample's rows together may be cut; those that mix them may not."""
+
+    class Choices(nn.Module):
+        def __init__(self, mixed: bool) -> None:
+            super().__init__()
+            self.first, self.last, self.mixed = nn.Linear(4, 4), nn.Linear(4, 1), mixed
+
+        def forward(self, x: Tensor) -> Tensor:
+            samples, choices, _ = x.shape
+            x = (x.transpose(0, 1) if self.mixed else x).reshape(-1, 4)
+            x = self.last(torch.tanh(self.first(x)))
+            return x.view(choices, samples).t() if self.mixed else x.view(samples, choices)
+
+    x = torch.randn(4, 3, 4)
+    assert trace(Choices(False), x, layers="all").depth == 5
+    mixed = trace(Choices(True), x, layers="all")
+    assert not any(12 in it.shape for cut in range(mixed.depth) for it in mixed.crossing(cut))
+    traced = trace(Choices(False), x, layers="all")
+    given: Any = torch.randn(7, 3, 4)
+    expected = traced.model(given)
+    for layer in range(traced.depth):
+        given = traced.divide(layer, layer + 1)(given)
+    assert torch.equal(given, expected)
+
+
+def test_what_is_random_is_switched_off_for_comparisons() -> None:
+    model = deterministic(nn.Sequential(nn.Dropout(0.3), nn.Linear(2, 2)))
+    assert model[0].p == 0.0
