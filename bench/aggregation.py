@@ -140,7 +140,7 @@ def main() -> None:
         units={
             "time_us": "simulated; nothing is timed",
             "algbw": "GB/s of the whole buffer",
-            "share_of_nominal": "algbw over the rate of a worker's link, 1.25 GB/s",
+            "share_of_nominal": "algbw over the rate of a worker's link",
             "rate": "algbw that large messages approach, exact",
         },
     )

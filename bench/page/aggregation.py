@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from arborcast.bench.page.charts import Line, LineChart
-from arborcast.bench.page.parts import Part, Picture, Section, Table, all_rows, cell, columns, grid, lines
+from arborcast.bench.page.parts import Cell, Part, Picture, Section, Table, all_rows, columns, grid, lines
 from arborcast.bench.page.results import Document, groups
-from arborcast.bench.page.words import count, percent, size
+from arborcast.bench.page.words import count, percent
 
 OURS = "added as they pass"
-SHOWN_AT = (64 << 10, 1 << 20, 64 << 20)
+LABELS = {
+    OURS: "added",
+    "stored, then added": "stored",
+    "forwarded, trees": "trees",
+    "forwarded, ring": "ring",
+}
+SHOWN_AT = (64 << 10, 64 << 20)
 
 
 def _answer(document: Document) -> Iterator[Part]:
     boxes = []
-    for (name, ranks), rows in groups(document.rows, "topology", "ranks"):
+    drawable = document.rows[document.rows["share_of_nominal"].notna()]
+    for (name, ranks), rows in groups(drawable, "topology", "ranks"):
         drawn = tuple(
             Line(
-                method,
+                LABELS.get(method, method),
                 tuple(zip(found["bytes"], found["share_of_nominal"], strict=True)),
                 "ours" if method == OURS else "base",
                 dashed=method.startswith("forwarded"),
@@ -39,17 +46,18 @@ def _answer(document: Document) -> Iterator[Part]:
 
 
 def summary(document: Document) -> Table:
-    """A line per fabric and method, a column per size."""
-    table = document.rows.pivot_table(
-        index=["topology", "ranks", "method"], columns="bytes", values="share_of_nominal", sort=False
-    )
-    return lines(
-        ("fabric", "switches", *(f">{size(at)}" for at in SHOWN_AT)),
-        [
-            (name, method, *(cell(percent, shares.get(at, float("nan"))) for at in SHOWN_AT))
-            for (name, _, method), shares in table.iterrows()
-        ],
-    )
+    """A line per fabric, a column per method: the shares at a small and at a large size."""
+    methods = list(dict.fromkeys(document.rows["method"]))
+    rows: list[tuple[Cell | str, ...]] = []
+    for name, alike in groups(document.rows, "topology"):
+        shares = alike.pivot_table(index="method", columns="bytes", values="share_of_nominal")
+        shares = shares.reindex(index=methods, columns=SHOWN_AT)
+        told = (
+            Cell(" / ".join(map(percent, shares.loc[method])), shares.at[method, SHOWN_AT[-1]])
+            for method in methods
+        )
+        rows.append((name, *told))
+    return lines(("fabric", *(f">{method}" for method in methods)), rows)
 
 
 SECTION = Section(
@@ -58,10 +66,10 @@ SECTION = Section(
     "What do switches that add gain?",
     "simulated",
     "python bench/aggregation.py",
-    "An allreduce as a share of a worker's link of 10 Gbit/s, with 1 us per link and frames of 4 KiB. A "
-    "switch that adds frames as they pass takes one frame more per level than the link; one that stores "
-    "whole messages takes the message again each time that it adds or copies it; where switches only "
-    "forward, each worker sends nearly twice the data.",
+    "An allreduce as a share of a worker's link of 10 Gbit/s, with a microsecond per link and frames of "
+    "4 KiB. A switch that adds frames as they pass takes one frame more per level than the link; one that "
+    "stores whole messages takes the message again each time that it adds or copies it; where switches only "
+    "forward (trees, ring), each worker sends nearly twice the data.",
     _answer,
-    ("Switches that add, share of a worker's link", summary),
+    ("Allreduce in switches, share of a worker's link at 64 KiB / 64 MiB", summary),
 )

@@ -456,15 +456,17 @@ def test_the_readme_is_replaced_between_its_markers(results: Path, tmp_path: Pat
     inside, after = rest.split(END)
     assert (before, after) == (README.split(BEGIN, maxsplit=1)[0], README.split(END)[1])
     assert "old figures" not in inside
-    for name in ("testbed", "sweeps", "synthesis", "frontier", "peers", "loopback", *SCALE, *PIPELINE):
+    others = ["testbed", "sweeps", "aggregation", "synthesis", "frontier", "peers", "loopback"]
+    for name in (*others, *SCALE, *PIPELINE):
         assert f"bench/results/{name}.json" in inside
     assert "| full:4 | allreduce | 16 MiB | trees | 342 ms | 98.1 % | 1.50× (multiring) | 3.74× |" in inside
+    assert "| star:4 | 90.9 % / 99.9 % | 49.1 % / 50.0 % | 45.4 % / 66.6 % | 47.5 % / 66.7 % |" in inside
     assert "| 2x16 MI250 | 32 | 84 | 1.11 ms | 187 ms | 0.34 GB |" in inside
 
 
 def test_every_line_of_a_markdown_table_has_its_columns(results: Path) -> None:
     blocks = [block for block in summary(read_results(results)).split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 6 + len(SCALE) + len(PIPELINE)
+    assert len(blocks) == 7 + len(SCALE) + len(PIPELINE)
     for block in blocks:
         columns = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(columns) == 1, block
