@@ -113,12 +113,14 @@ def _through_switches(
 def _low_first(
     topology: Topology, program: SteinerProgram, columns: Sequence[Column]
 ) -> Iterator[Sequence[Column]]:
-    """The lowest trees that reach as much as all, then all of them."""
+    """The lowest trees that reach as much as all; then all of them, where those may be fewer trees."""
     rate = _choice(topology, program, columns).best.rate
     for most in sorted({column.height for column in columns})[:-1]:
         low = [column for column in columns if column.height <= most]
         if _choice(topology, program, low).best.rate >= rate * (1 - CLOSE):
             yield low
+            if len(columns) > SEARCHED_UP_TO:
+                return
             break
     yield columns
 
