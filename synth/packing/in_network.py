@@ -81,8 +81,13 @@ def solve_in_network(
         As `solve_by_trees`.
     """
     deadline = Deadline.after(request.deadline_s)
-    first = forwarding_answer(forwarding, topology, collective, request)
-    if collective.kind in BALANCED_KINDS and first.is_optimal:
+    half = replace(request, deadline_s=deadline.share(2).left_s)
+    try:
+        first = forwarding_answer(forwarding, topology, collective, half)
+    except TimedOutError as error:  # trees through switches may still be found in time
+        assert isinstance(error.best, Schedule), "trees that only pass switches always leave one"
+        first = error.best
+    if collective.kind in BALANCED_KINDS and first.is_optimal and not deadline.has_passed:
         return first
     found = _through_switches(topology, collective, request, first.bound, deadline)
     best = first if found is None else min(first, found, key=_merit)
