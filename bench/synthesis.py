@@ -1,5 +1,8 @@
 """How long does synthesis take? Bounds and exact trees for an allgather, in seconds and megabytes.
 
+Where NVSwitches add and multicast it is an allreduce: its limit, and a schedule along trees that join and
+fork at switches.
+
 Every computation runs in a child process of its own, after a warm-up, so that the kernels are compiled and
 the peak memory is its own. `bench/peers.py` asks other synthesizers the same questions. Results go to
 `bench/results/synthesis.json`.
@@ -34,6 +37,7 @@ class Case:
     method: str  # "bound" or "trees"
     runs: int = 5
     quick: bool = True
+    collective: str = "allgather"
 
 
 SPECS = [
@@ -44,8 +48,16 @@ SPECS = [
     ("2x16 MI250", "mi250:boxes=2"),
     ("8x16 MI250", "mi250:boxes=8"),
 ]
+IN_NETWORK = [("DGX-H100, NVLink SHARP", "dgx-h100")] + [
+    (f"{boxes}x8 H100, NVLink SHARP", f"dgx-h100:boxes={boxes}") for boxes in (2, 4, 8)
+]
 CASES = [
     *(Case(title, spec, method) for title, spec in SPECS for method in ("bound", "trees")),
+    *(  # once: the bound keeps what trees start from
+        Case(title, spec, method, runs=1, collective="allreduce")
+        for title, spec in IN_NETWORK
+        for method in ("bound", "trees")
+    ),
     Case("128x8 A100", "dgx-a100:boxes=128", "bound"),
     Case("128x8 A100", "dgx-a100:boxes=128", "trees", runs=3, quick=False),
     Case("torus 32x32", "torus:32x32", "trees", runs=3, quick=False),
@@ -102,13 +114,14 @@ def _arguments() -> argparse.Namespace:
 
 def _row(case: Case) -> dict[str, Any]:
     print(f"{case.title}, {case.method} ...", file=sys.stderr)
-    child = ("--child", case.spec, case.method, str(case.runs))
+    child = ("--child", case.spec, case.method, str(case.runs), case.collective)
     found = answer([str(Path(__file__).resolve()), *child], CHILD_LIMIT_S)
     if found.pop("timed_out", False):
         raise SystemExit(f"{case.title}, {case.method}: over {CHILD_LIMIT_S} s")
-    return _summary(
+    row = _summary(
         case.title, case.spec, case.method, {name: found[name] for name in found if name not in WHOLE}
     )
+    return row | {"collective": case.collective}
 
 
 def _summary(title: str, spec: str, method: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -128,9 +141,10 @@ def _summary(title: str, spec: str, method: str, found: dict[str, Any]) -> dict[
     }
 
 
-def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
+def _ours(spec: str, method: str, runs: str, collective: str) -> dict[str, Any]:
     """In the child: a bound or trees, again and again, after a warm-up on the same code paths."""
     from arborcast import topologies
+    from arborcast.synth.api import solve
     from arborcast.synth.bounds import bound
     from arborcast.synth.collective import Collective
     from arborcast.synth.packing.carrier import Packing
@@ -142,6 +156,7 @@ def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
         return pack_exactly(topology, dict.fromkeys(range(topology.ranks), rate))
 
     trees(topologies.load("dgx-a100:boxes=2"))
+    solve(topologies.load("dgx-h100").subset(range(4)), "allreduce")
     topology = topologies.load(spec)
     found: dict[str, Any] = {"ranks": topology.ranks, "trees": None, "height": None}
     watch = Stopwatch()
@@ -149,8 +164,12 @@ def _ours(spec: str, method: str, runs: str) -> dict[str, Any]:
         topology = topologies.load(spec)  # afresh, because it caches what it has derived
         watch.start()
         if method == "bound":
-            rate = bound(topology, Collective.on(topology, "allgather")).rate
+            rate = bound(topology, Collective.on(topology, collective)).rate
             watch.lap()
+        elif collective == "allreduce":
+            schedule = solve(topology, collective, form="explicit")
+            watch.lap()
+            rate, found["trees"], found["height"] = schedule.rate, schedule.chunk_count, schedule.height
         else:
             packing = trees(topology)
             watch.lap()
