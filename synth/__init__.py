@@ -6,7 +6,8 @@
 
 What is named here is public. `synth.groups` answers for several collectives at once.
 A question passes `api` (which form and method answers it), then the folder of the method: `packing` (trees),
-`routes`, `chunks`, `baselines`; all of them rest on `bounds`, `lp`, `symmetry` and `kernels`.
+`routes`, `chunks`, `baselines`; all of them rest on `bounds`, `lp`, `symmetry` and `kernels`. `in_network`
+has the trees that join and fork at able switches; all but `packing` answer as if switches only forwarded.
 """
 
 from __future__ import annotations
