@@ -185,3 +185,10 @@ def test_drawn_fabrics(seed):
 @pytest.mark.parametrize("first", range(300, 400, 20))
 def test_drawn_fabrics_at_length(first):
     assert sum(map(reaches_the_limit, range(first, first + 20))) >= 60
+
+
+def test_the_frontier_asks_switches_only_to_forward():
+    fabric = star(3, **TURNS)
+    points = synth.pareto(fabric, "allgather").points
+    alike = synth.pareto(star(3), "allgather").points
+    assert [point.schedule.transfers for point in points] == [point.schedule.transfers for point in alike]
