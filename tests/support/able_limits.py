@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, pairwise
-from random import Random
 
 from arborcast.synth.collective import Collective, Kind
-from arborcast.synth.topology import Link, Switch, Topology, Vertex
+from arborcast.synth.topology import Switch, Topology, Vertex
 from tests.fuzzing.exact_lp import Program
 
 Edge = tuple[Vertex, Vertex]
@@ -249,39 +248,3 @@ def _cycle(parent: dict[Vertex, Vertex], root: Vertex) -> list[Vertex] | None:
         if seen[-1] != root:
             return seen[seen.index(parent[seen[-1]]) :]
     return None
-
-
-def able_fabric(rng: Random, *, largest: int = 8) -> Topology:
-    """Ranks and switches of any abilities; each vertex reaches every other."""
-    switches = rng.randint(1, min(3, largest - 2))
-    ranks = rng.randint(2, min(5, largest - switches))
-    size = ranks + switches
-    both_ways = rng.random() < 0.5
-    order = rng.sample(range(size), size)
-    if both_ways:
-        pairs = {(order[place], order[rng.randrange(place)]) for place in range(1, size)}
-    else:
-        pairs = {(order[place - 1], order[place]) for place in range(size)}
-    density = rng.choice([0.1, 0.3, 0.6])
-    pairs |= {(u, v) for u in range(size) for v in range(size) if u != v and rng.random() < density}
-    links = []
-    for src, dst in sorted(pairs):
-        links.append(Link(src, dst, Fraction(rng.randint(1, 4))))
-        if both_ways:
-            links.append(Link(dst, src, links[-1].bandwidth))
-    able = []
-    for place in range(switches):
-        reduces, multicasts = rng.random() < 0.6, rng.random() < 0.6
-        turns = reduces and multicasts and rng.random() < 0.5
-        able.append(
-            Switch(
-                f"s{place}",
-                reduces,
-                multicasts,
-                turns,
-                loopback=(reduces or multicasts) and not turns and rng.random() < 0.4,
-                adder=Fraction(rng.randint(1, 8), 4) if reduces and rng.random() < 0.3 else None,
-            )
-        )
-    able.sort(key=lambda switch: not switch.is_able)
-    return Topology.build("able", ranks, links, able)
