@@ -55,10 +55,10 @@ def bound(topology: Topology, collective: Collective, deadline: Deadline = NO_DE
     (`synth.bounds.routing_trees`). Prices of a linear program with a common denominator beyond 2**30 are
     rounded, which loosens the limit by as little and keeps it valid. With relays it is a limit that need
     not be reached: finding the best trees that may leave vertices out is NP-hard, and an allreduce among more
-    than `MOST_APART` ranks has only its cut. The limit of a custom collective is as exact as that of an alltoall
-    where every block has one target, and need not be reached elsewhere. With able switches a cut that
-    forwarding reaches is exact, and so is what up to `able_switches.EXACT_UP_TO` ranks reach along trees; among
-    more ranks it is the least limit of parts of the fabric, which need not be reached.
+    than `MOST_APART` ranks has only its cut. The limit of a custom collective is as exact as that of an
+    alltoall where every block has one target, and need not be reached elsewhere. With able switches a cut
+    that forwarding reaches is exact, and so is what up to `able_switches.EXACT_UP_TO` ranks reach along
+    trees; among more ranks it is the least limit of parts of the fabric, which need not be reached.
 
     Args:
         topology: the fabric; ranks outside the collective are relays that may forward, copy and reduce.

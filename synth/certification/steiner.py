@@ -2,16 +2,16 @@
 
 Relays may, and so may switches that reduce or multicast; all others only forward. A schedule, whatever its
 order, holds the trees measured here. Follow what the ranks of a broadcast, or of one block of an allgather,
-end with back to where it came from: the first time that each vertex got it makes these ways an out-tree, which
-forks at ranks and at switches that multicast. Follow a finished sum back, and each contribution is in it once:
-these ways are an in-tree, which joins at ranks and at switches that reduce. Passing a switch that does neither
-costs its links and nothing else, as often as a way does so.
+end with back to where it came from: the first time that each vertex got it makes these ways an out-tree,
+which forks at ranks and at switches that multicast. Follow a finished sum back, and each contribution is in
+it once: these ways are an in-tree, which joins at ranks and at switches that reduce. Passing a switch that
+does neither costs its links and nothing else, as often as a way does so.
 
     switch with loopback   multicasts what a rank sent: the way back to that rank besides
                            gives a sum to a rank: the way from that rank besides
     limited adder          its price, once for each sum that it makes
-    allreduce              an in-tree to a vertex and an out-tree from it: any vertex but a switch at which both
-                           join and fork without its being able to turn
+    allreduce              an in-tree to a vertex and an out-tree from it: any vertex but a switch at which
+                           the one joins and the other forks without its being able to turn
 
 A content that came to the switch from another able one has no rank to go back to, which is allowed for.
 Ranks that ways of length zero join both ways are one: what reaches one reaches all.

@@ -402,6 +402,29 @@ def test_a_dual_names_every_link_once() -> None:
             bound_from_document({"rate": "1", "certificate": {**dual, "lengths": lengths}}, PAIR, "f")
 
 
+def test_a_dual_names_every_limited_adder_once() -> None:
+    switches = [
+        Switch("one", reduces=True, adder=Fraction(1)),
+        Switch("two", reduces=True, adder=Fraction(1)),
+    ]
+    able = Topology.build(
+        "adders", 2, [Link(0, 2, Fraction(1)), Link(3, 1, Fraction(1))], [*switches, Switch("plain")]
+    )
+    priced = Dual((Fraction(1),) * 2, Fraction(1), Fraction(2), (Fraction(1, 3), Fraction(0)))
+    dual = certificate_to_document(priced, able)
+    assert dual["adders"] == [{"switch": "one", "price": "1/3"}, {"switch": "two", "price": "0"}]
+    assert certificate_from_document({**dual, "adders": dual["adders"][::-1]}, able, "f") == priced
+    without = {key: value for key, value in dual.items() if key != "adders"}
+    assert certificate_from_document(without, able, "f") == replace(priced, adders=())
+    for adders, message in (
+        (dual["adders"][1:], "adders: must name every limited adder, got none for one"),
+        (dual["adders"] + dual["adders"][:1], r"adders\[2\].switch: must name each switch once, got 'one'"),
+        ([{"switch": "plain", "price": 1}], r"adders\[0\].switch: must name a switch whose adder is limited"),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            certificate_from_document({**dual, "adders": adders}, able, "f")
+
+
 def test_a_setting_must_not_hide_the_seed(tmp_path: Path) -> None:
     hiding = copy.copy(BROADCAST)
     object.__setattr__(hiding, "method", Method("mwu", 0, (("seed", 7),)))

@@ -7,6 +7,7 @@ are said, what they mean, = the reference, which shares no code with whoever say
                             = limits (a program over all sets of ranks; cuts; flows)
       with relays           nothing is faster = all_trees.best_with_relays, flows
       of blocks of one's own                  = chunk_search.best_rate
+      of able switches   nothing is faster along trees, something is as fast = able_limits.best_rate
     certificate             Bound.certificate: proves the rate = counted again, under all trees
     scope: every schedule   of an allreduce: along trees or not = all_trees.crossings, chunk_search.exists
     optimal                 is_optimal, solve, JSON: no rate is larger = limits.best_rate
@@ -47,6 +48,7 @@ from arborcast.synth.errors import InfeasibleError, InputError, TimedOutError
 from tests.fuzzing.chunk_questions import ask_allreduce, ask_frontier, ask_size
 from tests.fuzzing.other_questions import ask_command, ask_fastest, ask_groups, ask_renumbered, ask_rings
 from tests.fuzzing.rate_questions import (
+    ask_able,
     ask_bound,
     ask_custom,
     ask_implicit,
@@ -61,6 +63,7 @@ from tests.fuzzing.tree_questions import ask_few, ask_height
 QUESTIONS: dict[str, Callable[[Random, Tally], None]] = {
     "bound": ask_bound,
     "relays": ask_relays,
+    "able": ask_able,
     "custom": ask_custom,
     "height": ask_height,
     "few": ask_few,
@@ -81,6 +84,7 @@ QUESTIONS: dict[str, Callable[[Random, Tally], None]] = {
 OFTEN: dict[str, int] = {
     "bound": 45,
     "relays": 10,
+    "able": 4,
     "custom": 6,
     "height": 20,
     "few": 15,

@@ -18,6 +18,8 @@ from arborcast.synth.topology import Topology
 from tests.fuzzing import all_trees, chunk_search, limits
 from tests.fuzzing.fabrics import fabric, times
 from tests.fuzzing.tally import CLOSE, FLOWS, ROUNDED, TREES, Tally, draw_collective, spreading
+from tests.support import able_limits
+from tests.support.able_fabrics import drawn
 
 
 def ask_bound(rng: Random, tally: Tally) -> None:
@@ -68,6 +70,25 @@ def ask_relays(rng: Random, tally: Tally) -> None:
     elif answer is not None:
         known = answer.rate <= bound.rate == answer.bound.rate
         tally.label("rate is possible", known, collective, answer.rate, bound.rate)
+
+
+def ask_able(rng: Random, tally: Tally) -> None:
+    """Switches that reduce and multicast: the limit is that of all trees; nothing found is faster."""
+    topology = tally.draw(drawn(rng.randrange(10**9), most=6))
+    collective = draw_collective(rng, topology, TREES, relays=rng.random() < 0.2)
+    with tally.no_crash("bound", collective):
+        bound = synth.bound(topology, collective)
+    cut = limits.least_cut(topology, collective)
+    if not cut or not bound.rate:
+        tally.label("able switches: cut off", cut == bound.rate, collective, cut, bound.rate)
+        return
+    best = able_limits.best_rate(topology, collective).rate
+    exact = best == bound.rate or (bool(collective.relays(topology)) and best <= bound.rate <= cut)
+    tally.label("bound with able switches", exact, collective, best, bound.rate, cut)
+    if not topology.limited_adders:  # which the replay does not count
+        answer = tally.solve(topology, collective)
+        if isinstance(answer, Schedule):
+            tally.rate(answer, best, collective)
 
 
 def ask_custom(rng: Random, tally: Tally) -> None:

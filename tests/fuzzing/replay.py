@@ -43,7 +43,7 @@ def _wrong_ends(schedule: Schedule) -> list[str]:
     kind, ranks = schedule.collective.kind, schedule.collective.ranks
     held: dict[tuple[int, int], Counter[int]] = {}
     for index, chunk in enumerate(schedule.chunks):
-        for rank in range(schedule.topology.ranks):
+        for rank in range(schedule.topology.holders):
             mine = rank in ranks if kind in SUMS else rank == chunk.owner
             held[index, rank] = Counter([rank if kind in SUMS else chunk.owner]) if mine else Counter()
     for step in sorted({transfer.step for transfer in schedule.transfers}):
