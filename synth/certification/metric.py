@@ -181,7 +181,7 @@ class Metric:
         """What each root's cheapest tree costs, or the cheapest pair."""
         steiner = self._steiner(collective)
         if collective.kind is Kind.ALLREDUCE:
-            return steiner.pairs.min(keepdims=True)
+            return np.atleast_1d(steiner.pairs.min())
         trees = steiner.into if collective.kind in {Kind.REDUCE, Kind.REDUCE_SCATTER} else steiner.out
         roots = collective.ranks if collective.root is None else (collective.root,)
         return trees.any[[steiner.place(rank) for rank in roots]]
@@ -200,5 +200,5 @@ class Metric:
         if collective.root is not None:
             return np.array([cheapest_cost(ways, ends.index(collective.root))])
         if pair:
-            return (cheapest_costs(ways) + cheapest_costs(ways.T)).min(keepdims=True)
+            return np.atleast_1d((cheapest_costs(ways) + cheapest_costs(ways.T)).min())
         return cheapest_costs(ways)

@@ -128,7 +128,8 @@ class Steiner:
                     self.into.any[place] + self.out.passed_on[place],
                     self.into.passed_on[place] + self.out.any[place],
                 )
-        return np.minimum(both, FAR)
+        least: Ints = np.minimum(both, FAR)
+        return least
 
     @cached_property
     def ways(self) -> Matrix:

@@ -283,8 +283,10 @@ def read_adders(
         prices[vertex] = entry["price"]
     for vertex in topology.limited_adders:
         if vertex not in prices:
-            name = topology.label(vertex)
-            raise InputError(f"{place}: {prefix}adders: must name every limited adder, got none for {name}")
+            missing = topology.label(vertex)
+            raise InputError(
+                f"{place}: {prefix}adders: must name every limited adder, got none for {missing}"
+            )
     return tuple(prices[vertex] for vertex in topology.limited_adders)
 
 
