@@ -31,12 +31,11 @@ from arborcast.bench.emulation.plan import at_rates, plan_emulation
 from arborcast.bench.emulation.processes import run_inside
 from arborcast.bench.harness.document import TIME, Measure, document, write_document
 from arborcast.bench.harness.provenance import RUNTIME
-from arborcast.synth.certificate import Bound, Cut
+from arborcast.synth.api import solve
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.formats.sizes import format_size, parse_size
-from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
-from arborcast.synth.topology import Link, Switch, Topology, Vertex
+from arborcast.synth.topology import Link, Switch, Topology
 
 RESULTS = Path(__file__).resolve().parent / "results" / "in_network.json"
 LEAST_RUNS = 5
@@ -73,30 +72,8 @@ def tree_of_switches(leaves: int, each: int) -> Topology:
 CASES = (
     Case(1, tree_of_switches(1, 4)),
     Case(1, tree_of_switches(1, 8)),
-    Case(2, tree_of_switches(2, 4)),
+    Case(2, tree_of_switches(4, 2)),
 )
-
-
-def by_one_tree(topology: Topology) -> Schedule:
-    """The allreduce in one tree: sums up to the last switch, which multicasts what it has made."""
-    top = topology.size - 1
-    parent: dict[Vertex, Vertex] = {top: top}
-    depth = {top: 0}
-    for vertex in (queue := [top]):
-        for link in topology.links:
-            if link.src == vertex and link.dst not in parent:
-                parent[link.dst], depth[link.dst] = vertex, depth[vertex] + 1
-                queue.append(link.dst)
-    height = max(depth.values())
-    below = [vertex for vertex in parent if vertex != top]
-    up = [Transfer(0, vertex, parent[vertex], height - depth[vertex], True) for vertex in below]
-    down = [Transfer(0, parent[vertex], vertex, height + depth[vertex] - 1) for vertex in below]
-    rate = min(link.bandwidth for link in topology.links if link.src == 0)
-    bound = Bound(rate, Cut(frozenset({0}), rate))
-    collective = Collective.on(topology, Kind.ALLREDUCE)
-    return Schedule.build(
-        topology, collective, Method("one tree"), bound, [Chunk(Fraction(1), 0)], [*up, *down]
-    )
 
 
 def contenders(topology: Topology) -> tuple[Contender, ...]:
@@ -107,8 +84,8 @@ def contenders(topology: Topology) -> tuple[Contender, ...]:
     return (
         Contender(GLOO),
         replace(chosen, name=FORWARDING),
-        Contender(STORING, by_one_tree(storing)),
-        Contender(CUT_THROUGH, by_one_tree(topology)),
+        Contender(STORING, solve(storing, collective, form="explicit")),
+        Contender(CUT_THROUGH, solve(topology, collective, form="explicit")),
     )
 
 
