@@ -18,7 +18,7 @@ from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.lowering.layout import Buffer
 from arborcast.backends.lowering.lower import lower_rank
-from arborcast.backends.lowering.rank_view import digest_of, partners_of
+from arborcast.backends.lowering.rank_view import digest_of, partners_of, switches_in
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.enlistment import Switches
 from arborcast.backends.schedules.fabric import addresses_of
@@ -69,7 +69,9 @@ class EngineRunner:
         self._cut = replace(rule, piece_bytes=options.piece_bytes or rule.piece_bytes)
         table = Table.of([Choice(0, schedule)])
         self._digest = digest_of(schedule)[:8]
-        switches = Switches(schedule.topology, addresses_of(options, schedule.topology), options)
+        needed = switches_in(schedule)
+        addresses = addresses_of(options, schedule.topology) if needed else {}
+        switches = Switches(schedule.topology, addresses, options)
         used = switches.used_by(table)
         self._network = Network(
             PrefixStore("channels", store),

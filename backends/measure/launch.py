@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.measure.job import Row, Sweep, count_for
 from arborcast.backends.measure.nccl_tests import sweep_of
 from arborcast.backends.options import Options
@@ -47,6 +48,7 @@ def run_schedule(
 ) -> tuple[Row, ...]:
     """Run a schedule by torch's messages on one local process per rank of its topology, relays included.
 
+    Where switches execute programs, too, the engine of the process group runs it, with a process for each.
     Sizes are rounded down to whole elements and blocks; where `pieces` is None, chunks are cut into as many
     as leave 1 MiB or more, up to 32. Other arguments as for `sweep_of`, errors as for it and `run_sweeps`.
     """
@@ -58,7 +60,7 @@ def run_schedule(
         iterations=iterations,
         warmup=warmup,
         average="max",
-        via="messages",
+        via="group" if switches_in(schedule) else "messages",
         seed=seed,
         pieces=pieces,
         count=count_for,

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from arborcast.backends.lowering.layout import IN_PLACE_KINDS
+from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.measure.job import (
     AVERAGES,
     ITEM_BYTES,
@@ -117,6 +118,11 @@ def sweep_of(
     reduction = Reduction.of(_OUR_OPERATORS.get(op, op))
     if pieces is not None and pieces < 1:
         raise InputError(f"pieces: must be at least 1, got {pieces}")
+    if via == "messages" and (switches := sorted(switches_in(schedule))):
+        raise InputError(
+            f"via messages: switch {schedule.topology.label(switches[0])} has to execute a program, which "
+            "torch's messages cannot make it; via group can"
+        )
     counts = tuple(count(schedule, size, dtype) for size in sizes)
     return Sweep(
         schedule,

@@ -140,6 +140,7 @@ def run(
 
     The processes talk through torch.distributed.
     """
+    from arborcast.backends.lowering.rank_view import switches_in
     from arborcast.backends.measure import launch
     from arborcast.backends.measure.nccl_tests import TITLES, row_line
     from arborcast.synth.formats.sizes import size_range
@@ -164,9 +165,12 @@ def run(
             )
         except launch.RunError as error:
             raise NotCorrectError(f"{file}: {error}") from error
+    backend = "synth" if switches_in(schedule) else "gloo"
     wrong = next((row for row in rows if row.wrong), None)
     if as_json:
-        print_json({"correct": wrong is None, "rows": [row.to_document() for row in rows], "backend": "gloo"})
+        print_json(
+            {"correct": wrong is None, "rows": [row.to_document() for row in rows], "backend": backend}
+        )
     else:
         print_lines([*TITLES, *map(row_line, rows)])
     if wrong is not None:
