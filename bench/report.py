@@ -16,6 +16,7 @@ from arborcast.bench.harness.provenance import doubts
 from arborcast.bench.page import (
     aggregation,
     fragments,
+    in_network,
     loopback,
     plans,
     scale,
@@ -43,6 +44,7 @@ SECTIONS: tuple[Section, ...] = (
     fragments.SECTION,
     sweeps.SECTION,
     aggregation.SECTION,
+    in_network.SECTION,
     synthesis.TREES,
     *scale.SECTIONS,
     synthesis.FRONTIERS,

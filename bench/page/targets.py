@@ -90,6 +90,7 @@ def _at_most(column: str, *, limit: str) -> Callable[[Document], list[Verdict]]:
 _VERDICTS: Mapping[str, Callable[[Document], list[Verdict]]] = {
     "testbed": _column("met", entry="targets"),
     "scale_targets": _column("kept"),
+    "in_network": _column("met"),
     "loopback": _column("met"),
     "pipeline_curves": _at_most("loss_difference", limit="limit"),
     "pipeline_prediction": _at_most("error", limit="target"),
@@ -99,6 +100,7 @@ _VERDICTS: Mapping[str, Callable[[Document], list[Verdict]]] = {
 TITLES: Mapping[str, str] = {
     "testbed": "emulated links",
     "scale_targets": "large fabrics",
+    "in_network": "switches that add",
     "loopback": "one machine",
     "pipeline_curves": "equality of training",
     "pipeline_prediction": "predicted steps",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
+from itertools import count
 from typing import Any
 
 import pytest
@@ -128,30 +129,33 @@ def process(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], Options]]:
             running.kill()
 
 
-def outlives(rank: int, size: int, schedule: Schedule, options: Options, pid: int, during: bool) -> str:
-    """The error of a call after the switch's process was killed, or while it is."""
+def outlives(
+    rank: int, size: int, schedule: Schedule, options: Options, pid: int, how: signal.Signals
+) -> str:
+    """The error of the calls after the switch's process was told to end."""
     made = runner(schedule, rank, options)
     data = torch.zeros(COUNT)
-    made.run(COUNT, data.dtype, output=data)
-    if rank == 0 and not during:
-        os.kill(pid, signal.SIGKILL)
     try:
-        while True:
+        for call in count():
             made.run(COUNT, data.dtype, output=data)
-            if rank == 0 and during:
-                os.kill(pid, signal.SIGKILL)
+            if call == 1 and rank == 0:
+                os.kill(pid, how)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+    return ""
 
 
-@pytest.mark.parametrize("during", [True, False])
-def test_a_switch_that_is_killed_is_noticed_by_all(during: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [(signal.SIGKILL, "closed its connection"), (signal.SIGTERM, "switch s: its process was told to end")],
+)
+def test_the_end_of_a_switch_is_noticed_by_all(how: signal.Signals, why: str) -> None:
     schedule = turning(star(3))
     with process() as (running, options):
-        said = run_ranks(3, outlives, schedule, options, running.pid, during, backend=None, timeout_s=20)
-    assert all(line.startswith("ExecutionError: rank ") for line in said)
-    assert all("switch s (127.0.0.1:" in line or "rank" in line for line in said)
-    assert any("switch s (127.0.0.1:" in line and "closed its connection" in line for line in said), said
+        said = run_ranks(3, outlives, schedule, options, running.pid, how, backend=None, timeout_s=20)
+        assert running.wait(10) == (-how if how is signal.SIGKILL else 0)
+    assert all(line.startswith("ExecutionError: rank ") for line in said), said
+    assert any("switch s (127.0.0.1:" in line and why in line for line in said), said
 
 
 def refused(rank: int, size: int, schedule: Schedule, options: Options, dtype: torch.dtype) -> str:
