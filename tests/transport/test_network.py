@@ -10,6 +10,7 @@ import select
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,7 @@ from arborcast.backends.transport import addresses
 from arborcast.backends.transport.addresses import address_of_interface, listening_address
 from arborcast.backends.transport.channel import Channel
 from arborcast.backends.transport.handshake import Handshake
-from arborcast.backends.transport.listener import Listener, PendingConnection
+from arborcast.backends.transport.listener import MOST_SILENT, Listener, PendingConnection
 from arborcast.backends.transport.network import Network
 from arborcast.backends.transport.shared_memory import create_memory
 from tests.support.ranks import Failure, run_ranks, store_path
@@ -181,6 +182,54 @@ def with_strangers(rank: int, size: int) -> dict[int, str]:
 def test_strangers_are_dropped() -> None:
     got = run_ranks(3, with_strangers, backend=None)
     assert got[0] == {1: "shared memory", 2: "shared memory"}
+
+
+def without_rank_1_among_strangers(rank: int, size: int) -> bool:
+    """Whether rank 0 gives up in time, though somebody connects again and again."""
+    store = file_store(size)
+    if rank:
+        store.wait(["ended"])
+        return True
+    network = Network(store, rank, size, timeout_s=0.5)
+    where = network._listener.host, network._listener.port
+    ended = threading.Event()
+
+    def connect_for_ever() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                socket.create_connection(where).close()
+
+    stranger = threading.Thread(target=connect_for_ever)
+    stranger.start()
+    try:
+        with pytest.raises(ExecutionError, match=r"connect with rank 1, which did not come"):
+            network.connect({1})
+        return stranger.is_alive()
+    finally:
+        ended.set()
+        stranger.join()
+        store.set("ended", "")
+
+
+def test_strangers_who_come_again_and_again_hold_nobody_up() -> None:
+    assert run_ranks(2, without_rank_1_among_strangers, backend=None, timeout_s=30) == [True, True]
+
+
+def test_connections_that_stay_silent_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = Listener("127.0.0.1", is_local=False)
+    where = listening.host, listening.port
+    silent = [socket.create_connection(where) for _ in range(MOST_SILENT + 3)]
+    until(lambda: not listening.wait(0.05))  # all are accepted, the oldest 3 are too many
+    assert [sock.recv(1) for sock in silent[:3]] == [b""] * 3
+    late = Handshake(bytes(16), 1, 0, 1, 1, wants_memory=False).to_bytes()
+    silent[3].sendall(late)
+    monkeypatch.setattr("arborcast.backends.transport.listener.HANDSHAKE_S", 0.0)
+    listening.wait(5)  # who speaks in time is heard before others are dropped
+    assert [one.handshake for one in listening.pending] == [Handshake.from_bytes(late)]
+    assert [sock.recv(1) for sock in silent[4:]] == [b""] * (MOST_SILENT - 1)
+    listening.close()
+    for sock in silent:
+        sock.close()
 
 
 def with_slots(rank: int, size: int) -> str:
