@@ -20,6 +20,7 @@ from arborcast.bench.page import (
     loopback,
     plans,
     scale,
+    staging,
     sweeps,
     synthesis,
     testbed,
@@ -51,6 +52,7 @@ SECTIONS: tuple[Section, ...] = (
     synthesis.SOLVERS,
     synthesis.PEERS,
     loopback.SECTION,
+    staging.SECTION,
     *training.SECTIONS,
     *plans.SECTIONS,
 )

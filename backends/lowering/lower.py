@@ -11,9 +11,9 @@ done is then always the next one of both its ends, which is why blocking sends c
 
 Tensors on a device pass through a ring of host buffers (`lower_rank` with a depth): piece p of all chunks
 lies in buffer p mod depth from its copy in, or its first arrival, until its copy out and its last send. So a
-piece may only begin when the one `depth` before it has ended, on every rank. Where a ring is shorter than a
-schedule has steps, piece p of step s therefore happens at s + floor(p * steps / depth): in this order of
-messages nothing waits for what comes later, and the argument above holds.
+piece may only begin when the one `depth` before it has ended, on every rank. Where a ring is shorter than
+that, with less buffers than steps and pieces, piece p of step s happens at s + floor(p * steps / depth): in
+this order of messages nothing waits for what comes later, and the argument above holds.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def lower_rank(
     if depth < 1:
         raise ValueError(f"depth must be at least 1, got {depth}")
     ring = _Ring(layout, rank, pieces, depth)
-    pace = Fraction(max(schedule.steps, depth), depth)
+    pace = Fraction(max(schedule.steps, depth), depth) if depth < pieces else Fraction(1)
     return _lower(layout, rank, transfers, pieces, window, switches, ring, pace)
 
 

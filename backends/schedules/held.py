@@ -18,14 +18,15 @@ from arborcast.backends.dataflow.engine import Engine
 from arborcast.backends.dataflow.task_graph import TaskGraph, compile_graph
 from arborcast.backends.errors import ExecutionError
 from arborcast.backends.lowering.lower import lower_rank
+from arborcast.backends.lowering.rank_view import switches_in
 from arborcast.backends.options import Options
 from arborcast.backends.schedules.enlistment import ANSWER_S, Switches
-from arborcast.backends.schedules.pieces import MESSAGE_US, PieceRule
+from arborcast.backends.schedules.pieces import PieceRule, ring_for
 from arborcast.backends.schedules.rendezvous import share_table
 from arborcast.backends.schedules.synthesis import KERNELS_S, synthesize_table
 from arborcast.backends.schedules.table import Entry, Table
 from arborcast.backends.staging.device import CopyCosts
-from arborcast.backends.staging.ring import Pipeline, Ring
+from arborcast.backends.staging.ring import Ring
 from arborcast.backends.tensors.torch_compat import Store
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.backends.transport.network import Network
@@ -125,15 +126,22 @@ class Schedules:
             program = lower_rank(schedule, rank, count, pieces=self._cut.pieces(schedule, nbytes))
             return digest, compile_graph(program)
         ring = self._ring(schedule, nbytes)
-        digest = hashlib.sha256(digest + str(ring).encode()).digest()[:8]
+        if not switches_in(schedule):  # those know the schedule by its table, and no ring
+            digest = hashlib.sha256(digest + str(ring).encode()).digest()[:8]
         program = lower_rank(schedule, rank, count, pieces=ring.pieces, window=ring.depth, depth=ring.depth)
         return digest, compile_graph(program)
 
     def _ring(self, schedule: AnySchedule, nbytes: int) -> Ring:
         """How tensors on a device pass through host memory: what the options say, else the fastest way."""
         assert self._copying is not None, "the caller has a device"
-        pipeline = Pipeline.of(schedule, nbytes, self._copying, message_us=MESSAGE_US)
-        ring = pipeline.choose(buffer_bytes=self._options.staging_bytes, depth=self._options.staging_depth)
+        ring = ring_for(
+            schedule,
+            nbytes,
+            self._copying,
+            self._cut,
+            buffer_bytes=self._options.staging_bytes,
+            depth=self._options.staging_depth,
+        )
         log.info("%s of %d bytes from and to a device: %s", schedule.collective.kind, nbytes, ring)
         return ring
 

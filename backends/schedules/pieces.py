@@ -13,10 +13,13 @@ from fractions import Fraction
 
 from arborcast.backends.lowering.lower import pieces_that_fit
 from arborcast.backends.lowering.rank_view import most_messages, switches_in
+from arborcast.backends.staging.device import CopyCosts
+from arborcast.backends.staging.ring import Pipeline, Ring
+from arborcast.synth.errors import InputError
 from arborcast.synth.implicit_schedule import AnySchedule
 
 MESSAGE_US = 30
-"""What a short message costs each of its ends."""
+"""What a short message costs each of its ends, and a copy from or to a device whoever asks for it."""
 
 SHORTEST_BYTES = 8 << 10
 """A piece that is shorter costs its time on the link over again, in headers and acknowledgements."""
@@ -67,6 +70,45 @@ class PieceRule:
             return 1
         links_us = Fraction(nbytes) / (1000 * schedule.rate)
         return int(self.work * links_us / (messages * MESSAGE_US))
+
+
+def ring_for(
+    schedule: AnySchedule,
+    nbytes: int,
+    copying: CopyCosts,
+    rule: PieceRule,
+    *,
+    buffer_bytes: int | None = None,
+    depth: int | None = None,
+) -> Ring:
+    """How tensors on a device pass through host memory: what is given, else the fastest way.
+
+    Switches that execute programs cut by the rule and know nothing of rings: there the pieces are the rule's,
+    and the ring is as deep as the schedule has steps, so that messages have the order of no ring.
+
+    Args:
+        schedule: that serves the call.
+        nbytes: of the whole buffer.
+        copying: what the device's copies take.
+        rule: by which host memory is cut.
+        buffer_bytes: of the tensor in one host buffer.
+        depth: host buffers.
+
+    Raises:
+        InputError: what is given does not go with such switches.
+    """
+    pipeline = Pipeline.of(schedule, nbytes, copying, message_us=MESSAGE_US, shortest_bytes=SHORTEST_BYTES)
+    if not switches_in(schedule):
+        return pipeline.choose(buffer_bytes=buffer_bytes, depth=depth)
+    pieces = rule.pieces(schedule, nbytes)
+    least = min(pieces, schedule.steps)
+    if buffer_bytes is not None:
+        raise InputError("staging_bytes: cannot be chosen where switches execute programs, which cut alike")
+    if depth is not None and depth < least:
+        raise InputError(
+            f"staging_depth: must be at least {least} where switches execute programs, got {depth}"
+        )
+    return Ring(pieces, min(pieces, depth or max(least, pipeline.enough(pieces))))
 
 
 # Measured on loopback, 4 ranks on 2 cores, allreduce of 16 MiB over sockets beside gloo: pieces of 1 MiB 1.04

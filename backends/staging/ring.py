@@ -8,17 +8,22 @@ bytes in k pieces that is, per piece,
     out  = b n / k / copy rate + copies of the piece out * time of a copy
 
 where a and b are the shares of the buffer that a rank holds at the start and gets. Pieces follow each other
-through the links, at best one every
+through the links, while the processors work, at best one every
 
-    link = n / k / rate of the schedule + messages of the piece on the busiest rank * time of a message
+    link = max(n / k / rate of the schedule, (messages + copies of the piece) * time of a message)
 
-A buffer of the ring is in use for in + way + out, so that d of them let a piece pass every
-(in + way + out) / d. The whole takes
+of the busiest rank: a copy costs the processor as much as a message, whatever the device takes for it.
 
-    T(k, d) = in + way + out + (k - 1) * max(in, link, out, (in + way + out) / d)
+A place in a buffer of the ring is in use from the copy in of one chunk's part to its copy out,
 
-Of all k the one with the least T is taken, with the least d that does not stand in the way; what is given
-(bytes of a buffer, d) is kept. With k = 1 whole tensors are copied.
+    use  = in / copies in + way + out / copies out
+
+since each chunk has places of its own. With d buffers a piece passes every use / d, and the whole takes
+
+    T(k, d) = in + way + out + (k - 1) * max(in, link, out, use / d)
+
+Of all k that leave messages long enough the one with the least T is taken, with the least d that does not
+stand in the way; what is given (bytes of a buffer, d) is kept. With k = 1 whole tensors are copied.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 
+from arborcast.backends.lowering.lower import pieces_that_fit
 from arborcast.backends.lowering.rank_view import most_messages
 from arborcast.backends.staging.device import CopyCosts
 from arborcast.synth.collective import Collective, Kind
@@ -72,8 +78,9 @@ class Pipeline:
         rate: of the schedule, GB/s.
         alone: what a buffer that goes as one piece takes on the links, s for each GB.
         messages: of one piece, on the busiest rank.
-        message_us: what one costs.
-        copying: what copies cost.
+        message_us: what one costs the processor, and a copy too.
+        copying: what copies take on the device.
+        most_pieces: of which messages are still long enough.
     """
 
     nbytes: int
@@ -87,10 +94,27 @@ class Pipeline:
     messages: int
     message_us: int
     copying: CopyCosts
+    most_pieces: int = MOST_PIECES
 
     @classmethod
-    def of(cls, schedule: AnySchedule, nbytes: int, copying: CopyCosts, *, message_us: int) -> Pipeline:
-        """That of a schedule."""
+    def of(
+        cls,
+        schedule: AnySchedule,
+        nbytes: int,
+        copying: CopyCosts,
+        *,
+        message_us: int,
+        shortest_bytes: int = 1,
+    ) -> Pipeline:
+        """That of a schedule.
+
+        Args:
+            schedule: in either form.
+            nbytes: of the whole buffer.
+            copying: what copies take on the device.
+            message_us: what a message, or a copy, costs the processor.
+            shortest_bytes: what a message of the largest chunk must not fall below for being cut.
+        """
         share_in, share_out = _shares(schedule.collective)
         chunks = schedule.chunk_count
         return cls(
@@ -105,28 +129,30 @@ class Pipeline:
             most_messages(schedule),
             message_us,
             copying,
+            pieces_that_fit(schedule, nbytes, piece_bytes=shortest_bytes, most=MOST_PIECES),
         )
 
     def time_us(self, pieces: int, depth: int) -> Fraction:
         """T(k, d)."""
-        passing, slowest = self._stages_us(pieces)
-        return passing + (pieces - 1) * max(slowest, passing / depth)
+        first, slowest, use = self._stages_us(pieces)
+        return first + (pieces - 1) * max(slowest, use / depth)
 
     def enough(self, pieces: int) -> int:
         """The least depth that does not stand in the way; never more buffers than pieces."""
-        passing, slowest = self._stages_us(pieces)
-        return max(1, min(pieces, MOST_DEPTH, math.ceil(passing / slowest))) if slowest else 1
+        _, slowest, use = self._stages_us(pieces)
+        return max(1, min(pieces, MOST_DEPTH, math.ceil(use / slowest))) if slowest else 1
 
-    def _stages_us(self, pieces: int) -> tuple[Fraction, Fraction]:
-        """What one piece takes from its place on one device to that on another, and in its slowest stage."""
+    def _stages_us(self, pieces: int) -> tuple[Fraction, Fraction, Fraction]:
+        """What one piece takes in all, what in its slowest stage, and how long it uses its place."""
         part = Fraction(self.nbytes, pieces)
         into = self.copying.time_us(part * self.share_in, self.copies_in)
         out = self.copying.time_us(part * self.share_out, self.copies_out)
         way = part * self.alone / 1000 + self.steps * self.message_us
-        link = Fraction(self.messages * self.message_us)
-        if self.rate:  # of what nobody needs to send there is none
-            link += part / (1000 * self.rate)
-        return into + way + out, max(into, link, out)
+        wire = part / (1000 * self.rate) if self.rate else Fraction(0)  # of what nobody needs to send: none
+        work = (self.messages + self.copies_in + self.copies_out) * self.message_us
+        link = max(wire, Fraction(work))
+        use = into / max(1, self.copies_in) + way + out / max(1, self.copies_out)
+        return into + way + out, max(into, link, out), use
 
     def choose(self, *, buffer_bytes: int | None = None, depth: int | None = None) -> Ring:
         """The pieces and the depth with the least time.
@@ -138,7 +164,7 @@ class Pipeline:
         if buffer_bytes is not None:
             pieces = max(1, -(-self.nbytes // buffer_bytes))
         else:
-            counts = range(1, max(1, min(MOST_PIECES, self.nbytes)) + 1)
+            counts = range(1, max(1, min(self.most_pieces, self.nbytes)) + 1)
             times = [self.time_us(count, depth or self.enough(count)) for count in counts]
             limit = min(times) * (1 + HIDDEN)
             pieces = next(count for count, time in zip(counts, times, strict=True) if time <= limit)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from arborcast import synth
 from arborcast.backends import Options
 from arborcast.backends.schedules.table import Table
+from arborcast.backends.staging.ring import Ring
 from arborcast.synth.chunks.frontier import pareto
 from arborcast.synth.chunks.sums.compositions import latency_of_parts, parts_of
 from arborcast.synth.collective import Collective
@@ -41,6 +42,22 @@ MOST_CHUNKS = 64
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Data on an emulated device, see `backends.staging.emulated`.
+
+    Attributes:
+        rate: of copies each way, GB/s.
+        each_us: what each takes besides.
+        ring: of host buffers that the data pass through; None where whole tensors are copied, one way before
+            and the other way after the collective.
+    """
+
+    rate: Fraction
+    each_us: Fraction
+    ring: Ring | None = None
+
+
+@dataclass(frozen=True)
 class Contender:
     """One of those that are compared.
 
@@ -49,12 +66,14 @@ class Contender:
         schedule: what the engine runs; None for gloo's own collective.
         by_messages: whether torch's messages carry it instead of the engine's channels.
         table: where the schedule depends on the size.
+        copies: where the data lie on a device and the engine's channels carry it; None for host memory.
     """
 
     name: str
     schedule: Schedule | None = None
     by_messages: bool = False
     table: Table | None = None
+    copies: Copies | None = None
 
     def at(self, size_bytes: int) -> Contender:
         """The same with the schedule for a size."""

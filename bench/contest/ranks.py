@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from arborcast.backends.lowering.rank_view import switches_in
-from arborcast.bench.contest.contenders import Contender
+from arborcast.bench.contest.contenders import Contender, Copies
 from arborcast.bench.emulation.plan import EmulationPlan
 from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.schedule import Schedule
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
     from arborcast.backends.dataflow.engine import Connections
     from arborcast.backends.dataflow.task_graph import TaskGraph
+    from arborcast.backends.lowering.layout import Buffer
+    from arborcast.backends.staging.device import Device, Way
+    from arborcast.backends.staging.ring import Ring
     from arborcast.backends.tensors.torch_compat import Store
     from arborcast.backends.transport.network import Network
 
@@ -180,6 +185,7 @@ class Participant:
         connections: Connections = network if watch is None else watch(network)
         self._engine = Engine(rank, connections, timeout_s=order.timeout_s)
         self._calls = 0
+        self._devices: dict[tuple[Fraction, Fraction], Device] = {}
         self.begun_at = 0.0
         self.data = Data(order, rank)
 
@@ -227,15 +233,21 @@ class Participant:
             return self._by_gloo()
         if contender.by_messages:
             return self._by_messages(contender.schedule)
-        return self._by_engine(contender, contender.schedule)
+        copies = contender.copies
+        if copies is not None and copies.ring is None:
+            return self._by_whole_copies(contender, contender.schedule, copies)
+        return self._by_engine(contender, contender.schedule, self.data.memory)
 
-    def graph(self, schedule: Schedule) -> TaskGraph:
-        """What this rank's engine runs of a schedule."""
+    def graph(self, schedule: Schedule, ring: Ring | None = None) -> TaskGraph:
+        """What this rank's engine runs of a schedule; with a ring, on data on a device."""
         from arborcast.backends.dataflow.task_graph import compile_graph
         from arborcast.backends.lowering.lower import lower_rank
 
-        pieces = pieces_of(schedule, self.order)
-        return compile_graph(lower_rank(schedule, self.rank, self.order.elements, pieces=pieces))
+        if ring is None:
+            settings = {"pieces": pieces_of(schedule, self.order)}
+        else:
+            settings = {"pieces": ring.pieces, "depth": ring.depth, "window": ring.depth}
+        return compile_graph(lower_rank(schedule, self.rank, self.order.elements, **settings))
 
     def timed(self, call: Callable[[], None], what: str) -> Round:
         """One run, after which the data are checked."""
@@ -277,20 +289,51 @@ class Participant:
             case _:
                 return lambda: _done(dist.all_gather_single(data.output, data.given))
 
-    def _by_engine(self, contender: Contender, schedule: Schedule) -> Callable[[], None]:
+    def _by_whole_copies(
+        self, contender: Contender, schedule: Schedule, copies: Copies
+    ) -> Callable[[], None]:
+        """The data lie on a device, and are copied before and after the collective."""
+        from arborcast.backends.lowering.layout import Buffer
+        from arborcast.backends.staging.device import Way
+
+        device, memory, kind = self._device(copies), self.data.memory, self.order.collective.kind
+        host = {buffer: tensor.clone() for buffer, tensor in memory.items()}
+        collective = self._by_engine(contender, schedule, host)
+        is_root = self.rank == self.order.collective.root
+        held = [it for it in memory if it is Buffer.INPUT or kind is Kind.ALLREDUCE or is_root]
+
+        def call() -> None:
+            for buffer in held:
+                _copy(device, Way.IN, host[buffer], memory[buffer])
+            collective()
+            if not is_root:
+                _copy(device, Way.OUT, memory[Buffer.OUTPUT], host[Buffer.OUTPUT])
+
+        return call
+
+    def _device(self, copies: Copies) -> Device:
+        from arborcast.backends.staging.emulated import EmulatedDevice
+
+        key = (copies.rate, copies.each_us)
+        if key not in self._devices:
+            self._devices[key] = EmulatedDevice(*key)
+        return self._devices[key]
+
+    def _by_engine(
+        self, contender: Contender, schedule: Schedule, memory: Mapping[Buffer, torch.Tensor]
+    ) -> Callable[[], None]:
         import torch
         import torch.distributed as dist
 
-        from arborcast.backends.lowering.layout import Buffer
         from arborcast.backends.tensors.torch_reduction import operator_of
         from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 
-        kind, root = schedule.collective.kind, schedule.collective.root
-        graph = self.graph(schedule)
+        kind, root = self.order.collective.kind, self.order.collective.root
         operator = operator_of(dist.ReduceOp.SUM, torch.float32) if kind.reduces else None
-        memory = {Buffer.OUTPUT: self.data.output}
-        if kind is Kind.ALLGATHER:
-            memory[Buffer.INPUT] = self.data.given
+        copies = contender.copies
+        ring = None if copies is None else copies.ring
+        device = None if copies is None or ring is None else self._device(copies)
+        graph = self.graph(schedule, ring)
         opening = CollectiveFingerprint(
             0,
             self.order.elements,
@@ -302,7 +345,8 @@ class Participant:
 
         def call() -> None:
             self._calls += 1
-            self._engine.run(graph, memory, replace(opening, sequence=self._calls), operator)
+            opened = replace(opening, sequence=self._calls)
+            self._engine.run(graph, memory, opened, operator, device=device)
 
         return call
 
@@ -330,6 +374,7 @@ class Data:
         block = order.elements // ranks
         self.given: torch.Tensor = whole[rank * block :][:block].clone()
         self._expected = whole
+        self._is_gathered = order.collective.kind is Kind.ALLGATHER
         match order.collective.kind:
             case Kind.ALLREDUCE:
                 self._initial = whole + rank
@@ -342,6 +387,16 @@ class Data:
             case kind:
                 raise NotImplementedError(f"the testbed has no data for {kind}")
         self.output: torch.Tensor = torch.empty_like(whole)
+
+    @property
+    def memory(self) -> dict[Buffer, torch.Tensor]:
+        """What the engine works on."""
+        from arborcast.backends.lowering.layout import Buffer
+
+        found = {Buffer.OUTPUT: self.output}
+        if self._is_gathered:
+            found[Buffer.INPUT] = self.given
+        return found
 
     def fill(self) -> None:
         """The state before a run."""
@@ -372,6 +427,15 @@ def pieces_of(schedule: Schedule, order: Order) -> int:
 def _sleep_until(instant: float) -> None:
     while (left := instant - time.perf_counter()) > 0:
         time.sleep(left)
+
+
+def _copy(device: Device, way: Way, into: torch.Tensor, source: torch.Tensor) -> None:
+    """A whole tensor, waited for."""
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+    device.copy(way, into, source, ended.put)
+    error = ended.get()
+    if error is not None:
+        raise error
 
 
 def _processors() -> tuple[float, float]:

@@ -206,8 +206,8 @@ in_gigabytes = scaled("GB", 1e3, 2)
 UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     _method: "method",
     count: (
-        "allocations chunks devices fragments height joined layers mbit microbatches "
-        "paper_microbatches ranks runs stages steps transfers trees width"
+        "allocations buffers chunks devices fragments height joined layers mbit microbatches "
+        "paper_microbatches pieces ranks runs stages steps transfers trees width"
     ),
     digits: "algbw busbw optimum rate",
     duration: "cpu_us equation_us predicted_us simulated_us spread time_us time_us_64KiB time_us_64MiB",
@@ -217,8 +217,8 @@ UNITS: Mapping[Callable[[Any], Cell | str], str] = {
     ),
     percent: "bubble burst_share equation_error error share_of_bound share_of_nominal share_of_optimum",
     tiny: "gradient_difference loss_difference",
-    times: "paper_speed_up speed_up",
-    size: "bytes",
+    times: "copies_over_link paper_speed_up speed_up",
+    size: "buffer_bytes bytes",
     speed_up: (
         "cpu_saving over_nccl over_nccl_mean over_nccl_most over_nccl_relays over_nccl_relays_mean "
         "over_nccl_relays_most over_ring speed_up_over_gloo speed_up_over_ring times_faster_than_gloo "

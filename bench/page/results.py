@@ -34,12 +34,13 @@ TEXT = tuple(
 FIGURES = tuple(
     """
     algbw allocations best_of_all best_of_all_speed_up best_of_named best_of_named_speed_up bubble
-    burst_share busbw bytes call_seconds call_times_ours chunks cpu_saving cpu_seconds cpu_us devices
-    difference equation_error equation_us error file_bytes first_loss first_seconds fragments
+    buffer_bytes buffers burst_share busbw bytes call_seconds call_times_ours chunks copies_over_link
+    cpu_saving cpu_seconds cpu_us devices difference equation_error equation_us error file_bytes
+    first_loss first_seconds fragments
     gradient_bytes gradient_difference group height joined last_loss layers limit_bytes limit_s
     load_seconds loss_difference mbit measured memory_bytes microbatches optimum over_nccl
     over_nccl_mean over_nccl_most over_nccl_relays over_nccl_relays_mean over_nccl_relays_most over_ring
-    paper_microbatches paper_speed_up peak_MB predicted_us program_MB program_seconds ranks rate
+    paper_microbatches paper_speed_up peak_MB pieces predicted_us program_MB program_seconds ranks rate
     read_seconds rounds runs seconds share_of_bound share_of_nominal share_of_optimum simulate_seconds
     simulated_engine_us simulated_fifo_us simulated_priority_us simulated_us solve_seconds speed_up
     speed_up_over_gloo speed_up_over_ring spread stages steps target target_s target_seconds time_us

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from fractions import Fraction
 
 import pytest
@@ -18,33 +19,45 @@ from tests.support.drawn_schedules import ring_allreduce
 
 
 def simulated(
-    pieces: int, depth: int, into: Fraction, way: Fraction, link: Fraction, out: Fraction
+    pieces: int, depth: int, chunks: int, into: Fraction, way: Fraction, link: Fraction, out: Fraction
 ) -> Fraction:
-    """When the last piece is copied out: one copy at a time each way, links that take one every `link`."""
-    in_end = link_begin = out_end = Fraction(-(10**9))
-    ends: list[Fraction] = []
-    for piece in range(pieces):
-        in_end = max(in_end, ends[piece - depth] if piece >= depth else Fraction(0)) + into
-        link_begin = max(link_begin + link, in_end)
-        out_end = max(out_end, link_begin + way) + out
-        ends.append(out_end)
-    return ends[-1]
+    """When all is copied out: copies one at a time each way, lanes for chunks that take a piece each `link`.
+
+    A piece of a chunk asks for its copy in when the one `depth` before it has been copied out.
+    """
+    in_free = out_free = last = Fraction(0)
+    lanes = [Fraction(-(10**9))] * chunks
+    events = [
+        (Fraction(0), 0, piece, chunk) for piece in range(min(depth, pieces)) for chunk in range(chunks)
+    ]
+    while events:
+        time, stage, piece, chunk = heapq.heappop(events)
+        if stage == 0:
+            after = in_free = max(time, in_free) + into / chunks
+        elif stage == 1:
+            lanes[chunk] = max(time, lanes[chunk] + link)
+            after = lanes[chunk] + way
+        elif stage == 2:
+            after = out_free = max(time, out_free) + out / chunks
+        else:
+            last, stage, piece, after = max(last, time), -1, piece + depth, time
+        if piece < pieces:
+            heapq.heappush(events, (after, stage + 1, piece, chunk))
+    return last
 
 
-times = st.integers(0, 12).map(Fraction)
+lengths = st.integers(0, 12).map(Fraction)
 
 
-@given(st.integers(1, 30), st.integers(1, 8), times, times, times, times)
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 5), lengths, lengths, lengths, lengths)
 def test_the_formula_bounds_a_simulated_pipeline(
-    pieces: int, depth: int, into: Fraction, way: Fraction, link: Fraction, out: Fraction
+    pieces: int, depth: int, chunks: int, into: Fraction, way: Fraction, link: Fraction, out: Fraction
 ) -> None:
-    """Above it by less than one passage, and equal where the ring does not stand in the way."""
-    passing, slowest = into + way + out, max(into, link, out)
-    formula = passing + (pieces - 1) * max(slowest, passing / depth)
-    exact = simulated(pieces, depth, into, way, link, out)
-    assert exact <= formula < exact + max(passing, 1)
-    if depth * slowest >= passing:
-        assert exact == formula
+    """From above, by less than one passage."""
+    use = (into + out) / chunks + way
+    formula = into + way + out + (pieces - 1) * max(into, link, out, use / depth)
+    exact = simulated(pieces, depth, chunks, into, way, link, out)
+    assert exact <= formula <= exact + max(into + way + link + out, 1)
 
 
 def pipeline(
