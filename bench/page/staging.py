@@ -29,8 +29,8 @@ HOST, WHOLE, CHOSEN = "host memory", "whole tensors", "chosen"
 
 def _answer(document: Document) -> Iterator[Part]:
     for rate, rows in groups(document.rows, "copies_over_link"):
-        largest = rows[rows["bytes"] == rows["bytes"].max()].set_index("method")["share_of_optimum"]
-        of = {name: float(largest.get(name, float("nan"))) for name in (HOST, WHOLE, CHOSEN)}
+        largest = rows[rows["bytes"] == rows["bytes"].max()]
+        of = largest.groupby("method")["share_of_optimum"].max().reindex([HOST, WHOLE, CHOSEN])
         yield text(
             f"Copies at {_rate(rate)}, {size(rows['bytes'].max())}: whole tensors reach ",
             Strong(percent(of[WHOLE])),
@@ -51,6 +51,7 @@ def _rate(times_link: float) -> str:
 
 def _over_sizes(rate: float, rows: pd.DataFrame) -> Picture:
     """The best of each number of buffers at every size."""
+    rows = rows[rows["share_of_optimum"].notna()]
     drawn = [_line(HOST, rows, dashed=True), _line(WHOLE, rows)]
     for buffers, alike in groups(rows[rows["buffers"].notna() & (rows["method"] != CHOSEN)], "buffers"):
         best = alike.groupby("bytes")["share_of_optimum"].max()
@@ -66,7 +67,8 @@ def _line(method: str, rows: pd.DataFrame, *, dashed: bool = False) -> Line:
 
 def _over_buffers(rate: float, rows: pd.DataFrame) -> Picture:
     """Of the largest size, every buffer's size that was tried."""
-    rows = rows[(rows["bytes"] == rows["bytes"].max()) & rows["buffers"].notna() & (rows["method"] != CHOSEN)]
+    is_ring = rows["buffers"].notna() & (rows["method"] != CHOSEN) & rows["share_of_optimum"].notna()
+    rows = rows[is_ring & (rows["bytes"] == rows["bytes"].max())]
     drawn = []
     for buffers, alike in groups(rows.sort_values("buffer_bytes"), "buffers"):
         points = tuple(zip(alike["buffer_bytes"], alike["share_of_optimum"], strict=True))
@@ -81,7 +83,7 @@ def summary(document: Document) -> Table:
     drawn: list[tuple[Cell | str, ...]] = []
     for rate, rows in groups(document.rows, "copies_over_link"):
         shares = rows.pivot_table(index="method", columns="bytes", values="share_of_optimum", aggfunc="max")
-        shares = shares.reindex(index=[WHOLE, CHOSEN])
+        shares = shares.reindex(index=[WHOLE, CHOSEN], columns=found)
         cells = (Cell(" / ".join(map(percent, shares[at])), shares[at].iloc[-1]) for at in found)
         drawn.append((cell(times, rate), *cells))
     return lines((">copies over link", *(f">{size(at)}" for at in found)), drawn)

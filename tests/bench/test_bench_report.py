@@ -51,6 +51,7 @@ HEADINGS = [
     "Which solver wins where?",
     "How do the public synthesizers do?",
     "What does the process group cost on one machine?",
+    "What do tensors on a device lose on their way through host memory?",
     "Is pipelined training equal to serial training?",
     "How far is the predicted time of a training step from the measured one?",
     "What do synthesized allreduces give a training step?",
@@ -61,6 +62,7 @@ HEADINGS = [
 PIPELINE = [
     f"pipeline_{part}" for part in ("curves", "prediction", "testbed", "plans", "divisible", "planner")
 ]
+NAMED = ("testbed", "sweeps", "aggregation", "synthesis", "frontier", "peers", "loopback", "staging")
 SCALE = [f"scale_{part}" for part in ("targets", "growth", "tacos", "uses")]  # the README's of them
 
 
@@ -271,6 +273,7 @@ def test_the_choice_by_links_alone_is_told_too(results: Path) -> None:
         ("frontier", "call_seconds", 6.543, "6.54 s"),
         ("solvers", "seconds", 7.654, "7.65 s"),
         ("loopback", "times_gloo", 6.666, "6.67×"),
+        ("staging", "share_of_optimum", 0.4567, "45.7 %"),
         ("pipeline_curves", "loss_difference", 9.8e-8, "9.8e-8"),
         ("pipeline_prediction", "predicted_us", 2_222_222.0, "2.22 s"),
         ("pipeline_testbed", "time_us", 765_432.0, "765 ms"),
@@ -458,8 +461,7 @@ def test_the_readme_is_replaced_between_its_markers(results: Path, tmp_path: Pat
     inside, after = rest.split(END)
     assert (before, after) == (README.split(BEGIN, maxsplit=1)[0], README.split(END)[1])
     assert "old figures" not in inside
-    others = ["testbed", "sweeps", "aggregation", "synthesis", "frontier", "peers", "loopback"]
-    for name in (*others, *SCALE, *PIPELINE):
+    for name in (*NAMED, *SCALE, *PIPELINE):
         assert f"bench/results/{name}.json" in inside
     assert "| full:4 | allreduce | 16 MiB | trees | 342 ms | 98.1 % | 1.50× (multiring) | 3.74× |" in inside
     assert "| star:4 | 90.9 % / 99.9 % | 49.1 % / 50.0 % | 45.4 % / 66.6 % | 47.5 % / 66.7 % |" in inside
@@ -468,7 +470,7 @@ def test_the_readme_is_replaced_between_its_markers(results: Path, tmp_path: Pat
 
 def test_every_line_of_a_markdown_table_has_its_columns(results: Path) -> None:
     blocks = [block for block in summary(read_results(results)).split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 7 + len(SCALE) + len(PIPELINE)
+    assert len(blocks) == len(NAMED) + len(SCALE) + len(PIPELINE)
     for block in blocks:
         columns = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(columns) == 1, block

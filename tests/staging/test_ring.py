@@ -147,9 +147,7 @@ def test_where_switches_execute_programs_the_order_of_messages_is_that_of_no_rin
             for program in (direct, staged)
         ]
         assert messages[0] == messages[1]
-    with pytest.raises(
-        InputError, match="staging_depth: must be at least 4 where switches execute .*, got 3"
-    ):
+    with pytest.raises(InputError, match=r"staging_depth: must be at least 4 where .*, got 3"):
         ring_for(schedule, nbytes, copying, rule, depth=3)
     with pytest.raises(InputError, match="staging_bytes: cannot be chosen where switches execute programs"):
         ring_for(schedule, nbytes, copying, rule, buffer_bytes=1 << 14)

@@ -19,7 +19,6 @@ from arborcast.backends import Options
 from arborcast.backends.staging.device import Done, Way
 from arborcast.backends.staging.emulated import EmulatedDevice
 from tests.support.faults import (
-    LARGE,
     MIB,
     PATIENCE_S,
     PIECE,
@@ -39,7 +38,8 @@ from tests.support.group_cases import counted
 from tests.support.in_network import aggregators, star
 from tests.support.ranks import Failure, run_ranks
 
-STAGED = {"ARBORCAST_STAGING": "emulated:2:5"}
+STAGED = {"ARBORCAST_STAGING": "emulated:2:5", "ARBORCAST_METHOD": "trees", "ARBORCAST_DEADLINE": "100"}
+COUNT = 1 << 20  # elements of 4 bytes
 
 
 def fail_after(copies: int) -> None:
@@ -93,18 +93,18 @@ def _host_memory(rank: int, size: int) -> list[int]:
         return host_memory(self, nbytes)
 
     EmulatedDevice.host_memory = noting  # type: ignore[method-assign]
-    check_right(allreduce(rank, size))
-    dist.broadcast(torch.zeros(LARGE), 1)
-    dist.all_gather_into_tensor(torch.zeros(LARGE), torch.zeros(LARGE // size))
-    dist.reduce_scatter_tensor(torch.zeros(LARGE // size), torch.zeros(LARGE))
+    check_right(allreduce(rank, size, COUNT))
+    dist.broadcast(torch.zeros(COUNT), 1)
+    dist.all_gather_into_tensor(torch.zeros(COUNT), torch.zeros(COUNT // size))
+    dist.reduce_scatter_tensor(torch.zeros(COUNT // size), torch.zeros(COUNT))
     return asked
 
 
 def test_host_memory_is_that_of_the_ring() -> None:
-    """Of 64 MiB in every collective, three buffers of 1 MiB and what chunks are rounded up by."""
-    told = STAGED | {"ARBORCAST_STAGING_DEPTH": "3", "ARBORCAST_STAGING_BYTES": "1MiB"}
+    """Of 4 MiB in every collective, three buffers of 64 KiB and what chunks are rounded up by."""
+    told = STAGED | {"ARBORCAST_STAGING_DEPTH": "3", "ARBORCAST_STAGING_BYTES": "64KiB"}
     for asked in launch(_host_memory, environ=told):
-        assert asked and max(asked) <= 3 * MIB + 4096
+        assert asked and max(asked) <= 3 * (64 << 10) + 1024
 
 
 def _through_a_switch(rank: int, size: int, options: Options) -> list[Ended]:
