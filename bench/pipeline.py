@@ -1,8 +1,9 @@
 """Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
-Six questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
-predicted against measured time (prediction), SPP's plans beside four others (plans), the sweeps of the
-Divisible paper (divisible), the planner's own time (planner), a training step on emulated links (testbed).
+Seven questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside four
+others (plans), the sweeps of the Divisible paper (divisible), the planner's own time (planner), a training
+step on emulated links (testbed).
 
     python bench/pipeline.py --only planner --only plans
 """
@@ -36,6 +37,34 @@ def curves(quick: bool) -> dict[str, Any]:
             "gradient_difference": "largest over all elements, relative to the largest of its tensor",
         },
         packages=TORCH,
+        code=TRAINING,
+        limit=LIMIT,
+    )
+
+
+def models(quick: bool) -> dict[str, Any]:
+    """Models of libraries cut in two and in four."""
+    from arborcast.bench.training.in_stages import LIMIT, examine
+    from arborcast.bench.training.user_models import catalog
+
+    listed = catalog()
+    return document(
+        "Which models train in stages as in one piece, unmodified?",
+        [
+            row
+            for model in (listed[:4] if quick else listed)
+            for row in examine(model, steps=3 if quick else 20)
+        ],
+        keys=("model", "stages"),
+        measures={"loss_difference": Measure("less"), "weight_difference": Measure("less")},
+        units={
+            "loss_difference": f"largest over all steps, relative where a loss is above 1; limit {LIMIT:g}",
+            "weight_difference": "largest after them, relative where the largest of its tensor is above 1",
+            "evaluation_difference": "of the loss in evaluation afterwards; null where that is refused",
+            "microbatches": "1 for a model with batch norm, which normalises each",
+            "legal_cuts": "places where the graph may be cut",
+        },
+        packages=(*TORCH, "transformers", "torchvision", "timm"),
         code=TRAINING,
         limit=LIMIT,
     )
@@ -153,6 +182,7 @@ def testbed(quick: bool) -> dict[str, Any]:
 
 PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "curves": curves,
+    "models": models,
     "prediction": prediction,
     "plans": plans,
     "divisible": divisible,

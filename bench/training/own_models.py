@@ -125,6 +125,7 @@ class SeveralLosses(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
         self.kind, self.value = nn.Linear(8, 3), nn.Linear(8, 1)
+        self.importance: Tensor
         self.register_buffer("importance", torch.tensor([0.2, 1.0, 3.0]))
 
     def forward(self, x: Tensor, kinds: Tensor, values: Tensor) -> dict[str, Tensor]:

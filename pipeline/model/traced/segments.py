@@ -93,8 +93,7 @@ class Segment(nn.Module):
         Raises:
             PartitionError: evaluation was asked of a model that runs other operators then.
         """
-        if self._missing and not self.training:
-            raise PartitionError(f"{self._name}: cannot be evaluated in stages: {self._missing}")
+        self._check_mode()
         run = self._run_training if self.training else self._run_evaluation
         result = run(*inputs, *self._tensors(self._paths[self.training]))
         return result if self._structure is None else self._structure.rebuild(result)
@@ -116,7 +115,12 @@ class Segment(nn.Module):
 
     @property
     def _loss(self) -> Any:
+        self._check_mode()
         return self._losses[not self.training]
+
+    def _check_mode(self) -> None:
+        if self._missing and not self.training:
+            raise PartitionError(f"{self._name}: cannot be evaluated in stages: {self._missing}")
 
     def _tensors(self, paths: Iterable[str]) -> Iterator[Tensor]:
         return (operator.attrgetter(path)(self) for path in paths)

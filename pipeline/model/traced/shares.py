@@ -312,7 +312,7 @@ class _Writer:
         if packet in ADDITIVE:
             many = 1 if packet in (_ATEN.stack, _ATEN.cat) else 2
             args = (*map(self._part_of, node.args[:many]), *node.args[many:])
-            return self._share.call_function(node.target, args, node.kwargs)
+            return self._share.create_node("call_function", node.target, args, dict(node.kwargs))
         scales = packet in SCALING and len(sums) == 1
         if scales and packet not in (_ATEN.mul, _ATEN.mul_, _ATEN.multiply):
             scales = node.args[0] is sums[0] and not node.kwargs
