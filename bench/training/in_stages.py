@@ -19,6 +19,19 @@ from arborcast.pipeline.model.traced import Traced, trace
 
 LIMIT = 1e-6
 """Of losses and weights, relative where the largest is above 1."""
+COLUMNS = (
+    "model",
+    "stages",
+    "result",
+    "loss_difference",
+    "weight_difference",
+    "evaluation_difference",
+    "microbatches",
+    "returns_loss",
+    "legal_cuts",
+    "reason",
+)
+"""Of a row."""
 SHARES = ((0, 3), (3, 5))
 """Of the samples: two microbatches."""
 
@@ -31,7 +44,12 @@ def examine(model: UserModel, *, steps: int = 20, stages: Sequence[int] = (2, 4)
         traced = trace(built, model.batch(), layers=max(stages))
     except PartitionError as error:
         for count in stages:
-            yield {"model": model.name, "stages": count, "result": "refused", "reason": str(error)}
+            yield dict.fromkeys(COLUMNS) | {
+                "model": model.name,
+                "stages": count,
+                "result": "refused",
+                "reason": str(error),
+            }
         return
     first = {name: value.clone() for name, value in built.state_dict().items()}
     shares = ((0, SAMPLES),) if _has_batch_norm(built) else SHARES
@@ -52,11 +70,11 @@ def examine(model: UserModel, *, steps: int = 20, stages: Sequence[int] = (2, 4)
             "model": model.name,
             "stages": count,
             "result": "equal" if equal else "differs",
+            **differences,
             "microbatches": len(shares),
             "returns_loss": bool(traced.losses),
             "legal_cuts": sum(not cut.fault for cut in traced.training.cuts),
             "reason": traced.evaluation if isinstance(traced.evaluation, str) else "",
-            **differences,
         }
 
 
