@@ -7,7 +7,7 @@ proportion, except for the fixed part of each time. Files are in `pipeline/plann
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
 
@@ -29,6 +29,9 @@ class Layer:
         optimizer_bytes: of the state that the optimizer keeps for them.
         forward_fixed_us: the part of `forward_us` that does not shrink with fewer samples.
         backward_fixed_us: likewise of `backward_us`.
+        weights_us: the part of `backward_us` that computes gradients of parameters, and so can wait where
+            an order splits backward passes. None where nobody measured it: then half of it, as of a product
+            of matrices, in a layer with gradients, and nothing in one without.
     """
 
     name: str
@@ -41,6 +44,14 @@ class Layer:
     optimizer_bytes: int = 0
     forward_fixed_us: float = 0.0
     backward_fixed_us: float = 0.0
+    weights_us: float | None = None
+
+    @property
+    def weights_share(self) -> float:
+        """The part of a backward pass that gradients of parameters take, from 0 to 1."""
+        if self.weights_us is None:
+            return 0.5 if self.gradient_bytes else 0.0
+        return self.weights_us / self.backward_us if self.backward_us else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +104,16 @@ class Profile:
             where = f"profile {self.model}: layer {index} ({layer.name})"
             for field in fields(layer)[1:]:
                 value = getattr(layer, field.name)
-                if not (math.isfinite(value) and value >= 0):
+                if value is not None and not (math.isfinite(value) and value >= 0):
                     raise ProfileError(f"{where}: {field.name} must be finite and not negative, got {value}")
-            for part, whole in (("forward_fixed_us", "forward_us"), ("backward_fixed_us", "backward_us")):
-                fixed, total = getattr(layer, part), getattr(layer, whole)
-                if fixed > total:
-                    raise ProfileError(f"{where}: {part} must be at most {whole}, got {fixed} and {total}")
+            for part, whole in (
+                ("forward_fixed_us", "forward_us"),
+                ("backward_fixed_us", "backward_us"),
+                ("weights_us", "backward_us"),
+            ):
+                some, total = getattr(layer, part), getattr(layer, whole)
+                if some is not None and some > total:
+                    raise ProfileError(f"{where}: {part} must be at most {whole}, got {some} and {total}")
         for tie in self.ties:
             if len(tie.layers) < 2 or list(tie.layers) != sorted(set(tie.layers)):
                 raise ProfileError(
@@ -122,6 +137,14 @@ class Profile:
             ((it.backward_us, it.backward_fixed_us) for it in self.layers[start:end]), samples
         )
 
+    def weights_us(self, start: int, end: int, samples: float) -> float:
+        """The part of `backward_us` that computes gradients of parameters."""
+        shares = (
+            (it.weights_share * it.backward_us, it.weights_share * it.backward_fixed_us)
+            for it in self.layers[start:end]
+        )
+        return self._scaled(shares, samples)
+
     def output_bytes(self, cut: int, samples: float) -> float:
         """Bytes that cross, one way, the boundary before layer `cut` (0 < cut < depth)."""
         return self.layers[cut - 1].output_bytes * samples / self.samples
@@ -132,11 +155,19 @@ class Profile:
 
     def parameter_bytes(self, start: int, end: int) -> int:
         """Bytes of parameters and buffers of the layers [start, end), shared ones once."""
-        return sum(it.parameter_bytes for it in self.layers[start:end]) - self._shared(start, end)
+        return self._once("parameter_bytes", [(start, end)])
 
     def gradient_bytes(self, start: int, end: int) -> int:
         """Bytes of gradients of the layers [start, end), shared parameters once."""
-        return sum(it.gradient_bytes for it in self.layers[start:end]) - self._shared(start, end)
+        return self._once("gradient_bytes", [(start, end)])
+
+    def gradient_bytes_of(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Bytes of gradients of several ranges of layers, shared parameters once."""
+        return self._once("gradient_bytes", ranges)
+
+    def parameter_bytes_of(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Bytes of parameters and buffers of several ranges of layers, shared ones once."""
+        return self._once("parameter_bytes", ranges)
 
     def optimizer_bytes(self, start: int, end: int) -> int:
         """Bytes of the optimizer's state for the layers [start, end)."""
@@ -159,7 +190,10 @@ class Profile:
         share = samples / self.samples
         return sum(fixed + (total - fixed) * share for total, fixed in times)
 
-    def _shared(self, start: int, end: int) -> int:
-        """Bytes that a sum over the layers counts more than once."""
-        uses = ((tie.size_bytes, sum(start <= layer < end for layer in tie.layers)) for tie in self.ties)
-        return sum(size * (count - 1) for size, count in uses if count)
+    def _once(self, field: str, ranges: Sequence[tuple[int, int]]) -> int:
+        """The sum of bytes over the layers, less what it counts more than once."""
+        total = sum(getattr(it, field) for start, end in ranges for it in self.layers[start:end])
+        for tie in self.ties:
+            uses = sum(start <= layer < end for start, end in ranges for layer in tie.layers)
+            total -= tie.size_bytes * max(uses - 1, 0)
+        return int(total)

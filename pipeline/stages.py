@@ -2,7 +2,8 @@
 
 Planners make plans, people may write them by hand, and the simulator and the trainer carry them out. Every
 microbatch is divided among the replicas of a stage, in the order of its ranks, as evenly as whole samples
-allow; what crosses a boundary follows from that alone (`shares`, `overlaps`).
+allow; what crosses a boundary follows from that alone (`shares`, `overlaps`). Several stages may lie on the
+same ranks, where the order says so; ranks with the same stages are a worker.
 """
 
 from __future__ import annotations
@@ -39,6 +40,19 @@ class Stage:
         return len(self.ranks)
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Ranks that hold the same stages and do the same passes.
+
+    Attributes:
+        stages: their indices, ascending.
+        ranks: as of each of these stages.
+    """
+
+    stages: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Plan:
     """A pipeline over the layers of a model and the ranks of a topology.
@@ -51,12 +65,14 @@ class Plan:
         order: one of `pipeline.order.ORDERS`.
         recompute: whether the backward pass repeats the forward pass instead of keeping its results.
         max_in_flight: most microbatches whose results any rank keeps at once; None for what the order does.
+            Only for orders of one stage on each rank whose backward passes are whole.
         topology: the fabric whose ranks the stages name; None where it is said elsewhere.
         model: the name of the model's profile, "" where nothing is known of it.
         method: what made the plan, in words.
 
     Raises:
-        PlanError: a gap between stages, a rank on two stages, or a value out of range.
+        PlanError: a gap between stages, stages that share some of their ranks only, stages on other workers
+            than the order lays them on, or a value out of range.
     """
 
     stages: tuple[Stage, ...]
@@ -96,9 +112,17 @@ class Plan:
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)
-        self._check()
+        self._check_stages()
+        self._check_ranks()
+        if self.microbatches < 1:
+            raise PlanError(f"plan: microbatches must be at least 1, got {self.microbatches}")
+        if self.order not in ORDERS:
+            raise PlanError(f"plan: order must be one of {', '.join(ORDERS)}, got {self.order}")
+        if self.max_in_flight is not None and self.max_in_flight < 1:
+            raise PlanError(f"plan: max_in_flight must be at least 1, got {self.max_in_flight}")
+        self._check_order()
 
-    def _check(self) -> None:
+    def _check_stages(self) -> None:
         if not self.stages:
             raise PlanError("plan: must have at least one stage, got none")
         for index, stage in enumerate(self.stages):
@@ -112,21 +136,41 @@ class Plan:
                 raise PlanError(f"plan: stage {index} must hold a layer, got [{stage.start}, {stage.end})")
             if not stage.ranks:
                 raise PlanError(f"plan: stage {index} must have a rank, got none")
+
+    def _check_ranks(self) -> None:
         seen: dict[int, int] = {}
         for index, stage in enumerate(self.stages):
             for rank in stage.ranks:
                 if rank < 0 or (self.topology is not None and rank >= self.topology.ranks):
                     most = "" if self.topology is None else f"..{self.topology.ranks - 1} of the topology"
                     raise PlanError(f"plan: stage {index}: rank must be in 0{most}, got {rank}")
-                if rank in seen:
-                    raise PlanError(f"plan: rank {rank} must be on one stage, got {seen[rank]} and {index}")
-                seen[rank] = index
-        if self.microbatches < 1:
-            raise PlanError(f"plan: microbatches must be at least 1, got {self.microbatches}")
-        if self.order not in ORDERS:
-            raise PlanError(f"plan: order must be one of {', '.join(ORDERS)}, got {self.order}")
-        if self.max_in_flight is not None and self.max_in_flight < 1:
-            raise PlanError(f"plan: max_in_flight must be at least 1, got {self.max_in_flight}")
+                first = seen.setdefault(rank, index)
+                if first != index and self.stages[first].ranks != stage.ranks:
+                    raise PlanError(
+                        f"plan: rank {rank} must be on one stage, or on several with the same ranks, got "
+                        f"stages {first} and {index}"
+                    )
+            if len(set(stage.ranks)) < len(stage.ranks):
+                raise PlanError(f"plan: stage {index} must name each rank once, got {list(stage.ranks)}")
+
+    def _check_order(self) -> None:
+        """Whether the order can be carried out on these stages."""
+        order, workers = ORDERS[self.order], self.workers
+        held = tuple(worker.stages for worker in workers)
+        if order.layout(len(self.stages), len(workers)) != held:
+            raise PlanError(
+                f"plan: order {self.order} {order.rule}, got {len(self.stages)} stages on "
+                f"{len(workers)} groups of ranks, {' '.join('+'.join(map(str, it)) for it in held)}"
+            )
+        if order.in_flight is None and self.max_in_flight is not None:
+            raise PlanError(
+                f"plan: max_in_flight must be None for order {self.order}, got {self.max_in_flight}"
+            )
+        if order.splits and self.recompute:
+            raise PlanError(
+                f"plan: order {self.order} must keep the results of forward passes, which both halves of a "
+                "backward pass need, got recompute"
+            )
 
     @property
     def depth(self) -> int:
@@ -139,19 +183,27 @@ class Plan:
         return tuple(stage.start for stage in self.stages[1:])
 
     @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Who does the same, in the order of their first stages."""
+        held: dict[tuple[int, ...], list[int]] = {}
+        for index, stage in enumerate(self.stages):
+            held.setdefault(stage.ranks, []).append(index)
+        return tuple(Worker(tuple(stages), ranks) for ranks, stages in held.items())
+
+    @property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks with work, stage by stage."""
-        return tuple(rank for stage in self.stages for rank in stage.ranks)
+        """All ranks with work, worker by worker."""
+        return tuple(rank for worker in self.workers for rank in worker.ranks)
 
     @property
     def passes(self) -> Passes:
-        """What each stage does, with `max_in_flight` applied."""
-        made = ORDERS[self.order].make(len(self.stages), self.microbatches)
+        """What each worker does, with `max_in_flight` applied."""
+        made = ORDERS[self.order].make(len(self.stages), self.microbatches, len(self.workers))
         return made if self.max_in_flight is None else capped(made, self.max_in_flight)
 
-    def stage_of(self, rank: int) -> int | None:
-        """The index of the stage of a rank; None for one without work."""
-        return next((index for index, stage in enumerate(self.stages) if rank in stage.ranks), None)
+    def worker_of(self, rank: int) -> int | None:
+        """The index of the worker of a rank; None for one without work."""
+        return next((index for index, worker in enumerate(self.workers) if rank in worker.ranks), None)
 
     def microbatch_sizes(self, batch: int) -> tuple[int, ...]:
         """Samples of each microbatch; the first ones have one more where the batch does not divide.

@@ -33,7 +33,7 @@ from arborcast.pipeline.run.batch_norm import (
 from arborcast.pipeline.run.batches import Batch, Signature, Tensors
 from arborcast.pipeline.run.boundary import FakeStage
 from arborcast.pipeline.run.divisibility import check_divisible
-from arborcast.pipeline.run.executor import StepExecutor
+from arborcast.pipeline.run.executor import Part, StepExecutor
 from arborcast.pipeline.run.failures import Agreement, FailureBroadcast
 from arborcast.pipeline.run.groups import Groups, fabric_of
 from arborcast.pipeline.run.losses import REDUCTIONS, SHARE, LossFunction
@@ -42,7 +42,7 @@ from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import NullRecorder, Recorder
 from arborcast.pipeline.run.ties import TieGroups
 from arborcast.pipeline.run.update import OptimizerOf, Update, check_optimizer
-from arborcast.pipeline.run.weights import broadcast
+from arborcast.pipeline.run.weights import broadcast, joined
 from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.errors import InputError
@@ -146,10 +146,9 @@ class Trainer:
             timeout_s=start_timeout_s,
         )
         self.plan = plan
-        self._assignment = Assignment.of(plan, self._rank)
-        self._name = f"rank {self._rank}" + (
-            "" if self._assignment is None else f" (stage {self._assignment.stage})"
-        )
+        self._assignments = Assignment.all_of(plan, self._rank)
+        held = " and ".join(str(it.stage) for it in self._assignments)
+        self._name = f"rank {self._rank}" + (f" (stage {held})" if held else "")
         self._loss_fn, self._loss_reduction, self._check_loss = loss_fn, loss_reduction, check_loss
         self._seed, self._batch_norm = seed, batch_norm
         self._accumulate, self._clip_norm = accumulate, clip_norm
@@ -296,7 +295,7 @@ class Trainer:
         module = self._ready()[2]
         self._faults.refuse()
         with self._faults.all_or_nothing(lambda: "gathering the weights"):
-            state = None if self._assignment is None else module.state_dict()
+            state = module.state_dict() if self._assignments else None
             return checkpoints.gather_state(state, self._groups.job, self.plan)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -307,7 +306,7 @@ class Trainer:
         """
         module = self._ready()[2]
         checkpoints.check_state(self._shapes, state)
-        if self._assignment is not None:
+        if self._assignments:
             checkpoints.load_state(module, state)
 
     def optimizer_state_dict(self) -> checkpoints.OptimizerState:
@@ -395,25 +394,26 @@ class Trainer:
         self._parameters = dict(whole.named_parameters(remove_duplicate=False))
         self._frozen = _frozen(self._parameters)
         ties = TieGroups(self.plan, model.ties, self._groups.make)
-        module: nn.Module = nn.Identity()
-        fake: FakeStage | None = None
-        if self._assignment is not None:
-            mine = self.plan.stages[self._assignment.stage]
-            module = model.divide(mine.start, mine.end)
+        parts = []
+        for assignment in self._assignments:
+            mine = self.plan.stages[assignment.stage]
             fake = FakeStage(model, mine.start, mine.end)  # before batch norm is changed
+            parts.append(Part(assignment, model.divide(mine.start, mine.end), fake))
+        module = joined([part.module for part in parts])
         parameters = _named(module, model)
         with self._faults.all_or_nothing(lambda: "starting"):
             deferred = DeferredStatistics(module) if self._batch_norm == "deferred" else None
-            if self._groups.stage is not None and self._assignment is not None:
+            if self._groups.stage is not None:
                 held = (*module.parameters(), *module.buffers())
-                broadcast(held, self._groups.stage, self._assignment.ranks[0])
+                broadcast(held, self._groups.stage, self._assignments[0].ranks[0])
             if find_batch_norm(module) and (self._groups.stage is not None or deferred is not None):
                 synchronise_batch_norm(module, self._groups.stage, deferred)
             ties.equalise(parameters)
             update = Update(
                 parameters,
+                {part.assignment.stage: tuple(part.module.parameters()) for part in parts},
                 optimizer,
-                self._assignment,
+                len(self._assignments[0].ranks) if self._assignments else 1,
                 self._groups,
                 ties,
                 self._precision,
@@ -424,10 +424,9 @@ class Trainer:
             update.warm_up_collectives()
             self._groups.meet(self._start_timeout_s)
         executor = StepExecutor(
-            fake,
+            parts,
             module,
             self.plan,
-            self._assignment,
             self._groups,
             self._links,
             self._precision,
@@ -439,6 +438,7 @@ class Trainer:
             seed=self._seed,
             deferred=deferred,
             batches=self._accumulate,
+            last_pass=update.last_pass,
             on_gradients=update.gradients_complete,
         )
         self._parts = executor, update, module, model

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.errors import ProfileError, first_line
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.split import Second, SplitBackward
 from arborcast.pipeline.model.structure import Structure, flatten
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 
@@ -84,6 +85,7 @@ class Walk:
         forward_us: Mapping[int, float],
         backward_us: Mapping[int, float],
         optimizer: OptimizerFactory | None,
+        weights_share: float | None = None,
     ) -> Layer:
         """The costs of a layer.
 
@@ -94,6 +96,7 @@ class Walk:
             forward_us: of the forward pass, by samples.
             backward_us: of the backward pass, by samples.
             optimizer: of its parameters.
+            weights_share: of a backward pass, the part that gradients of parameters take; None for the rule.
 
         Raises:
             ProfileError: the optimizer fails.
@@ -122,6 +125,7 @@ class Walk:
             optimizer_bytes=state_bytes,
             forward_fixed_us=fixed[0],
             backward_fixed_us=fixed[1],
+            weights_us=None if weights_share is None else weights_share * backward_us[self.samples],
         )
 
 
@@ -276,6 +280,7 @@ def run_pass(
     owned: Iterable[Tensor] = (),
     targets: Sequence[Tensor] = (),
     watched: bool = True,
+    halves: tuple[SplitBackward, Meter] | None = None,
 ) -> PassCosts:
     """Run a layer forward and backward, the last one with the loss.
 
@@ -288,6 +293,8 @@ def run_pass(
         owned: its parameters and buffers, which do not count as saved.
         targets: of the loss.
         watched: whether to find `saved_bytes`, which costs time; 0 if not.
+        halves: splits the backward pass, so that the second meter takes its first half only, and this one
+            the other; None for a whole one.
     """
     last = index == walk.model.depth - 1
     # Copies, outside the meters: layers that work in place may not change a leaf, nor the next run's input.
@@ -307,9 +314,15 @@ def run_pass(
         kept.pop(storage_key(tensor), None)  # outputs: the next layer counts them as its input
     trained = [end for end in ends if end.requires_grad]
     gradients = [torch.ones_like(end) for end in trained]
+    later: Second = []
     with meters[1]:
-        if trained:
+        if trained and halves is None:
             torch.autograd.backward(trained, gradients)
+        elif trained and halves is not None:
+            _, later = halves[0].first(trained, gradients, given)
+    if halves is not None:
+        with halves[1]:
+            SplitBackward.second(later)
     plain = tuple(it.detach().requires_grad_(it.requires_grad) for it in outputs)
     return PassCosts(plain, meters[0].us, meters[1].us, sum(kept.values()))
 

@@ -26,6 +26,7 @@ from arborcast.pipeline.costs.layer_pass import (
 )
 from arborcast.pipeline.errors import ProfileError
 from arborcast.pipeline.model.layered import Layered
+from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.profiles import Layer, Profile
 
 
@@ -104,7 +105,9 @@ class _Bench:
     layer: nn.Module
     values: tuple[Tensor, ...]
 
-    def run(self, samples: int, watched: bool = False) -> PassCosts:
+    def run(
+        self, samples: int, watched: bool = False, halves: tuple[SplitBackward, _Clock] | None = None
+    ) -> PassCosts:
         """Forward and backward on the first so many samples."""
         values, targets = self.values, self.walk.targets
         home = values[0].device
@@ -120,6 +123,7 @@ class _Bench:
             owned=(*self.layer.parameters(), *self.layer.buffers()),
             targets=tuple(target.to(home) for target in targets),
             watched=watched,
+            halves=halves,
         )
 
 
@@ -155,11 +159,19 @@ def _measured(
     first = bench.run(walk.samples, watched=True)
     sizes = [walk.samples, *([walk.fewer] if walk.fewer else [])]
     runs: dict[int, list[PassCosts]] = {size: [] for size in sizes}
+    split = SplitBackward(layer.parameters())
+    shares: list[float] = []
     for repeat in range(warmups + repeats):
         for size in sizes:  # in turns, so that a slow moment of the machine meets both
             taken = bench.run(size)
             if repeat >= warmups:
                 runs[size].append(taken)
+        if split.is_needed:
+            later = _Clock(bench.values[0].device)
+            rest_us = bench.run(walk.samples, halves=(split, later)).backward_us
+            if repeat >= warmups:
+                shares.append(later.us / max(later.us + rest_us, 1e-9))
     forward = {size: median(it.forward_us for it in taken) for size, taken in runs.items()}
     backward = {size: median(it.backward_us for it in taken) for size, taken in runs.items()}
-    return walk.cost(bench.index, layer, first, forward, backward, optimizer), first.outputs
+    share = median(shares) if shares else None
+    return walk.cost(bench.index, layer, first, forward, backward, optimizer, share), first.outputs

@@ -16,7 +16,7 @@ def capped(order: Passes, max_in_flight: int) -> Passes:
     """The same passes with at most so many microbatches in flight on any stage.
 
     A forward pass that would be one too many comes right after the next backward pass instead. Where every
-    stage begins with at least as many forward passes as the stage behind it, as in all three orders, that
+    stage begins with at least as many forward passes as the stage behind it, as in gpipe, 1f1b and pe, that
     still holds afterwards; then no stage's backward pass can wait for a forward pass that waits for it.
 
         gpipe(1, 3)             F0 F1 F2 B0 B1 B2

@@ -16,8 +16,15 @@ def gpipe(stages: int, microbatches: int) -> Passes:
     stage 0: F0 F1 F2 B0 B1 B2
     stage 1: F0 F1 F2 B0 B1 B2
     """
-    actions = tuple(Action(phase, m) for phase in Phase for m in range(microbatches))
-    return (actions,) * stages
+    both = Phase.FORWARD, Phase.BACKWARD
+    return tuple(
+        tuple(Action(phase, m, stage) for phase in both for m in range(microbatches))
+        for stage in range(stages)
+    )
 
 
-GPIPE = Order(gpipe, in_flight=lambda behind, microbatches: microbatches, drains=True)
+GPIPE = Order(
+    lambda stages, microbatches, _: gpipe(stages, microbatches),
+    in_flight=lambda _, microbatches: microbatches,
+    drains=True,
+)

@@ -41,7 +41,7 @@ def list_order(stages: int, microbatches: int) -> Passes:
             if block + 1 < len(blocks):
                 queues[block + 1].append(microbatch)
             for stage, phase in blocks[block]:
-                order[stage].append(Action(phase, microbatch))
+                order[stage].append(Action(phase, microbatch, stage))
     return tuple(tuple(actions) for actions in order)
 
 
@@ -57,4 +57,8 @@ def _blocks(stages: int) -> list[list[tuple[int, Phase]]]:
     return blocks
 
 
-LIST_ORDER = Order(list_order, in_flight=lambda behind, _: 4 * behind + 1, is_bounded=True)
+LIST_ORDER = Order(
+    lambda stages, microbatches, _: list_order(stages, microbatches),
+    in_flight=lambda behind, _: 4 * behind + 1,
+    is_bounded=True,
+)

@@ -16,16 +16,19 @@ def one_forward_one_backward(stages: int, microbatches: int) -> Passes:
     stage 1: F0 F1 B0 F2 B1 F3 B2 B3
     stage 2: F0 B0 F1 B1 F2 B2 F3 B3
     """
-    return tuple(_stage(min(microbatches, stages - stage), microbatches) for stage in range(stages))
+    return tuple(_stage(stage, min(microbatches, stages - stage), microbatches) for stage in range(stages))
 
 
-def _stage(warm_ups: int, microbatches: int) -> tuple[Action, ...]:
-    actions = [Action(Phase.FORWARD, m) for m in range(warm_ups)]
+def _stage(stage: int, warm_ups: int, microbatches: int) -> tuple[Action, ...]:
+    actions = [Action(Phase.FORWARD, m, stage) for m in range(warm_ups)]
     for m in range(microbatches):
-        actions.append(Action(Phase.BACKWARD, m))
+        actions.append(Action(Phase.BACKWARD, m, stage))
         if m + warm_ups < microbatches:
-            actions.append(Action(Phase.FORWARD, m + warm_ups))
+            actions.append(Action(Phase.FORWARD, m + warm_ups, stage))
     return tuple(actions)
 
 
-ONE_FORWARD_ONE_BACKWARD = Order(one_forward_one_backward, in_flight=lambda behind, _: behind + 1)
+ONE_FORWARD_ONE_BACKWARD = Order(
+    lambda stages, microbatches, _: one_forward_one_backward(stages, microbatches),
+    in_flight=lambda behind, _: behind + 1,
+)

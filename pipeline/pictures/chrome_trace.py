@@ -19,6 +19,7 @@ from arborcast.synth.formats.atomic import write_atomically
 COLOURS = {
     "forward": "thread_state_running",
     "backward": "thread_state_iowait",
+    "weights": "thread_state_runnable",
     "allreduce": "rail_animation",
     "update": "good",
     "communication": "generic_work",
@@ -73,8 +74,9 @@ def _names(process: int, name: str, timeline: Timeline, plan: Plan | None) -> It
     order += sorted(ranks - set(order))
     sending = {it.rank for it in timeline.intervals if _is_beside(it)}
     for place, rank in enumerate(order):
-        stage = plan.stage_of(rank) if plan else None
-        label = f"rank {rank}" if stage is None else f"stage {stage}, rank {rank}"
+        worker = plan.worker_of(rank) if plan else None
+        held = () if worker is None or plan is None else plan.workers[worker].stages
+        label = f"stage {', '.join(map(str, held))}, rank {rank}" if held else f"rank {rank}"
         yield meta("thread_name", 2 * rank, name=label)
         yield meta("thread_sort_index", 2 * rank, sort_index=2 * place)
         if rank in sending:

@@ -51,6 +51,7 @@ CENTRE = COMPUTES[0] + COMPUTES[1] / 2
 LOOKS = {
     "forward": Look(PALETTE[0], "white", *COMPUTES, depth=4),
     "backward": Look(PALETTE[4], INK, *COMPUTES, depth=4),
+    "weights": Look(PALETTE[5], INK, *COMPUTES, depth=4),
     "update": Look(PALETTE[2], "white", *COMPUTES, depth=4),
     "allreduce": Look(PALETTE[3], "white", *ALL, depth=3),
     "communication": Look(PALETTE[6], "white", *MESSAGES, depth=4),
@@ -58,7 +59,7 @@ LOOKS = {
 }
 """Of every kind in `pipeline.simulation.timeline.KINDS`, in the order of the legend."""
 
-NUMBERED = ("forward", "backward")
+NUMBERED = ("forward", "backward", "weights")
 
 
 class Axis(NamedTuple):
@@ -117,7 +118,7 @@ def draw_timelines(
 
 
 def rows_of(timelines: Iterable[Timeline], plan: Plan | None) -> tuple[int, ...]:
-    """The ranks to show: those of the plan by stage, then others that do something, by number."""
+    """The ranks to show: those of the plan by their stages, then others that do something, by number."""
     planned = plan.ranks if plan else ()
     seen = {interval.rank for timeline in timelines for interval in timeline.intervals}
     return (*planned, *sorted(seen - set(planned)))
@@ -150,9 +151,9 @@ def prepare(axes: Axes, rows: Sequence[int], plan: Plan | None, axis: Axis) -> N
     """Name the rows, part the stages and set the limits, so that the layout can be made."""
     names = [f"rank {rank}" for rank in rows]
     if plan:
-        for index, stage in enumerate(plan.stages):
-            first = rows.index(stage.ranks[0])
-            names[first] = f"stage {index}  {names[first]}"
+        for index, worker in enumerate(plan.workers):
+            first = rows.index(worker.ranks[0])
+            names[first] = f"stage {', '.join(map(str, worker.stages))}  {names[first]}"
             if index:
                 axes.axhline(first - 0.5, color=FAINT, linewidth=0.8, zorder=1)
     axes.set_yticks(
@@ -208,8 +209,10 @@ def kinds_of(timeline: Timeline) -> set[str]:
 
 def title_of(plan: Plan) -> str:
     """What a plan is, in a line."""
-    replicas = [stage.replicas for stage in plan.stages]
-    stages = f"{len(replicas)} stage{'s' if len(replicas) > 1 else ''}"
+    replicas = [len(worker.ranks) for worker in plan.workers]
+    stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
+    if len(plan.stages) > len(replicas):
+        stages += f", {len(plan.stages) // len(replicas)} on each rank"
     if max(replicas) > 1:
         stages += (
             f" of {', '.join(map(str, replicas))} ranks"

@@ -1,4 +1,6 @@
-"""Profiles and plans to files and back: `arborcast.profile/1` and `arborcast.plan/1`, both JSON.
+"""Profiles and plans to files and back: `arborcast.profile/1` and `arborcast.plan/2`, both JSON.
+
+Version 2 of plans may put several stages on the same ranks; version 1 is read as well.
 
 A plan file holds its topology, so that a trainer on another machine knows the links it was made for.
 Whatever is wrong with a file becomes one line that names the file, the place, the value and the rule.
@@ -22,7 +24,8 @@ from arborcast.synth.formats.numerals import shorten
 from arborcast.synth.formats.reading import parse_json, read_text, shorten_path
 
 PROFILE_FORMAT = "arborcast.profile/1"
-PLAN_FORMAT = "arborcast.plan/1"
+PLAN_FORMAT = "arborcast.plan/2"
+OLD_PLAN_FORMAT = "arborcast.plan/1"
 MAX_BYTES = 1 << 28
 
 Document: TypeAlias = dict[str, Any]
@@ -37,7 +40,7 @@ def profile_to_document(profile: Profile) -> Document:
         "model": profile.model,
         "samples": profile.samples,
         "source": profile.source,
-        "layers": [asdict(layer) for layer in profile.layers],
+        "layers": [_known(asdict(layer)) for layer in profile.layers],
         "ties": [asdict(tie) for tie in profile.ties],
     }
 
@@ -113,7 +116,7 @@ def plan_from_document(document: object, place: str) -> Plan:
     from arborcast.synth.formats.shapes import check_shape
 
     with raising(PlanError):
-        _check_format(document, PLAN_FORMAT, "a plan", place)
+        _check_format(document, PLAN_FORMAT, "a plan", place, old=OLD_PLAN_FORMAT)
         shape = check_shape(PlanShape, document, place)
         topology = shape.get("topology")
         links = None if topology is None else topology_from_document(topology, f"{place}: topology")
@@ -149,11 +152,16 @@ def write_plan(plan: Plan, path: Path | str, predicted: Mapping[str, Any] | None
     write_atomically(path, _lines(plan_to_document(plan, predicted), ("stages",)))
 
 
-def _check_format(document: object, wanted: str, what: str, place: str) -> None:
+def _check_format(document: object, wanted: str, what: str, place: str, old: str | None = None) -> None:
     found = document.get("format") if isinstance(document, dict) else None
-    if found != wanted:
+    if found is None or found not in (wanted, old):
         got = shorten(found) if isinstance(document, dict) else "no object"
         raise InputError(f"{place}: format: must be {what} in the format {wanted}, got {got}")
+
+
+def _known(layer: Document) -> Document:
+    """Without what nobody measured."""
+    return {key: value for key, value in layer.items() if value is not None}
 
 
 def _floats(layer: Mapping[str, Any]) -> dict[str, Any]:

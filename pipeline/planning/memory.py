@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.order.actions import peak_in_flight as peak_in_flight_of
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan
 
@@ -53,7 +54,9 @@ class Memory:
 def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Memory:
     """What the rank with the largest share of the largest microbatch needs, of one stage.
 
-    What the first layer takes in is not counted: a profile does not know it, and the batch is there anyway.
+    Where ranks hold several stages it is for all of them, at the fullest moment of the order. What a split
+    backward pass leaves for its second half counts as all that the forward pass has kept. What the first
+    layer takes in is not counted: a profile does not know it, and the batch is there anyway.
 
     Args:
         plan: whose order and `max_in_flight` say how many microbatches are in flight.
@@ -66,7 +69,30 @@ def stage_memory(plan: Plan, profile: Profile, *, batch: int, stage: int) -> Mem
     """
     own = plan.stages[stage]
     share = largest_share(batch, plan.microbatches, own.replicas)
-    return range_memory(profile, own.start, own.end, share, _in_flight(plan, stage), plan.recompute)
+    if ORDERS[plan.order].in_flight is not None:
+        return range_memory(profile, own.start, own.end, share, _in_flight(plan, stage), plan.recompute)
+    number = next(it for it, worker in enumerate(plan.workers) if stage in worker.stages)
+    held = {it: plan.stages[it] for it in plan.workers[number].stages}
+    one = {
+        it: range_memory(profile, each.start, each.end, share, 1, plan.recompute) for it, each in held.items()
+    }
+    ranges = [(each.start, each.end) for each in held.values()]
+    # With recomputation inputs are kept, and the results of one microbatch of one stage.
+    kept = {
+        it: math.ceil(profile.output_bytes(each.start, share)) if each.start else 0
+        for it, each in held.items()
+    }
+    repeated = max(one[it].activations - kept[it] for it in held) if plan.recompute else 0
+    return Memory(
+        parameters=profile.parameter_bytes_of(ranges),
+        gradients=profile.gradient_bytes_of(ranges),
+        optimizer=sum(it.optimizer for it in one.values()),
+        activations=repeated
+        + peak_in_flight_of(
+            plan.passes[number], lambda it: kept[it] if plan.recompute else one[it].activations
+        ),
+        boundary=sum(it.boundary for it in one.values()),
+    )
 
 
 def range_memory(
@@ -187,7 +213,9 @@ def rank_limits(limit: Limit, ranks: tuple[int, ...]) -> dict[int, int]:
 
 def peak_in_flight(order: str, behind: int, microbatches: int, most: int | None = None) -> int:
     """Most microbatches in flight on a stage with so many stages behind it; `most` is the plan's cap."""
-    kept = min(ORDERS[order].in_flight(behind, microbatches), microbatches)
+    in_flight = ORDERS[order].in_flight
+    assert in_flight is not None, "only such orders are planned with"
+    kept = min(in_flight(behind, microbatches), microbatches)
     return kept if most is None else min(kept, most)
 
 
@@ -214,6 +242,8 @@ def readable(size: float) -> str:
 
 
 def _in_flight(plan: Plan, stage: int) -> int:
+    if ORDERS[plan.order].in_flight is None:
+        return max(peak_in_flight_of([it for it in actions if it.stage == stage]) for actions in plan.passes)
     behind = len(plan.stages) - 1 - stage
     return peak_in_flight(plan.order, behind, plan.microbatches, plan.max_in_flight)
 

@@ -51,7 +51,8 @@ def plan(
     hosts and across them), for every number of stages and microbatches: so pipelines without replicas, pure
     data parallelism (one stage) and everything between compete by their costs alone. A closed form
     ranks the plans, and the simulator compares the `simulated` most promising ones as `predict` does, with
-    the schedules of their allreduces, and what becomes of them with fewer replicas of one stage.
+    the schedules of their allreduces, what becomes of them with fewer replicas of one stage, and in orders
+    that split backward passes or lay several stages on a rank.
 
     Args:
         profile: of the model.
@@ -63,7 +64,7 @@ def plan(
         memory_bytes: of every rank, or by rank; None for no limit.
         max_in_flight: most microbatches in flight on any rank, or None.
         keep_ties_together: whether layers that share a parameter must be in one stage.
-        stages: None for the best number.
+        stages: None for the best number; in orders that lay several on each rank, so many groups of ranks.
         network: with costs of messages beyond the links; None for a `LinkCosts` of `fabric` without.
         simulated: how many plans to compare by simulation at most, at least 1.
 
@@ -82,6 +83,7 @@ def plan(
         raise PlanError(f"order: must be one of {', '.join(ORDERS)}, got {order}")
     if max_in_flight is not None and max_in_flight < 1:
         raise PlanError(f"max_in_flight: must be at least 1, got {max_in_flight}")
+    _check_order(order, max_in_flight, recompute)
     if network is not None and network.topology != fabric:
         raise PlanError(
             f"network: must be of the fabric {fabric.name}, got one of topology {network.topology.name}"
@@ -113,6 +115,18 @@ def _microbatches(batch: int, wanted: int | None) -> tuple[int, ...]:
             f"batch of {batch} samples: must have at least {wanted}, one for each of {wanted} microbatches"
         )
     return (wanted,)
+
+
+def _check_order(order: str | None, max_in_flight: int | None, recompute: bool | None) -> None:
+    """Refuse what an order cannot do; where none is named, others can."""
+    if order is None or ORDERS[order].in_flight is not None:
+        return
+    if max_in_flight is not None:
+        raise PlanError(f"max_in_flight: must be None for order {order}, got {max_in_flight}")
+    if recompute and ORDERS[order].splits:
+        raise PlanError(
+            f"recompute: must be off for order {order}, which needs the results of forward passes"
+        )
 
 
 def _recompute(wanted: bool | None, *, limited: bool) -> tuple[bool, ...]:

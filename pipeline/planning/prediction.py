@@ -10,7 +10,7 @@ from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import peak_in_flight
 from arborcast.pipeline.profiles import Profile
-from arborcast.pipeline.simulation.lower_bound import CONDITION, bound_us
+from arborcast.pipeline.simulation.lower_bound import CONDITION, bound_us, least_us
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.simulation.timeline import Timeline
 from arborcast.pipeline.stages import Plan
@@ -25,8 +25,10 @@ class Prediction:
 
     Attributes:
         time_us: of the step, by the simulator.
-        bound_us: that the step is proven to keep to under `bound_condition`.
-        bound_condition: in words; it says whether the bound holds for this plan.
+        bound_us: that the step is proven to keep to under `bound_condition`; None where ranks hold several
+            stages.
+        least_us: that no order of the same passes on these ranks can go below.
+        bound_condition: in words; it says whether `bound_us` holds for this plan.
         bubble: the share of the ranks' time, of those with work, in which they wait.
         peak_in_flight: of each stage, the most microbatches whose results it keeps at once.
         memory: that a rank of each stage needs.
@@ -35,7 +37,8 @@ class Prediction:
     """
 
     time_us: float
-    bound_us: float
+    bound_us: float | None
+    least_us: float
     bound_condition: str
     bubble: float
     peak_in_flight: tuple[int, ...]
@@ -74,13 +77,17 @@ def predict(
     network = replace(network, by_schedule=True)
     samples = profile.samples if batch is None else batch
     timeline = simulate(plan, profile, network, batch=samples, update_us=update_us)
-    time_us = timeline.time_us
+    time_us, passes = timeline.time_us, plan.passes
     return Prediction(
         time_us=time_us,
         bound_us=bound_us(plan, profile, network, batch=samples, update_us=update_us),
+        least_us=least_us(plan, profile, batch=samples),
         bound_condition=bound_condition(plan),
         bubble=_bubble(timeline, len(plan.ranks)),
-        peak_in_flight=tuple(peak_in_flight(actions) for actions in plan.passes),
+        peak_in_flight=tuple(
+            peak_in_flight([it for actions in passes for it in actions if it.stage == stage])
+            for stage in range(len(plan.stages))
+        ),
         memory=tuple(
             stage_memory(plan, profile, batch=samples, stage=stage) for stage in range(len(plan.stages))
         ),

@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
+from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.planning.derived import derived
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
 from arborcast.pipeline.planning.memory import check_memory, fits
@@ -58,6 +60,16 @@ class Choices:
     limits: tuple[int, ...] | None = None
     keep_ties_together: bool = False
 
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The orders that a closed form ranks; 1F1B where all are made from its plans."""
+        return tuple(it for it in self.orders if ORDERS[it].in_flight is not None) or ("1f1b",)
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The orders whose plans are made from those in 1F1B."""
+        return tuple(it for it in self.orders if ORDERS[it].in_flight is None)
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -75,7 +87,8 @@ def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated:
     Raises:
         PlanError: nothing fits into memory (by how much and on which stage, in the plan that comes closest).
     """
-    orders = [choices.orders] if choices.limits is None else [(order,) for order in choices.orders]
+    searched = choices.searched
+    orders = [searched] if choices.limits is None else [(order,) for order in searched]
     best: Ranked | None = None
     for some in orders:
         best = _better(best, profile, network, choices, some, simulated)
@@ -97,7 +110,8 @@ def _better(
     The space: for each device order, number of microbatches, order and choice of recomputation, and each
     number of stages, the partition of the dynamic program. A closed form gives each the time that it needs
     at least. In the order of these at most `simulated` different plans are simulated, with the schedules of
-    their allreduces, fewer once no other can be better than the best so far.
+    their allreduces, fewer once no other can be better than the best so far; beside those that come near
+    it, what `derived` makes of them.
 
     Not all groups are solved: of many, those for every doubling of the microbatches are at once, and their
     partitions tell by the closed form which of the other groups are worth it.
@@ -118,14 +132,26 @@ def _better(
                 return best, each is costs[1]
         return found, True
 
+    layers = LayerTables(profile, choices.keep_ties_together)
     for estimate_us, plan in islice(promising, simulated):
-        if best is not None and estimate_us > best[0][0]:
-            break
-        best, is_near = faster(best, plan)
-        if is_near:
+        is_near = True
+        if plan.order in choices.orders:
+            if best is not None and estimate_us > best[0][0]:
+                break
+            best, is_near = faster(best, plan)
+        if is_near and plan.order in choices.orders:
             for narrower in _narrower(plan, profile, choices, best[0][0]):
                 best, _ = faster(best, narrower)
+        if is_near and plan.max_in_flight is None:
+            for other in derived(plan, layers, choices.made, batch=choices.batch):
+                if _fits(other, profile, choices):
+                    best, _ = faster(best, other)
     return best
+
+
+def _fits(plan: Plan, profile: Profile, choices: Choices) -> bool:
+    limits = choices.limits
+    return limits is None or fits(plan, profile, dict(enumerate(limits)), batch=choices.batch)
 
 
 def _narrower(plan: Plan, profile: Profile, choices: Choices, most_us: float) -> Iterator[Plan]:
@@ -133,7 +159,6 @@ def _narrower(plan: Plan, profile: Profile, choices: Choices, most_us: float) ->
 
     The dynamic program knows the bytes of allreduces only.
     """
-    limits = None if choices.limits is None else dict(enumerate(choices.limits))
     for index, stage in enumerate(plan.stages):
         layers = profile.layers[stage.start : stage.end]
         once = sum(
@@ -145,7 +170,7 @@ def _narrower(plan: Plan, profile: Profile, choices: Choices, most_us: float) ->
                 break
             fewer = Stage(stage.start, stage.end, stage.ranks[:replicas])
             made = replace(plan, stages=(*plan.stages[:index], fewer, *plan.stages[index + 1 :]))
-            if limits is None or fits(made, profile, limits, batch=choices.batch):
+            if _fits(made, profile, choices):
                 yield made
 
 
@@ -194,7 +219,6 @@ class _Space:
         self.choices = choices
         self.profile = profile
         self.network = network
-        self.limits = None if choices.limits is None else dict(enumerate(choices.limits))
         self.layers = LayerTables(profile, choices.keep_ties_together)
         self.devices = [DeviceTables(network, order) for order in device_orders(network)]
         self.known: dict[Group, tuple[int, dict[int, PlacedStages]]] = {}
@@ -259,9 +283,7 @@ class _Space:
         return self.known[group][1]
 
     def _fits(self, entry: _Entry, plan: Plan) -> bool:
-        if self.limits is None or entry.limited:
-            return True
-        return fits(plan, self.profile, self.limits, batch=self.choices.batch)
+        return entry.limited or _fits(plan, self.profile, self.choices)
 
     def _costs(self, partition: PlacedStages, recompute: bool, counts: Sequence[int]) -> StepCosts:
         batch = self.choices.batch
@@ -319,11 +341,12 @@ def plan_of(
 
 def _refusal(profile: Profile, network: LinkCosts, choices: Choices) -> PlanError:
     """What is missing in the plan that comes closest to the memory that there is."""
-    assert choices.limits is not None  # without limits, a pipeline without replicas is always possible
+    if choices.limits is None:  # a pipeline without replicas in 1F1B is always possible
+        return _too_few(choices)
     layers = LayerTables(profile, choices.keep_ties_together)
     devices = DeviceTables(network, device_order(network.topology))
     closest: tuple[float, Plan] | None = None
-    for microbatches, order, recompute in product(choices.microbatches, choices.orders, choices.recompute):
+    for microbatches, order, recompute in product(choices.microbatches, choices.searched, choices.recompute):
         question = PartitionProblem(
             choices.batch, microbatches, order, recompute, choices.max_in_flight, choices.limits
         )
@@ -332,9 +355,21 @@ def _refusal(profile: Profile, network: LinkCosts, choices: Choices) -> PlanErro
             closest = partition.value_us, plan_of(question, partition, network, profile)
     assert closest is not None
     plan = closest[1]
+    if choices.made == choices.orders:  # 1F1B may fit where they do not
+        plan = next(derived(plan, layers, choices.made, batch=choices.batch), plan)
     try:
         check_memory(plan, profile, dict(enumerate(choices.limits)), batch=choices.batch)
     except PlanError as error:
         how = f"{len(plan.stages)} stages, {plan.microbatches} microbatches, order {plan.order}"
         return PlanError(f"no plan fits into memory; the closest one ({how}) does not: {error}")
-    raise AssertionError(f"{plan} fits, but was not found")
+    assert plan.order not in choices.orders, f"{plan} fits, but was not found"
+    return _too_few(choices)
+
+
+def _too_few(choices: Choices) -> PlanError:
+    """There is a plan in 1F1B, but none to be made from it."""
+    memory = "" if choices.limits is None else ", and memory for that"
+    return PlanError(
+        f"order: {', '.join(choices.made)} needs at least two groups of ranks, and layers between which may "
+        f"be cut for all stages on them{memory}, got too few"
+    )

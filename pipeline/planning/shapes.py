@@ -38,6 +38,7 @@ class LayerShape(TypedDict):
     optimizer_bytes: NotRequired[Bytes]
     forward_fixed_us: NotRequired[Time]
     backward_fixed_us: NotRequired[Time]
+    weights_us: NotRequired[Time]
 
 
 @MAPPING

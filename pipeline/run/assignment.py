@@ -10,11 +10,11 @@ from arborcast.pipeline.stages import Plan, overlaps, shares
 
 @dataclass(frozen=True)
 class Assignment:
-    """The place of a rank with work.
+    """The place of a rank in one of its stages.
 
     Attributes:
         plan: whose stages are meant.
-        stage: index of the rank's stage.
+        stage: index of the stage.
         replica: index of the rank in it.
     """
 
@@ -23,10 +23,13 @@ class Assignment:
     replica: int
 
     @classmethod
-    def of(cls, plan: Plan, rank: int) -> Assignment | None:
-        """The place of a rank of the job; None for one without work."""
-        stage = plan.stage_of(rank)
-        return None if stage is None else cls(plan, stage, plan.stages[stage].ranks.index(rank))
+    def all_of(cls, plan: Plan, rank: int) -> tuple[Assignment, ...]:
+        """The places of a rank of the job, stage by stage; none of one without work."""
+        return tuple(
+            cls(plan, index, stage.ranks.index(rank))
+            for index, stage in enumerate(plan.stages)
+            if rank in stage.ranks
+        )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -47,6 +50,16 @@ class Assignment:
     def is_last(self) -> bool:
         """Whether the stage computes losses."""
         return self.stage == len(self.plan.stages) - 1
+
+    @property
+    def before_is_here(self) -> bool:
+        """Whether this rank has the stage before too."""
+        return not self.is_first and self.plan.stages[self.stage - 1].ranks == self.ranks
+
+    @property
+    def behind_is_here(self) -> bool:
+        """Likewise the stage behind."""
+        return not self.is_last and self.plan.stages[self.stage + 1].ranks == self.ranks
 
     def share(self, samples: int) -> tuple[int, int]:
         """The samples [start, stop) of a microbatch that this rank works on."""

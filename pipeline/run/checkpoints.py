@@ -228,11 +228,11 @@ def load(path: Path | str) -> dict[str, Any]:
 
 
 def _of_every_stage(mine: Any, plan: Plan, group: dist.ProcessGroup | None) -> list[Any]:
-    """What the first rank of each stage has, stage by stage, on every rank."""
+    """What the first rank of each worker has, worker by worker, on every rank."""
     found = []
-    for stage in plan.stages:
-        box = [mine if dist.get_rank() == stage.ranks[0] else None]
-        dist.broadcast_object_list(box, stage.ranks[0], group=group)
+    for worker in plan.workers:
+        box = [mine if dist.get_rank() == worker.ranks[0] else None]
+        dist.broadcast_object_list(box, worker.ranks[0], group=group)
         found.append(box[0])
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from arborcast.pipeline.errors import BatchError
 from arborcast.pipeline.model.layered import in_mode
+from arborcast.pipeline.model.split import SplitBackward
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Passes, Phase, peak_in_flight
 from arborcast.pipeline.order.messages import with_messages
 from arborcast.pipeline.run.assignment import Assignment
@@ -26,9 +28,10 @@ from arborcast.pipeline.run.batch_norm import DeferredStatistics
 from arborcast.pipeline.run.batches import Batch, Signature
 from arborcast.pipeline.run.boundary import FakeStage
 from arborcast.pipeline.run.groups import Groups
-from arborcast.pipeline.run.loop import StageLoop
+from arborcast.pipeline.run.loop import StepLoop, tags_of
 from arborcast.pipeline.run.losses import Losses, LossFunction
 from arborcast.pipeline.run.messages import Messenger
+from arborcast.pipeline.run.passes import StagePasses
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import Recorder
 from arborcast.pipeline.stages import Plan
@@ -50,15 +53,29 @@ class Outcome:
     weight: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage of this rank.
+
+    Attributes:
+        assignment: of this rank to it.
+        module: its layers.
+        fake: these and those before, for their shapes.
+    """
+
+    assignment: Assignment
+    module: nn.Module
+    fake: FakeStage
+
+
 @dataclass(eq=False)
 class StepExecutor:
     """The passes of one rank.
 
     Args:
-        fake: the layers of this rank and those before, for their shapes; None for a rank without work.
-        module: the layers of this rank.
+        parts: the stages of this rank; none of one without work.
+        module: the layers of all of them.
         plan: which rank does what.
-        assignment: of this rank; None for one without work.
         groups: of the job.
         links: to other stages.
         precision: of passes and losses.
@@ -70,13 +87,13 @@ class StepExecutor:
         seed: see `Trainer`.
         deferred: the running statistics that wait for the end of the batch; None without.
         batches: how many batches one update is for.
+        last_pass: makes the context of the last pass of a stage that gives gradients of parameters.
         on_gradients: called when this rank's gradients of a batch are complete.
     """
 
-    fake: FakeStage | None
+    parts: Sequence[Part]
     module: nn.Module
     plan: Plan
-    assignment: Assignment | None
     groups: Groups
     links: Messenger
     precision: Precision
@@ -88,12 +105,13 @@ class StepExecutor:
     seed: int
     deferred: DeferredStatistics | None
     batches: int
+    last_pass: Callable[[int], AbstractContextManager[None]]
     on_gradients: Callable[[], None]
 
     def __post_init__(self) -> None:
         """No batch yet."""
-        self._loops: dict[Signature, tuple[StageLoop, Losses] | None] = {}
-        self._loop: StageLoop | None = None
+        self._loops: dict[Signature, StepLoop | None] = {}
+        self._loop: StepLoop | None = None
         self._doing: str | None = None
         self._fingerprint: int | None = None
         self._sums = torch.zeros(0)
@@ -112,22 +130,36 @@ class StepExecutor:
 
     def follow(self, trained: Mapping[str, bool]) -> None:
         """Take on which parameters of the model are trained: only gradients of those, and before, cross."""
-        if self.fake is not None:
-            self.fake.follow(trained)
+        for part in self.parts:
+            part.fake.follow(trained)
 
     def prepare(self, batch: Batch, signature: Signature) -> None:
         """Make ready for batches of one shape.
 
         Raises:
-            PartitionError: what crosses the boundaries of this stage cannot be known.
+            PartitionError: what crosses the boundaries of a stage here cannot be known.
         """
-        assignment = self.assignment
-        if assignment is None or self.fake is None:
+        if not self.parts:
             self._loops[signature] = None
             return
         self._doing = "finding the shapes of what crosses boundaries"
         training = signature.training
-        boundaries = self.fake.boundaries(
+        passes = self.plan.passes if training else _without_backward(self.plan.passes)
+        worker = self.plan.worker_of(self.parts[0].assignment.ranks[0])
+        assert worker is not None, "it has work"
+        self._loops[signature] = StepLoop(
+            {part.assignment.stage: self._passes_of(part, batch, training) for part in self.parts},
+            batch.sizes,
+            with_messages(passes)[worker],
+            self.links,
+            in_flight=peak_in_flight(passes[worker]) + 1 if training else 2,
+            first_tag=tags_of(len(self.plan.stages), len(batch.sizes)) * len(self._loops),
+            last_pass=self.last_pass,
+        )
+
+    def _passes_of(self, part: Part, batch: Batch, training: bool) -> StagePasses:
+        assignment = part.assignment
+        boundaries = part.fake.boundaries(
             batch.inputs,
             [assignment.count(size) for size in batch.sizes],
             training=training,
@@ -144,23 +176,18 @@ class StepExecutor:
             dims=self.output_dims,
             batches=self.batches,
         )
-        order = self.plan.passes if training else _without_backward(self.plan.passes)
-        loop = StageLoop(
-            self.module,
+        splits = training and ORDERS[self.plan.order].splits
+        return StagePasses(
+            part.module,
             assignment,
             boundaries,
-            batch.sizes,
-            with_messages(order)[assignment.stage],
-            self.links,
             losses,
             self.recorder,
-            in_flight=peak_in_flight(self.plan.passes[assignment.stage]) + 1 if training else 2,
-            first_tag=2 * len(batch.sizes) * len(self._loops),
             differentiating=self.precision.no_autocast,
             training=training,
+            split=SplitBackward(part.module.parameters()) if splits else None,
             deferred=self.deferred,
         )
-        self._loops[signature] = loop, losses
 
     def run(self, batch: Batch, signature: Signature, step: int, unit: float) -> None:
         """All passes of a batch; `finish` is to follow.
@@ -171,28 +198,32 @@ class StepExecutor:
             step: how many batches were trained with before.
             unit: that sums of losses are divided by in this update.
         """
-        found = self._loops[signature]
+        loop = self._loops[signature]
         self._fingerprint = None
-        if found is None:
+        if loop is None:
             self._start_sum(batch.sizes, None)
             return
-        (loop, losses), assignment = found, self.assignment
-        assert assignment is not None, "it has a loop"
         self._loop, self._doing = loop, None
         inputs: Sequence[tuple[Tensor, ...]] = ()
         targets: Sequence[Any] = ()
-        parts = [assignment.share(size) for size in batch.sizes]
-        if assignment.is_first or assignment.is_last:
+        losses: Losses | None = None
+        own = self.parts[0].assignment
+        shares = [own.share(size) for size in batch.sizes]
+        first, last = loop.stages.get(0), loop.stages.get(len(self.plan.stages) - 1)
+        if first is not None or last is not None:
             self._fingerprint = batch.fingerprint()
-        if assignment.is_first:
-            inputs = [batch.inputs_of(m, share) for m, share in enumerate(parts)]
-        if assignment.is_last:
-            targets = [batch.targets_of(m, share) for m, share in enumerate(parts)]
+        if first is not None:
+            inputs = [batch.inputs_of(m, share) for m, share in enumerate(shares)]
+        if last is not None:
+            targets = [batch.targets_of(m, share) for m, share in enumerate(shares)]
+            losses = last.losses
             losses.begin(batch.targets_of(0, (0, 1)), unit)
-        first_layer = self.plan.stages[assignment.stage].start
         what = "train" if signature.training else "evaluate"
-        samples = zip(accumulate((0, *batch.sizes)), parts, strict=False)
-        seeds = [_seed_of(self.seed, what, step, first_layer, start + share[0]) for start, share in samples]
+        starts = [at + share[0] for at, share in zip(accumulate((0, *batch.sizes)), shares, strict=False)]
+        seeds = {
+            stage: [_seed_of(self.seed, what, step, self.plan.stages[stage].start, at) for at in starts]
+            for stage in loop.stages
+        }
         mode = nullcontext() if signature.training else in_mode(self.module, False)
         # Random numbers that the caller draws, such as batches, must stay alike on all ranks.
         apart = torch.random.fork_rng(devices=[])
@@ -204,7 +235,7 @@ class StepExecutor:
         if deferred is not None:
             deferred.end(len(batch.sizes))
         if signature.training:
-            self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(assignment.ranks)))}"
+            self._doing = f"summing gradients over replicas {', '.join(map(str, sorted(own.ranks)))}"
             self.on_gradients()
         self._start_sum(batch.sizes, losses)
 

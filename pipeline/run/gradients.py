@@ -1,24 +1,36 @@
-"""The gradients of a stage in one contiguous tensor, so that its replicas need one allreduce a step.
+"""The gradients of a rank in contiguous tensors (buckets), each summed over its replicas by one allreduce.
 
-Every parameter's `.grad` is a view of it. Which parameters any backward pass touched travels behind the
-gradients in the same collective, because a parameter that one replica used is a used one, as in serial
+Every parameter's `.grad` is a view of its bucket. Which parameters any backward pass touched travels behind
+the gradients in the same collective, because a parameter that one replica used is a used one, as in serial
 training, where it would not be skipped by the optimizer.
+
+Buckets hold parameters from the last to the first, as backward passes come to them, and begin in this order
+on all replicas: within the last backward pass, once all gradients of a bucket are there.
+
+    last backward pass   layer 3   layer 2   layer 1   layer 0
+    bucket 0 (2 and 3)                     |--- allreduce ---|
+    bucket 1 (0 and 1)                                         |--- allreduce ---|
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+BUCKET_BYTES = 25 << 20
+"""Of gradients: a parameter that would make a bucket larger begins the next one."""
+
 
 @dataclass(frozen=True)
 class _Flat:
-    """The gradients of all parameters of one type on one device, then one flag for each of them."""
+    """The gradients of parameters of one type on one device, then one flag for each of them."""
 
     parameters: tuple[nn.Parameter, ...]
     whole: Tensor
@@ -28,26 +40,43 @@ class _Flat:
 
 
 class GradientBuffer:
-    """Gradients of the trainable ones of `parameters`, contiguous per data type (and device).
+    """Gradients of the trainable ones of `parameters`, in buckets per data type (and device).
 
-    In a step: `zero`, backward passes, `start_allreduce` and `wait` among replicas, `detach_unused`, the
-    optimizer. Gradients are dense: an embedding with `sparse=True` adds to a dense gradient here.
+    In a step: `zero`, backward passes (the last ones inside `last_pass`), `start_allreduce` and `wait` among
+    replicas, `detach_unused`, the optimizer. Gradients are dense: an embedding with `sparse=True` adds to a
+    dense gradient here.
 
     Args:
-        parameters: of the stage; those that are frozen now have no place, those given twice have one.
+        parameters: of the rank; those that are frozen now have no place, those given twice have one.
+        bucket_bytes: as `BUCKET_BYTES`.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Allocate, in the order of the parameters."""
+    def __init__(self, parameters: Iterable[nn.Parameter], bucket_bytes: int | None = None) -> None:
+        """Allocate, the bucket of the last parameters first."""
         kinds: defaultdict[tuple[torch.dtype, torch.device], dict[int, nn.Parameter]] = defaultdict(dict)
         for parameter in parameters:
             if parameter.requires_grad:
                 kinds[parameter.dtype, parameter.device][id(parameter)] = parameter
-        self._flats = tuple(_flatten(tuple(members.values())) for members in kinds.values())
+        most = BUCKET_BYTES if bucket_bytes is None else bucket_bytes
+        self._flats = tuple(
+            _flatten(bucket)
+            for members in kinds.values()
+            for bucket in _buckets(tuple(members.values()), most)
+        )
+        self._bucket = {id(it): index for index, flat in enumerate(self._flats) for it in flat.parameters}
         self._used: set[int] = set()
         self._works: list[dist.Work] = []
+        self._group: dist.ProcessGroup | None = None
+        self._missing: Counter[int] = Counter()  # by parameter, stages that are still to give it a gradient
+        self._left = [0] * len(self._flats)  # by bucket, all of these
+        self._own: set[int] = set()  # parameters of the stage whose last pass runs
+        self._given: set[int] = set()  # those of them that have their gradient
+        self._is_known = False  # whether last passes have run, all of which gave each gradient once
+        self._is_once = True
+        self._is_complete = False
+        self.began_ns: int | None = None
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self.mark_used)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
             for parameter in self.parameters
         ]
         self.attach()
@@ -59,7 +88,7 @@ class GradientBuffer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All gradients, one flat tensor per data type: to be scaled, clipped, or checked at once."""
+        """All gradients, one flat tensor per bucket: to be scaled, clipped, or checked at once."""
         return tuple(flat.gradients for flat in self._flats)
 
     def attach(self) -> None:
@@ -73,30 +102,94 @@ class GradientBuffer:
         for flat in self._flats:
             flat.whole.zero_()
         self._used.clear()
+        self._missing.clear()
         self.attach()
 
     def mark_used(self, parameter: Tensor) -> None:
         """Say that the parameter has a gradient in this step; backward passes do so by themselves."""
         self._used.add(id(parameter))
 
-    def start_allreduce(self, group: dist.ProcessGroup) -> None:
-        """Begin to sum all gradients over the replicas: one collective per data type.
+    def expect(self, group: dist.ProcessGroup, stages: Iterable[Iterable[nn.Parameter]]) -> None:
+        """Let buckets begin to be summed within the last passes of these stages, one by one."""
+        self._group = group
+        known = [id(it) for own in stages for it in {id(it): it for it in own}.values()]
+        self._missing = Counter(it for it in known if it in self._bucket)
+        self._left = [sum(self._missing[id(it)] for it in flat.parameters) for flat in self._flats]
 
-        No backward pass may run until `wait`.
+    @contextmanager
+    def last_pass(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Around the last pass of one of the stages, which holds these parameters; `expect` comes before.
+
+        Buckets begin inside it only if none of the last passes before gave a gradient in parts (as reentrant
+        checkpoints do).
+
+        Raises:
+            RuntimeError: a gradient is given in parts, for the first time, and its bucket has begun.
         """
-        if self._works:
-            raise RuntimeError("gradients: start_allreduce must be followed by wait, got a second start")
-        for flat in self._flats:
+        self._own = {id(it) for it in parameters} & self._missing.keys()
+        self._given = set()
+        yield
+        self._own, rest = set(), self._own - self._given
+        for it in (*rest, *(() if self._is_early else self._given)):
+            self._complete(it)
+        self._begin()
+
+    @property
+    def _is_early(self) -> bool:
+        return self._is_known and self._is_once
+
+    def _add(self, parameter: Tensor) -> None:
+        """After a backward pass has added to a gradient."""
+        self.mark_used(parameter)
+        number = id(parameter)
+        if number not in self._own:
+            return
+        if number in self._given:
+            if self._bucket[number] < len(self._works):
+                raise RuntimeError(
+                    f"gradients: that of a parameter of shape {tuple(parameter.shape)} must come at once, "
+                    "got a second part after its sum over the replicas had begun"
+                )
+            self._is_once = False
+        self._given.add(number)
+        if self._is_early:
+            self._complete(number)
+            self._begin()
+
+    def _complete(self, number: int) -> None:
+        self._missing[number] -= 1
+        self._left[self._bucket[number]] -= 1
+
+    def _begin(self, *, all_of_them: bool = False) -> None:
+        """Start the next buckets that are complete: in their order, which is the same on all replicas."""
+        while len(self._works) < len(self._flats):
+            flat = self._flats[len(self._works)]
+            if not all_of_them and self._left[len(self._works)]:
+                break
+            if self.began_ns is None:
+                self.began_ns = time.perf_counter_ns()
             flat.flags.copy_(torch.tensor([id(parameter) in self._used for parameter in flat.parameters]))
-            work = dist.all_reduce(flat.whole, group=group, async_op=True)
+            work = dist.all_reduce(flat.whole, group=self._group, async_op=True)
             assert work is not None, "only those outside the group get no work"
             self._works.append(work)
 
+    def start_allreduce(self, group: dist.ProcessGroup) -> None:
+        """Begin to sum the gradients of all buckets that have not begun, over the replicas.
+
+        No backward pass may run until `wait`.
+        """
+        if self._is_complete:
+            raise RuntimeError("gradients: start_allreduce must be followed by wait, got a second start")
+        self._group, self._is_complete = group, True
+        self._is_known = self._is_known or bool(self._missing)
+        self._begin(all_of_them=True)
+
     def wait(self) -> None:
         """Return once the sums are there; at once if no allreduce was started."""
-        if not self._works:
-            return
         works, self._works = self._works, []
+        self._is_complete, self.began_ns = False, None
+        if not works:
+            return
         for work in works:
             work.wait()
         for flat in self._flats:
@@ -120,7 +213,20 @@ class GradientBuffer:
             hook.remove()
         for parameter in self.parameters:
             parameter.grad = None
-        self._hooks, self._flats = [], ()
+        self._hooks, self._flats, self._bucket = [], (), {}
+
+
+def _buckets(parameters: Sequence[nn.Parameter], most_bytes: int) -> Iterator[tuple[nn.Parameter, ...]]:
+    """From the last parameters to the first ones, each in their order; a bucket holds at least one."""
+    bucket: list[nn.Parameter] = []
+    size = 0
+    for parameter in reversed(parameters):
+        if bucket and size + parameter.nbytes > most_bytes:
+            yield tuple(reversed(bucket))
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.nbytes
+    yield tuple(reversed(bucket))
 
 
 def _flatten(parameters: tuple[nn.Parameter, ...]) -> _Flat:

@@ -1,4 +1,4 @@
-"""The process groups of a trainer: all ranks by gloo, each stage's replicas by the chosen collectives."""
+"""The process groups of a trainer: all ranks by gloo, each worker's replicas by the chosen collectives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Groups:
 
     Attributes:
         job: all ranks, gloo; also carries the messages between stages.
-        stage: the replicas of this rank's stage; None without any, or without work.
+        stage: the replicas of this rank's stages; None without any, or without work.
     """
 
     def __init__(self, plan: Plan, collectives: str, fabric: Topology | None, timeout_s: float) -> None:
@@ -52,10 +52,10 @@ class Groups:
         assert job is not None
         self.job = job
         self.stage: dist.ProcessGroup | None = None
-        for stage in plan.stages:
-            if stage.replicas > 1:
-                made = self.make(stage.ranks)
-                self.stage = made if rank in stage.ranks else self.stage
+        for worker in plan.workers:
+            if len(worker.ranks) > 1:
+                made = self.make(worker.ranks)
+                self.stage = made if rank in worker.ranks else self.stage
 
     def make(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Another group with the same collectives; None on ranks outside. Every rank of the job calls it."""

@@ -2,236 +2,201 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from arborcast.pipeline.order.actions import Phase
+from arborcast.pipeline.order.actions import Action, Phase
 from arborcast.pipeline.order.messages import Step
 from arborcast.pipeline.run.assignment import Assignment
-from arborcast.pipeline.run.batch_norm import DeferredStatistics, statistics_once
-from arborcast.pipeline.run.batches import Tensors
-from arborcast.pipeline.run.boundary import Boundaries, TensorSpec
-from arborcast.pipeline.run.losses import Losses
-from arborcast.pipeline.run.messages import Arrival, Messenger, Pending, Slice, packed, sharing
-from arborcast.pipeline.run.recorder import Recorder
+from arborcast.pipeline.run.boundary import TensorSpec
+from arborcast.pipeline.run.messages import Arrival, Messenger, Pending, Slice, packed
+from arborcast.pipeline.run.passes import StagePasses
 
 
 @dataclass(eq=False)
-class StageLoop:
-    """The passes and messages of a stage on this rank; gradients add up in `.grad` of its parameters.
+class StepLoop:
+    """The passes and messages of this rank.
 
     Args:
-        module: the layers.
-        assignment: of this rank.
-        boundaries: what crosses.
+        stages: that it holds, by number.
         sizes: samples of each microbatch.
-        steps: what the stage does, one after another.
-        links: to the other stages.
-        losses: where those of the last stage go.
-        recorder: notes what is done when.
+        steps: what it does, one after another.
+        links: to other ranks.
         in_flight: microbatches whose gradients (in evaluation outputs) may be on their way at once.
-        first_tag: of its messages; the next `2 * len(sizes)` belong to batches of this shape alone, so that
-            those of another one, which some rank was given, are not taken for them.
-        differentiating: makes the context of backward passes.
-        training: whether there are backward passes.
-        deferred: the running statistics that wait for the end of the batch; None without.
-        doing: what this rank did last, in words.
+        first_tag: of its messages; the next `tags_of` belong to batches of this shape alone, so that those
+            of another one, which some rank was given, are not taken for them.
+        last_pass: makes the context of the last pass of a stage that gives gradients of parameters.
     """
 
-    module: nn.Module
-    assignment: Assignment
-    boundaries: Boundaries
+    stages: Mapping[int, StagePasses]
     sizes: Sequence[int]
     steps: Sequence[Step]
     links: Messenger
-    losses: Losses
-    recorder: Recorder
     in_flight: int
     first_tag: int
-    differentiating: Callable[[], AbstractContextManager[Any]]
-    training: bool
-    deferred: DeferredStatistics | None
-    doing: str = "nothing yet"
+    last_pass: Callable[[int], AbstractContextManager[None]]
 
     def __post_init__(self) -> None:
         """Work out with whom each microbatch is exchanged."""
-        assignment = self.assignment
-        self._taken, self._given = self.boundaries.taken, self.boundaries.given
-        self._before = [() if assignment.is_first else assignment.before(size) for size in self.sizes]
-        self._behind = [() if assignment.is_last else assignment.behind(size) for size in self.sizes]
-        self._recomputes = self.training and assignment.plan.recompute
+        self._now = next(iter(self.stages.values()))
+        self._before = {
+            it: _slices(self.sizes, own.assignment, before=True) for it, own in self.stages.items()
+        }
+        self._behind = {
+            it: _slices(self.sizes, own.assignment, before=False) for it, own in self.stages.items()
+        }
+        computed = [it.action for it in self.steps if it.kind == "compute"]
+        halves = any(it.phase is Phase.WEIGHTS for it in computed)
+        last = Phase.WEIGHTS if halves else Phase.BACKWARD
+        self._last = set({it.stage: it for it in computed if it.phase is last}.values())
         self._forget()
 
     def _forget(self) -> None:
-        self._arrivals: dict[tuple[Phase, int], tuple[Arrival, list[Pending]]] = {}
-        self._passes: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}  # inputs and outputs
-        self._gradients: dict[int, list[Tensor | None]] = {}  # of inputs
-        self._outputs_sent: dict[int, list[Pending]] = {}
+        for stage in self.stages.values():
+            stage.begin()
+        self._arrivals: dict[Action, tuple[Arrival, list[Pending]]] = {}
+        self._outputs_sent: dict[Action, list[Pending]] = {}
         self._gradients_sent: deque[list[Pending]] = deque()
 
-    def run(self, inputs: Sequence[tuple[Tensor, ...]], targets: Sequence[Any], seeds: Sequence[int]) -> None:
+    @property
+    def doing(self) -> str:
+        """What this rank did last, in words."""
+        return self._now.doing
+
+    def run(
+        self,
+        inputs: Sequence[tuple[Tensor, ...]],
+        targets: Sequence[Any],
+        seeds: Mapping[int, Sequence[int]],
+    ) -> None:
         """All passes and messages of a batch; `finish` is to follow.
 
         Args:
             inputs: this rank's share of each microbatch, on the first stage.
             targets: likewise, on the last stage.
-            seeds: of the random numbers of each microbatch's passes.
+            seeds: by stage, of the random numbers of each microbatch's passes.
         """
         self._forget()
         for step in self.steps:
-            phase, m = step.action.phase, step.action.microbatch
-            match step.kind, phase:
-                case "receive", Phase.FORWARD:
-                    self._receive(phase, m, self._taken, self._before[m])
-                case "receive", Phase.BACKWARD:
-                    self._receive(phase, m, _with_gradients(self._given), self._behind[m])
+            action = step.action
+            self._now = stage = self.stages[action.stage]
+            m = action.microbatch
+            match step.kind, action.phase:
+                case "receive", _:
+                    self._receive(action)
                 case "compute", Phase.FORWARD:
-                    self._forward(m, inputs[m] if self.assignment.is_first else self._received(m), seeds[m])
-                    if self.assignment.is_last:
-                        self._add_loss(m, targets[m])
+                    values = inputs[m] if stage.assignment.is_first else self._input(action)
+                    stage.forward(m, values, seeds[action.stage][m], targets[m] if targets else None)
                 case "compute", Phase.BACKWARD:
-                    self._backward(m)
+                    gradients = self._gradients(action) if stage.takes_gradients(m) else ()
+                    with self.last_pass(action.stage) if action in self._last else nullcontext():
+                        stage.backward(m, gradients)
+                    # Who sent a gradient back has received the output.
+                    _wait(self._outputs_sent.pop(Action(Phase.FORWARD, m, action.stage), []))
+                case "compute", Phase.WEIGHTS:
+                    with self.last_pass(action.stage) if action in self._last else nullcontext():
+                        stage.weights(m)
                 case "send", Phase.FORWARD:
-                    self._send_outputs(m)
-                case "send", Phase.BACKWARD:
-                    self._send_gradients(m)
+                    self._send_outputs(action)
+                case "send", _:
+                    self._send_gradients(action)
 
     def finish(self) -> None:
         """Wait for all that is still being sent."""
         self._wait_for_outputs(most=0)
         self._wait_for_gradients(most=0)
 
-    # ------------------------------------------------------------------ compute
+    # ------------------------------------------------------------------ what passes take
 
-    def _forward(self, microbatch: int, inputs: tuple[Tensor, ...], seed: int) -> None:
-        self.doing = f"forward pass of microbatch {microbatch}"
-        torch.default_generator.manual_seed(seed)  # recomputation begins there again
-        self._began_ns = time.perf_counter_ns()
-        if self._recomputes:
-            outputs = checkpoint(self._run, *inputs, use_reentrant=False, context_fn=self._contexts)
+    def _input(self, action: Action) -> tuple[Tensor, ...]:
+        """What a forward pass takes in, to be differentiated by."""
+        stage = self.stages[action.stage]
+        if stage.assignment.before_is_here:
+            made = self.stages[action.stage - 1].outputs(action.microbatch)
+            tensors = tuple(tensor.detach() for tensor in made)
         else:
-            outputs = self._run(*inputs)
-        self._passes[microbatch] = inputs, outputs
-        if not self.assignment.is_last:
-            self.recorder.add("forward", microbatch, self._began_ns, time.perf_counter_ns())
+            tensors = self._arrived(action).tensors()
+        for tensor, wire in zip(tensors, stage.boundaries.taken, strict=True):
+            tensor.requires_grad_(wire.needs_gradient and stage.training)
+        return tensors
 
-    def _run(self, *inputs: Tensor) -> Any:
-        """Of the last stage what the model returns, of others a tuple of tensors."""
-        if self.boundaries.overwrites and (
-            self._recomputes or self.assignment.is_first
-        ):  # the batch is the caller's
-            outputs = self.module(*(tensor.clone() for tensor in inputs))
-        elif self.assignment.is_first:
-            outputs = self.module(*inputs)
-        else:
-            outputs = self.module(*(_entered(tensor) for tensor in inputs))
-        return outputs if self.assignment.is_last or isinstance(outputs, tuple) else (outputs,)
-
-    def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), statistics_once(self.module, self.deferred)
-
-    def _add_loss(self, microbatch: int, targets: Tensors) -> None:
-        """The loss holds what it needs of the outputs, which need not be kept."""
-        inputs, outputs = self._passes.pop(microbatch)
-        loss = self.losses.add(outputs, targets, microbatch)
-        self.recorder.add("forward", microbatch, self._began_ns, time.perf_counter_ns())
-        if self.training:
-            self._passes[microbatch] = inputs, (loss,)
-
-    def _backward(self, microbatch: int) -> None:
-        self.doing = f"backward pass of microbatch {microbatch}"
-        inputs, ends = self._passes.pop(microbatch)
-        gradients: Sequence[Tensor | None] = [None] * len(ends)
-        # Frozen layers from the first on have nothing to differentiate, and receive nothing.
-        if not self.assignment.is_last and any(end.requires_grad for end in ends):
-            arrived = iter(self._arrived(Phase.BACKWARD, microbatch).gradients())
-            gradients = [next(arrived) if wire.needs_gradient else None for wire in self._given]
-        pairs = [
-            (end, gradient)
-            for end, gradient in zip(ends, gradients, strict=True)
-            if end.requires_grad and (self.assignment.is_last or gradient is not None)  # None: nobody used it
-        ]
-        if pairs:
-            with self.recorder.measure("backward", microbatch), self.differentiating():
-                torch.autograd.backward([end for end, _ in pairs], [it for _, it in pairs])
-        if not self.assignment.is_first:
-            self._gradients[microbatch] = [tensor.grad for tensor in inputs]
-        _wait(self._outputs_sent.pop(microbatch, []))  # who sent a gradient back has received the output
+    def _gradients(self, action: Action) -> list[Tensor | None]:
+        """What a backward pass takes in: of the outputs, None where nobody used one."""
+        stage = self.stages[action.stage]
+        if stage.assignment.behind_is_here:
+            return self.stages[action.stage + 1].input_gradients(action.microbatch)
+        arrived = iter(self._arrived(action).gradients())
+        return [next(arrived) if wire.needs_gradient else None for wire in stage.boundaries.given]
 
     # ------------------------------------------------------------------ receive and send
 
-    def _receive(
-        self, phase: Phase, microbatch: int, wires: Sequence[TensorSpec], parcels: Sequence[Slice]
-    ) -> None:
+    def _receive(self, action: Action) -> None:
         """Post the receives of a microbatch's input, or of the gradient of its output."""
+        boundaries, m = self.stages[action.stage].boundaries, action.microbatch
+        if action.phase is Phase.FORWARD:
+            what, wires, slices = "input", boundaries.taken, self._before[action.stage][m]
+        else:
+            what, wires = "gradient", _with_gradients(boundaries.given)
+            slices = self._behind[action.stage][m]
         if not wires:
             return
-        what = "input" if phase is Phase.FORWARD else "gradient"
-        arrival = Arrival(wires, parcels[-1].stop, parcels)
+        arrival = Arrival(wires, slices[-1].stop, slices)
+        giver = action.stage - 1 if action.phase is Phase.FORWARD else action.stage
+        tag = self._tag(action.phase, giver, m)
         pending = [
-            self.links.receive(
-                buffer, parcel.peer, self._tag(phase, microbatch), what=what, microbatch=microbatch
-            )
-            for buffer, parcel in zip(arrival.buffers, parcels, strict=True)
+            self.links.receive(buffer, part.peer, tag, what=what, microbatch=m)
+            for buffer, part in zip(arrival.buffers, slices, strict=True)
         ]
-        self._arrivals[phase, microbatch] = arrival, pending
+        self._arrivals[action] = arrival, pending
 
-    def _arrived(self, phase: Phase, microbatch: int) -> Arrival:
-        arrival, pending = self._arrivals.pop((phase, microbatch))
+    def _arrived(self, action: Action) -> Arrival:
+        arrival, pending = self._arrivals.pop(action)
         _wait(pending)
         return arrival
 
-    def _received(self, microbatch: int) -> tuple[Tensor, ...]:
-        """A microbatch's input, to be differentiated by."""
-        tensors = self._arrived(Phase.FORWARD, microbatch).tensors()
-        for tensor, wire in zip(tensors, self._taken, strict=True):
-            tensor.requires_grad_(wire.needs_gradient and self.training)
-        return tensors
-
-    def _send_outputs(self, microbatch: int) -> None:
-        _, outputs = self._passes[microbatch]
-        parcels = self._behind[microbatch]
-        self._outputs_sent[microbatch] = self._send(Phase.FORWARD, microbatch, self._given, outputs, parcels)
-        if not self.training:
-            del self._passes[microbatch]
+    def _send_outputs(self, action: Action) -> None:
+        stage, m = self.stages[action.stage], action.microbatch
+        wires, slices = stage.boundaries.given, self._behind[action.stage][m]
+        tag = self._tag(action.phase, action.stage, m)
+        self._outputs_sent[action] = self._send("output", m, wires, stage.outputs(m), slices, tag)
+        if not stage.training:
             self._wait_for_outputs(most=self.in_flight)
 
-    def _send_gradients(self, microbatch: int) -> None:
-        gradients = zip(self._gradients.pop(microbatch), self._taken, strict=True)
-        tensors = [gradient for gradient, wire in gradients if wire.needs_gradient]
-        wires, parcels = _with_gradients(self._taken), self._before[microbatch]
-        self._gradients_sent.append(self._send(Phase.BACKWARD, microbatch, wires, tensors, parcels))
+    def _send_gradients(self, action: Action) -> None:
+        stage, m = self.stages[action.stage], action.microbatch
+        taken, slices = stage.boundaries.taken, self._before[action.stage][m]
+        found = zip(stage.input_gradients(m), taken, strict=True)
+        tensors = [gradient for gradient, wire in found if wire.needs_gradient]
+        tag = self._tag(action.phase, action.stage - 1, m)
+        sent = self._send("gradient", m, _with_gradients(taken), tensors, slices, tag)
+        self._gradients_sent.append(sent)
         # Safe even where a send ends only when it is received: orders are checked with such sends.
         self._wait_for_gradients(most=self.in_flight)
 
     def _send(
         self,
-        phase: Phase,
+        what: str,
         microbatch: int,
         wires: Sequence[TensorSpec],
         tensors: Sequence[Tensor | None],
-        parcels: Sequence[Slice],
+        slices: Sequence[Slice],
+        tag: int,
     ) -> list[Pending]:
-        what = "sending the output" if phase is Phase.FORWARD else "sending the gradient"
-        tag = self._tag(phase, microbatch)
+        words = f"sending the {what}"
         return [
-            self.links.send(
-                packed(wires, tensors, parcel), parcel.peer, tag, what=what, microbatch=microbatch
-            )
-            for parcel in parcels
+            self.links.send(packed(wires, tensors, part), part.peer, tag, what=words, microbatch=microbatch)
+            for part in slices
             if wires
         ]
 
-    def _tag(self, phase: Phase, microbatch: int) -> int:
-        return self.first_tag + 2 * microbatch + (phase is Phase.BACKWARD)
+    def _tag(self, phase: Phase, before: int, microbatch: int) -> int:
+        """Of a message over the boundary behind stage `before`."""
+        return self.first_tag + 2 * (before * len(self.sizes) + microbatch) + (phase is Phase.BACKWARD)
 
     def _wait_for_outputs(self, *, most: int) -> None:
         while len(self._outputs_sent) > most:
@@ -242,23 +207,16 @@ class StageLoop:
             _wait(self._gradients_sent.popleft())
 
 
-class _Enter(torch.autograd.Function):
-    """Identity on the same memory, so that a layer may change what the stage received in assignment."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return sharing(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
+def tags_of(stages: int, microbatches: int) -> int:
+    """How many tags batches of one shape take."""
+    return 2 * stages * microbatches
 
 
-def _entered(tensor: Tensor) -> Tensor:
-    if not tensor.requires_grad:
-        return tensor
-    entered: Tensor = _Enter.apply(tensor)  # type: ignore[no-untyped-call]
-    return entered
+def _slices(sizes: Sequence[int], assignment: Assignment, *, before: bool) -> list[tuple[Slice, ...]]:
+    """What each microbatch exchanges with the stage before or behind, where that is on other ranks."""
+    if assignment.is_first if before else assignment.is_last:
+        return [() for _ in sizes]
+    return [assignment.before(size) if before else assignment.behind(size) for size in sizes]
 
 
 def _with_gradients(wires: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

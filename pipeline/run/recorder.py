@@ -22,8 +22,8 @@ from arborcast.pipeline.simulation.timeline import KINDS, Interval, Timeline, wa
 NS_PER_US = 1000
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-Note: TypeAlias = tuple[str, int | None, int, int, int | None]
-"""Kind, microbatch, begin and end in ns of the rank's own clock, peer."""
+Note: TypeAlias = tuple[str, int | None, int, int, int | None, int | None]
+"""Kind, microbatch, begin and end in ns of the rank's own clock, peer, stage."""
 
 
 class Recorder:
@@ -51,7 +51,13 @@ class Recorder:
         self._origin = self._clock()
 
     def add(
-        self, kind: str, microbatch: int | None, start_ns: int, end_ns: int, peer: int | None = None
+        self,
+        kind: str,
+        microbatch: int | None,
+        start_ns: int,
+        end_ns: int,
+        peer: int | None = None,
+        stage: int | None = None,
     ) -> None:
         """Note an interval of the clock.
 
@@ -61,8 +67,9 @@ class Recorder:
             start_ns: what `time.perf_counter_ns` said at its beginning.
             end_ns: likewise at its end.
             peer: the rank of the job a message goes to.
+            stage: of a pass.
         """
-        self._notes.append((kind, microbatch, start_ns, end_ns, peer))
+        self._notes.append((kind, microbatch, start_ns, end_ns, peer, stage))
 
     @contextmanager
     def measure(self, kind: str, microbatch: int | None = None) -> Iterator[None]:
@@ -96,7 +103,13 @@ class NullRecorder(Recorder):
         """Nothing, not even a barrier."""
 
     def add(
-        self, kind: str, microbatch: int | None, start_ns: int, end_ns: int, peer: int | None = None
+        self,
+        kind: str,
+        microbatch: int | None,
+        start_ns: int,
+        end_ns: int,
+        peer: int | None = None,
+        stage: int | None = None,
     ) -> None:
         """Nothing."""
 
@@ -140,9 +153,10 @@ def timeline_of(ranks: Sequence[Notes]) -> Timeline:
             (start - origins[noted.host]) / NS_PER_US,
             (end - origins[noted.host]) / NS_PER_US,
             peer,
+            stage,
         )
         for noted in ranks
-        for kind, microbatch, start, end, peer in noted.notes
+        for kind, microbatch, start, end, peer, stage in noted.notes
     ]
     return Timeline(with_waiting(intervals, [noted.rank for noted in ranks]))
 

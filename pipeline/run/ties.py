@@ -1,6 +1,6 @@
-"""Parameters that layers on several stages use: every holder keeps a copy, and all copies update alike.
+"""Parameters that layers on several workers use: every holder keeps a copy, and all copies update alike.
 
-Once a step the gradients are summed over the stages, among all ranks that hold a copy, in one collective for
+Once a step the gradients are summed over the workers, among all ranks that hold a copy, in one collective for
 all ties between the same stages; their values are made equal once, at the start.
 """
 
@@ -57,12 +57,12 @@ class TieGroups:
         self._plan = plan
         between: defaultdict[tuple[int, ...], list[str]] = defaultdict(list)
         for name, layers in ties:
-            stages = _stages_of(plan, name, layers)
-            if len(stages) > 1:
-                between[stages].append(name)
+            workers = _workers_of(plan, name, layers)
+            if len(workers) > 1:
+                between[workers].append(name)
         self._groups = []
-        for stages, names in sorted(between.items()):
-            ranks = tuple(sorted(rank for stage in stages for rank in plan.stages[stage].ranks))
+        for workers, names in sorted(between.items()):
+            ranks = tuple(sorted(rank for worker in workers for rank in plan.workers[worker].ranks))
             self._groups.append(_TieGroup(tuple(sorted(names)), ranks, make_group(ranks)))
 
     @property
@@ -91,9 +91,8 @@ class TieGroups:
             PlanError: a shared parameter is missing.
         """
         used = None if buffer is None else {id(parameter) for parameter in buffer.used()}
-        # The replicas of a stage hold the same sum: the first adds it, the others 0, which is exact.
-        stage = self._plan.stage_of(self._rank)
-        first = stage is not None and self._plan.stages[stage].ranks[0] == self._rank
+        # The replicas of a worker hold the same sum: the first adds it, the others 0, which is exact.
+        first = any(worker.ranks[0] == self._rank for worker in self._plan.workers)
         for group in self._groups:
             if self._rank not in group.ranks:
                 continue
@@ -149,14 +148,16 @@ class TieGroups:
             broadcast(members, group.group, source)
 
 
-def _stages_of(plan: Plan, name: str, layers: tuple[int, ...]) -> tuple[int, ...]:
+def _workers_of(plan: Plan, name: str, layers: tuple[int, ...]) -> tuple[int, ...]:
     for layer in layers:
         if not 0 <= layer < plan.depth:
             raise PlanError(f"tie {name}: layers must be in 0..{plan.depth - 1} of the plan, got {layer}")
     return tuple(
         index
-        for index, stage in enumerate(plan.stages)
-        if any(stage.start <= layer < stage.end for layer in layers)
+        for index, worker in enumerate(plan.workers)
+        if any(
+            plan.stages[it].start <= layer < plan.stages[it].end for it in worker.stages for layer in layers
+        )
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
-from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.clipping import clip_gradients
 from arborcast.pipeline.run.gradients import GradientBuffer
 from arborcast.pipeline.run.groups import Groups
@@ -26,9 +26,10 @@ class Update:
     """The end of a step on one rank.
 
     Args:
-        parameters: of this rank's stage, each once; a shared one under its name in the whole model.
+        parameters: of this rank's stages, each once; a shared one under its name in the whole model.
+        held: by stage, the parameters of it, in the order in which it uses them as far as that is known.
         optimizer: see `Trainer`.
-        assignment: of this rank; None for one without work.
+        replicas: how many ranks hold what this one holds, itself included.
         groups: of the job.
         ties: parameters that several stages hold.
         precision: that scaled the losses.
@@ -46,8 +47,9 @@ class Update:
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
+        held: Mapping[int, Sequence[nn.Parameter]],
         optimizer: OptimizerOf,
-        assignment: Assignment | None,
+        replicas: int,
         groups: Groups,
         ties: TieGroups,
         precision: Precision,
@@ -60,8 +62,9 @@ class Update:
         self.optimizer = _optimizer_of(optimizer, list(parameters.values()))
         self.unit: float | None = None
         self.norm: float | None = None
+        self._held = held
         self._buffer = GradientBuffer(parameters.values())
-        self._replicas = 1 if assignment is None else assignment.replicas
+        self._replicas = replicas
         self._groups = groups
         self._ties = ties
         self._precision = precision
@@ -70,7 +73,6 @@ class Update:
         self._clip_norm = clip_norm
         self._batches = 0
         self._weight: float | None = None
-        self._began_ns: int | None = None
 
     def warm_up_collectives(self) -> None:
         """Run each allreduce once, so that schedules are found before the first step and not in it."""
@@ -104,19 +106,34 @@ class Update:
             self._buffer.zero()
             if self.unit is None:
                 self.unit = _power_of_two(samples)
+        if self._sums:
+            assert self._groups.stage is not None, "there is somebody to sum with"
+            self._buffer.expect(self._groups.stage, self._held.values())
+
+    @property
+    def _sums(self) -> bool:
+        """Whether gradients are to be summed over replicas behind the passes of this batch."""
+        return self._groups.stage is not None and self._batches == self._accumulate - 1
+
+    def last_pass(self, stage: int) -> AbstractContextManager[None]:
+        """Around the last pass of a batch that gives gradients of a stage's parameters.
+
+        In the last batch of an update, sums over the replicas begin as soon as gradients are there.
+        """
+        return self._buffer.last_pass(self._held[stage]) if self._sums else nullcontext()
 
     def gradients_complete(self) -> None:
-        """Begin to sum them over the replicas, after the last backward pass that an update is for."""
-        if self._groups.stage is not None and self._batches == self._accumulate - 1:
-            self._began_ns = time.perf_counter_ns()
+        """Begin all other sums over the replicas, after the last backward pass of a batch."""
+        if self._sums:
+            assert self._groups.stage is not None, "there is somebody to sum with"
             self._buffer.start_allreduce(self._groups.stage)
 
     def wait(self) -> None:
         """Until the sums over the replicas are there."""
+        began_ns = self._buffer.began_ns
         self._buffer.wait()
-        if self._began_ns is not None:
-            self._recorder.add("allreduce", None, self._began_ns, time.perf_counter_ns())
-            self._began_ns = None
+        if began_ns is not None:
+            self._recorder.add("allreduce", None, began_ns, time.perf_counter_ns())
 
     def end(self, weight: float | None) -> None:
         """After the passes of a batch, and `wait`: the update, when it is time for one.

@@ -1,13 +1,66 @@
-"""Equal weights at the start of a training: on the replicas of a stage, and of ties on all their stages."""
+"""The weights of a rank: of all its stages in one module, and equal to those of its replicas at the start."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class Stages(nn.Module):
+    """Several stages of a model, whose parameters and buffers keep their names in the whole."""
+
+    def __init__(self, stages: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of one module; a shared one under its first name."""
+        found = (
+            pair for it in self.stages for pair in it.named_parameters(prefix, recurse, remove_duplicate)
+        )
+        yield from _distinct(found) if remove_duplicate else found
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Likewise."""
+        found = (pair for it in self.stages for pair in it.named_buffers(prefix, recurse, remove_duplicate))
+        yield from _distinct(found) if remove_duplicate else found
+
+    def state_dict(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        """Of all stages."""
+        return {
+            name: it for stage in self.stages for name, it in stage.state_dict(*arguments, **named).items()
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
+        """Give every stage what it has; nothing may be missing."""
+        for stage in self.stages:
+            stage.load_state_dict(
+                {name: state_dict[name] for name in stage.state_dict()}, *arguments, **named
+            )
+
+
+def joined(stages: Sequence[nn.Module]) -> nn.Module:
+    """The stages of a rank as one module; the stage itself where there is one."""
+    if len(stages) == 1:
+        return stages[0]
+    return Stages(stages) if stages else nn.Identity()
+
+
+def _distinct(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    seen: set[int] = set()
+    for name, it in found:
+        if id(it) not in seen:
+            seen.add(id(it))
+            yield name, it
 
 
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, source: int) -> None:

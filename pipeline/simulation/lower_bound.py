@@ -1,4 +1,6 @@
-"""The proven limit of a step's time in the list order: T <= (1 + (4S-4)/M) · W0 + max AllReduce.
+"""What is proven of a step's time: a limit for the list order, and what no order can go below.
+
+T <= (1 + (4S-4)/M) · W0 + max AllReduce in the list order.
 
 W0 is the most time that any stage computes, or that any direction of any boundary is busy, over all
 microbatches. A microbatch m is in block b of the list order in pass m+b, so that M+4S-4 passes do
@@ -14,9 +16,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 
 from arborcast.pipeline.costs.links import BYTES_PER_US, LinkCosts
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.simulation.synchronisation import replicas_us, ties_us
 from arborcast.pipeline.stages import Plan, overlaps, shares
@@ -48,8 +51,10 @@ def proven_bound_us(busiest_us: float, stages: int, microbatches: int, allreduce
 
 def bound_us(
     plan: Plan, profile: Profile, network: LinkCosts, *, batch: int | None = None, update_us: float = 0.0
-) -> float:
+) -> float | None:
     """The limit for a plan's stages in order pe without a cap, whatever order the plan names.
+
+    None where ranks hold several stages, which that order does not.
 
     Messages that share links are counted at a rate that max-min fairness never goes below, so that the
     simulator keeps to the limit on any topology.
@@ -58,6 +63,8 @@ def bound_us(
         PlanError: no path leads from a stage to the next, or replicas are not connected.
         BatchError: the batch does not split.
     """
+    if len(plan.workers) < len(plan.stages):
+        return None
     samples = max(plan.microbatch_sizes(profile.samples if batch is None else batch))
     exchange = max(replicas_us(plan, profile, network)) + sum(ties_us(plan, profile, network).values())
     busiest = max(
@@ -66,6 +73,34 @@ def bound_us(
     return proven_bound_us(
         plan.microbatches * busiest, len(plan.stages), plan.microbatches, exchange + update_us
     )
+
+
+def least_us(plan: Plan, profile: Profile, *, batch: int | None = None) -> float:
+    """What a step takes at least, in any order of the plan's passes and over any links.
+
+    Each rank does all its passes. Before its first one a microbatch goes through the stages before. Where
+    backward passes are whole, a gradient goes back through them behind its last one. Of these ways the share
+    of the replica with the least samples counts.
+    """
+    sizes = plan.microbatch_sizes(profile.samples if batch is None else batch)
+    stages, splits = plan.stages, ORDERS[plan.order].splits
+    least = []
+    for stage in stages:
+        samples = min(sizes) // stage.replicas
+        forward = profile.forward_us(stage.start, stage.end, samples)
+        backward = profile.backward_us(stage.start, stage.end, samples)
+        least.append(forward + (0.0 if splits else backward + (forward if plan.recompute else 0.0)))
+    longest = 0.0
+    for worker in plan.workers:
+        for replica in range(len(worker.ranks)):
+            busy = 0.0
+            for index, size in product(worker.stages, sizes):
+                start, stop = shares(size, len(worker.ranks))[replica]
+                forward = profile.forward_us(stages[index].start, stages[index].end, stop - start)
+                busy += profile.backward_us(stages[index].start, stages[index].end, stop - start)
+                busy += (2 if plan.recompute else 1) * forward
+            longest = max(longest, sum(least[: worker.stages[0]]) + busy)
+    return longest
 
 
 def _computations(plan: Plan, profile: Profile, network: LinkCosts, samples: int) -> Iterable[float]:

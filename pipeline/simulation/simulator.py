@@ -32,12 +32,13 @@ def simulate(
 ) -> Timeline:
     """What every rank of a plan does when in a step.
 
-    Messages between two ranks keep their order: each occupies the pair for `network.message_us` and for its
-    bytes at its max-min fair share of its links, and is there after their latency. The replicas of a stage
-    begin their allreduce together, after the last backward pass of the last of them, then sum the
-    gradients of parameters that they share with other stages, then update; each allreduce takes
-    `network.allreduce_us` whatever else is on the links. With recomputation each backward pass
-    takes as long as a forward pass more, on the last stage too, as the trainer does it.
+    Between two stages of one worker nothing is sent. Messages between two ranks keep their order: each
+    occupies the pair for `network.message_us` and for its bytes at its max-min fair share of its links, and
+    is there after their latency. The replicas of a stage begin their allreduce together, after the last
+    backward pass of the last of them, then sum the gradients of parameters that they share with other
+    stages, then update; each allreduce takes `network.allreduce_us` whatever else is on the links. With
+    recomputation each backward pass takes as long as a forward pass more, on the last stage too, as the
+    trainer does it. Where the order splits backward passes, their second half takes `profile.weights_us`.
 
     Args:
         plan: what to do.
@@ -88,10 +89,14 @@ def check_fit(plan: Plan, profile: Profile, network: LinkCosts) -> None:
             )
 
 
-class _Part(NamedTuple):
-    """What one replica sends to one of a neighbouring stage for a microbatch of some size."""
+KIND_OF = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.WEIGHTS: "weights"}
+"""What an interval of each phase is called."""
 
-    pair: Pair
+
+class _Part(NamedTuple):
+    """What one replica gives to one of a neighbouring stage for a microbatch of some size."""
+
+    pair: Pair | None  # None where both are one rank
     size_bytes: float
 
 
@@ -99,16 +104,17 @@ class _Pass(NamedTuple):
     """A pass of one replica for a microbatch of some size."""
 
     duration_us: float
-    inputs: int  # messages
+    inputs: int  # parts
     outputs: tuple[_Part, ...]
+    messages: int  # of both, those from and to other ranks
 
 
 class _Rank:
-    """What a rank does, by position in its stage's order, and where it stands."""
+    """What a rank does, by position in its worker's order, and where it stands."""
 
-    def __init__(self, rank: int, stage: int, actions: tuple[Action, ...], passes: list[_Pass]) -> None:
+    def __init__(self, rank: int, worker: int, actions: tuple[Action, ...], passes: list[_Pass]) -> None:
         self.rank = rank
-        self.stage = stage
+        self.worker = worker
         self.actions = actions
         self.passes = passes
         self.missing = [it.inputs for it in passes]
@@ -126,8 +132,9 @@ class _Simulation:
         self.network = network
         self.clock = Clock()
         self.pairs: dict[tuple[int, int], Pair] = {}
+        self.splits = any(action.phase is Phase.WEIGHTS for actions in order for action in actions)
         self.ranks = self._ranks(plan.microbatch_sizes(batch), order)
-        # Where in its receiver's order the input of a pass stands, which a message is for.
+        # Where in its receiver's order the pass stands that a message is for.
         self.places = [{action: place for place, action in enumerate(actions)} for actions in order]
         self.replicas_us = replicas_us(plan, profile, network)
         self.ties_us = ties_us(plan, profile, network)
@@ -150,47 +157,51 @@ class _Simulation:
     def _ranks(self, sizes: tuple[int, ...], order: Passes) -> dict[int, _Rank]:
         passes = {samples: self._passes(samples) for samples in dict.fromkeys(sizes)}
         ranks = {}
-        for index, (stage, actions) in enumerate(zip(self.plan.stages, order, strict=True)):
-            for rank in stage.ranks:
-                own = [passes[sizes[action.microbatch]][rank][action.phase] for action in actions]
+        for index, (worker, actions) in enumerate(zip(self.plan.workers, order, strict=True)):
+            for rank in worker.ranks:
+                own = [passes[sizes[it.microbatch]][rank, it.stage, it.phase] for it in actions]
                 ranks[rank] = _Rank(rank, index, actions, own)
         return ranks
 
-    def _passes(self, samples: int) -> dict[int, dict[Phase, _Pass]]:
-        """The passes of every rank for a microbatch of so many samples."""
+    def _passes(self, samples: int) -> dict[tuple[int, int, Phase], _Pass]:
+        """By rank, stage and phase, the passes for a microbatch of so many samples."""
         stages, profile = self.plan.stages, self.profile
         crossings = [overlaps(samples, a.replicas, b.replicas) for a, b in pairwise(stages)]
-        passes = {}
+        passes: dict[tuple[int, int, Phase], _Pass] = {}
         for index, stage in enumerate(stages):
             onward = crossings[index] if index < len(crossings) else ()
             back = crossings[index - 1] if index else ()
             for replica, (start, stop) in enumerate(shares(samples, stage.replicas)):
                 forward = profile.forward_us(stage.start, stage.end, stop - start)
                 backward = profile.backward_us(stage.start, stage.end, stop - start)
+                weights = profile.weights_us(stage.start, stage.end, stop - start) if self.splits else 0.0
+                again = forward if self.plan.recompute else 0.0
                 ours = [it for it in onward if it.sender == replica]
                 theirs = [it for it in back if it.receiver == replica]
-                passes[stage.ranks[replica]] = {
-                    Phase.FORWARD: _Pass(
-                        forward, len(theirs), tuple(self._part(index, it, Phase.FORWARD) for it in ours)
-                    ),
-                    Phase.BACKWARD: _Pass(
-                        backward + (forward if self.plan.recompute else 0.0),
-                        len(ours),
-                        tuple(self._part(index - 1, it, Phase.BACKWARD) for it in theirs),
-                    ),
-                }
+                forth = tuple(self._part(index, it, Phase.FORWARD) for it in ours)
+                home = tuple(self._part(index - 1, it, Phase.BACKWARD) for it in theirs)
+                # What is sent over a boundary one way is received over it the other way.
+                messages = sum(it.pair is not None for it in (*forth, *home))
+                rank = stage.ranks[replica]
+                for phase, time, inputs, outputs in (
+                    (Phase.FORWARD, forward, len(theirs), forth),
+                    (Phase.BACKWARD, backward - weights + again, len(ours), home),
+                    (Phase.WEIGHTS, weights, 0, ()),
+                ):
+                    handled = messages if phase is not Phase.WEIGHTS else 0
+                    passes[rank, index, phase] = _Pass(time, inputs, outputs, handled)
         return passes
 
     def _part(self, before: int, overlap: Overlap, phase: Phase) -> _Part:
-        """A message over the boundary behind stage `before`."""
+        """A message over the boundary behind stage `before`; to the rank itself where both are there."""
         ours, theirs = self.plan.stages[before], self.plan.stages[before + 1]
         src, dst = ours.ranks[overlap.sender], theirs.ranks[overlap.receiver]
         if phase is Phase.BACKWARD:
             src, dst = dst, src
-        if (src, dst) not in self.pairs:
+        if src != dst and (src, dst) not in self.pairs:
             self.pairs[src, dst] = Pair(src, dst, self.network)
         size = self.profile.output_bytes(theirs.start, overlap.stop - overlap.start)
-        return _Part(self.pairs[src, dst], size)
+        return _Part(self.pairs.get((src, dst)), size)
 
     def _compute(self, rank: _Rank, now: float) -> None:
         """Begin a rank's next pass if the rank is free and the input is there."""
@@ -200,8 +211,9 @@ class _Simulation:
         rank.busy = True
         end = now + rank.passes[place].duration_us
         action = rank.actions[place]
-        kind = "forward" if action.phase is Phase.FORWARD else "backward"
-        self.intervals.append(Interval(rank.rank, kind, action.microbatch, now, end))
+        self.intervals.append(
+            Interval(rank.rank, KIND_OF[action.phase], action.microbatch, now, end, stage=action.stage)
+        )
         rank.spans.append((now, end))
         self.clock.at(end, self._finish, rank)
 
@@ -211,11 +223,18 @@ class _Simulation:
         rank.at += 1
         done = rank.passes[place]
         action = rank.actions[place]
+        taker = action.taker(len(self.plan.stages))
         for pair, size_bytes in done.outputs:
-            receiver = self.ranks[pair.dst]
-            message = (receiver, self.places[receiver.stage][action])
-            self.deliveries.send(pair, size_bytes, action.microbatch, now, self._arrive, message)
-        handling_us = self.network.handling_us * (done.inputs + len(done.outputs))
+            assert taker is not None, "the pass has an output"
+            receiver = rank if pair is None else self.ranks[pair.dst]
+            place = self.places[receiver.worker][taker]
+            if pair is None:
+                receiver.missing[place] -= 1
+            else:
+                self.deliveries.send(
+                    pair, size_bytes, action.microbatch, now, self._arrive, (receiver, place)
+                )
+        handling_us = self.network.handling_us * done.messages
         if handling_us:
             rank.spans.append((now, now + handling_us))
             self.clock.at(now + handling_us, self._go_on, rank)
@@ -233,25 +252,25 @@ class _Simulation:
 
     def _check_finished(self) -> None:
         stuck = {
-            rank.stage: rank.actions[rank.at] for rank in self.ranks.values() if rank.at < len(rank.actions)
+            rank.worker: rank.actions[rank.at] for rank in self.ranks.values() if rank.at < len(rank.actions)
         }
         if stuck:
-            waits = ", ".join(f"stage {stage} before {action}" for stage, action in sorted(stuck.items()))
+            waits = ", ".join(f"stage {it.stage} before {it}" for _, it in sorted(stuck.items()))
             raise PlanError(f"order: passes must not wait for each other in a circle, got {waits}")
 
     def _synchronise(self, update_us: float) -> None:
         """The allreduces of all stages, those of shared parameters behind them, and the updates."""
-        stages = self.plan.stages
-        ready = [max(self.ranks[rank].spans[-1][1] for rank in stage.ranks) for stage in stages]
+        workers = self.plan.workers
+        ready = [max(self.ranks[rank].spans[-1][1] for rank in worker.ranks) for worker in workers]
         exchanges: list[tuple[tuple[int, ...], float]] = [
             ((index,), time) for index, time in enumerate(self.replicas_us)
         ]
         for users, time in (*exchanges, *self.ties_us.items()):
-            start = max(ready[stage] for stage in users)
-            for stage in users:
-                self._busy(stages[stage].ranks, "allreduce", start, start + time)
-                ready[stage] = start + time
-        for it, start in zip(stages, ready, strict=True):
+            start = max(ready[worker] for worker in users)
+            for worker in users:
+                self._busy(workers[worker].ranks, "allreduce", start, start + time)
+                ready[worker] = start + time
+        for it, start in zip(workers, ready, strict=True):
             self._busy(it.ranks, "update", start, start + update_us)
 
     def _busy(self, ranks: tuple[int, ...], kind: str, start: float, end: float) -> None:
@@ -263,12 +282,16 @@ class _Simulation:
 
 def _check_passes(plan: Plan, order: Passes) -> None:
     """Whether an order has every pass of a plan once."""
-    if len(order) != len(plan.stages):
-        raise PlanError(f"order: must have {len(plan.stages)} stages, got {len(order)}")
-    wanted = sorted((phase, m) for phase in Phase for m in range(plan.microbatches))
-    for stage, actions in enumerate(order):
-        if sorted((action.phase, action.microbatch) for action in actions) != wanted:
-            raise PlanError(
-                f"order: stage {stage} must do both passes of microbatches 0..{plan.microbatches - 1}, each "
-                f"once, got {' '.join(map(str, actions))}"
-            )
+    if len(order) != len(plan.workers):
+        raise PlanError(f"order: must have {len(plan.workers)} workers, got {len(order)}")
+    splits = any(action.phase is Phase.WEIGHTS for actions in order for action in actions)
+    phases = [phase for phase in Phase if splits or phase is not Phase.WEIGHTS]
+    for actions, worker in zip(order, plan.workers, strict=True):
+        for stage in worker.stages:
+            wanted = sorted((phase, m) for phase in phases for m in range(plan.microbatches))
+            own = [action for action in actions if action.stage == stage]
+            if sorted((action.phase, action.microbatch) for action in own) != wanted:
+                raise PlanError(
+                    f"order: stage {stage} must do {'all' if splits else 'both'} passes of microbatches "
+                    f"0..{plan.microbatches - 1}, each once, got {' '.join(map(str, own))}"
+                )

@@ -1,6 +1,6 @@
 """What gradients cost between the backward passes and the update: among replicas, and for shared parameters.
 
-Every stage's replicas do one allreduce; then the stages that use the same parameter do one more for it.
+Every worker's replicas do one allreduce; then the workers that use the same parameter do one more for it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from arborcast.pipeline.stages import Plan
 
 
 def replicas_us(plan: Plan, profile: Profile, network: LinkCosts) -> tuple[float, ...]:
-    """Time of the allreduce of each stage.
+    """Time of the allreduce of each worker.
 
     Raises:
-        PlanError: links among the ranks of a stage do not connect them.
+        PlanError: links among the ranks of a worker do not connect them.
     """
     times = []
-    for index, stage in enumerate(plan.stages):
-        time = network.allreduce_us(stage.ranks, profile.gradient_bytes(stage.start, stage.end))
+    for worker in plan.workers:
+        ranges = [(plan.stages[it].start, plan.stages[it].end) for it in worker.stages]
+        time = network.allreduce_us(worker.ranks, profile.gradient_bytes_of(ranges))
         if math.isinf(time):
             raise PlanError(
-                f"plan: stage {index}: links between its ranks must connect them, for they share gradients, "
-                f"got ranks {', '.join(map(str, stage.ranks))} of topology {network.topology.name}"
+                f"plan: stage {worker.stages[0]}: links between its ranks must connect them, for they share "
+                f"gradients, got ranks {', '.join(map(str, worker.ranks))} of topology "
+                f"{network.topology.name}"
             )
         times.append(time)
     return tuple(times)
 
 
 def ties_us(plan: Plan, profile: Profile, network: LinkCosts) -> dict[tuple[int, ...], float]:
-    """Time to sum the gradients of shared parameters, by the stages that use them.
+    """Time to sum the gradients of shared parameters, by the workers that use them.
 
     Where links among just those ranks do not connect them, it is a ring of messages along their paths.
 
@@ -41,13 +43,15 @@ def ties_us(plan: Plan, profile: Profile, network: LinkCosts) -> dict[tuple[int,
         PlanError: no path leads from one of the ranks to another.
     """
     starts = [stage.start for stage in plan.stages]
+    home = {stage: index for index, worker in enumerate(plan.workers) for stage in worker.stages}
     sizes: defaultdict[tuple[int, ...], int] = defaultdict(int)
     for tie in profile.ties_across(plan.cuts):
-        holders = {sum(layer >= start for start in starts) - 1 for layer in tie.layers}
-        sizes[tuple(sorted(holders))] += tie.size_bytes
+        holders = {home[sum(layer >= start for start in starts) - 1] for layer in tie.layers}
+        if len(holders) > 1:
+            sizes[tuple(sorted(holders))] += tie.size_bytes
     times = {}
     for users, size_bytes in sizes.items():
-        ranks = [rank for stage in users for rank in plan.stages[stage].ranks]
+        ranks = [rank for worker in users for rank in plan.workers[worker].ranks]
         time = network.allreduce_us(ranks, size_bytes)
         times[users] = _ring_us(ranks, size_bytes, network) if math.isinf(time) else time
     return times

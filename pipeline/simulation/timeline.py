@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-KINDS = ("forward", "backward", "communication", "waiting", "allreduce", "update")
+KINDS = ("forward", "backward", "weights", "communication", "waiting", "allreduce", "update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,14 @@ class Interval:
 
     Attributes:
         rank: of the job.
-        kind: one of `KINDS`; "communication" is a message on its way from this rank, which may overlap
-            computation; "waiting" is when the rank had nothing to do.
+        kind: one of `KINDS`; "weights" is the second half of a split backward pass, "communication" a message
+            on its way from this rank, which may overlap computation; "waiting" is when the rank had nothing
+            to do.
         microbatch: None for allreduce, update and waiting.
         start_us: since the beginning of the step.
         end_us: likewise.
         peer: the rank a message goes to.
+        stage: of a pass.
     """
 
     rank: int
@@ -31,6 +33,7 @@ class Interval:
     start_us: float
     end_us: float
     peer: int | None = None
+    stage: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Timeline:
         return sum(
             interval.end_us - interval.start_us
             for interval in self.intervals
-            if interval.rank == rank and interval.kind in ("forward", "backward", "update")
+            if interval.rank == rank and interval.kind in ("forward", "backward", "weights", "update")
         )
 
 

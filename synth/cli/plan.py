@@ -36,7 +36,7 @@ Model = Annotated[
 ]
 
 
-OrderName = Literal["1f1b", "pe", "gpipe"]
+OrderName = Literal["1f1b", "pe", "gpipe", "interleaved", "zb-h1", "zb-v"]
 
 
 @about_a_fabric("ranks", "gpu", "pcie", "between_sockets", "rates", "no_in_network")

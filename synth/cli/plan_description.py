@@ -55,6 +55,7 @@ def figures(predicted: Prediction) -> dict[str, Any]:
     return {
         "time_us": predicted.time_us,
         "bound_us": predicted.bound_us,
+        "least_us": predicted.least_us,
         "bound_condition": predicted.bound_condition,
         "bubble": predicted.bubble,
         "samples_per_s": predicted.samples_per_s,
@@ -78,7 +79,7 @@ def describe_plan(found: Comparison, topology: Topology, document: Mapping[str, 
     from arborcast.pipeline.planning.memory import readable
 
     plan, profile = found.plan, found.profile
-    limit = document["memory_limit_bytes"]
+    limit, most = document["memory_limit_bytes"], document["bound_us"]
     proved = ORDERS[plan.order].is_bounded and plan.max_in_flight is None
     stages = table(
         ("stage", "layers", "ranks", "memory", "in flight"),
@@ -117,8 +118,9 @@ def describe_plan(found: Comparison, topology: Topology, document: Mapping[str, 
         + ("" if limit is None else f", at most {readable(limit)} on a rank"),
         f"one step: {_time(document['time_us'])} ({document['samples_per_s']:.4g} samples/s), "
         f"ranks idle {document['bubble']:.0%}",
-        f"{'proved: at most' if proved else 'proved for the same stages in order pe: at most'} "
-        f"{_time(document['bound_us'])}",
+        f"proved: at least {_time(document['least_us'])} on these ranks in any order"
+        + (f", at most {_time(most)}" if most is not None and proved else "")
+        + (f"; in order pe at most {_time(most)}" if most is not None and not proved else ""),
         "",
         *table(("way", "step", "times ours", "idle", "stages"), [ours, *others], left=1),
         *([f"written to {document['file']}"] if document["file"] else []),
@@ -142,9 +144,12 @@ def _shape(plan: Plan) -> str:
 
 
 def _shape_of(stages: list[list[Any]]) -> str:
-    """Replicas of each stage: `1+2+1` for three stages, the second on two ranks."""
-    counts = "+".join(str(len(ranks)) for _, _, ranks in stages)
-    return f"{counts} ranks" if len(stages) > 1 else f"all on {counts} ranks"
+    """Replicas of each stage: `1+2+1` for three stages, the second on two ranks; several on a rank once."""
+    groups = list(dict.fromkeys(tuple(ranks) for _, _, ranks in stages))
+    counts = "+".join(str(len(ranks)) for ranks in groups)
+    each = len(stages) // len(groups)
+    shape = f"{counts} ranks" if len(groups) > 1 else f"all on {counts} ranks"
+    return shape if each == 1 else f"{shape}, {each} stages each"
 
 
 def _time(us: float) -> str:

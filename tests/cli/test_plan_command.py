@@ -59,11 +59,35 @@ def test_people_see_stages_time_bound_and_the_others(command: Command, model: st
         "block.0",
         "64 samples a step in 8 microbatches, order 1f1b",
         "one step:",
-        "order pe: at most",
+        "proved: at least ",
+        " on these ranks in any order; in order pe at most ",
         "pipedream",
     ):
         assert fact in ran.out
     assert sum(line.startswith(("0 ", "1 ")) for line in ran.out.splitlines()) == 2, "a line for each stage"
+
+
+def test_every_order_is_planned_or_refused_in_a_line(command: Command, model: str, tmp_path: Path) -> None:
+    """Zero-bubble orders and several stages on a rank are faster here, and their files come back."""
+    asked = ("plan", model, "full:4", "--stages", "4", "--microbatches", "8")
+    times = {}
+    for order in ("1f1b", "pe", "gpipe", "interleaved", "zb-h1", "zb-v"):
+        ran = command(*asked, "--order", order, "-o", str(tmp_path / "plan.json"), "--json")
+        assert (ran.status, ran.err) == (0, ""), ran.err
+        plan = pipeline.read_plan(tmp_path / "plan.json")
+        assert plan.order == order and len(plan.workers) == 4
+        assert ran.document["least_us"] <= ran.document["time_us"] + 1e-6
+        times[order] = ran.document["time_us"]
+    assert times["zb-v"] < times["zb-h1"] < times["1f1b"] and times["interleaved"] < times["1f1b"]
+    assert command(*asked, "--json").document["time_us"] <= min(times.values())
+    told = command(*asked, "--order", "zb-v").out
+    assert "1+1+1+1 ranks, 2 stages each" in told and "order pe" not in told
+    for options, fact in (
+        (("--order", "zb-h1", "--recompute"), "recompute: must be off for order zb-h1"),
+        (("--order", "zb-v", "--max-in-flight", "2"), "max_in_flight: must be None for order zb-v, got 2"),
+        (("--order", "interleaved", "--memory", "1MiB"), "no plan fits into memory"),
+    ):
+        refused(command(*asked, *options), fact)
 
 
 MODEL_FILE = """

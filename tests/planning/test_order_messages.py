@@ -8,23 +8,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Action, Phase, parse
 from arborcast.pipeline.order.cap import capped
+from arborcast.pipeline.order.gpipe import gpipe
+from arborcast.pipeline.order.interleaved import interleaved
+from arborcast.pipeline.order.list_order import list_order
 from arborcast.pipeline.order.messages import Step, with_messages
+from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_backward
+from arborcast.pipeline.order.zero_bubble import zb_h1, zb_v
 from tests.support.blocking_sends import check_order
 
-MAKERS = gpipe, one_forward_one_backward, list_order = [ORDERS[it].make for it in ("gpipe", "1f1b", "pe")]
+
+def zb_v_of(workers, microbatches):
+    return zb_v(2 * workers, microbatches)
+
+
+def interleaved_of(workers, microbatches):
+    return interleaved((2 + microbatches % 3) * workers, microbatches, workers)
+
+
+CAPPED = gpipe, one_forward_one_backward, list_order
+"""Those that a cap may be put on."""
+
+MAKERS = *CAPPED, zb_h1, zb_v_of, interleaved_of
 
 
 def drawn(*lines):
-    """Steps from text: `+F0` posts a receive, `F0` computes, `F0>` sends."""
-    return tuple(tuple(step(word) for word in line.split()) for line in lines)
+    """Steps of stages 0, 1, ... from text: `+F0` posts a receive, `F0` computes, `F0>` sends."""
+    return tuple(tuple(step(word, stage) for word in line.split()) for stage, line in enumerate(lines))
 
 
-def step(word):
+def step(word, stage):
     kind = "receive" if word[0] == "+" else "send" if word[-1] == ">" else "compute"
-    return Step(kind, *parse(word.strip("+>")))
+    return Step(kind, *parse(word.strip("+>"), stage))
+
+
+def passes(*lines):
+    """Those of stages 0, 1, ..."""
+    return tuple(parse(line, stage) for stage, line in enumerate(lines))
 
 
 def picture(steps):
@@ -46,19 +67,23 @@ def peak_posted(steps):
 @st.composite
 def any_orders(draw):
     """Orders that some execution gives: what is ready is done in any order, on every stage another."""
-    stages, microbatches = draw(st.integers(1, 5)), draw(st.integers(1, 6))
-    order = [[] for _ in range(stages)]
-    ready = [(0, Action(Phase.FORWARD, m)) for m in range(microbatches)]
+    home = draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))  # of each stage
+    splits, microbatches = draw(st.booleans()), draw(st.integers(1, 5))
+    order = {worker: [] for worker in sorted(set(home))}
+    ready = [Action(Phase.FORWARD, m, 0) for m in range(microbatches)]
     while ready:
-        stage, action = ready.pop(draw(st.integers(0, len(ready) - 1)))
-        order[stage].append(action)
-        if action.phase is Phase.FORWARD:
-            last = stage == stages - 1
-            after = (stage, Action(Phase.BACKWARD, action.microbatch)) if last else (stage + 1, action)
-            ready.append(after)
-        elif stage:
-            ready.append((stage - 1, action))
-    return tuple(map(tuple, order))
+        action = ready.pop(draw(st.integers(0, len(ready) - 1)))
+        _, m, stage = action.phase, action.microbatch, action.stage
+        order[home[stage]].append(action)
+        match action.phase:
+            case Phase.FORWARD if stage == len(home) - 1:
+                ready.append(Action(Phase.BACKWARD, m, stage))
+            case Phase.FORWARD:
+                ready.append(Action(Phase.FORWARD, m, stage + 1))
+            case Phase.BACKWARD:
+                ready += [Action(Phase.WEIGHTS, m, stage)] if splits else []
+                ready += [Action(Phase.BACKWARD, m, stage - 1)] if stage else []
+    return tuple(map(tuple, order.values()))
 
 
 def test_receives_are_posted_one_pass_ahead():
@@ -75,9 +100,17 @@ def test_further_ahead():
     ]
 
 
+def test_stages_of_one_worker_exchange_no_messages():
+    """A V: stages 0 and 3 on worker 0, stages 1 and 2, between which nothing is sent, on worker 1."""
+    assert picture(with_messages(zb_v(4, 1))) == [
+        "+F0 F0 F0> F0 B0 B0> +B0 W0 B0 W0",
+        "+F0 F0 +B0 F0 F0> B0 W0 B0 B0> W0",
+    ]
+
+
 def test_a_receive_comes_earlier_where_stages_would_wait_for_each_other():
     """Stage 0 still sends F2 when stage 1 sends B0, so that +B0 comes before F2>, not just ahead of F3."""
-    order = (parse("F0 F1 F2 F3 B0 B1 B2 B3"), parse("F0 B0 F1 B1 F2 B2 F3 B3"))
+    order = passes("F0 F1 F2 F3 B0 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3")
     assert picture(with_messages(order)) == [
         "F0 F0> F1 F1> F2 +B0 F2> F3 +B1 F3> B0 +B2 B1 +B3 B2 B3",
         "+F0 F0 +F1 B0 B0> F1 +F2 B1 B1> F2 +F3 B2 B2> F3 B3 B3>",
@@ -91,7 +124,7 @@ def test_nothing_deadlocks(maker, ahead):
         check_order(with_messages(maker(stages, microbatches), ahead=ahead))
 
 
-@given(st.sampled_from(MAKERS), st.integers(1, 6), st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
+@given(st.sampled_from(CAPPED), st.integers(1, 6), st.integers(1, 12), st.integers(1, 12), st.integers(0, 3))
 def test_nothing_deadlocks_with_a_cap(maker, stages, microbatches, cap, ahead):
     check_order(with_messages(capped(maker(stages, microbatches), cap), ahead=ahead))
 
@@ -125,7 +158,7 @@ def test_results_are_sent_at_once(order):
 
 def test_few_buffers_wait():
     for stages, microbatches in product(range(1, 7), range(1, 13)):
-        for maker, most in ((gpipe, 2), (one_forward_one_backward, 2), (list_order, 5)):
+        for maker, most in ((gpipe, 2), (one_forward_one_backward, 2), (list_order, 5), (zb_h1, 2)):
             assert max(map(peak_posted, with_messages(maker(stages, microbatches)))) <= most
 
 
@@ -203,8 +236,10 @@ def test_orders_that_cannot_be_done():
         PlanError,
         match="passes must not wait for each other in a circle, got stage 0 before B0, stage 1 before F1",
     ):
-        with_messages((parse("F0 B0 F1 B1"), parse("F0 F1 B0 B1")))
+        with_messages(passes("F0 B0 F1 B1", "F0 F1 B0 B1"))
+    with pytest.raises(PlanError, match="in a circle, got stage 1 before F0"):
+        with_messages((parse("F0@1 B0@1 F0@0 B0@0"),))  # of one worker
     with pytest.raises(PlanError, match="order: stage 1: the input of F1 must be sent, no stage does"):
-        with_messages((parse("F0 B0"), parse("F0 F1 B0 B1")))
+        with_messages(passes("F0 B0", "F0 F1 B0 B1"))
     with pytest.raises(PlanError, match="ahead: must be at least 0, got -1"):
         with_messages(gpipe(2, 2), ahead=-1)

@@ -5,19 +5,25 @@ from itertools import product
 import pytest
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Action, Phase, parse, peak_in_flight
 from arborcast.pipeline.order.cap import capped
+from arborcast.pipeline.order.gpipe import gpipe
+from arborcast.pipeline.order.interleaved import interleaved
+from arborcast.pipeline.order.list_order import list_order
+from arborcast.pipeline.order.one_forward_one_backward import one_forward_one_backward
+from arborcast.pipeline.order.zero_bubble import zb_h1, zb_v
 from arborcast.pipeline.stages import Plan
 
 SIZES = list(product(range(1, 7), range(1, 13)))
 """Stages and microbatches."""
 
-MAKERS = gpipe, one_forward_one_backward, list_order = [ORDERS[it].make for it in ("gpipe", "1f1b", "pe")]
+MAKERS = gpipe, one_forward_one_backward, list_order
+"""Those of whole backward passes and one stage on each worker."""
 
 
 def drawn(*lines):
-    return tuple(parse(line) for line in lines)
+    """What stages 0, 1, ... do."""
+    return tuple(parse(line, stage) for stage, line in enumerate(lines))
 
 
 def test_gpipe_fills_and_drains():
@@ -60,25 +66,27 @@ def test_every_pass_once_forward_first(maker):
     for stages, microbatches in SIZES:
         order = maker(stages, microbatches)
         assert len(order) == stages
-        for actions in order:
-            for phase in Phase:
+        for stage, actions in enumerate(order):
+            for phase in (Phase.FORWARD, Phase.BACKWARD):
                 passes = [action.microbatch for action in actions if action.phase is phase]
                 assert passes == list(range(microbatches))
             for m in range(microbatches):
-                assert actions.index(Action(Phase.FORWARD, m)) < actions.index(Action(Phase.BACKWARD, m))
+                assert actions.index(Action(Phase.FORWARD, m, stage)) < actions.index(
+                    Action(Phase.BACKWARD, m, stage)
+                )
 
 
 @pytest.mark.parametrize("maker", [one_forward_one_backward, list_order])
 def test_the_last_stage_goes_back_at_once(maker):
     for stages, microbatches in SIZES:
         wanted = " ".join(f"F{m} B{m}" for m in range(microbatches))
-        assert maker(stages, microbatches)[-1] == parse(wanted)
+        assert maker(stages, microbatches)[-1] == parse(wanted, stages - 1)
 
 
 def test_warm_ups_of_the_list_order_have_a_closed_form():
     for stages, microbatches in SIZES:
         for stage, actions in enumerate(list_order(stages, microbatches)):
-            warm_ups = actions.index(Action(Phase.BACKWARD, 0))
+            warm_ups = actions.index(Action(Phase.BACKWARD, 0, stage))
             assert warm_ups == min(microbatches, 4 * (stages - 1 - stage) + 1)
             assert peak_in_flight(actions) == warm_ups
 
@@ -88,7 +96,7 @@ def test_the_list_order_is_a_march():
     for stages, microbatches in SIZES:
         for stage, actions in enumerate(list_order(stages, microbatches)):
             passes = {
-                Action(phase, m): (m + block, phase is Phase.BACKWARD)
+                Action(phase, m, stage): (m + block, phase is Phase.BACKWARD)
                 for phase, block in ((Phase.FORWARD, 2 * stage), (Phase.BACKWARD, 4 * stages - 4 - 2 * stage))
                 for m in range(microbatches)
             }
@@ -97,20 +105,110 @@ def test_the_list_order_is_a_march():
 
 def runs(order):
     """Whether all stages finish where messages wait in buffers of any size."""
-    at, done = [0] * len(order), set()
-    moved = True
+    return ends(order, dict.fromkeys(Phase, 1)) is not None
+
+
+def ends(order, times):
+    """When each worker ends where a pass of a phase takes so long, messages nothing; None if one cannot."""
+    stages = 1 + max(action.stage for actions in order for action in actions)
+    at, now, done, moved = [0] * len(order), [0] * len(order), {}, True
     while moved:
         moved = False
-        for stage, actions in enumerate(order):
-            while at[stage] < len(actions):
-                action = actions[at[stage]]
-                source = stage - 1 if action.phase is Phase.FORWARD else stage + 1
-                if 0 <= source < len(order) and (source, action) not in done:
+        for worker, actions in enumerate(order):
+            while at[worker] < len(actions):
+                phase, m, stage = (it := actions[at[worker]]).phase, it.microbatch, it.stage
+                match phase:
+                    case Phase.FORWARD:
+                        needs = [(phase, m, stage - 1)] if stage else []
+                    case Phase.BACKWARD:
+                        needs = [(Phase.FORWARD, m, stage)]
+                        needs += [(phase, m, stage + 1)] if stage + 1 < stages else []
+                    case Phase.WEIGHTS:
+                        needs = [(Phase.BACKWARD, m, stage)]
+                if any(need not in done for need in needs):
                     break
-                done.add((stage, action))
-                at[stage] += 1
+                start = max([now[worker], *(done[need] for need in needs)])
+                now[worker] = done[phase, m, stage] = start + times[phase]
+                at[worker] += 1
                 moved = True
-    return all(index == len(actions) for index, actions in zip(at, order, strict=True))
+    return now if all(index == len(actions) for index, actions in zip(at, order, strict=True)) else None
+
+
+WHOLE = {Phase.FORWARD: 1, Phase.BACKWARD: 2}
+HALVES = dict.fromkeys(Phase, 1)
+
+
+def test_interleaved_takes_groups_of_microbatches_through_stages_in_turn():
+    assert interleaved(4, 4, 2) == drawn(
+        "F0@0 F1@0 F0@2 F1@2 F2@0 B0@2 F3@0 B1@2 F2@2 B0@0 F3@2 B1@0 B2@2 B3@2 B2@0 B3@0",
+        "F0@1 F1@1 F0@3 B0@3 F1@3 B1@3 F2@1 B0@1 F3@1 B1@1 F2@3 B2@3 F3@3 B3@3 B2@1 B3@1",
+    )
+
+
+def test_interleaved_leaves_out_what_the_last_group_lacks():
+    assert interleaved(4, 1, 2) == drawn("F0@0 F0@2 B0@2 B0@0", "F0@1 F0@3 B0@3 B0@1")
+
+
+def test_zb_h1_puts_gradients_of_parameters_off():
+    assert zb_h1(3, 4) == drawn(
+        "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
+        "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3",
+        "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3",
+    )
+
+
+def test_zb_v_goes_there_and_back():
+    assert zb_v(4, 3) == drawn(
+        "F0@0 F1@0 F2@0 F0@3 B0@3 W0@3 F1@3 B1@3 W1@3 B0@0 W0@0 F2@3 B2@3 W2@3 B1@0 W1@0 B2@0 W2@0",
+        "F0@1 F0@2 F1@1 F1@2 B0@2 W0@2 F2@1 B0@1 W0@1 F2@2 B1@2 W1@2 B1@1 B2@2 B2@1 W1@1 W2@2 W2@1",
+    )
+
+
+def test_split_and_interleaved_orders_do_every_pass_once_and_never_wait_for_ever():
+    for workers, microbatches in SIZES:
+        for each, order in [
+            (1, zb_h1(workers, microbatches)),
+            (2, zb_v(2 * workers, microbatches)),
+            *((each, interleaved(each * workers, microbatches, workers)) for each in (2, 3, 4)),
+        ]:
+            assert ends(order, HALVES) is not None
+            phases = [it for it in Phase if order[0][-1].phase is Phase.WEIGHTS or it is not Phase.WEIGHTS]
+            wanted = product(phases, range(microbatches), range(each * workers))
+            done = [(it.phase, it.microbatch, it.stage) for actions in order for it in actions]
+            assert sorted(done) == sorted(wanted)
+
+
+def test_in_flight_of_split_and_interleaved_orders_has_a_closed_form():
+    """Passes of stages, which are as many times smaller as a worker has stages."""
+    for workers, microbatches in SIZES:
+        for actions in zb_h1(workers, microbatches):
+            assert peak_in_flight(actions) == min(microbatches, workers)
+        peaks = [peak_in_flight(actions) for actions in zb_v(2 * workers, microbatches)]
+        assert max(peaks) <= 2 * min(microbatches, workers)
+        if microbatches >= 2 * workers:
+            assert peaks == [2 * workers] * workers
+        for each in (2, 3):
+            for worker, actions in enumerate(interleaved(each * workers, microbatches, workers)):
+                most = min(each * microbatches, 2 * (workers - 1 - worker) + (each - 1) * workers + 1)
+                assert peak_in_flight(actions) <= most
+                if microbatches % workers == 0:
+                    assert peak_in_flight(actions) == most
+
+
+def test_steps_of_equal_stages_have_a_closed_form():
+    """Where messages cost nothing: in units of F = B = W for split passes, F = B / 2 for whole ones."""
+    for workers, microbatches in SIZES:
+        rest = workers - 1
+        assert max(ends(one_forward_one_backward(workers, microbatches), WHOLE)) == 3 * (microbatches + rest)
+        if microbatches >= workers:
+            assert max(ends(zb_h1(workers, microbatches), HALVES)) == 3 * microbatches + rest
+        if microbatches >= 2 * workers:  # nobody waits from the first pass on
+            found = ends(zb_v(2 * workers, microbatches), HALVES)
+            assert max(found) == 6 * microbatches + rest
+        for each in (2, 3):
+            if microbatches % workers == 0:
+                found = ends(interleaved(each * workers, microbatches, workers), WHOLE)
+                assert max(found) == 3 * (each * microbatches + rest)
 
 
 @pytest.mark.parametrize("maker", MAKERS)
@@ -150,7 +248,58 @@ def test_the_order_of_a_plan():
     assert Plan(stages, 6, order="1f1b").passes == one_forward_one_backward(2, 6)
     assert Plan(stages, 6, order="pe").passes == list_order(2, 6)
     assert Plan(stages, 6, order="pe", max_in_flight=3).passes == capped(list_order(2, 6), 3)
-    assert (
-        Plan(stages, 6, order="gpipe", max_in_flight=1).passes
-        == (parse("F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5"),) * 2
-    )
+    one = "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5"
+    assert Plan(stages, 6, order="gpipe", max_in_flight=1).passes == drawn(one, one)
+    assert Plan(stages, 6, order="zb-h1").passes == zb_h1(2, 6)
+    back = [*stages, (2, 3, [1, 2]), (3, 4, [0])]
+    assert Plan(back, 6, order="zb-v").passes == zb_v(4, 6)
+    assert [(it.stages, it.ranks) for it in Plan(back, 6, order="zb-v").workers] == [
+        ((0, 3), (0,)),
+        ((1, 2), (1, 2)),
+    ]
+    around = [*stages, (2, 3, [0]), (3, 4, [1, 2])]
+    assert Plan(around, 6, order="interleaved").passes == interleaved(4, 6, 2)
+    assert Plan(around, 6, order="interleaved").ranks == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "message"),
+    [
+        (
+            [[0], [1], [0], [1]],
+            {"order": "1f1b"},
+            "order 1f1b must have every stage on ranks of its own, got 4 stages on 2 groups of ranks, 0+2 1",
+        ),
+        (
+            [[0], [1], [0], [1]],
+            {"order": "zb-v"},
+            "order zb-v must have two stages on each group of ranks, there and back: 0+3 1+2 for two groups, "
+            "got 4 stages on 2 groups of ranks, 0+2 1+3",
+        ),
+        (
+            [[0], [1]],
+            {"order": "interleaved"},
+            "order interleaved must have at least two stages on each group of ranks, in turn: 0+2 1+3 for "
+            "two groups, got 2 stages on 2 groups of ranks, 0 1",
+        ),
+        (
+            [[0, 1], [2], [1, 0], [2]],
+            {"order": "interleaved"},
+            "rank 1 must be on one stage, or on several with the same ranks, got stages 0 and 2",
+        ),
+        ([[0, 0], [1]], {}, r"stage 0 must name each rank once, got \[0, 0\]"),
+        (
+            [[0], [1]],
+            {"order": "zb-h1", "max_in_flight": 2},
+            "max_in_flight must be None for order zb-h1, got 2",
+        ),
+        (
+            [[0], [1]],
+            {"order": "zb-h1", "recompute": True},
+            "order zb-h1 must keep the results of forward passes, which both halves of a backward pass need",
+        ),
+    ],
+)
+def test_plans_that_an_order_cannot_carry_out(ranks, more, message):
+    with pytest.raises(PlanError, match=f"plan: {message.replace('+', chr(92) + '+')}"):
+        Plan([(index, index + 1, it) for index, it in enumerate(ranks)], 4, **more)

@@ -3,6 +3,7 @@
 import heapq
 import random
 from collections import deque
+from dataclasses import replace
 from fractions import Fraction
 from itertools import count
 
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborcast.pipeline.costs.links import LinkCosts
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Phase
 from arborcast.pipeline.order.list_order import list_order
 from arborcast.pipeline.profiles import Layer, Profile, Tie
-from arborcast.pipeline.simulation.lower_bound import bound_us, proven_bound_us
+from arborcast.pipeline.simulation.lower_bound import bound_us, least_us, proven_bound_us
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
@@ -43,7 +45,7 @@ def step_us(times, messages, microbatches, *, one_channel=False):
             return
         action = order[stage][at[stage]]
         first = stage == (0 if action.phase is Phase.FORWARD else len(times) - 1)
-        if first or (stage, action) in there:
+        if first or action in there:
             computing[stage] = True
             lasts = times[stage][action.phase is Phase.BACKWARD]
             heapq.heappush(events, (now + lasts, next(ticket), "computed", stage, action))
@@ -71,7 +73,7 @@ def step_us(times, messages, microbatches, *, one_channel=False):
             compute(where, now)
         else:
             receiver = where + 1 if forward else where
-            there.add((receiver, action))
+            there.add(action.taker(len(times)))
             sending.remove(id(queues[where, action.phase]))
             send(where, action.phase, now)
             compute(receiver, now)
@@ -154,6 +156,34 @@ def test_the_simulator_keeps_to_it_on_any_topology(drawn, message_us):
     network = LinkCosts(fabric, message_us=message_us, handling_us=message_us / 2)
     time = simulate(plan, costs, network, batch=batch, update_us=4).time_us
     assert time <= bound_us(plan, costs, network, batch=batch, update_us=4) * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans(), st.sampled_from(sorted(ORDERS)))
+def test_no_order_goes_below_what_all_need(drawn, order):
+    """The ranks of the drawn plan, with several stages each where the order lays them so."""
+    plan, costs, fabric, batch = drawn
+    if plan.recompute and ORDERS[order].splits:
+        return
+    workers = len(plan.stages)
+    each = next(it for it in (1, 2) if ORDERS[order].layout(it * workers, workers))
+    layout = ORDERS[order].layout(each * workers, workers)
+    ranks = {stage: plan.stages[worker].ranks for worker, held in enumerate(layout) for stage in held}
+    stages = [(stage, stage + 1, ranks[stage]) for stage in sorted(ranks)]
+    layers = [replace(layer, name=f"{layer.name}.{it}") for it in range(each) for layer in costs.layers]
+    costs = replace(costs, layers=tuple(layers))
+    other = Plan(stages, plan.microbatches, order, recompute=plan.recompute)
+    time = simulate(other, costs, LinkCosts(fabric), batch=batch).time_us
+    assert time >= least_us(other, costs, batch=batch) * (1 - 1e-9)
+
+
+def test_what_all_need_by_hand():
+    """Rank 1 waits for 1 us of stage 0, works 2 · (2 + 4), and 3 us of stage 0 follow unless W can."""
+    costs = Profile("drawn", 1, (Layer("a", 1, 3, 0, 0, 0, 9), Layer("b", 2, 4, 0, 0, 0, 9)))
+    stages = [(0, 1, [0]), (1, 2, [1])]
+    assert least_us(Plan(stages, 2, "1f1b"), costs, batch=2) == 1 + 12 + 3
+    assert least_us(Plan(stages, 2, "1f1b", recompute=True), costs, batch=2) == 1 + 16 + 4
+    assert least_us(Plan(stages, 2, "zb-h1"), costs, batch=2) == 1 + 12
 
 
 def test_allreduces_and_ties_are_in_it():

@@ -84,6 +84,22 @@ def test_plans_come_back_with_their_topology(tmp_path: Path) -> None:
     assert read.stages == Plan([(0, 2, [0])], 2).stages and read.topology is None
 
 
+def test_plans_with_several_stages_on_a_rank_come_back(tmp_path: Path) -> None:
+    plan = Plan([(0, 1, [1, 2]), (1, 2, [0]), (2, 4, [0]), (4, 5, [1, 2])], 4, "zb-v")
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+    assert json.loads((tmp_path / "plan.json").read_text())["format"] == "arborcast.plan/2"
+
+
+def test_what_nobody_measured_is_not_in_a_profile_file() -> None:
+    layers = Layer("a", 2.0, 4.0, 4, 8, 12, 12), Layer("b", 2.0, 4.0, 4, 8, 12, 12, weights_us=1.0)
+    document = profile_to_document(Profile("two", 1, layers))
+    assert ["weights_us" in layer for layer in document["layers"]] == [False, True]
+    read = profile_from_document(written(document), "profile.json")
+    assert [it.weights_share for it in read.layers] == [0.5, 0.25]
+    assert read.weights_us(0, 2, 2) == 2 * (2.0 + 1.0)
+
+
 def test_profile_files_have_a_layer_a_line(tmp_path: Path) -> None:
     layers = tuple(Layer(f"layer{index}", 1.5, 3.0, 4, 8, 12, 12) for index in range(3))
     profile = Profile("three", 16, layers)
@@ -95,15 +111,16 @@ def test_profile_files_have_a_layer_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "arborcast.plan/2"}, "format: must be a plan in the format arborcast.plan/1, got"),
+        ({"format": "arborcast.plan/3"}, "format: must be a plan in the format arborcast.plan/2, got"),
         ({"microbatches": 0}, r"microbatches: must be at least 1, got 0"),
-        ({"order": "interleaved"}, "order must be one of 1f1b, pe, gpipe, got interleaved"),
+        ({"order": "2f2b"}, "order must be one of 1f1b, pe, gpipe, interleaved, zb-h1, zb-v, got 2f2b"),
+        ({"order": "interleaved"}, "order interleaved must have at least two stages on each group of ranks"),
         ({"stages": []}, "stages: must have at least 1 entries, got 0"),
         ({"stages": [{"start": 1, "end": 2, "ranks": [0]}]}, "stage 0 must start at layer 0"),
         ({"stages": [{"start": 0, "end": 2, "ranks": [9]}]}, "rank must be in 0..3 of the topology, got 9"),
         (
             {"stages": [{"start": 0, "end": 2, "ranks": [0]}, {"start": 2, "end": 3, "ranks": [0]}]},
-            "rank 0 must be on one stage, got 0 and 1",
+            "order pe must have every stage on ranks of its own, got 2 stages on 1 groups of ranks, 0\\+1",
         ),
         ({"colour": "green"}, "colour: is no key known here"),
         ({"topology": {"ranks": 0, "links": []}}, r"topology: ranks: must be at least 1, got 0"),
@@ -120,6 +137,7 @@ def test_wrong_plans_are_one_line(change: dict[str, object], message: str) -> No
     [
         ({"forward_us": -1}, r"layer 0 \(fc\): forward_us must be finite and not negative, got -1"),
         ({"forward_fixed_us": 3}, "forward_fixed_us must be at most forward_us, got 3.0 and 2.0"),
+        ({"weights_us": 3}, "weights_us must be at most backward_us, got 3.0 and 2.0"),
         ({"output_bytes": 1.5}, r"layers\[0\].output_bytes: must be a whole number"),
         ({"name": ""}, r"layers\[0\].name: must be 1 to 1000 printable characters"),
         ({"forward_us": 10**400}, "forward_us"),

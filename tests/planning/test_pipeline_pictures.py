@@ -23,7 +23,7 @@ from tests.pictures.test_pictures import words
 if TYPE_CHECKING:
     from arborcast.pipeline.planning.prediction import Prediction
 
-LETTERS = {"F": "forward", "B": "backward", "A": "allreduce", "U": "update", "_": "waiting"}
+LETTERS = {"F": "forward", "B": "backward", "W": "weights", "A": "allreduce", "U": "update", "_": "waiting"}
 
 
 def drawn(text: str, tick_us: float = 10) -> Timeline:
@@ -108,7 +108,7 @@ def test_timelines_say_how_far_they_are_apart(tmp_path: Path) -> None:
     # Each rank computes in 5 ticks: of 9, and measured of 10.
     assert [word for word in said if word.endswith(" %")] == ["56 %"] * 3 + ["50 %"] * 3
     legend = [word for word in said if word in KINDS]
-    assert sorted(legend) == sorted(KINDS)
+    assert sorted(legend) == sorted(set(KINDS) - {"weights"})
     # Each rank passes each microbatch forward and backward, in both steps (ticks have other digits).
     assert said.count("1") == 2 * 3 * 2
 
@@ -130,6 +130,17 @@ def test_rows_are_sorted_by_stage_and_nobody_is_left_out() -> None:
     assert rows_of([PREDICTED], PLAN) == (0, 2, 1)
     assert rows_of([PREDICTED], None) == (0, 1, 2)
     assert rows_of([PREDICTED], Plan([(0, 1, [1])], 1)) == (1, 0, 2)
+
+
+def test_ranks_with_several_stages_name_them_all(tmp_path: Path) -> None:
+    plan = Plan([(0, 1, [0]), (1, 2, [1]), (2, 3, [1]), (3, 4, [0])], 1, "zb-v")
+    step = drawn("0: F0>1 _ _ F0 B0>1 W0 _ _ B0 W0\n1: _ F0 F0>0 _ _ B0 B0>0 W0 W0 _")
+    draw_timelines({"predicted": step}, tmp_path / "v.svg", plan=plan)
+    said = words(tmp_path / "v.svg")
+    assert {"stage 0, 3  rank 0", "stage 1, 2  rank 1", "weights"} <= set(said)
+    assert "4 stages, 2 on each rank, 1 microbatch, order zb-v" in said
+    names = {event["args"].get("name") for event in events(chrome_trace({"predicted": step}, plan=plan), "M")}
+    assert {"stage 0, 3, rank 0", "stage 1, 2, rank 1"} <= names
 
 
 @pytest.mark.parametrize(("end_us", "unit"), [(9_999, "us"), (10_000, "ms"), (9_999_000, "ms"), (2e7, "s")])

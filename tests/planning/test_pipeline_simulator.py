@@ -23,13 +23,22 @@ from arborcast.synth.topology import Link, Topology
 from arborcast.topologies import load
 
 
-def profile(times, output_bytes=0, samples=1, gradient_bytes=0, ties=()):
-    """One layer for each (forward, backward) time of so many samples."""
+def profile(times, output_bytes=0, samples=1, gradient_bytes=0, ties=(), weights=None):
+    """One layer for each (forward, backward) time of so many samples; `weights` is a share of backward."""
     return Profile(
         "drawn",
         samples,
         tuple(
-            Layer(f"layer{i}", forward, backward, output_bytes, 0, 0, gradient_bytes)
+            Layer(
+                f"layer{i}",
+                forward,
+                backward,
+                output_bytes,
+                0,
+                0,
+                gradient_bytes,
+                weights_us=None if weights is None else weights * backward,
+            )
             for i, (forward, backward) in enumerate(times)
         ),
         ties,
@@ -49,7 +58,7 @@ def one_layer_each(stages, microbatches, order, **options):
 def picture(timeline):
     """Each rank's line, what is waited for and under way apart: F0 0-10, and m0 0>1 10-15."""
     lines = defaultdict(list)
-    marks = {"forward": "F", "backward": "B", "communication": "m"}
+    marks = {"forward": "F", "backward": "B", "weights": "W", "communication": "m"}
     for it in timeline.intervals:
         name = it.kind if it.microbatch is None else f"{marks[it.kind]}{it.microbatch}"
         kind = it.kind if it.kind in ("communication", "waiting") else it.rank
@@ -118,6 +127,33 @@ def test_recomputation_adds_a_forward_pass_to_each_backward_pass():
     }
 
 
+def test_split_backward_passes_send_before_gradients_of_parameters():
+    """B and W are 5 us each of the 10 of a layer with gradients; without, W takes nothing."""
+    plan = one_layer_each(2, 2, "zb-h1")
+    assert picture(
+        simulate(plan, profile([(10, 10)] * 2, gradient_bytes=4), LinkCosts(line(2)), batch=2)
+    ) == {
+        0: "F0 0-10, F1 10-20, B0 25-30, W0 30-35, B1 40-45, W1 45-50",
+        1: "F0 10-20, B0 20-25, F1 25-35, B1 35-40, W0 40-45, W1 45-50",
+        "waiting": "waiting 1 0-10, waiting 0 20-25, waiting 0 35-40",
+        "communication": "m0 0>1 10-10, m1 0>1 20-20, m0 1>0 25-25, m1 1>0 40-40",
+    }
+    whole = simulate(plan, profile([(10, 10)] * 2), LinkCosts(line(2)), batch=2)
+    assert {it.end_us - it.start_us for it in whole.intervals if it.kind == "weights"} == {0}
+
+
+def test_stages_on_one_rank_hand_over_without_a_message():
+    """A V on two ranks: between stages 1 and 2 nothing is sent, and their gradients are summed once."""
+    plan = Plan([(0, 1, [0]), (1, 2, [1]), (2, 3, [1]), (3, 4, [0])], 1, "zb-v")
+    costs = profile([(10, 10)] * 4, output_bytes=1000, gradient_bytes=4, ties=[Tie("shared", 4, (0, 3))])
+    assert picture(simulate(plan, costs, LinkCosts(line(2)), batch=1)) == {
+        0: "F0 0-10, F0 32-42, B0 42-47, W0 47-52, B0 64-69, W0 69-74",
+        1: "F0 11-21, F0 21-31, B0 48-53, W0 53-58, B0 58-63, W0 63-68",
+        "waiting": "waiting 1 0-11, waiting 0 10-32, waiting 1 31-48, waiting 0 52-64, waiting 1 68-74",
+        "communication": "m0 0>1 10-11, m0 1>0 31-32, m0 0>1 47-48, m0 1>0 63-64",
+    }
+
+
 def test_tied_stages_sum_once_more():
     """4000 bytes of stage 1's replicas, then 1000 of a parameter that stages 0 and 1 share, on 3 ranks."""
     costs = profile([(10, 20)] * 2, gradient_bytes=4000, ties=[Tie("shared", 1000, (0, 1))])
@@ -160,17 +196,24 @@ def plans(draw):
     microbatches = draw(st.integers(1, 6))
     batch = draw(st.integers(microbatches * max(replicas), microbatches * max(replicas) + 9))
     ranks = iter(draw(st.permutations(range(sum(replicas)))))
-    stages = [(i, i + 1, [next(ranks) for _ in range(n)]) for i, n in enumerate(replicas)]
+    groups = [[next(ranks) for _ in range(n)] for n in replicas]
+    name = draw(st.sampled_from(sorted(ORDERS)))
+    order, workers = ORDERS[name], len(groups)
+    layout = next(
+        filter(None, (order.layout(it * workers, workers) for it in (1, draw(st.integers(2, 3)), 2)))
+    )
+    home = {stage: groups[worker] for worker, held in enumerate(layout) for stage in held}
     plan = Plan(
-        stages,
+        [(stage, stage + 1, home[stage]) for stage in sorted(home)],
         microbatches,
-        draw(st.sampled_from(sorted(ORDERS))),
-        recompute=draw(st.booleans()),
-        max_in_flight=draw(st.none() | st.integers(1, 6)),
+        name,
+        recompute=draw(st.booleans()) and not order.splits,
+        max_in_flight=draw(st.none() | st.integers(1, 6)) if order.in_flight else None,
     )
     times = st.tuples(st.integers(0, 20), st.integers(0, 20))
-    layers = draw(st.lists(times, min_size=len(replicas), max_size=len(replicas)))
-    costs = profile(layers, output_bytes=draw(st.integers(0, 9000)), samples=draw(st.integers(1, 4)))
+    layers = draw(st.lists(times, min_size=len(home), max_size=len(home)))
+    size, weights = draw(st.integers(0, 9000)), draw(st.sampled_from([0, 0.5, 1]))
+    costs = profile(layers, size, samples=draw(st.integers(1, 4)), weights=weights)
     return plan, costs, batch
 
 
@@ -188,31 +231,38 @@ def longest_path_us(plan, costs, batch, message_us, latency_us, bytes_per_us):
         graph.add_edges_from((one, vertex, {"us": graph.nodes[one].get("us", 0)}) for one in after)
         graph.nodes[vertex]["us"] = time
 
-    order = plan.passes
+    order, depth = plan.passes, len(plan.stages)
+    splits = ORDERS[plan.order].splits
     sizes = divided(batch, plan.microbatches)
-    todo = [(s, a) for s, actions in enumerate(order) for a in actions]
+    todo = [a for actions in order for a in actions]
     sent = defaultdict(list)  # messages of a pair, in order
     last = dict.fromkeys(plan.ranks, "start")
     at = [0] * len(order)
     while any(index < len(actions) for index, actions in zip(at, order, strict=True)):
-        for s, actions in enumerate(order):
-            if at[s] == len(actions):
+        for worker, actions in enumerate(order):
+            if at[worker] == len(actions):
                 continue
-            action = actions[at[s]]
-            forward = action.phase is Phase.FORWARD
-            source, target = (s - 1, s + 1) if forward else (s + 1, s - 1)
-            if 0 <= source < len(order) and not graph.has_node(("done", source, action)):
+            action = actions[at[worker]]
+            phase, s, m = action.phase, action.stage, action.microbatch
+            source, target = (s - 1, s + 1) if phase is Phase.FORWARD else (s + 1, s - 1)
+            if phase is Phase.WEIGHTS:
+                source = target = -1
+            if 0 <= source < depth and not graph.has_node(("done", phase, m, source)):
                 continue
-            at[s] += 1
-            stage, layer, m = plan.stages[s], costs.layers[s], action.microbatch
+            at[worker] += 1
+            stage, layer = plan.stages[s], costs.layers[s]
             mine = owners(sizes[m], stage.ranks)
-            time = layer.forward_us if forward or plan.recompute else 0
-            time += 0 if forward else layer.backward_us
+            half = layer.weights_us if splits else 0
+            time = {
+                Phase.FORWARD: layer.forward_us,
+                Phase.BACKWARD: layer.backward_us - half + plan.recompute * layer.forward_us,
+                Phase.WEIGHTS: half,
+            }[phase]
             for rank in stage.ranks:
-                inputs = [v for v in sent["to", rank] if v[3] == action]
+                inputs = [v for v in sent["to", rank] if v[3:] == (phase, m, s)]
                 lasts((rank, action), time * mine.count(rank) / costs.samples, [last[rank], *inputs])
                 last[rank] = (rank, action)
-                if not 0 <= target < len(order):
+                if not 0 <= target < depth or plan.stages[target].ranks == stage.ranks:
                     continue
                 theirs = owners(sizes[m], plan.stages[target].ranks)
                 for peer in plan.stages[target].ranks:
@@ -220,13 +270,13 @@ def longest_path_us(plan, costs, batch, message_us, latency_us, bytes_per_us):
                     if not both:
                         continue
                     size = costs.layers[min(s, target)].output_bytes * both / costs.samples
-                    wire, there = ("wire", rank, peer, action), ("there", rank, peer, action)
+                    wire, there = ("wire", rank, peer, action), ("there", rank, peer, phase, m, target)
                     before = sent[rank, peer][-1:]
                     lasts(wire, message_us + size / bytes_per_us, [(rank, action), *before])
                     lasts(there, latency_us, [wire])
                     sent[rank, peer].append(wire)
                     sent["to", peer].append(there)
-            graph.add_node(("done", s, action))
+            graph.add_node(("done", phase, m, s))
     lasts("end", 0, list(last.values()))
     assert len(todo) == sum(at)
     return nx.dag_longest_path_length(graph, weight="us")
@@ -243,7 +293,7 @@ def test_without_shared_links_a_step_is_the_longest_path(drawn, message_us, late
     network = LinkCosts(Topology.build("full", count, links), message_us=message_us)
     timeline = simulate(plan, costs, network, batch=batch)
     wanted = longest_path_us(plan, costs, batch, message_us, latency_us, 1000)
-    computed = [it.end_us for it in timeline.intervals if it.kind in ("forward", "backward")]
+    computed = [it.end_us for it in timeline.intervals if it.kind in ("forward", "backward", "weights")]
     assert max(computed) == pytest.approx(wanted)
 
 
@@ -253,15 +303,17 @@ def test_every_rank_keeps_its_order_and_does_one_thing_at_a_time(drawn, kind, me
     plan, costs, batch = drawn
     fabric = load(f"{kind}:{max(3, len(plan.ranks))}")
     timeline = simulate(plan, costs, LinkCosts(fabric, message_us=message_us), batch=batch, update_us=5)
-    for actions, stage in zip(plan.passes, plan.stages, strict=True):
-        for rank in stage.ranks:
+    for actions, worker in zip(plan.passes, plan.workers, strict=True):
+        for rank in worker.ranks:
             own = [it for it in timeline.intervals if it.rank == rank and it.kind != "communication"]
             assert own[0].start_us == 0
             assert own[-1].end_us == timeline.time_us
             assert all(before.end_us == it.start_us for before, it in pairwise(own))
             # Passes that take no time stand where they are, in any order among those of the same time.
-            done = [it for it in own if it.kind in ("forward", "backward")]
-            assert sorted(f"{it.kind[0].upper()}{it.microbatch}" for it in done) == sorted(map(str, actions))
+            done = [it for it in own if it.kind in ("forward", "backward", "weights")]
+            assert sorted((it.kind[0].upper(), it.microbatch, it.stage) for it in done) == sorted(
+                (str(action.phase), action.microbatch, action.stage) for action in actions
+            )
 
 
 # Links that several messages share.
@@ -396,16 +448,16 @@ def test_ranks_without_links():
 
 def test_an_order_of_ones_own():
     plan, costs, network = one_layer_each(2, 2, "gpipe"), profile([(10, 20)] * 2), LinkCosts(line(2))
-    other = (parse("F0 B0 F1 B1"),) * 2
+    other = tuple(parse("F0 B0 F1 B1", stage) for stage in range(2))
     timeline = simulate(plan, costs, network, batch=2, order=other)
     assert picture(timeline)[0] == "F0 0-10, B0 40-60, F1 60-70, B1 100-120"
-    with pytest.raises(PlanError, match="order: must have 2 stages, got 1"):
+    with pytest.raises(PlanError, match="order: must have 2 workers, got 1"):
         simulate(plan, costs, network, batch=2, order=other[:1])
     with pytest.raises(
         PlanError, match=r"order: stage 1 must do both passes of microbatches 0..1, each once"
     ):
-        simulate(plan, costs, network, batch=2, order=(other[0], parse("F0 B0 F1 F1")))
+        simulate(plan, costs, network, batch=2, order=(other[0], parse("F0 B0 F1 F1", 1)))
     with pytest.raises(
         PlanError, match="wait for each other in a circle, got stage 0 before B0, stage 1 before F1"
     ):
-        simulate(plan, costs, network, batch=2, order=(other[0], parse("F0 F1 B0 B1")))
+        simulate(plan, costs, network, batch=2, order=(other[0], parse("F0 F1 B0 B1", 1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, pairwise, product
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from arborcast import topologies
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
 from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.planning.derived import derived
 from arborcast.pipeline.planning.estimate import estimates_us, step_costs
 from arborcast.pipeline.planning.memory import check_memory
 from arborcast.pipeline.planning.planner import plan
@@ -24,7 +25,7 @@ from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan
 from arborcast.synth.topology import Link, Topology
-from tests.support.planning_cases import profiles
+from tests.support.planning_cases import PLANNED, profiles
 from tests.support.strategies import topologies as drawn_topologies
 
 
@@ -54,7 +55,7 @@ def every_plan(profile, network, batch, counts, recompute, limits=None):
     """The space of the search, with nothing left out."""
     layers = LayerTables(profile)
     for order in device_orders(network):
-        for microbatches, name, again in product(counts, ORDERS, recompute):
+        for microbatches, name, again in product(counts, PLANNED, recompute):
             question = PartitionProblem(batch, microbatches, name, again, None, limits)
             ranks = network.topology.ranks
             for it in partitions(layers, DeviceTables(network, order), question, ranks).values():
@@ -73,6 +74,46 @@ def test_the_plan_is_the_fastest_of_the_space(topology, profile, batch):
     ]
     made = plan(profile, topology, batch=batch, simulated=10**6)
     assert simulate(made, profile, scheduled, batch=batch).time_us <= min(times) * (1 + 1e-6)
+
+
+@given(
+    drawn_topologies(max_ranks=3, switches=1),
+    profiles(max_layers=6),
+    st.integers(1, 6),
+    st.sampled_from(sorted(ORDERS.keys() - set(PLANNED))),
+)
+@settings(max_examples=30)
+def test_a_plan_in_an_order_made_from_1f1b_is_the_fastest_of_those(topology, profile, batch, order):
+    """Every cut of the layers that a program could make more even is tried by hand."""
+    network = LinkCosts(topology)
+    scheduled = LinkCosts(topology, by_schedule=True)
+    straight = [it for it in every_plan(profile, network, batch, [batch], [False]) if it.order == "1f1b"]
+    layers = LayerTables(profile)
+    made = [other for it in straight for other in derived(it, layers, [order], batch=batch)]
+    for it in made:
+        groups = len(it.workers)
+        assert it.order == order and it.microbatches == batch and it.depth == profile.depth
+        assert groups > 1 and len(it.stages) // groups in ((1,) if order == "zb-h1" else (2, 3, 4))
+    if not made:
+        with pytest.raises(PlanError, match=f"order: {order} needs "):
+            plan(profile, topology, batch=batch, microbatches=batch, order=order, simulated=10**6)
+        return
+    best = min(simulate(it, profile, scheduled, batch=batch).time_us for it in made)
+    found = plan(profile, topology, batch=batch, microbatches=batch, order=order, simulated=10**6)
+    assert found.order == order
+    assert simulate(found, profile, scheduled, batch=batch).time_us <= best * (1 + 1e-6)
+
+
+@given(st.lists(st.integers(1, 9), min_size=4, max_size=8), st.sampled_from(["zb-v", "interleaved"]))
+def test_several_stages_on_a_rank_are_cut_as_evenly_as_can_be(times, order):
+    layers = tuple(Layer(f"{i}", time, 2.0 * time, 0, 0, 0, 0) for i, time in enumerate(times))
+    tables = LayerTables(Profile("uneven", 8, layers))
+    straight = Plan([(0, 1, [0]), (1, len(times), [1])], 4)
+    for it in derived(straight, tables, [order], batch=8):
+        count = len(it.stages)
+        cuts = [(0, *inner, len(times)) for inner in combinations(range(1, len(times)), count - 1)]
+        least = min(max(sum(times[a:b]) for a, b in pairwise(cut)) for cut in cuts)
+        assert max(sum(times[stage.start : stage.end]) for stage in it.stages) == least
 
 
 @given(
@@ -103,7 +144,7 @@ def test_the_plan_is_the_fastest_that_fits(topology, profile, batch, limit):
 @given(
     drawn_topologies(max_ranks=4, switches=1),
     profiles(),
-    st.sampled_from(sorted(ORDERS)),
+    st.sampled_from(PLANNED),
     st.integers(1, 8),
     st.data(),
 )
@@ -208,7 +249,11 @@ def test_a_network_with_software_costs_is_used():
         ({"microbatches": 17}, BatchError, "batch of 16 samples: must have at least 17"),
         ({"microbatches": 0}, PlanError, "microbatches: must be at least 1, got 0"),
         ({"batch": 0}, BatchError, "batch: must have at least 1 sample, got 0"),
-        ({"order": "2f2b"}, PlanError, "order: must be one of 1f1b, pe, gpipe, got 2f2b"),
+        (
+            {"order": "2f2b"},
+            PlanError,
+            "order: must be one of 1f1b, pe, gpipe, interleaved, zb-h1, zb-v, got 2f2b",
+        ),
         ({"max_in_flight": 0}, PlanError, "max_in_flight: must be at least 1, got 0"),
         ({"simulated": 0}, PlanError, "simulated: must be at least 1, got 0"),
         ({"memory_bytes": {0: 5}}, PlanError, r"memory: must have a limit for rank 1, got those of \[0\]"),

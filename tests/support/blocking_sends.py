@@ -1,4 +1,4 @@
-"""Whether the stages of an order can all finish where a send blocks until its receive has been posted.
+"""Whether the workers of an order can all finish where a send blocks until its receive has been posted.
 
 That is the strictest transport that there is: what finishes here finishes on any. The check looks at the
 steps only, in no way at how they were made.
@@ -13,45 +13,57 @@ from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order.actions import Action, Phase
 from arborcast.pipeline.order.messages import Step
 
+UP = {Phase.FORWARD: 1, Phase.BACKWARD: -1}
+"""Where the result of a pass goes, in stages."""
+
 
 def check_order(steps: Sequence[Sequence[Step]], *, tags: bool = False) -> None:
-    """Replay the steps of all stages with blocking sends.
+    """Replay the steps of all workers with blocking sends.
 
-    Each stage does its steps strictly in order, so which of them can go on does not depend on who is fast,
+    Each worker does its steps strictly in order, so which of them can go on does not depend on who is fast,
     and one replay decides, also for replicas, which all do the same.
 
     Args:
-        steps: of stages 0, 1, 2, ...
-        tags: whether the transport matches messages by microbatch, as gloo can; otherwise the first send
-            from a stage to another meets the first receive there, as with NCCL.
+        steps: of workers 0, 1, 2, ...; a stage is held by the worker that computes its passes.
+        tags: whether the transport matches messages by stage and microbatch, as gloo can; otherwise the first
+            send from a worker to another meets the first receive there, as with NCCL.
 
     Raises:
         PlanError: a step is missing, there twice or out of order, a send meets another message's receive,
-            or stages wait for each other; the message names the stages and what they wait for.
+            or workers wait for each other; the message names the stages and what they wait for.
     """
-    microbatches = {step.action.microbatch for own in steps for step in own}
-    for stage, own in enumerate(steps):
-        _check_complete(stage, len(steps), own, microbatches)
-        _check_sequence(stage, own)
+    home = {it.action.stage: worker for worker, own in enumerate(steps) for it in own if it.kind == "compute"}
+    for worker, own in enumerate(steps):
+        _check_complete(worker, home, steps, own)
+        _check_sequence(own)
     if not tags:
-        _check_matching(steps)
-    _replay(steps)
+        _check_matching(steps, home)
+    _replay(steps, home)
 
 
-def _check_complete(stage: int, stages: int, steps: Sequence[Step], microbatches: set[int]) -> None:
-    """Every pass once, with the messages that a stage in this place has."""
-    first, last = stage == 0, stage == stages - 1
-    wanted: Counter[tuple[str, Phase, int]] = Counter()
-    for m in microbatches:
-        wanted.update([("compute", Phase.FORWARD, m), ("compute", Phase.BACKWARD, m)])
-        if not first:
-            wanted.update([("receive", Phase.FORWARD, m), ("send", Phase.BACKWARD, m)])
-        if not last:
-            wanted.update([("send", Phase.FORWARD, m), ("receive", Phase.BACKWARD, m)])
-    there = Counter((step.kind, step.action.phase, step.action.microbatch) for step in steps)
+def _check_complete(
+    worker: int, home: dict[int, int], steps: Sequence[Sequence[Step]], own: Sequence[Step]
+) -> None:
+    """Every pass once, with the messages that stages in these places have."""
+    every = [step.action for each in steps for step in each]
+    microbatches = {action.microbatch for action in every}
+    splits = any(action.phase is Phase.WEIGHTS for action in every)
+    wanted: Counter[tuple[str, Phase, int, int]] = Counter()
+    for stage, holder in home.items():
+        if holder != worker:
+            continue
+        for m in microbatches:
+            for phase in Phase if splits else UP:
+                wanted["compute", phase, m, stage] += 1
+            for phase, up in UP.items():
+                if home.get(stage - up, worker) != worker:
+                    wanted["receive", phase, m, stage] += 1
+                if home.get(stage + up, worker) != worker:
+                    wanted["send", phase, m, stage] += 1
+    there = Counter((it.kind, it.action.phase, it.action.microbatch, it.action.stage) for it in own)
     for key in sorted(wanted.keys() | there.keys()):
         if there[key] != wanted[key]:
-            kind, phase, m = key
+            kind, phase, m, stage = key
             raise PlanError(
                 f"order: stage {stage} must have {kind} {phase}{m} {_times(wanted[key])}, "
                 f"got it {_times(there[key])}"
@@ -62,80 +74,87 @@ def _times(count: int) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _check_sequence(stage: int, steps: Sequence[Step]) -> None:
-    """Receive before compute before send, forward before backward."""
+def _check_sequence(steps: Sequence[Step]) -> None:
+    """Receive before compute before send, forward before backward before gradients of parameters."""
     place = {(step.kind, step.action): index for index, step in enumerate(steps)}
+    before = {Phase.BACKWARD: Phase.FORWARD, Phase.WEIGHTS: Phase.BACKWARD}
     for (kind, action), index in place.items():
-        before: tuple[str, Action] | None = None
+        first: list[tuple[str, Action]] = []
         if kind == "send":
-            before = ("compute", action)
-        elif kind == "compute" and ("receive", action) in place:
-            before = ("receive", action)
-        if before is not None and place[before] > index:
-            raise PlanError(
-                f"order: stage {stage}: {before[0]} {action} must come before {kind} {action}, got it after"
-            )
-        forward = ("compute", Action(Phase.FORWARD, action.microbatch))
-        if kind == "compute" and action.phase is Phase.BACKWARD and place[forward] > index:
-            raise PlanError(f"order: stage {stage}: {forward[1]} must come before {action}, got it after")
+            first.append(("compute", action))
+        elif kind == "compute":
+            first.append(("receive", action))
+            if action.phase in before:
+                earlier = Action(before[action.phase], action.microbatch, action.stage)
+                first.append(("compute", earlier))
+        for one in first:
+            if place.get(one, -1) > index:
+                what = one[1] if one[0] == kind else f"{one[0]} {one[1]}"
+                raise PlanError(
+                    f"order: stage {action.stage}: {what} must come before "
+                    f"{action if one[0] == kind else f'{kind} {action}'}, got it after"
+                )
 
 
-def _check_matching(steps: Sequence[Sequence[Step]]) -> None:
-    """Between two neighbours and in one direction, receives are posted in the order of the sends."""
-    for stage, own in enumerate(steps):
-        for phase, target in ((Phase.FORWARD, stage + 1), (Phase.BACKWARD, stage - 1)):
-            if not 0 <= target < len(steps):
-                continue
-            sends = [s.action for s in own if (s.kind, s.action.phase) == ("send", phase)]
-            receives = [s.action for s in steps[target] if (s.kind, s.action.phase) == ("receive", phase)]
+def _taker(action: Action) -> Action:
+    return Action(action.phase, action.microbatch, action.stage + UP[action.phase])
+
+
+def _check_matching(steps: Sequence[Sequence[Step]], home: dict[int, int]) -> None:
+    """From a worker to another, receives are posted in the order of the sends."""
+    for source, own in enumerate(steps):
+        for target, theirs in enumerate(steps):
+            sends = [s.action for s in own if s.kind == "send" and home[_taker(s.action).stage] == target]
+            receives = [
+                s.action
+                for s in theirs
+                if s.kind == "receive" and home[s.action.stage - UP[s.action.phase]] == source
+            ]
             for index, (sent, received) in enumerate(zip(sends, receives, strict=True)):
-                if sent != received:
+                if _taker(sent) != received:
                     raise PlanError(
-                        f"order: message {index} from stage {stage} to stage {target} must be received as "
-                        f"{sent}, which is sent, got receive {received}"
+                        f"order: message {index} from stage {sent.stage} to stage {_taker(sent).stage} must "
+                        f"be received as {sent}, which is sent, got receive {received}"
                     )
 
 
-def _replay(steps: Sequence[Sequence[Step]]) -> None:
-    """Let every stage go on as far as it can until all have finished."""
+def _replay(steps: Sequence[Sequence[Step]], home: dict[int, int]) -> None:
+    """Let every worker go on as far as it can until all have finished."""
     at = [0] * len(steps)
-    posted: set[tuple[int, Action]] = set()
-    sent: set[tuple[int, Action]] = set()
+    posted: set[Action] = set()
+    there: set[Action] = set()  # inputs that have come, by the pass that takes them
     moved = True
+
+    def waits_for(step: Step) -> str | None:
+        """What keeps a worker from doing a step now; None where nothing does."""
+        action = step.action
+        if step.kind == "send":
+            taker = _taker(action)
+            return None if taker in posted else f"receive {action} of stage {taker.stage}"
+        if step.kind == "receive" or action.phase is Phase.WEIGHTS:
+            return None
+        source = action.stage - UP[action.phase]
+        if source in home and action not in there:
+            return f"send {action} of stage {source}"
+        return None
+
     while moved:
         moved = False
-        for stage, own in enumerate(steps):
-            while (
-                at[stage] < len(own) and _waits_for(stage, len(steps), own[at[stage]], posted, sent) is None
-            ):
-                step = own[at[stage]]
+        for worker, own in enumerate(steps):
+            while at[worker] < len(own) and waits_for(own[at[worker]]) is None:
+                step = own[at[worker]]
                 if step.kind == "receive":
-                    posted.add((stage, step.action))
-                elif step.kind == "send":
-                    sent.add((_receiver(stage, step.action), step.action))
-                at[stage] += 1
+                    posted.add(step.action)
+                elif step.action.phase is not Phase.WEIGHTS:
+                    taker = _taker(step.action)
+                    if step.kind == "send" or home.get(taker.stage) == worker:
+                        there.add(taker)
+                at[worker] += 1
                 moved = True
     stuck = [
-        f"stage {stage} waits in {own[index]} for {_waits_for(stage, len(steps), own[index], posted, sent)}"
-        for stage, (own, index) in enumerate(zip(steps, at, strict=True))
+        f"stage {own[index].action.stage} waits in {own[index]} for {waits_for(own[index])}"
+        for own, index in zip(steps, at, strict=True)
         if index < len(own)
     ]
     if stuck:
         raise PlanError(f"order: stages must not wait for each other, got {'; '.join(stuck)}")
-
-
-def _waits_for(
-    stage: int, stages: int, step: Step, posted: set[tuple[int, Action]], sent: set[tuple[int, Action]]
-) -> str | None:
-    """What keeps a stage from doing a step now; None where nothing does."""
-    if step.kind == "send":
-        target = _receiver(stage, step.action)
-        return None if (target, step.action) in posted else f"receive {step.action} of stage {target}"
-    source = stage - 1 if step.action.phase is Phase.FORWARD else stage + 1
-    if step.kind == "compute" and 0 <= source < stages and (stage, step.action) not in sent:
-        return f"send {step.action} of stage {source}"
-    return None
-
-
-def _receiver(stage: int, action: Action) -> int:
-    return stage + 1 if action.phase is Phase.FORWARD else stage - 1

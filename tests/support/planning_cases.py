@@ -7,8 +7,12 @@ from itertools import combinations, pairwise
 
 from hypothesis import strategies as st
 
+from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.profiles import Layer, Profile, Tie
 from arborcast.pipeline.stages import Stage
+
+PLANNED = sorted(name for name, order in ORDERS.items() if order.in_flight is not None)
+"""Orders that planners ask what is in flight before there is a plan; the others are made from 1F1B."""
 
 
 @st.composite

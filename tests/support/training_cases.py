@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,18 @@ def plan_of(
     for size, count in zip(divided(depth, len(replicas)), replicas, strict=True):
         stages.append((start, start + size, range(rank, rank + count)))
         start, rank = start + size, rank + count
+    return Plan(stages, more.pop("microbatches", MICROBATCHES), order, **more)
+
+
+def around(replicas: Sequence[int], order: str, *, depth: int, each: int = 2, **more: Any) -> Plan:
+    """Several stages on each group of consecutive ranks: in turn, for zb-v there and back again."""
+    groups, first = [], 0
+    for count in replicas:
+        groups.append(range(first, first + count))
+        first += count
+    laid = groups + groups[::-1] if order == "zb-v" else groups * each
+    ends = list(accumulate(divided(depth, len(laid)), initial=0))
+    stages = [(start, end, ranks) for (start, end), ranks in zip(pairwise(ends), laid, strict=True)]
     return Plan(stages, more.pop("microbatches", MICROBATCHES), order, **more)
 
 

@@ -173,14 +173,14 @@ def test_all_that_is_sent_arrives(
     ]
     sent = {}
     for rank in range(senders):
-        place = Assignment.of(plan, rank)
+        (place,) = Assignment.all_of(plan, rank)
         assert place is not None
         start, stop = shares(samples, senders)[rank]
         mine = [wire.narrowed(tensor, start, stop) for wire, tensor in zip(crossing, whole, strict=True)]
         for parcel in place.behind(samples):
             sent[rank, parcel.peer] = packed(crossing, mine, parcel)
     for rank in range(senders, senders + receivers):
-        place = Assignment.of(plan, rank)
+        (place,) = Assignment.all_of(plan, rank)
         assert place is not None
         parcels = place.before(samples)
         arrival = Arrival(crossing, place.count(samples), parcels)
@@ -196,7 +196,7 @@ def test_all_that_is_sent_arrives(
 def test_gradients_that_there_are_not(count: int) -> None:
     """Absent where no replica has one, zeros where others have, and what is no number arrives as it is."""
     crossing = [TensorSpec((1, 3), FLOAT, 0, True)] * count
-    place = Assignment.of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
+    (place,) = Assignment.all_of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
     assert place is not None
     parcels = place.behind(4)
     nothing = torch.full((2, 3), float("nan"))
@@ -226,7 +226,7 @@ def test_tensors_that_are_kept_otherwise_than_they_read() -> None:
 def test_one_tensor_is_neither_copied_nor_viewed() -> None:
     """What is sent is the slice itself; what arrived together is counted apart by autograd."""
     wire = TensorSpec((1, 3), FLOAT, 0, True)
-    place = Assignment.of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
+    (place,) = Assignment.all_of(Plan([(0, 1, (0,)), (1, 2, (1, 2))], 1), 0)
     assert place is not None
     tensor = torch.randn(4, 3)
     second = place.behind(4)[1]

@@ -161,6 +161,116 @@ def test_closed_buffer_is_told_of_no_more_gradients() -> None:
     assert len(told) == 1
 
 
+class Calls:
+    """Stands for torch.distributed: which buckets have begun to be summed, by how many elements they have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[int] = []
+        monkeypatch.setattr(dist, "all_reduce", self)
+
+    def __call__(self, tensor: Tensor, group: object, async_op: bool) -> Calls:
+        self.begun.append(tensor.numel())
+        return self
+
+    def wait(self) -> None:
+        """At once."""
+
+
+GROUP: Any = "replicas"
+
+
+def test_buckets_begin_within_the_last_pass_from_the_last_layer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch)
+    weights = [nn.Parameter(torch.ones(n)) for n in (1, 2, 3)]
+    buffer = GradientBuffer(weights, bucket_bytes=1)
+    seen: list[list[int]] = []
+
+    class Watch(torch.autograd.Function):
+        """What has begun when the backward pass comes by."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            seen.append(list(calls.begun))
+            return gradient
+
+    def passed() -> None:
+        x = torch.ones(1, requires_grad=True)
+        for weight in weights:
+            x = Watch.apply(x) * weight.sum()  # type: ignore[no-untyped-call]
+        x.sum().backward()
+
+    for update in range(2):
+        calls.begun.clear()
+        seen.clear()
+        buffer.zero()
+        buffer.expect(GROUP, [weights])
+        passed()
+        assert not calls.begun, "another pass is to come"
+        with buffer.last_pass(weights):
+            passed()
+        assert calls.begun == [4, 3, 2], "of 3, 2 and 1 elements, with a flag each"
+        buffer.start_allreduce(GROUP)
+        assert len(calls.begun) == 3
+        buffer.wait()
+        # In the first update nobody knows yet whether gradients come in parts.
+        assert seen[-3:] == ([[], [], []] if update == 0 else [[4], [4, 3], [4, 3, 2]])
+
+
+def test_a_bucket_waits_for_all_stages_that_hold_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stage 1 ends first but its bucket comes second; the shared one is done when both are."""
+    calls = Calls(monkeypatch)
+    shared, first, second, unused = (nn.Parameter(torch.ones(n)) for n in (1, 2, 3, 4))
+    buffer = GradientBuffer([shared, second, first, unused], bucket_bytes=1)
+    for _ in range(2):
+        calls.begun.clear()
+        buffer.zero()
+        buffer.expect(GROUP, [[shared, first, unused], [second, shared, shared]])
+        with buffer.last_pass([second, shared]):
+            (shared.sum() * second.sum()).backward()
+        assert calls.begun == []
+        with buffer.last_pass([shared, first, unused]):
+            (shared.sum() * first.sum()).backward()
+        assert calls.begun == [5, 3, 4, 2]
+        assert set(map(id, buffer.used())) == set(map(id, (shared, second, first)))
+        buffer.start_allreduce(GROUP)
+        buffer.wait()
+
+
+def test_gradients_in_parts_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As reentrant checkpoints give them; where they begin late, nothing wrong is summed."""
+    calls = Calls(monkeypatch)
+    weight = nn.Parameter(torch.ones(2))
+    buffer = GradientBuffer([weight])
+
+    def update(parts: int) -> None:
+        buffer.zero()
+        buffer.expect(GROUP, [[weight]])
+        with buffer.last_pass([weight]):
+            for _ in range(parts):
+                weight.sum().backward()
+                begun.append(len(calls.begun))
+        buffer.start_allreduce(GROUP)
+        buffer.wait()
+        calls.begun.clear()
+
+    begun: list[int] = []
+    for parts in (2, 2, 1):
+        update(parts)
+    assert begun == [0, 0, 0, 0, 0]
+
+    weight = nn.Parameter(torch.ones(2))
+    buffer = GradientBuffer([weight])
+    update(1)
+    with pytest.raises(
+        RuntimeError, match=r"a parameter of shape \(2,\) must come at once, got a second part"
+    ):
+        update(2)
+
+
 def train_replica(rank: int, size: int) -> bytes:
     model = forked()
     optimizer = sgd(model)

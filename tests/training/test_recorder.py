@@ -75,9 +75,9 @@ def test_what_raises_is_not_noted() -> None:
 
 def test_hosts_are_set_equal_where_they_begin() -> None:
     notes = [
-        Notes(0, "a", 1_000_000, (("forward", 0, 1_004_000, 1_010_000, None),)),
-        Notes(1, "a", 1_003_000, (("forward", 0, 1_012_000, 1_020_000, None),)),
-        Notes(2, "b", 7_000, (("forward", 0, 22_000, 30_000, None),)),
+        Notes(0, "a", 1_000_000, (("forward", 0, 1_004_000, 1_010_000, None, None),)),
+        Notes(1, "a", 1_003_000, (("forward", 0, 1_012_000, 1_020_000, None, None),)),
+        Notes(2, "b", 7_000, (("forward", 0, 22_000, 30_000, None, None),)),
         Notes(3, "b", 5_000, ()),
     ]
     assert set(timeline_of(notes).intervals) == drawn(

@@ -46,7 +46,7 @@ def gradient(name: str, stage: int) -> torch.Tensor:
 
 def holder(rank: int, size: int) -> bytes:
     groups = TieGroups(PLAN, TIES, lambda ranks: dist.new_group(list(ranks)))
-    stage = PLAN.stage_of(rank)
+    stage = PLAN.worker_of(rank)
     names = [name for name, stages in STAGES.items() if stage in stages]
     torch.manual_seed(rank)
     parameters = {
@@ -99,7 +99,7 @@ def test_copies_get_the_sum_over_stages() -> None:
     everyone = [unpack(answer) for answer in run_ranks(6, holder)]
     first_of = {0: 5, 1: 4, 2: 1}
     for rank, (_, values, answers, holders, mine) in enumerate(everyone):
-        stage = PLAN.stage_of(rank)
+        stage = PLAN.worker_of(rank)
         names = {name for name, stages in STAGES.items() if stage in stages}
         assert holders == {"all": 5} | dict.fromkeys(("also.ends", "double", "ends", "frozen", "unused"), 2)
         assert set(mine) == names
@@ -123,7 +123,7 @@ def test_copies_get_the_sum_over_stages() -> None:
         copies = [
             answers["buffer"][name]
             for rank, (_, _, answers, _, _) in enumerate(everyone)
-            if PLAN.stage_of(rank) in stages
+            if PLAN.worker_of(rank) in stages
         ]
         assert all(copy is None or torch.equal(copy, copies[0]) for copy in copies)
 

@@ -26,6 +26,7 @@ from tests.support.training_cases import (  # noqa: E402
     LAYERS,
     Curve,
     Unmodified,
+    around,
     aside,
     batches,
     branching,
@@ -96,6 +97,16 @@ PLANS = {
     "2-2": plan_of([2, 2], "pe"),
     "1-3": plan_of([1, 3], "1f1b", microbatches=2),
     "3-1, recomputed": plan_of([3, 1], "pe", microbatches=2, recompute=True),
+    "interleaved": around([1, 1], "interleaved", depth=LAYERS),
+    "interleaved on four, ragged": around([1, 1, 1, 1], "interleaved", depth=LAYERS, microbatches=5),
+    "interleaved, replicas, recomputed": around([2, 1], "interleaved", depth=LAYERS, each=3, recompute=True),
+    "zero bubble": plan_of([1, 1, 1, 1], "zb-h1", microbatches=5),
+    "zero bubble, 1-2-1": plan_of([1, 2, 1], "zb-h1"),
+    "zero bubble, 2-2": plan_of([2, 2], "zb-h1"),
+    "zero bubble, V": around([1, 1, 1], "zb-v", depth=LAYERS),
+    "zero bubble, V, uneven replicas": around([1, 2, 1], "zb-v", depth=LAYERS, microbatches=2),
+    "zero bubble, V, replicas": around([2, 2], "zb-v", depth=LAYERS),
+    "zero bubble, V, on one rank": around([1], "zb-v", depth=LAYERS),
     "ranks in any order": Plan([(0, 3, (3,)), (3, 5, (2, 0)), (5, LAYERS, (1,))], 3, "1f1b"),
 }
 LONG = ("1-2-1 fill and drain", "1-2-1", "1-2-1 list order")
@@ -153,6 +164,63 @@ def of_many_kinds(rank: int, size: int) -> dict[str, Curve]:
         "bfloat16": trained(plan_of([1, 1, 1, 1]), network, given, precision="bfloat16"),
         "float16": trained(plan_of([1, 1, 1, 1]), network, given, precision="float16"),
     }
+
+
+def split_and_interleaved(rank: int, size: int) -> dict[str, Curve]:
+    """What else a training does, where backward passes are split or a rank has several stages."""
+    given = batches(4)
+    unmodified = trace(Unmodified(), given[0][0]).depth
+    return {
+        "unmodified": trained(plan_of([1, 2, 1], "zb-h1", depth=unmodified), Unmodified, given),
+        "unmodified, V": trained(around([2, 1], "zb-v", depth=unmodified), Unmodified, given),
+        "branching": trained(around([1, 2], "zb-v", depth=4), branching, given),
+        "branching, in turn": trained(around([2, 1], "interleaved", depth=4), branching, given),
+        "frozen": trained(around([1, 1], "zb-v", depth=LAYERS), frozen, given),
+        "normalised": trained(plan_of([1, 2, 1], "zb-h1", depth=5), normalised, given, collectives="synth"),
+        "normalised, in turn": trained(
+            around([2, 2], "interleaved", depth=5, recompute=True), normalised, given
+        ),
+        "normalised, deferred": trained(
+            around([2, 2], "zb-v", depth=5), normalised, given, batch_norm="deferred"
+        ),
+        "tied": trained(plan_of([1, 2, 1], "zb-h1", depth=5), tied, given),
+        "tied on one rank": trained(around([2, 1], "zb-v", depth=5), tied, given, clip_norm=0.1),
+        "unused": trained(plan_of([1, 2, 1], "zb-h1", depth=3), aside, given, optimizer=decaying),
+        "stopped": trained(around([2, 2], "zb-v", depth=5), stopped, given, optimizer=decaying),
+        "accumulated": trained(around([2, 2], "zb-v", depth=LAYERS), network, given, accumulate=2),
+        "clipped": trained(plan_of([1, 2, 1], "zb-h1"), network, given, clip_norm=0.1),
+        "clipped, in turn": trained(
+            around([2, 1], "interleaved", depth=LAYERS), network, given, clip_norm=0.1
+        ),
+        "bfloat16": trained(
+            around([1, 1], "interleaved", depth=LAYERS), network, given, precision="bfloat16"
+        ),
+        "float16": trained(around([1, 1], "zb-v", depth=LAYERS), network, given, precision="float16"),
+    }
+
+
+def test_split_and_interleaved_ways_of_training() -> None:
+    given = batches(4)
+    found = run_ranks(4, split_and_interleaved, environ=FABRIC)
+    curves = {name: merged([each[name] for each in found]) for name in found[0]}
+    expected = {
+        "unmodified": serial(Unmodified, given, microbatches=3),
+        "branching": serial(branching, given),
+        "frozen": serial(frozen, given),
+        "normalised": serial(normalised, given, microbatches=3),
+        "tied": serial(tied, given),
+        "tied on one rank": serial(tied, given, clip_norm=0.1),
+        "unused": serial(aside, given, optimizer=decaying),
+        "stopped": serial(stopped, given, optimizer=decaying),
+        "accumulated": serial(network, given, accumulate=2),
+        "clipped": serial(network, given, clip_norm=0.1),
+        "bfloat16": serial(network, given, microbatches=3, autocast=torch.bfloat16),
+        "float16": serial(network, given, microbatches=3, autocast=torch.float16),
+    }
+    deferred = curves.pop("normalised, deferred")
+    np.testing.assert_allclose(deferred.losses, expected["normalised"].losses, atol=1e-6, rtol=0)
+    for name, curve in curves.items():
+        check_close(curve, expected.get(name) or expected[name.partition(",")[0]])
 
 
 def test_models_and_ways_of_training() -> None:
@@ -285,10 +353,12 @@ def evaluated(rank: int, size: int) -> tuple[float, float, bool]:
 def last_in_first_out(rank: int, size: int) -> Curve:
     """Gradients of microbatches in reverse, as torchgpipe has them: not the order in which losses came."""
     from arborcast.pipeline.order import ORDERS
-    from arborcast.pipeline.order.actions import Order, parse
+    from arborcast.pipeline.order.actions import Order, Passes, parse
 
-    stage = parse("F0 F1 F2 B2 B1 B0")
-    ORDERS["reverse"] = Order(lambda stages, _: (stage,) * stages, in_flight=lambda _, count: count)
+    def made(stages: int, *_: int) -> Passes:
+        return tuple(parse("F0 F1 F2 B2 B1 B0", stage) for stage in range(stages))
+
+    ORDERS["reverse"] = Order(made, in_flight=lambda _, count: count)
     try:
         return trained(replace(plan_of([1, 2, 1]), order="reverse"), network, batches(4))
     finally:

@@ -80,7 +80,7 @@ def advance(kind: str, module: nn.Module, optimizer: torch.optim.Optimizer, step
 
 def run_stages(plan: Plan, kind: str, state: dict[str, Any] | None, step: int) -> dict[str, Any]:
     """One step in this division, from a checkpoint (None: from the beginning); a checkpoint."""
-    index = plan.stage_of(dist.get_rank())
+    index = plan.worker_of(dist.get_rank())
     if index is None:
         return {
             "model": checkpoints.gather_state(None, None, plan),

@@ -1,0 +1,58 @@
+"""Plans in orders that no closed form ranks, made from plans in 1F1B.
+
+These are zero-bubble orders and those with several stages on a rank. The ranks of each stage stay; where an
+order lays several stages on them, the layers are cut anew, so that the slowest stage is as fast as can be.
+Whether any of it is worth it, the simulator says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from arborcast.pipeline.order import ORDERS
+from arborcast.pipeline.planning.balance import balanced_by
+from arborcast.pipeline.planning.tables import LayerTables
+from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.stages import Plan, Stage
+
+MOST_EACH = 4
+"""Stages on a rank that are tried: each more of them is a message more for every microbatch."""
+
+
+def derived(plan: Plan, layers: LayerTables, orders: Sequence[str], *, batch: int) -> Iterator[Plan]:
+    """A plan's ranks and microbatches in other orders, as far as there are layers enough.
+
+    Args:
+        plan: with every stage on ranks of its own.
+        layers: of its model, and where they may be cut.
+        orders: of `ORDERS`.
+        batch: samples.
+    """
+    for name in orders:
+        order, workers = ORDERS[name], len(plan.stages)
+        if workers == 1 or (order.splits and plan.recompute):
+            continue  # there is nothing to fill, or nothing to split
+        for each in range(1, MOST_EACH + 1):
+            layout = order.layout(each * workers, workers)
+            if layout is None:
+                continue
+            ranks = {stage: plan.stages[it].ranks for it, held in enumerate(layout) for stage in held}
+            stages = plan.stages if each == 1 else _cut(ranks, layers, batch / plan.microbatches)
+            if stages is not None:
+                yield replace(plan, stages=stages, order=name)
+
+
+def _cut(ranks: dict[int, tuple[int, ...]], layers: LayerTables, samples: float) -> tuple[Stage, ...] | None:
+    """All layers in as many stages, whose passes of a microbatch take as little as can be at most."""
+    profile: Profile = layers.profile
+    bounds = (0, *layers.cuts, profile.depth)
+
+    def cost(stage: int, start: int, end: int) -> float:
+        first, last, share = bounds[start], bounds[end], samples / len(ranks[stage])
+        return profile.forward_us(first, last, share) + profile.backward_us(first, last, share)
+
+    if len(bounds) - 1 < len(ranks):
+        return None
+    found = balanced_by(cost, len(bounds) - 1, len(ranks))
+    return tuple(Stage(bounds[a], bounds[b], ranks[stage]) for stage, (a, b) in enumerate(found))

@@ -1,0 +1,175 @@
+"""The passes of one stage on a rank, for batches of one shape: forward, backward, gradients of parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from arborcast.pipeline.model.split import Second, SplitBackward
+from arborcast.pipeline.order.actions import Phase
+from arborcast.pipeline.run.assignment import Assignment
+from arborcast.pipeline.run.batch_norm import DeferredStatistics, statistics_once
+from arborcast.pipeline.run.batches import Tensors
+from arborcast.pipeline.run.boundary import Boundaries
+from arborcast.pipeline.run.losses import Losses
+from arborcast.pipeline.run.messages import sharing
+from arborcast.pipeline.run.recorder import Recorder
+from arborcast.pipeline.simulation.simulator import KIND_OF
+
+
+@dataclass(eq=False)
+class StagePasses:
+    """What a stage computes; gradients add up in `.grad` of its parameters.
+
+    Args:
+        module: the layers.
+        assignment: of this rank to the stage.
+        boundaries: what crosses.
+        losses: where those of the last stage go.
+        recorder: notes what is done when.
+        differentiating: makes the context of backward passes.
+        training: whether there are backward passes.
+        split: halves backward passes; None where they are whole.
+        deferred: the running statistics that wait for the end of the batch; None without.
+        doing: what it did last, in words.
+    """
+
+    module: nn.Module
+    assignment: Assignment
+    boundaries: Boundaries
+    losses: Losses
+    recorder: Recorder
+    differentiating: Callable[[], AbstractContextManager[Any]]
+    training: bool
+    split: SplitBackward | None
+    deferred: DeferredStatistics | None
+    doing: str = "nothing yet"
+
+    def __post_init__(self) -> None:
+        """No pass yet."""
+        self._recomputes = self.training and self.assignment.plan.recompute
+        self.begin()
+
+    def begin(self) -> None:
+        """A new batch."""
+        self._kept: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}  # inputs and outputs
+        self._gradients: dict[int, list[Tensor | None]] = {}  # of inputs
+        self._later: dict[int, Second] = {}
+
+    def forward(
+        self, microbatch: int, inputs: tuple[Tensor, ...], seed: int, targets: Tensors | None
+    ) -> None:
+        """Of the last stage with its loss."""
+        self.doing = f"forward pass of microbatch {microbatch}"
+        began_ns = time.perf_counter_ns()
+        torch.default_generator.manual_seed(seed)  # recomputation begins there again
+        if self._recomputes:
+            outputs = checkpoint(self._run, *inputs, use_reentrant=False, context_fn=self._contexts)
+        else:
+            outputs = self._run(*inputs)
+        if self.assignment.is_last:  # the loss holds what it needs of the outputs, which need not be kept
+            outputs = (self.losses.add(outputs, targets, microbatch),)
+        if self.training or not self.assignment.is_last:
+            self._kept[microbatch] = inputs, outputs
+        self._note(Phase.FORWARD, microbatch, began_ns)
+
+    def outputs(self, microbatch: int) -> tuple[Tensor, ...]:
+        """Of a forward pass, for the stage behind; in evaluation only once."""
+        return (self._kept[microbatch] if self.training else self._kept.pop(microbatch))[1]
+
+    def takes_gradients(self, microbatch: int) -> bool:
+        """Whether gradients of its outputs come from the stage behind.
+
+        Frozen layers from the first on have nothing to differentiate, and receive nothing.
+        """
+        return not self.assignment.is_last and any(it.requires_grad for it in self._kept[microbatch][1])
+
+    def backward(self, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
+        """Whole, or the first half.
+
+        Args:
+            microbatch: of the pass.
+            gradients: of the outputs, None where nobody used one; empty on the last stage.
+        """
+        self.doing = f"backward pass of microbatch {microbatch}"
+        began_ns = time.perf_counter_ns()
+        inputs, ends = self._kept.pop(microbatch)
+        pairs = [
+            (end, gradient)
+            for end, gradient in zip(ends, gradients or [None] * len(ends), strict=True)
+            if end.requires_grad and (self.assignment.is_last or gradient is not None)
+        ]
+        found: list[Tensor | None] = [None] * len(inputs)
+        if pairs:
+            roots, given = [end for end, _ in pairs], [it for _, it in pairs]
+            with self.differentiating():
+                if self.split is None:
+                    torch.autograd.backward(roots, given)
+                    found = [it.grad for it in inputs] if not self.assignment.is_first else found
+                else:
+                    own = () if self.assignment.is_first else inputs
+                    by_input, self._later[microbatch] = self.split.first(roots, given, own)
+                    found[: len(own)] = by_input
+            self._note(Phase.BACKWARD, microbatch, began_ns)
+        if not self.assignment.is_first:
+            self._gradients[microbatch] = found
+
+    def weights(self, microbatch: int) -> None:
+        """The second half of a backward pass."""
+        self.doing = f"gradients of parameters of microbatch {microbatch}"
+        began_ns = time.perf_counter_ns()
+        later = self._later.pop(microbatch, None)
+        if later is not None:
+            with self.differentiating():
+                SplitBackward.second(later)
+            self._note(Phase.WEIGHTS, microbatch, began_ns)
+
+    def input_gradients(self, microbatch: int) -> list[Tensor | None]:
+        """Of a backward pass, for the stage before; once."""
+        return self._gradients.pop(microbatch)
+
+    def _run(self, *inputs: Tensor) -> Any:
+        """Of the last stage what the model returns, of others a tuple of tensors."""
+        assignment = self.assignment
+        # The batch is the caller's, and what the stage before made on this rank is its own.
+        is_foreign = self._recomputes or assignment.is_first or assignment.before_is_here
+        if self.boundaries.overwrites and is_foreign:
+            outputs = self.module(*(tensor.clone() for tensor in inputs))
+        elif assignment.is_first:
+            outputs = self.module(*inputs)
+        else:
+            outputs = self.module(*(_entered(tensor) for tensor in inputs))
+        return outputs if assignment.is_last or isinstance(outputs, tuple) else (outputs,)
+
+    def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        return nullcontext(), statistics_once(self.module, self.deferred)
+
+    def _note(self, phase: Phase, microbatch: int, began_ns: int) -> None:
+        stage = self.assignment.stage
+        self.recorder.add(KIND_OF[phase], microbatch, began_ns, time.perf_counter_ns(), stage=stage)
+
+
+class _Enter(torch.autograd.Function):
+    """Identity on the same memory, so that a layer may change what the stage received in assignment."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return sharing(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _entered(tensor: Tensor) -> Tensor:
+    if not tensor.requires_grad:
+        return tensor
+    entered: Tensor = _Enter.apply(tensor)  # type: ignore[no-untyped-call]
+    return entered
