@@ -59,13 +59,11 @@ class SplitBackward:
         joints, direct = self._joints(ends)
         edges = [edge for joint in joints for edge in joint[0]]
         wanted = [it for it in inputs if it.requires_grad]
-        found: list[Tensor | None] = list(
-            torch.autograd.grad(
-                ends, [*wanted, *edges, *direct], gradients, retain_graph=True, allow_unused=True
-            )
-            if wanted or edges or direct
-            else ()
-        )
+        by: list[GradientEdge] = [get_gradient_edge(it) for it in (*wanted, *direct)]
+        by[len(wanted) : len(wanted)] = edges
+        found: list[Tensor | None] = []
+        if by:
+            found += torch.autograd.grad(ends, by, gradients, retain_graph=True, allow_unused=True)
         by_input = iter(found[: len(wanted)])
         came = iter(found[len(wanted) : len(wanted) + len(edges)])
         for parameter, gradient in zip(direct, found[len(wanted) + len(edges) :], strict=True):

@@ -139,8 +139,7 @@ def _better(
             if best is not None and estimate_us > best[0][0]:
                 break
             best, is_near = faster(best, plan)
-        if is_near and plan.order in choices.orders:
-            for narrower in _narrower(plan, profile, choices, best[0][0]):
+            for narrower in _narrower(plan, profile, choices, best[0][0]) if is_near else ():
                 best, _ = faster(best, narrower)
         if is_near and plan.max_in_flight is None:
             for other in derived(plan, layers, choices.made, batch=choices.batch):

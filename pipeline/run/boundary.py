@@ -21,6 +21,9 @@ from arborcast.pipeline.errors import PartitionError, first_line
 from arborcast.pipeline.model.layered import Layered, in_mode
 from arborcast.pipeline.run.batches import described, spread_dims
 
+KEPT_SHAPES = 32
+"""Of batches; what is known of others before is found again."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -86,9 +89,11 @@ class FakeStage:
             self._stage = copy.deepcopy(model.divide(start, end))
         for module in (self._before, self._stage):
             _forget_counts(module)
+        self._known: dict[tuple[object, bool], Boundaries] = {}
 
     def follow(self, trained: Mapping[str, bool]) -> None:
         """Take on which parameters of the model are trained, by their names."""
+        self._known.clear()
         for module in (self._before, self._stage):
             for name, parameter in () if module is None else module.named_parameters():
                 parameter.requires_grad_(trained[name])
@@ -103,6 +108,10 @@ class FakeStage:
     ) -> Boundaries:
         """What crosses before and behind the stage.
 
+        The first time it is found for several numbers of samples, which must agree; then for one of each
+        shape that a sample has, and for other numbers of these it is known. So a new length costs a pass
+        without values, a new number of samples nothing.
+
         Args:
             inputs: of the model, with any number of samples; only their shapes count.
             samples: how many samples shares of microbatches have.
@@ -113,11 +122,18 @@ class FakeStage:
             PartitionError: a layer needs values to give a shape, or gives something else than tensors, or
                 what crosses is not in proportion to the samples.
         """
+        spread = spread_dims(self._dims[0], len(inputs))
+        shapes = tuple(
+            (it.shape[:dim] + it.shape[dim + 1 :], it.dtype) for it, dim in zip(inputs, spread, strict=True)
+        )
+        if (shapes, training) in self._known:
+            return self._known[shapes, training]
         found: dict[int, Boundaries] = {}
         # Batch norm refuses to train with one sample, which may be one replica's share of more. Twice as
         # many tell a dimension that counts samples from one that happens to be as long.
         counts = {max(count, 2) for count in samples}
-        for count in sorted(counts | {2 * max(counts)}):
+        first_time = all(mode != training for _, mode in self._known)
+        for count in sorted(counts | {2 * max(counts)}) if first_time else [max(counts)]:
             with self._mode, autocast(), torch.set_grad_enabled(training):
                 found[count] = self._run(inputs, count, training)
         (first, boundaries), *others = found.items()
@@ -127,6 +143,9 @@ class FakeStage:
                     f"{self._layers}: what crosses a boundary must be in proportion to the samples, "
                     f"got {_words(boundaries)} per sample for {first} and {_words(other)} for {count}"
                 )
+        if len(self._known) >= KEPT_SHAPES:
+            del self._known[next(iter(self._known))]
+        self._known[shapes, training] = boundaries
         return boundaries
 
     @property

@@ -22,11 +22,11 @@ from arborcast.pipeline.model.layered import in_mode
 from arborcast.pipeline.model.split import SplitBackward
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.order.actions import Passes, Phase, peak_in_flight
-from arborcast.pipeline.order.messages import with_messages
+from arborcast.pipeline.order.messages import Step, with_messages
 from arborcast.pipeline.run.assignment import Assignment
 from arborcast.pipeline.run.batch_norm import DeferredStatistics
 from arborcast.pipeline.run.batches import Batch, Signature
-from arborcast.pipeline.run.boundary import FakeStage
+from arborcast.pipeline.run.boundary import KEPT_SHAPES, FakeStage
 from arborcast.pipeline.run.groups import Groups
 from arborcast.pipeline.run.loop import StepLoop, tags_of
 from arborcast.pipeline.run.losses import Losses, LossFunction
@@ -110,7 +110,10 @@ class StepExecutor:
 
     def __post_init__(self) -> None:
         """No batch yet."""
-        self._loops: dict[Signature, StepLoop | None] = {}
+        self._loops: dict[Signature, StepLoop | None] = {}  # the one that was used last is last
+        self._made = 0
+        self._steps: dict[bool, Sequence[Step]] = {}  # of this rank, by whether in training
+        self._splits: dict[int, SplitBackward] = {}
         self._loop: StepLoop | None = None
         self._doing: str | None = None
         self._fingerprint: int | None = None
@@ -130,30 +133,39 @@ class StepExecutor:
 
     def follow(self, trained: Mapping[str, bool]) -> None:
         """Take on which parameters of the model are trained: only gradients of those, and before, cross."""
+        self._splits.clear()
         for part in self.parts:
             part.fake.follow(trained)
 
     def prepare(self, batch: Batch, signature: Signature) -> None:
-        """Make ready for batches of one shape.
+        """Make ready for batches of one shape; of more than `KEPT_SHAPES` the oldest is forgotten.
 
         Raises:
             PartitionError: what crosses the boundaries of a stage here cannot be known.
         """
+        self._made += 1
+        if len(self._loops) >= KEPT_SHAPES:
+            del self._loops[next(iter(self._loops))]
         if not self.parts:
             self._loops[signature] = None
             return
         self._doing = "finding the shapes of what crosses boundaries"
         training = signature.training
-        passes = self.plan.passes if training else _without_backward(self.plan.passes)
-        worker = self.plan.worker_of(self.parts[0].assignment.ranks[0])
-        assert worker is not None, "it has work"
+        if training not in self._steps:
+            passes = self.plan.passes if training else _without_backward(self.plan.passes)
+            worker = self.plan.worker_of(self.parts[0].assignment.ranks[0])
+            assert worker is not None, "it has work"
+            self._steps[training] = with_messages(passes)[worker]
+        steps = self._steps[training]
+        in_flight = peak_in_flight([it.action for it in steps if it.kind == "compute"]) + 1
         self._loops[signature] = StepLoop(
             {part.assignment.stage: self._passes_of(part, batch, training) for part in self.parts},
             batch.sizes,
-            with_messages(passes)[worker],
+            steps,
             self.links,
-            in_flight=peak_in_flight(passes[worker]) + 1 if training else 2,
-            first_tag=tags_of(len(self.plan.stages), len(batch.sizes)) * len(self._loops),
+            in_flight=in_flight if training else 2,
+            # Those of forgotten shapes may be used again: all their messages have ended.
+            first_tag=tags_of(len(self.plan.stages), len(batch.sizes)) * (self._made % (2 * KEPT_SHAPES)),
             last_pass=self.last_pass,
         )
 
@@ -176,7 +188,9 @@ class StepExecutor:
             dims=self.output_dims,
             batches=self.batches,
         )
-        splits = training and ORDERS[self.plan.order].splits
+        split: SplitBackward | None = None
+        if training and ORDERS[self.plan.order].splits:
+            split = self._splits.setdefault(assignment.stage, SplitBackward(part.module.parameters()))
         return StagePasses(
             part.module,
             assignment,
@@ -185,7 +199,7 @@ class StepExecutor:
             self.recorder,
             differentiating=self.precision.no_autocast,
             training=training,
-            split=SplitBackward(part.module.parameters()) if splits else None,
+            split=split,
             deferred=self.deferred,
         )
 
@@ -198,7 +212,7 @@ class StepExecutor:
             step: how many batches were trained with before.
             unit: that sums of losses are divided by in this update.
         """
-        loop = self._loops[signature]
+        loop = self._loops[signature] = self._loops.pop(signature)
         self._fingerprint = None
         if loop is None:
             self._start_sum(batch.sizes, None)

@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from arborcast.pipeline.errors import PartitionError
 from arborcast.pipeline.order.actions import Action, Phase
 from arborcast.pipeline.order.messages import Step
 from arborcast.pipeline.run.assignment import Assignment
+from arborcast.pipeline.run.batches import described
 from arborcast.pipeline.run.boundary import TensorSpec
 from arborcast.pipeline.run.messages import Arrival, Messenger, Pending, Slice, packed
 from arborcast.pipeline.run.passes import StagePasses
@@ -162,8 +164,16 @@ class StepLoop:
     def _send_outputs(self, action: Action) -> None:
         stage, m = self.stages[action.stage], action.microbatch
         wires, slices = stage.boundaries.given, self._behind[action.stage][m]
+        outputs = stage.outputs(m)
+        for wire, tensor in zip(wires, outputs, strict=True):
+            shape = wire.shape_of(slices[-1].stop)
+            if tuple(tensor.shape) != shape:
+                raise PartitionError(
+                    f"stage {action.stage}: {slices[-1].stop} samples must give shape {list(shape)}, in "
+                    f"proportion to others, got {described(tensor)}"
+                )
         tag = self._tag(action.phase, action.stage, m)
-        self._outputs_sent[action] = self._send("output", m, wires, stage.outputs(m), slices, tag)
+        self._outputs_sent[action] = self._send("output", m, wires, outputs, slices, tag)
         if not stage.training:
             self._wait_for_outputs(most=self.in_flight)
 

@@ -34,7 +34,7 @@ class Stages(nn.Module):
         found = (pair for it in self.stages for pair in it.named_buffers(prefix, recurse, remove_duplicate))
         yield from _distinct(found) if remove_duplicate else found
 
-    def state_dict(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+    def state_dict(self, *arguments: Any, **named: Any) -> dict[str, Any]:  # type: ignore[override]
         """Of all stages."""
         return {
             name: it for stage in self.stages for name, it in stage.state_dict(*arguments, **named).items()

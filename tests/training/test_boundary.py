@@ -16,6 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from arborcast.pipeline.errors import PartitionError, first_line  # noqa: E402
 from arborcast.pipeline.model.divisible import Divisible  # noqa: E402
+from arborcast.pipeline.run import boundary  # noqa: E402
 from arborcast.pipeline.run.assignment import Assignment  # noqa: E402
 from arborcast.pipeline.run.boundary import Boundaries, FakeStage, TensorSpec  # noqa: E402
 from arborcast.pipeline.run.messages import Arrival, Slice, packed, sharing  # noqa: E402
@@ -47,6 +48,42 @@ def test_shapes_are_per_sample() -> None:
     assert not found(network(), 2, 6).overwrites
     assert found(network(), 0, 2).taken == ()
     assert found(network(), 6, 8).given == ()
+
+
+class Rows(nn.Module):
+    """Layers for sequences of any length."""
+
+    passes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Rows.passes += 1
+        result: Tensor = self.linear(x)
+        return result
+
+
+def test_a_new_number_of_samples_costs_nothing_and_a_new_length_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(boundary, "KEPT_SHAPES", 2)
+    fake = FakeStage(Divisible(Rows(), Rows()), 1, 2)
+
+    def passes(length: int, samples: int, *, training: bool = True) -> int:
+        Rows.passes = 0
+        inputs = [torch.zeros(samples, length, FEATURES)]
+        counts = [samples // 2, samples - samples // 2]
+        there = fake.boundaries(inputs, counts, training=training, autocast=nullcontext)
+        assert there.taken == (TensorSpec((1, length, FEATURES), FLOAT, 0, training),)
+        return Rows.passes
+
+    assert passes(5, 8) == 4  # both layers, for 4 samples and for twice as many
+    assert [passes(5, 9), passes(5, 16), passes(7, 8), passes(7, 9)] == [0, 0, 2, 0]
+    assert passes(5, 8, training=False) == 4
+    fake.follow({f"{i}.linear.{it}": True for i in range(2) for it in ("weight", "bias")})
+    assert [passes(length, 8) for length in (5, 6, 5, 7, 6, 5)] == [4, 2, 0, 2, 0, 2]  # two are kept
 
 
 def test_several_tensors_and_what_is_not_differentiated() -> None:

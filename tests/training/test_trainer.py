@@ -18,6 +18,7 @@ from torch import Tensor, nn  # noqa: E402
 from arborcast import topologies  # noqa: E402
 from arborcast.pipeline.errors import BatchError  # noqa: E402
 from arborcast.pipeline.model.traced import trace  # noqa: E402
+from arborcast.pipeline.run import boundary, executor  # noqa: E402
 from arborcast.pipeline.stages import Plan, overlaps, shares  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
@@ -348,6 +349,27 @@ def evaluated(rank: int, size: int) -> tuple[float, float, bool]:
     whole.load_state_dict(after)
     with torch.no_grad():
         return loss, cross_entropy(whole.eval()(inputs), targets).item(), kept
+
+
+def in_many_shapes(rank: int, size: int) -> tuple[Curve, int]:
+    """More shapes than are kept, and more than there are tags for without using them again."""
+    executor.KEPT_SHAPES = boundary.KEPT_SHAPES = 2
+    with Trainer(
+        network(), plan_of([1, 2, 1], "zb-h1"), cross_entropy, momentum, collectives="gloo"
+    ) as trainer:
+        losses = [trainer.step(*batch) for batch in batches(len(MANY), MANY)]
+        kept = len(trainer._ready()[0]._loops)
+        state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
+    return Curve(losses, {}, state), kept
+
+
+MANY = (13, 7, 9, 13, 13, 8, 10, 11, 7, 12)
+
+
+def test_shapes_come_and_go() -> None:
+    found = run_ranks(4, in_many_shapes)
+    check_close(merged([curve for curve, _ in found]), serial(network, batches(len(MANY), MANY)))
+    assert {kept for _, kept in found} == {2}
 
 
 def last_in_first_out(rank: int, size: int) -> Curve:
