@@ -161,7 +161,7 @@ def _parts(topology: Topology, collective: Collective) -> Iterator[_Part]:
         choices += [[everyone - box] for box in boxes if collective.members - box]
         for merged in choices:
             part = _merged(topology, collective, merged)
-            if part is None or part.topology in seen:
+            if part is None or part.topology.ranks >= topology.ranks or part.topology in seen:
                 continue
             seen.add(part.topology)
             yield part

@@ -261,6 +261,13 @@ def test_parts_limit_what_the_whole_program_does(seed, monkeypatch):
         monkeypatch.undo()
 
 
+def test_a_box_with_one_rank_besides_is_no_part():
+    ends = [*((rank, 18) for rank in range(17)), (0, 17)]
+    fabric = of_cables("box and one", 18, ends, [Switch("box", **LOOPS)])
+    found = bound(fabric, Collective.on(fabric, "allreduce"))
+    assert (found.rate, found.scope) == (1, Scope.EVERY_SCHEDULE)
+
+
 def test_lengths_within_one_box_are_certified_at_any_size():
     fabric = boxes_on_a_fabric(40, 450, 50)
     collective = Collective.on(fabric, "allreduce")
