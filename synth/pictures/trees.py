@@ -1,9 +1,12 @@
-"""The trees of a schedule as small multiples, one chunk per panel, roots on top."""
+"""The trees of a schedule as small multiples, one chunk per panel, roots on top.
+
+Switches that reduce or multicast are squares; what they loop back is not drawn.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING
 from arborcast.synth.errors import InputError
 from arborcast.synth.pictures.canvas import INK, PALETTE, check_path, headline, picture
 from arborcast.synth.schedule import Schedule, Transfer
+from arborcast.synth.topology import Topology, Vertex
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +89,8 @@ def draw_trees(schedule: Schedule, path: Path | str, *, max_panels: int = MAX_PA
     for transfer in schedule.transfers:
         moved.setdefault(transfer.chunk, []).append(transfer)
     order = sorted(moved, key=lambda chunk: (-schedule.chunks[chunk].share, chunk))
-    shown = {chunk: _trees(chunk, moved[chunk]) for chunk in order[:max_panels]}
+    topology = schedule.topology
+    shown = {chunk: _trees(chunk, _without_loops(moved[chunk], topology)) for chunk in order[:max_panels]}
     if not shown:
         raise InputError(f"picture {path}: the schedule has no transfers to draw")
     measure = _Measure.of(list(shown.values()))
@@ -96,7 +101,7 @@ def draw_trees(schedule: Schedule, path: Path | str, *, max_panels: int = MAX_PA
         for panel_axes in axes:
             measure.set_up(panel_axes)
         for panel_axes, (chunk, trees) in zip(axes, shown.items(), strict=False):
-            _draw_panel(panel_axes, trees, measure)
+            _draw_panel(panel_axes, trees, measure, topology)
             panel_axes.set_title(_weight(schedule, chunk), fontsize=8)
         more = f" (the {len(shown)} with the largest shares)" if len(order) > len(shown) else ""
         count = f"{len(order)} tree{'s' if len(order) > 1 else ''}"
@@ -198,18 +203,40 @@ def _tree(
     return tree
 
 
-def _draw_panel(axes: Axes, trees: Sequence[_Tree], measure: _Measure) -> None:
+def _without_loops(transfers: Sequence[Transfer], topology: Topology) -> list[Transfer]:
+    """The transfers without those by which a switch loops back, each sum that it gives as a reduction."""
+    if topology.holders == topology.ranks:
+        return list(transfers)
+    kept: list[Transfer] = []
+    inputs: dict[Vertex, list[Transfer]] = {}  # of what each switch holds
+    for transfer in transfers:  # in order of step
+        held = inputs.get(transfer.src, [])
+        loops = topology.is_switch(transfer.src) and topology.switches[transfer.src - topology.ranks].loopback
+        back = next((one for one in held if loops and one.src == transfer.dst), None)
+        if back is not None and len(held) > 1:
+            kept.remove(back)
+            kept.append(replace(transfer, reduce=True))
+        elif back is None:
+            kept.append(transfer)
+        if topology.is_switch(transfer.dst):
+            before = inputs.get(transfer.dst, []) if transfer.reduce else []
+            inputs[transfer.dst] = [*before, transfer]
+    return kept
+
+
+def _draw_panel(axes: Axes, trees: Sequence[_Tree], measure: _Measure, topology: Topology) -> None:
     left = 0.0
     for tree in trees:
         places = {rank: (left + x, measure.level * y) for rank, (x, y) in tree.points.items()}
         for child in {**tree.up, **tree.down}:
             _draw_edge(axes, tree, child, places, measure)
         for rank, (x, y) in places.items():
-            is_root = rank == tree.root
+            is_root, name = rank == tree.root, str(topology.label(rank))
             axes.scatter(
                 [x],
                 [y],
                 s=measure.disc_points**2,
+                marker="s" if topology.is_switch(rank) else "o",
                 facecolor=INK if is_root else "white",
                 edgecolor=INK,
                 linewidth=0.8 * measure.zoom,
@@ -218,10 +245,10 @@ def _draw_panel(axes: Axes, trees: Sequence[_Tree], measure: _Measure) -> None:
             axes.text(
                 x,
                 y - 0.02,
-                str(rank),
+                name,
                 ha="center",
                 va="center",
-                fontsize=8 * measure.zoom * (1 if rank < 100 else 0.75),
+                fontsize=8 * measure.zoom * (1 if len(name) < 3 else 2.25 / len(name)),
                 color="white" if is_root else INK,
                 zorder=4,
             )
@@ -257,7 +284,7 @@ def _draw_edge(
 
 
 def _explain(trees: Sequence[_Tree]) -> str:
-    parts = ["The root is the dark disc."]
+    parts = ["The root is dark."]
     if any(tree.up and not tree.down for tree in trees):
         parts.append("Orange arrows up: reduce.")
     if any(tree.down and not tree.up for tree in trees):

@@ -13,14 +13,16 @@ import pytest
 
 from arborcast import topologies
 from arborcast.synth.certificate import Bound, Cut
-from arborcast.synth.collective import Collective
+from arborcast.synth.collective import Collective, Kind
 from arborcast.synth.errors import InputError
 from arborcast.synth.pictures import draw_sweep, draw_timeline, draw_topology, draw_trees
 from arborcast.synth.pictures.placement import Point, place
 from arborcast.synth.schedule import Chunk, Method, Schedule, Transfer
 from arborcast.synth.simulation.simulator import sweep
 from arborcast.synth.simulation.timing import Timing
-from arborcast.synth.topology import Link, Topology
+from arborcast.synth.topology import Link, Switch, Topology
+from arborcast.synth.verification.verifier import verify
+from tests.support.drawn_in_network import BOTH, NVLS, TURNS, drawn, star
 
 BOUND = Bound(Fraction(1), Cut(frozenset({0}), Fraction(1)))
 
@@ -125,6 +127,24 @@ def test_a_topology_shows_its_ranks_switches_and_rates(tmp_path: Path) -> None:
     assert "dgx-a100:boxes=2: 16 ranks, 4 switches, 64 directed links" in said
     assert {str(rank) for rank in range(16)} <= set(said)
     assert {"300 GB/s each way", "25 GB/s each way", "switch", "rank"} <= set(said)
+
+
+@pytest.mark.parametrize(
+    ("switch", "steps"),
+    [
+        (TURNS, ["0>3:0+ 1>3:0+ 2>3:0+", "3>0:0 3>1:0 3>2:0"]),
+        (BOTH, ["1>3:0+ 2>3:0+", "3>0:0+", "0>3:0", "3>1:0 3>2:0"]),
+        (NVLS, ["0>3:0+ 1>3:0+ 2>3:0+", "3>0:0", "0>3:0", "3>0:0 3>1:0 3>2:0"]),
+    ],
+)
+def test_trees_through_switches_show_their_names(switch: Switch, steps: list[str], tmp_path: Path) -> None:
+    """One tree in which each rank and the switch stand once; of a switch that loops back, too."""
+    schedule = drawn(star(3, switch), Kind.ALLREDUCE, [Chunk(Fraction(1), 0)], steps)
+    assert verify(schedule).correct
+    draw_trees(schedule, tmp_path / "picture.svg")
+    said = words(tmp_path / "picture.svg")
+    assert sorted(word for word in said if word in {"0", "1", "2", "3", "hub"}) == ["0", "1", "2", "hub"]
+    assert "The root is dark. Arrows both ways: reduce up, then copy down." in said
 
 
 def test_a_topology_shows_which_switches_reduce_or_multicast(tmp_path: Path) -> None:
