@@ -221,6 +221,16 @@ def test_a_multicast_that_does_not_come_back() -> None:
     )
 
 
+def test_a_sum_of_many_that_is_passed_on_need_not_come_back_to_the_first() -> None:
+    """It is refused for turning alone."""
+    steps = ["1>4:0+ 2>4:0+ 3>4:0+", "4>2:0 4>3:0", "0>4>3:0+", "3>4>0:0", "0>4>1:0", "1>4>2:0"]
+    broken(
+        drawn(star(4, NVLS), Kind.ALLREDUCE, WHOLE, steps),
+        "step 1: switch hub passes its sum of chunk 0 from 3 inputs on to 2 outputs, one that does not turn "
+        "serves 1",
+    )
+
+
 def test_many_inputs_are_named_in_few_words() -> None:
     ups = " ".join(f"{rank}>6:0+" for rank in range(1, 6))
     schedule = drawn(star(6, NVLS), Kind.REDUCE, WHOLE, [ups, "6>0:0+"])
@@ -301,8 +311,16 @@ def test_the_number_of_trees() -> None:
     schedule, _ = RIGHT["allreduce without turning"]
     assert verify(with_abilities(schedule, trees=2)).correct
     broken(with_abilities(schedule, trees=1), "switch hub: adds or multicasts 2 chunks, of which it can 1")
+    both = [Chunk(Fraction(1, 2), 0), Chunk(Fraction(1, 2), 0)]
+    for switch, kind, steps in (
+        (ADDS, Kind.REDUCE, ["1>3:0+ 2>3:0+ 1>3:1+ 2>3:1+", "3>0:0+ 3>0:1+"]),
+        (COPIES, Kind.BROADCAST, ["0>3:0 0>3:1", "3>1:0 3>2:0 3>1:1 3>2:1"]),
+    ):
+        line = "switch hub: adds or multicasts 2 chunks, of which it can 1"
+        broken(drawn(star(3, replace(switch, trees=1)), kind, both, steps), line)
     # What is only forwarded is no tree.
-    assert verify(with_abilities(RIGHT["broadcast by a switch that forwards"][0], trees=1)).correct
+    steps = ["0>3:0 0>3:1", "3>1:0 3>1:1", "1>3:0 1>3:1", "3>2:0 3>2:1"]
+    assert verify(drawn(star(3, replace(ADDS, trees=1)), Kind.BROADCAST, both, steps)).correct
 
 
 def test_a_bound_of_trees_holds_for_trees_that_turn_at_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
