@@ -46,7 +46,7 @@ def _answer(document: Document) -> Iterator[Part]:
 
 
 def _rate(times_link: float) -> str:
-    return f"{digits(times_link, 2)}× the rate of a link"
+    return f"{digits(times_link, 1)}× the rate of a link"
 
 
 def _over_sizes(rate: float, rows: pd.DataFrame) -> Picture:
@@ -56,7 +56,9 @@ def _over_sizes(rate: float, rows: pd.DataFrame) -> Picture:
     for buffers, alike in groups(rows[rows["buffers"].notna() & (rows["method"] != CHOSEN)], "buffers"):
         best = alike.groupby("bytes")["share_of_optimum"].max()
         drawn.append(Line(plural(buffers, "buffer"), tuple(best.items()), "base" if buffers == 1 else "ours"))
-    chart = LineChart(f"share of the limit over size, copies at {_rate(rate)}", tuple(drawn), equal=None)
+    chart = LineChart(
+        f"share of the limit over size, copies at {_rate(rate)}", tuple(drawn), None, upright=percent
+    )
     return Picture(chart, f"Share of the limit over size, copies at {_rate(rate)}")
 
 
@@ -66,14 +68,17 @@ def _line(method: str, rows: pd.DataFrame, *, dashed: bool = False) -> Line:
 
 
 def _over_buffers(rate: float, rows: pd.DataFrame) -> Picture:
-    """Of the largest size, every buffer's size that was tried."""
+    """Of the largest size, the sizes of a buffer that were tried with all numbers of them."""
     is_ring = rows["buffers"].notna() & (rows["method"] != CHOSEN) & rows["share_of_optimum"].notna()
     rows = rows[is_ring & (rows["bytes"] == rows["bytes"].max())]
-    drawn = []
+    tried = rows["buffer_bytes"].map(rows["buffer_bytes"].value_counts())
+    rows, drawn = rows[tried == tried.max()], []
     for buffers, alike in groups(rows.sort_values("buffer_bytes"), "buffers"):
         points = tuple(zip(alike["buffer_bytes"], alike["share_of_optimum"], strict=True))
         drawn.append(Line(plural(buffers, "buffer"), points, "base" if buffers == 1 else "ours"))
-    chart = LineChart(f"share of the limit over a buffer's size, {_rate(rate)}", tuple(drawn), equal=None)
+    chart = LineChart(
+        f"share of the limit over a buffer's size, {_rate(rate)}", tuple(drawn), None, upright=percent
+    )
     return Picture(chart, f"{size(rows['bytes'].max())}: over the size of a buffer")
 
 
