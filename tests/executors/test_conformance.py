@@ -208,7 +208,7 @@ def test_drawn_schedules_through_a_ring(run: Run, name: str) -> None:
 
 @each_executor
 @given(schedules(), st.integers(0, 40), st.integers(1, 7), st.integers(0, 2**16), st.integers(1, 4))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_random_schedules_through_a_ring(
     run: Run, schedule: Schedule, size: int, pieces: int, seed: int, depth: int
 ) -> None:

@@ -211,7 +211,6 @@ def every_size(rank: int, size: int) -> None:
         ("star:3", "sockets", "trees", "schedule"),
         ("mesh:2x2", "sockets", "trees", "schedule"),
         ("full:2", "auto", "trees", "staged"),
-        ("ring:3", "sockets", "auto", "staged"),
     ],
 )
 def test_sizes(fabric: str, transport: str, method: str, path: str) -> None:

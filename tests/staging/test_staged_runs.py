@@ -106,7 +106,7 @@ def test_drawn_schedules_are_equal_to_the_direct_way(name: str) -> None:
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8]),
     st.sampled_from([dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX]),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_random_schedules_are_equal_to_the_direct_way(
     schedule: Schedule, size: int, pieces: int, depth: int, dtype: torch.dtype, op: Any
 ) -> None:
@@ -199,7 +199,7 @@ def test_whole_tensors_do_not_overlap() -> None:
 
 
 @given(schedules(), st.integers(1, 6), st.integers(1, 4))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_host_memory_does_not_grow_with_the_tensor(schedule: Schedule, length: int, depth: int) -> None:
     """With pieces of one length: ring and scratch of 4 and of 16 pieces for each buffer are equal."""
     unit = np.lcm.reduce([chunk.share.denominator for chunk in schedule.chunks])
