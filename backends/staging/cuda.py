@@ -3,7 +3,8 @@
 This has never run on a GPU. It was written by torch's documentation: a copy between pinned memory and a GPU
 with `non_blocking` returns at once and happens in the order of the current stream; an event recorded behind
 it there has happened when the copy has; `Event.synchronize` waits without the interpreter's lock. What needs
-no GPU, which piece is copied when and what waits for it, is the engine's and is tested with `emulated`.
+no GPU, which piece is copied when and what waits for it, is the engine's and is tested with `emulated`; of
+what is here the order of calls is tested, with drawn streams and events.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from arborcast.backends.lowering.layout import Buffer, lay_out
 from arborcast.backends.lowering.lower import lower_rank
 from arborcast.backends.lowering.program import Program
 from arborcast.backends.staging.device import Device, Way
+from arborcast.backends.staging.emulated import EmulatedDevice
 from arborcast.backends.tensors.torch_reduction import operator_of
 from arborcast.backends.transport.fingerprint import CollectiveFingerprint
 from arborcast.synth.collective import Kind
@@ -253,3 +254,21 @@ def test_a_copy_that_takes_too_long_is_a_timeout_which_waits_for_it() -> None:
     device.close()
     assert isinstance(error, ExecutionError)
     assert "copy output[0:4] to ring[0:4]" in str(error) and "nothing happened for 0.2 s" in str(error)
+
+
+def test_every_copy_that_ends_is_progress() -> None:
+    """All copies together may take longer than nothing may happen for."""
+    schedule, pieces = chain(2), 4
+    networks = fake_networks(2)
+    engines = engines_of(networks, timeout_s=1.0)
+    programs = programs_of(schedule, pieces * PIECE, pieces, pieces)
+    device = EmulatedDevice(Fraction(1000), Fraction(400_000))
+    opening = CollectiveFingerprint(0, 1, 0, Kind.BROADCAST, "float32", b"schedule")
+
+    def work(engine: Engine) -> None:
+        memory = {Buffer.OUTPUT: torch.zeros(pieces * PIECE)}
+        engine.run(compile_graph(programs[engine.rank]), memory, opening, None, device=device)
+
+    assert each(engines, work) == [None, None]
+    close(engines, networks)
+    device.close()
