@@ -91,7 +91,7 @@ class Pipeline:
     steps: int
     rate: Fraction
     alone: Fraction
-    messages: int
+    messages: Fraction
     message_us: int
     copying: CopyCosts
     most_pieces: int = MOST_PIECES
@@ -126,7 +126,7 @@ class Pipeline:
             schedule.steps,
             schedule.rate,
             _alone(schedule),
-            most_messages(schedule),
+            Fraction(most_messages(schedule)),
             message_us,
             copying,
             pieces_that_fit(schedule, nbytes, piece_bytes=shortest_bytes, most=MOST_PIECES),
@@ -150,7 +150,7 @@ class Pipeline:
         way = part * self.alone / 1000 + self.steps * self.message_us
         wire = part / (1000 * self.rate) if self.rate else Fraction(0)  # of what nobody needs to send: none
         work = (self.messages + self.copies_in + self.copies_out) * self.message_us
-        link = max(wire, Fraction(work))
+        link = max(wire, work)
         use = into / max(1, self.copies_in) + way + out / max(1, self.copies_out)
         return into + way + out, max(into, link, out), use
 

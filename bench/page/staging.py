@@ -54,8 +54,9 @@ def _over_sizes(rate: float, rows: pd.DataFrame) -> Picture:
     rows = rows[rows["share_of_optimum"].notna()]
     drawn = [_line(HOST, rows, dashed=True), _line(WHOLE, rows)]
     for buffers, alike in groups(rows[rows["buffers"].notna() & (rows["method"] != CHOSEN)], "buffers"):
-        best = alike.groupby("bytes")["share_of_optimum"].max()
-        drawn.append(Line(plural(buffers, "buffer"), tuple(best.items()), "base" if buffers == 1 else "ours"))
+        best = alike.groupby("bytes", as_index=False)["share_of_optimum"].max()
+        points = tuple(zip(best["bytes"], best["share_of_optimum"], strict=True))
+        drawn.append(Line(plural(buffers, "buffer"), points, "base" if buffers == 1 else "ours"))
     chart = LineChart(
         f"share of the limit over size, copies at {_rate(rate)}", tuple(drawn), None, upright=percent
     )

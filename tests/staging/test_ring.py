@@ -69,7 +69,9 @@ def pipeline(
     nbytes: int = 1 << 20, rate: Fraction = Fraction(1), each_us: Fraction = Fraction(5), steps: int = 2
 ) -> Pipeline:
     whole = Fraction(1)
-    return Pipeline(nbytes, whole, whole, 1, 1, steps, whole, whole * steps, 2, 30, CopyCosts(rate, each_us))
+    return Pipeline(
+        nbytes, whole, whole, 1, 1, steps, whole, whole * steps, whole * 2, 30, CopyCosts(rate, each_us)
+    )
 
 
 @pytest.mark.parametrize("nbytes", [1, 5000, 1 << 20, 1 << 26])
