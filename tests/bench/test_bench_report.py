@@ -62,7 +62,17 @@ HEADINGS = [
 PIPELINE = [
     f"pipeline_{part}" for part in ("curves", "prediction", "testbed", "plans", "divisible", "planner")
 ]
-NAMED = ("testbed", "sweeps", "aggregation", "synthesis", "frontier", "peers", "loopback", "staging")
+NAMED = (
+    "testbed",
+    "in_network",
+    "sweeps",
+    "aggregation",
+    "synthesis",
+    "frontier",
+    "peers",
+    "loopback",
+    "staging",
+)
 SCALE = [f"scale_{part}" for part in ("targets", "growth", "tacos", "uses")]  # the README's of them
 
 
