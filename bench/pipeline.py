@@ -1,9 +1,10 @@
 """Pipelined training beside serial training, plans beside other plans, predictions beside measurements.
 
-Seven questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
+Nine questions, each a results file `bench/results/pipeline_<part>.json`: loss curves on digits (curves),
 models of libraries in stages (models), predicted against measured time (prediction), SPP's plans beside four
 others (plans), the sweeps of the Divisible paper (divisible), the planner's own time (planner), a training
-step on emulated links (testbed).
+step on emulated links (testbed), what orders leave of the bubble (bubbles), our steps beside those of torch's
+own schedules (runtimes).
 
     python bench/pipeline.py --only planner --only plans
 """
@@ -180,6 +181,47 @@ def testbed(quick: bool) -> dict[str, Any]:
     )
 
 
+def bubbles(quick: bool) -> dict[str, Any]:
+    """How much of a step ranks wait, with layers that sleep."""
+    from arborcast.bench.training.runtimes import bubble_rows
+
+    return document(
+        "How much of 1F1B's bubble do other orders leave?",
+        bubble_rows(rounds=2) if quick else bubble_rows(),
+        keys=("order", "ranks", "microbatches"),
+        measures={"ratio": Measure("less", "spread"), "bubble": Measure("less")},
+        units={
+            "time_us": "of the slowest rank, a whole step; median over the rounds",
+            "bubble": "share of the step in which ranks do not sleep; median over the rounds",
+            "predicted_bubble": "the same by the simulator",
+            "ratio": "bubble over that of 1F1B in the same round; the median",
+        },
+        packages=TORCH,
+        code=TRAINING,
+        target=0.6,
+    )
+
+
+def runtimes(quick: bool) -> dict[str, Any]:
+    """Steps of the trainer and of torch.distributed.pipelining, in turns."""
+    from arborcast.bench.training.runtimes import runtime_rows
+
+    return document(
+        "Is a step as fast as that of torch's own schedule for the same plan?",
+        runtime_rows(rounds=2) if quick else runtime_rows(),
+        keys=("order", "ranks", "microbatches"),
+        measures={"ratio": Measure("less", "spread")},
+        units={
+            "time_us": "of the slowest rank, a whole step with its update; median over the rounds",
+            "torch_us": "likewise of torch's schedule",
+            "ratio": "our time over torch's in the same round; the median",
+        },
+        packages=TORCH,
+        code=TRAINING,
+        target=1.0,
+    )
+
+
 PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "curves": curves,
     "models": models,
@@ -188,6 +230,8 @@ PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
     "divisible": divisible,
     "planner": planner,
     "testbed": testbed,
+    "bubbles": bubbles,
+    "runtimes": runtimes,
 }
 
 

@@ -127,9 +127,9 @@ def _joint(leaf: Node, above: Mapping[Node, list[Node | None]]) -> Node | None:
     node = leaf
     while len(above[node]) == 1:
         (user,) = above[node]
-        if user is None or hasattr(user, "needs_input_grad"):  # a Python function gives all gradients at once
+        if user is None:
             return None
-        if len(user.next_functions) > 1:
-            return user
+        if len(user.next_functions) > 1:  # a Python function gives all gradients at once
+            return None if hasattr(user, "needs_input_grad") else user
         node = user
     return None

@@ -1,0 +1,302 @@
+"""Our step loop beside torch.distributed.pipelining's schedules, and what orders leave of the bubble.
+
+Both sides do the same: the same layers on the same ranks, the same microbatches, in the same processes, whole
+steps with the optimizer, in turns. Where the question is the bubble, layers sleep as long as they would
+compute, so that ranks on few cores do not wait for each other's cores.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from arborcast.bench.emulation.machine import real_time
+from arborcast.bench.harness.processes import run_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from arborcast.pipeline.model.divisible import Divisible
+    from arborcast.pipeline.stages import Plan
+
+ROUNDS = 7
+BUBBLE_ORDERS = ("1f1b", "interleaved", "zb-h1", "zb-v")
+TORCH = {"1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B", "zb-v": "ScheduleZBVZeroBubble"}
+"""The schedule of torch that does what an order of ours does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is trained.
+
+    Attributes:
+        workers: ranks, each with one stage or two.
+        microbatches: of a step.
+        samples: of a microbatch.
+        layers: a multiple of twice the workers.
+        width: of a sample.
+        sleep_us: of a layer for a microbatch in a forward pass, in each half of a backward pass as long; 0
+            for layers that compute.
+    """
+
+    workers: int
+    microbatches: int = 8
+    samples: int = 4
+    layers: int = 8
+    width: int = 256
+    sleep_us: float = 0.0
+
+    def plan(self, order: str) -> Plan:
+        """Layers divided evenly among the stages of an order."""
+        from arborcast.pipeline.order import ORDERS
+        from arborcast.pipeline.stages import Plan
+
+        made = ORDERS[order]
+        stages = next(it for it in (self.workers, 2 * self.workers) if made.layout(it, self.workers))
+        layout = made.layout(stages, self.workers)
+        assert layout is not None, "it was asked for"
+        home = {stage: rank for rank, held in enumerate(layout) for stage in held}
+        each = self.layers // stages
+        return Plan(
+            [(it * each, (it + 1) * each, [home[it]]) for it in range(stages)], self.microbatches, order
+        )
+
+    def model(self) -> Divisible:
+        """The layers."""
+        import torch
+
+        from arborcast.pipeline.model.divisible import Divisible
+
+        torch.manual_seed(0)
+        return Divisible([_layer(self) for _ in range(self.layers)])
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """A batch and its targets."""
+        import torch
+
+        torch.manual_seed(1)
+        shape = self.samples * self.microbatches, self.width
+        return torch.randn(shape), torch.randn(shape)
+
+    @property
+    def busy_us(self) -> float:
+        """That a rank sleeps in a step."""
+        return 3 * self.sleep_us * self.microbatches * self.layers / self.workers
+
+
+def _layer(setting: Setting) -> nn.Module:
+    import torch
+    from torch import nn
+
+    from arborcast.bench.training.sleeping import ALARM
+
+    class Inputs(torch.autograd.Function):
+        """Sleeps in the forward pass, and for the gradient of the input."""
+
+        @staticmethod
+        def forward(ctx: Any, inputs: Tensor) -> Tensor:
+            ALARM.sleep(setting.sleep_us)
+            return inputs * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            ALARM.sleep(setting.sleep_us)
+            return gradients[0] * 1.0
+
+    class Weights(torch.autograd.Function):
+        """Sleeps for the gradient of the weight."""
+
+        @staticmethod
+        def forward(ctx: Any, weight: Tensor) -> Tensor:
+            return weight * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            ALARM.sleep(setting.sleep_us)
+            return gradients[0] * 1.0
+
+    class Nap(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(setting.width))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            result: Tensor = Inputs.apply(inputs) + Weights.apply(self.weight)  # type: ignore[no-untyped-call]
+            return result
+
+    if setting.sleep_us:
+        return Nap()
+    wide = 4 * setting.width
+    return nn.Sequential(nn.Linear(setting.width, wide), nn.GELU(), nn.Linear(wide, setting.width))
+
+
+def _loss(output: Tensor, target: Tensor) -> Tensor:
+    import torch
+
+    return torch.nn.functional.mse_loss(output, target)
+
+
+def bubble_rows(*, workers: int = 4, microbatches: int = 8, rounds: int = ROUNDS) -> list[dict[str, Any]]:
+    """A row for each order: the share of a step in which ranks wait, and that share over 1F1B's.
+
+    What the trainer itself does for a step counts as waiting.
+    """
+    setting = Setting(workers, microbatches, samples=1, width=8, sleep_us=10_000.0)
+    times = _in_turns(setting, [f"ours {order}" for order in BUBBLE_ORDERS], rounds)
+    bubbles = {
+        order: [1 - setting.busy_us / time_us for time_us in times[f"ours {order}"]]
+        for order in BUBBLE_ORDERS
+    }
+    ratios = {order: _ratios(bubbles[order], bubbles["1f1b"]) for order in BUBBLE_ORDERS}
+    return [
+        {
+            "order": order,
+            "stages": len(setting.plan(order).stages),
+            "ranks": workers,
+            "microbatches": microbatches,
+            "time_us": statistics.median(times[f"ours {order}"]),
+            "bubble": statistics.median(bubbles[order]),
+            "predicted_bubble": _predicted(setting, order),
+            "ratio": statistics.median(ratios[order]),
+            "spread": max(ratios[order]) - min(ratios[order]),
+        }
+        for order in BUBBLE_ORDERS
+    ]
+
+
+def _predicted(setting: Setting, order: str) -> float:
+    """The bubble by the simulator, over links that cost nothing to speak of."""
+    from arborcast import topologies
+    from arborcast.pipeline.costs.links import LinkCosts
+    from arborcast.pipeline.planning.prediction import predict
+    from arborcast.pipeline.profiles import Layer, Profile
+
+    time_us = setting.sleep_us
+    layers = tuple(
+        Layer(f"{it}", time_us, 2 * time_us, 0, 0, 0, 0, weights_us=time_us) for it in range(setting.layers)
+    )
+    plan = setting.plan(order)
+    fabric = LinkCosts(topologies.load(f"full:{setting.workers}"))
+    batch = setting.samples * setting.microbatches
+    return predict(plan, Profile("naps", setting.samples, layers), fabric, batch=batch).bubble
+
+
+def runtime_rows(
+    *, workers: Sequence[int] = (2,), microbatches: int = 8, rounds: int = ROUNDS
+) -> list[dict[str, Any]]:
+    """A row for each order that torch has too: our step's time over that of torch's schedule."""
+    rows = []
+    for count in workers:
+        setting = Setting(count, microbatches, layers=4 * count)
+        times = _in_turns(setting, [f"{who} {order}" for order in TORCH for who in ("ours", "torch")], rounds)
+        for order, schedule in TORCH.items():
+            ours, theirs = times[f"ours {order}"], times[f"torch {order}"]
+            ratios = _ratios(ours, theirs)
+            rows.append(
+                {
+                    "order": order,
+                    "schedule": schedule,
+                    "ranks": count,
+                    "microbatches": microbatches,
+                    "time_us": statistics.median(ours),
+                    "torch_us": statistics.median(theirs),
+                    "ratio": statistics.median(ratios),
+                    "spread": max(ratios) - min(ratios),
+                }
+            )
+    return rows
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Round by round."""
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
+
+
+def _in_turns(setting: Setting, contenders: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    """The time of the slowest rank, in us, of each contender in each round."""
+    found = run_ranks(
+        setting.workers, _train, setting, tuple(contenders), rounds, timeout_s=600, within=real_time
+    )
+    return {
+        name: [max(times) for times in zip(*(each[index] for each in found), strict=True)]
+        for index, name in enumerate(contenders)
+    }
+
+
+def _train(rank: int, setting: Setting, contenders: Sequence[str], rounds: int) -> list[list[float]]:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    steps, ends = [], []
+    for contender in contenders:
+        who, order = contender.split()
+        step, end = (_ours if who == "ours" else _torchs)(rank, setting, order)
+        steps.append(step)
+        ends.append(end)
+    times: list[list[float]] = [[] for _ in contenders]
+    for turn in range(rounds + 2):
+        for index, step in enumerate(steps):
+            dist.barrier()
+            begin = time.perf_counter_ns()
+            step()
+            if turn > 1:  # the first steps find shapes and buffers
+                times[index].append((time.perf_counter_ns() - begin) / 1e3)
+    for end in ends:
+        end()
+    return times
+
+
+Step = Callable[[], object]
+
+
+def _ours(rank: int, setting: Setting, order: str) -> tuple[Step, Step]:
+    import torch
+
+    from arborcast import pipeline
+
+    inputs, targets = setting.data()
+    trainer = pipeline.Trainer(
+        setting.model(),
+        setting.plan(order),
+        _loss,
+        lambda parameters: torch.optim.SGD(parameters, 1e-3),
+        collectives="gloo",
+        check_loss=False,
+    )
+    return lambda: trainer.step(inputs, targets), trainer.close
+
+
+def _torchs(rank: int, setting: Setting, order: str) -> tuple[Step, Step]:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import pipelining
+
+    plan, model = setting.plan(order), setting.model()
+    held = plan.workers[rank].stages
+    parts = [model.divide(plan.stages[it].start, plan.stages[it].end) for it in held]
+    count = len(plan.stages)
+    # A group of its own, whose threads begin here too, as those of ours do.
+    group = dist.new_group(backend="gloo")
+    stages = [
+        pipelining.PipelineStage(part, it, count, torch.device("cpu"), group=group)
+        for part, it in zip(parts, held, strict=True)
+    ]
+    made = getattr(pipelining, TORCH[order])
+    schedule = made(stages[0] if order == "1f1b" else stages, setting.microbatches, loss_fn=_loss)
+    optimizer = torch.optim.SGD([it for part in parts for it in part.parameters()], 1e-3)
+    inputs, targets = setting.data()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        given = (inputs,) if 0 in held else ()
+        if count - 1 in held:
+            schedule.step(*given, target=targets, losses=[])
+        else:
+            schedule.step(*given)
+        optimizer.step()
+
+    return step, lambda: None
