@@ -190,7 +190,7 @@ def runtime_rows(
     """A row for each order that torch has too: our step's time over that of torch's schedule."""
     rows = []
     for count in workers:
-        setting = Setting(count, microbatches, layers=4 * count)
+        setting = Setting(count, microbatches, samples=8, layers=4 * count, width=512)
         times = _in_turns(setting, [f"{who} {order}" for order in TORCH for who in ("ours", "torch")], rounds)
         for order, schedule in TORCH.items():
             ours, theirs = times[f"ours {order}"], times[f"torch {order}"]

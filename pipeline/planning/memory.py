@@ -32,7 +32,7 @@ class Memory:
 
     Attributes:
         parameters: and buffers.
-        gradients: one contiguous buffer.
+        gradients: of all its parameters.
         optimizer: its state.
         activations: kept for the backward passes, at the fullest moment.
         boundary: of messages: the stage's input and the gradient of its output, posted ahead; its output

@@ -1,8 +1,8 @@
-"""The gradients of a rank in contiguous tensors (buckets), each summed over its replicas by one allreduce.
+"""The gradients of a rank; where it has replicas in buckets, each of which one allreduce sums.
 
-Every parameter's `.grad` is a view of its bucket. Which parameters any backward pass touched travels behind
-the gradients in the same collective, because a parameter that one replica used is a used one, as in serial
-training, where it would not be skipped by the optimizer.
+There every parameter's `.grad` is a view of its bucket, a contiguous tensor. Which parameters any backward
+pass touched travels behind the gradients in the same collective, because a parameter that one replica used is
+a used one, as in serial training, where it would not be skipped by the optimizer.
 
 Buckets hold parameters from the last to the first, as backward passes come to them, and begin in this order
 on all replicas: within the last backward pass, once all gradients of a bucket are there.
@@ -39,7 +39,62 @@ class _Flat:
     views: tuple[Tensor, ...]
 
 
-class GradientBuffer:
+class Gradients:
+    """Gradients of the trainable ones of `parameters` as autograd makes them: of a rank without replicas.
+
+    In a step: `zero`, backward passes, `detach_unused`, the optimizer.
+
+    Args:
+        parameters: of the rank; those that are frozen now do not count, those given twice count once.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = tuple({id(it): it for it in parameters if it.requires_grad}.values())
+        self._used: set[int] = set()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+            for parameter in self.parameters
+        ]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All gradients that there are: to be scaled, clipped, or checked at once."""
+        return tuple(it.grad for it in self.parameters if it.grad is not None)
+
+    def zero(self) -> None:
+        """Begin a step: no gradients, no parameter used."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._used.clear()
+
+    def mark_used(self, parameter: Tensor) -> None:
+        """Say that the parameter has a gradient in this step; backward passes do so by themselves."""
+        self._used.add(id(parameter))
+
+    def _add(self, parameter: Tensor) -> None:
+        """After a backward pass has added to a gradient."""
+        self._used.add(id(parameter))
+
+    def used(self) -> tuple[nn.Parameter, ...]:
+        """Those that some backward pass since `zero` touched: here, or on any replica that was asked."""
+        return tuple(parameter for parameter in self.parameters if id(parameter) in self._used)
+
+    def detach_unused(self) -> None:
+        """Set `.grad` of all others to None, so that the optimizer skips them as in serial training."""
+        for parameter in self.parameters:
+            if id(parameter) not in self._used:
+                parameter.grad = None
+
+    def close(self) -> None:
+        """Remove the hooks and give every parameter up; its `.grad` becomes None."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._hooks, self.parameters = [], ()
+
+
+class GradientBuffer(Gradients):
     """Gradients of the trainable ones of `parameters`, in buckets per data type (and device).
 
     In a step: `zero`, backward passes (the last ones inside `last_pass`), `start_allreduce` and `wait` among
@@ -47,24 +102,21 @@ class GradientBuffer:
     dense gradient here.
 
     Args:
-        parameters: of the rank; those that are frozen now have no place, those given twice have one.
+        parameters: as of `Gradients`.
         bucket_bytes: as `BUCKET_BYTES`.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], bucket_bytes: int | None = None) -> None:
         """Allocate, the bucket of the last parameters first."""
-        kinds: defaultdict[tuple[torch.dtype, torch.device], dict[int, nn.Parameter]] = defaultdict(dict)
-        for parameter in parameters:
-            if parameter.requires_grad:
-                kinds[parameter.dtype, parameter.device][id(parameter)] = parameter
+        super().__init__(parameters)
+        kinds: defaultdict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = defaultdict(list)
+        for parameter in self.parameters:
+            kinds[parameter.dtype, parameter.device].append(parameter)
         most = BUCKET_BYTES if bucket_bytes is None else bucket_bytes
         self._flats = tuple(
-            _flatten(bucket)
-            for members in kinds.values()
-            for bucket in _buckets(tuple(members.values()), most)
+            _flatten(bucket) for members in kinds.values() for bucket in _buckets(members, most)
         )
         self._bucket = {id(it): index for index, flat in enumerate(self._flats) for it in flat.parameters}
-        self._used: set[int] = set()
         self._works: list[dist.Work] = []
         self._group: dist.ProcessGroup | None = None
         self._missing: Counter[int] = Counter()  # by parameter, stages that are still to give it a gradient
@@ -75,16 +127,7 @@ class GradientBuffer:
         self._is_once = True
         self._is_complete = False
         self.began_ns: int | None = None
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
-            for parameter in self.parameters
-        ]
         self.attach()
-
-    @property
-    def parameters(self) -> tuple[nn.Parameter, ...]:
-        """Those with a place."""
-        return tuple(parameter for flat in self._flats for parameter in flat.parameters)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -104,10 +147,6 @@ class GradientBuffer:
         self._used.clear()
         self._missing.clear()
         self.attach()
-
-    def mark_used(self, parameter: Tensor) -> None:
-        """Say that the parameter has a gradient in this step; backward passes do so by themselves."""
-        self._used.add(id(parameter))
 
     def expect(self, group: dist.ProcessGroup, stages: Iterable[Iterable[nn.Parameter]]) -> None:
         """Let buckets begin to be summed within the last passes of these stages, one by one."""
@@ -140,8 +179,8 @@ class GradientBuffer:
 
     def _add(self, parameter: Tensor) -> None:
         """After a backward pass has added to a gradient."""
-        self.mark_used(parameter)
         number = id(parameter)
+        self._used.add(number)
         if number not in self._own:
             return
         if number in self._given:
@@ -197,23 +236,10 @@ class GradientBuffer:
                 if flag:
                     self.mark_used(parameter)
 
-    def used(self) -> tuple[nn.Parameter, ...]:
-        """Those that some backward pass since `zero` touched: here, after `wait` on any replica."""
-        return tuple(parameter for parameter in self.parameters if id(parameter) in self._used)
-
-    def detach_unused(self) -> None:
-        """Set `.grad` of all others to None, so that the optimizer skips them as in serial training."""
-        for parameter in self.parameters:
-            if id(parameter) not in self._used:
-                parameter.grad = None
-
     def close(self) -> None:
-        """Remove the hooks and give every parameter up; its `.grad` becomes None."""
-        for hook in self._hooks:
-            hook.remove()
-        for parameter in self.parameters:
-            parameter.grad = None
-        self._hooks, self._flats, self._bucket = [], (), {}
+        """As without buckets, which are let go of too."""
+        super().close()
+        self._flats, self._bucket = (), {}
 
 
 def _buckets(parameters: Sequence[nn.Parameter], most_bytes: int) -> Iterator[tuple[nn.Parameter, ...]]:

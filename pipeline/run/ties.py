@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from arborcast.pipeline.errors import PlanError
-from arborcast.pipeline.run.gradients import GradientBuffer
+from arborcast.pipeline.run.gradients import Gradients
 from arborcast.pipeline.run.weights import broadcast
 from arborcast.pipeline.stages import Plan
 
@@ -75,9 +75,7 @@ class TieGroups:
         """Names of those on this rank that other stages hold too."""
         return tuple(name for group in self._groups if self._rank in group.ranks for name in group.names)
 
-    def synchronise(
-        self, parameters: Mapping[str, nn.Parameter], buffer: GradientBuffer | None = None
-    ) -> None:
+    def synchronise(self, parameters: Mapping[str, nn.Parameter], buffer: Gradients | None = None) -> None:
         """Sum the gradients of shared parameters over the stages: one allreduce per group and data type.
 
         It follows the replicas' own allreduce (`GradientBuffer.wait`) and precedes `detach_unused`.
@@ -105,7 +103,7 @@ class TieGroups:
         self,
         parameters: list[nn.Parameter],
         group: _TieGroup,
-        buffer: GradientBuffer | None,
+        buffer: Gradients | None,
         used: set[int] | None,
         *,
         adds: bool,

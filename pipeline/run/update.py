@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from arborcast.pipeline.run.clipping import clip_gradients
-from arborcast.pipeline.run.gradients import GradientBuffer
+from arborcast.pipeline.run.gradients import GradientBuffer, Gradients
 from arborcast.pipeline.run.groups import Groups
 from arborcast.pipeline.run.precision import Precision
 from arborcast.pipeline.run.recorder import Recorder
@@ -63,9 +64,9 @@ class Update:
         self.unit: float | None = None
         self.norm: float | None = None
         self._held = held
-        self._buffer = GradientBuffer(parameters.values())
         self._replicas = replicas
         self._groups = groups
+        self._buffer, self._sums = self._gradients()
         self._ties = ties
         self._precision = precision
         self._recorder = recorder
@@ -77,9 +78,9 @@ class Update:
     def warm_up_collectives(self) -> None:
         """Run each allreduce once, so that schedules are found before the first step and not in it."""
         self._buffer.zero()
-        if self._groups.stage is not None:
-            self._buffer.start_allreduce(self._groups.stage)
-            self._buffer.wait()
+        if self._sums is not None:
+            self._sums.start_allreduce(self._replica_group)
+            self._sums.wait()
         self._ties.synchronise(self.parameters, self._buffer)
 
     def check_complete(self) -> None:
@@ -97,7 +98,7 @@ class Update:
     def retrain(self) -> None:
         """After parameters were frozen or unfrozen: make room for the gradients of those that are trained."""
         self._buffer.close()
-        self._buffer = GradientBuffer(self.parameters.values())
+        self._buffer, self._sums = self._gradients()
         self.warm_up_collectives()
 
     def begin(self, samples: int) -> None:
@@ -106,32 +107,46 @@ class Update:
             self._buffer.zero()
             if self.unit is None:
                 self.unit = _power_of_two(samples)
-        if self._sums:
-            assert self._groups.stage is not None, "there is somebody to sum with"
-            self._buffer.expect(self._groups.stage, self._held.values())
+        if self._sums is not None and self._is_last:
+            self._sums.expect(self._replica_group, self._held.values())
+
+    def _gradients(self) -> tuple[Gradients, GradientBuffer | None]:
+        """Of this rank; and those that are to be summed over replicas, where it has any."""
+        if self._groups.stage is None:
+            return Gradients(self.parameters.values()), None
+        made = GradientBuffer(self.parameters.values())
+        return made, made
 
     @property
-    def _sums(self) -> bool:
-        """Whether gradients are to be summed over replicas behind the passes of this batch."""
-        return self._groups.stage is not None and self._batches == self._accumulate - 1
+    def _replica_group(self) -> dist.ProcessGroup:
+        assert self._groups.stage is not None, "there is somebody to sum with"
+        return self._groups.stage
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether this is the last batch that an update is for."""
+        return self._batches == self._accumulate - 1
 
     def last_pass(self, stage: int) -> AbstractContextManager[None]:
         """Around the last pass of a batch that gives gradients of a stage's parameters.
 
         In the last batch of an update, sums over the replicas begin as soon as gradients are there.
         """
-        return self._buffer.last_pass(self._held[stage]) if self._sums else nullcontext()
+        if self._sums is None or not self._is_last:
+            return nullcontext()
+        return self._sums.last_pass(self._held[stage])
 
     def gradients_complete(self) -> None:
         """Begin all other sums over the replicas, after the last backward pass of a batch."""
-        if self._sums:
-            assert self._groups.stage is not None, "there is somebody to sum with"
-            self._buffer.start_allreduce(self._groups.stage)
+        if self._sums is not None and self._is_last:
+            self._sums.start_allreduce(self._replica_group)
 
     def wait(self) -> None:
         """Until the sums over the replicas are there."""
-        began_ns = self._buffer.began_ns
-        self._buffer.wait()
+        if self._sums is None:
+            return
+        began_ns = self._sums.began_ns
+        self._sums.wait()
         if began_ns is not None:
             self._recorder.add("allreduce", None, began_ns, time.perf_counter_ns())
 

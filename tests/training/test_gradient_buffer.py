@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from arborcast.pipeline.run.gradients import GradientBuffer  # noqa: E402
+from arborcast.pipeline.run.gradients import GradientBuffer, Gradients  # noqa: E402
 from arborcast.pipeline.stages import shares  # noqa: E402
 from tests.support.packed import pack, unpack  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
@@ -126,6 +126,27 @@ def test_backward_passes_add_up_in_the_buffer() -> None:
     assert [p.grad is None for p in model.parameters()] == [p.grad is None for p in serial.parameters()]
 
 
+def test_without_replicas_gradients_are_as_in_serial_training() -> None:
+    """No memory of our own, so that the first backward pass has nothing to add to."""
+    model, serial = forked(), forked()
+    gradients = Gradients(model.parameters())
+    for _ in range(2):
+        gradients.zero()
+        assert gradients.tensors == () and gradients.used() == ()
+        for step in range(2):
+            model(batch(step)).square().sum().backward()
+    for step in range(2):
+        serial(batch(step)).square().sum().backward()
+    assert [it.grad is None for it in model.parameters()] == [it.grad is None for it in serial.parameters()]
+    found = {id(it): it for it in gradients.tensors}
+    for ours, theirs in zip(model.parameters(), serial.parameters(), strict=True):
+        if ours.grad is not None and theirs.grad is not None:
+            assert torch.equal(found.pop(id(ours.grad)), theirs.grad)
+    assert not found and set(gradients.used()) == set(model.parameters()) - set(model.never.parameters())
+    gradients.close()
+    assert all(it.grad is None for it in model.parameters()) and gradients.parameters == ()
+
+
 def test_attach_brings_back_what_zero_grad_took() -> None:
     model = nn.Linear(2, 2)
     buffer = GradientBuffer(model.parameters())
@@ -150,7 +171,7 @@ def test_closed_buffer_is_told_of_no_more_gradients() -> None:
     told = []
 
     class Told(GradientBuffer):
-        def mark_used(self, parameter: Tensor) -> None:
+        def _add(self, parameter: Tensor) -> None:
             told.append(parameter)
 
     parameter = nn.Parameter(torch.ones(2))
