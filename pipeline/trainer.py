@@ -208,7 +208,7 @@ class Trainer:
         call, self._calls = self._calls, self._calls + 1
         if self._waiting is not None:
             self._trace(inputs)
-        executor, update, module, model = self._ready()
+        executor, update, _, model = self._ready()
         try:
             batch = self._batch_of(model, inputs, targets)
         except BatchError as error:
@@ -221,9 +221,9 @@ class Trainer:
             self._meet(call, batch, signature, executor, update)
         with self._faults.all_or_nothing(lambda: executor.doing, call):
             self._recorder.start(self._groups.job)
-            if self._loss_fn is None and self._assignment is not None and self._assignment.is_last:
-                with nullcontext() if training else in_mode(module, False):
-                    module.begin_loss(batch.targets, batch.samples)
+            if self._loss_fn is None and executor.last is not None:
+                with nullcontext() if training else in_mode(executor.last, False):
+                    executor.last.begin_loss(batch.targets, batch.samples)
             if training:
                 update.begin(batch.samples)
             executor.run(batch, signature, self._steps, update.unit or 1.0)
@@ -431,7 +431,7 @@ class Trainer:
             self._links,
             self._precision,
             self._recorder,
-            loss_fn=getattr(module, "loss", _no_loss) if self._loss_fn is None else self._loss_fn,
+            loss_fn=self._loss_fn,
             loss_reduction=SHARE if self._loss_fn is None else self._loss_reduction,
             check_loss=self._check_loss,
             output_dims=model.sample_dims(model.depth),
@@ -464,10 +464,6 @@ def _check_loss(model: Layered, loss_fn: LossFunction | None) -> None:
         )
     if not returns_loss and loss_fn is None:
         raise InputError("loss_fn: must be a function of outputs and targets, as the model returns no loss")
-
-
-def _no_loss(outputs: Any, labels: Any) -> Tensor:
-    raise AssertionError("only the last stage has a loss")
 
 
 def _named(module: nn.Module, model: Layered) -> dict[str, nn.Parameter]:

@@ -80,7 +80,7 @@ class StepExecutor:
         links: to other stages.
         precision: of passes and losses.
         recorder: notes what is done when.
-        loss_fn: see `Trainer`.
+        loss_fn: see `Trainer`; None for that of the last stage's module.
         loss_reduction: one of `REDUCTIONS`, or `SHARE`.
         check_loss: whether to see that the function is what `loss_reduction` says.
         output_dims: which dimension of each tensor of the model's output counts samples; one for all.
@@ -89,6 +89,9 @@ class StepExecutor:
         batches: how many batches one update is for.
         last_pass: makes the context of the last pass of a stage that gives gradients of parameters.
         on_gradients: called when this rank's gradients of a batch are complete.
+
+    Attributes:
+        last: the module of the last stage; None on a rank without it.
     """
 
     parts: Sequence[Part]
@@ -98,7 +101,7 @@ class StepExecutor:
     links: Messenger
     precision: Precision
     recorder: Recorder
-    loss_fn: LossFunction
+    loss_fn: LossFunction | None
     loss_reduction: str
     check_loss: bool
     output_dims: Sequence[int]
@@ -110,6 +113,7 @@ class StepExecutor:
 
     def __post_init__(self) -> None:
         """No batch yet."""
+        self.last: Any = next((it.module for it in self.parts if it.assignment.is_last), None)
         self._loops: dict[Signature, StepLoop | None] = {}  # the one that was used last is last
         self._made = 0
         self._steps: dict[bool, Sequence[Step]] = {}  # of this rank, by whether in training
@@ -178,7 +182,7 @@ class StepExecutor:
             autocast=self.precision.autocast,
         )
         losses = Losses(
-            self.loss_fn,
+            self.loss_fn or getattr(self.last, "loss", _no_loss),
             self.loss_reduction,
             [assignment.count(size) for size in batch.sizes],
             batch.samples * self.batches,
@@ -309,6 +313,10 @@ class StepExecutor:
         if self._fingerprint is not None:
             self._sums[-2:] = torch.tensor([self._fingerprint, self._fingerprint**2])
         self._sum_work = dist.all_reduce(self._sums, group=self.groups.job, async_op=True)
+
+
+def _no_loss(outputs: Any, labels: Any) -> Tensor:
+    raise AssertionError("only the last stage has a loss")
 
 
 def _seed_of(*key: object) -> int:
