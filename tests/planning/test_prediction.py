@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 
+from arborcast import topologies
 from arborcast.pipeline import predict
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import BatchError, PlanError
@@ -29,6 +30,23 @@ def test_a_plan_on_its_own_topology():
     assert found.samples_per_s == pytest.approx(4 / 150e-6)
     assert found.peak_in_flight == (2, 1)
     assert found.memory == tuple(stage_memory(plan, COSTS, batch=4, stage=stage) for stage in range(2))
+
+
+def test_zero_bubble_orders_leave_less_than_three_fifths_of_the_bubble():
+    """Four stages, 8 microbatches, F = B = W: 9 of 33 units in 1F1B, 3 of 27, of 51 for half stages."""
+    layers = tuple(Layer(f"layer{i}", 10, 20, 0, 0, 0, 0, weights_us=10) for i in range(8))
+    costs, fabric = Profile("equal", 1, layers), topologies.load("full:4")
+
+    def bubble(order, ranks):
+        each = 8 // len(ranks)
+        stages = [(it * each, (it + 1) * each, [rank]) for it, rank in enumerate(ranks)]
+        return predict(Plan(stages, 8, order), costs, LinkCosts(fabric), batch=8).bubble
+
+    there, back = range(4), range(3, -1, -1)
+    assert bubble("1f1b", there) == pytest.approx(9 / 33)
+    assert bubble("interleaved", [*there, *there]) == pytest.approx(9 / 57)
+    assert bubble("zb-h1", there) == pytest.approx(3 / 27) and 3 / 27 < 0.6 * 9 / 33
+    assert bubble("zb-v", [*there, *back]) == pytest.approx(3 / 51)
 
 
 def test_the_update_is_part_of_it():
