@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import lcm
 
@@ -182,7 +183,7 @@ class Plan:
         """The layers at which a stage begins, without the first."""
         return tuple(stage.start for stage in self.stages[1:])
 
-    @property
+    @cached_property
     def workers(self) -> tuple[Worker, ...]:
         """Who does the same, in the order of their first stages."""
         held: dict[tuple[int, ...], list[int]] = {}
@@ -195,7 +196,7 @@ class Plan:
         """All ranks with work, worker by worker."""
         return tuple(rank for worker in self.workers for rank in worker.ranks)
 
-    @property
+    @cached_property
     def passes(self) -> Passes:
         """What each worker does, with `max_in_flight` applied."""
         made = ORDERS[self.order].make(len(self.stages), self.microbatches, len(self.workers))

@@ -13,14 +13,15 @@ from dataclasses import replace
 from arborcast.pipeline.order import ORDERS
 from arborcast.pipeline.planning.balance import balanced_by
 from arborcast.pipeline.planning.tables import LayerTables
-from arborcast.pipeline.profiles import Profile
 from arborcast.pipeline.stages import Plan, Stage
 
 MOST_EACH = 4
-"""Stages on a rank that are tried: each more of them is a message more for every microbatch."""
+"""Stages on a rank that are tried at most: each is a message more for every microbatch."""
 
 
-def derived(plan: Plan, layers: LayerTables, orders: Sequence[str], *, batch: int) -> Iterator[Plan]:
+def derived(
+    plan: Plan, layers: LayerTables, orders: Sequence[str], batch: int, most_each: int = MOST_EACH
+) -> Iterator[Plan]:
     """A plan's ranks and microbatches in other orders, as far as there are layers enough.
 
     Args:
@@ -28,12 +29,13 @@ def derived(plan: Plan, layers: LayerTables, orders: Sequence[str], *, batch: in
         layers: of its model, and where they may be cut.
         orders: of `ORDERS`.
         batch: samples.
+        most_each: stages on a rank that are tried.
     """
     for name in orders:
         order, workers = ORDERS[name], len(plan.stages)
         if workers == 1 or (order.splits and plan.recompute):
             continue  # there is nothing to fill, or nothing to split
-        for each in range(1, MOST_EACH + 1):
+        for each in range(1, most_each + 1):
             layout = order.layout(each * workers, workers)
             if layout is None:
                 continue
@@ -45,12 +47,12 @@ def derived(plan: Plan, layers: LayerTables, orders: Sequence[str], *, batch: in
 
 def _cut(ranks: dict[int, tuple[int, ...]], layers: LayerTables, samples: float) -> tuple[Stage, ...] | None:
     """All layers in as many stages, whose passes of a microbatch take as little as can be at most."""
-    profile: Profile = layers.profile
-    bounds = (0, *layers.cuts, profile.depth)
+    bounds = (0, *layers.cuts, layers.profile.depth)
+    fixed, each = (a + b for a, b in zip(layers.forward, layers.backward, strict=True))
+    times = {len(it): (fixed + samples / len(it) * each).tolist() for it in ranks.values()}
 
     def cost(stage: int, start: int, end: int) -> float:
-        first, last, share = bounds[start], bounds[end], samples / len(ranks[stage])
-        return profile.forward_us(first, last, share) + profile.backward_us(first, last, share)
+        return float(times[len(ranks[stage])][bounds[start]][bounds[end]])
 
     if len(bounds) - 1 < len(ranks):
         return None

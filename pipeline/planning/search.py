@@ -15,13 +15,14 @@ from typing import TypeAlias
 from arborcast.pipeline.costs.links import LinkCosts
 from arborcast.pipeline.errors import PlanError
 from arborcast.pipeline.order import ORDERS
-from arborcast.pipeline.planning.derived import derived
+from arborcast.pipeline.planning.derived import MOST_EACH, derived
 from arborcast.pipeline.planning.device_order import device_order, transposed
 from arborcast.pipeline.planning.estimate import StepCosts, estimates_us, step_costs
 from arborcast.pipeline.planning.memory import check_memory, fits
 from arborcast.pipeline.planning.prm import PartitionProblem, PlacedStages, closest_to_fitting, partitions
 from arborcast.pipeline.planning.tables import DeviceTables, LayerTables
 from arborcast.pipeline.profiles import Profile
+from arborcast.pipeline.simulation.lower_bound import least_us
 from arborcast.pipeline.simulation.simulator import simulate
 from arborcast.pipeline.stages import Plan, Stage
 
@@ -82,70 +83,98 @@ class Group:
 def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated: int = 16) -> Plan:
     """The plan with the least predicted time among the most promising.
 
-    Under limits of memory each order is searched by itself: what fits differs between them.
+    Under limits of memory each order is searched by itself: what fits differs between them. What `derived`
+    makes of the fastest plan, and of the fastest with several stages, is compared with it; where only such
+    orders are asked for, the first `simulated` that it makes of the most promising plans are.
 
     Raises:
         PlanError: nothing fits into memory (by how much and on which stage, in the plan that comes closest).
     """
     searched = choices.searched
-    orders = [searched] if choices.limits is None else [(order,) for order in searched]
-    best: Ranked | None = None
-    for some in orders:
-        best = _better(best, profile, network, choices, some, simulated)
-    if best is None:
+    own = [it for it in searched if it in choices.orders]
+    race = _Race(profile, network, choices)
+    if not own:
+        plans = _Space(profile, network, replace(choices, orders=searched)).plans()
+        made = (it for _, plan in _different(plans) for it in race.derived(plan))
+        for plan in islice(made, simulated):
+            race.run(plan)
+    for orders in [own] if choices.limits is None else [[order] for order in own]:
+        _search(race, tuple(orders), simulated)
+    several = race.best_of_several
+    for base in (
+        {} if race.best is None or not own else dict.fromkeys([race.best[1], several or race.best[1]])
+    ):
+        for plan in race.derived(base, most_each=2):
+            if least_us(plan, profile, batch=choices.batch) < race.best[0][0]:
+                race.run(plan)
+    if race.best is None:
         raise _refusal(profile, network, choices)
-    return best[1]
+    return race.best[1]
 
 
-def _better(
-    best: Ranked | None,
-    profile: Profile,
-    network: LinkCosts,
-    choices: Choices,
-    orders: tuple[str, ...],
-    simulated: int,
-) -> Ranked | None:
-    """The fastest plan in some orders by the simulator, or the one known before; None where nothing fits.
+class _Race:
+    """Plans that are simulated one after another.
+
+    Attributes:
+        best: the fastest so far.
+        best_of_several: likewise of those with several stages.
+    """
+
+    def __init__(self, profile: Profile, network: LinkCosts, choices: Choices) -> None:
+        self.profile, self.network, self.choices = profile, network, choices
+        self.layers = LayerTables(profile, choices.keep_ties_together)
+        self.best: Ranked | None = None
+        self._several: Ranked | None = None
+        self._costs = network, replace(network, by_schedule=True)
+
+    @property
+    def best_of_several(self) -> Plan | None:
+        return None if self._several is None else self._several[1]
+
+    def run(self, plan: Plan) -> bool:
+        """Simulate a plan; whether it is the fastest, or would be if allreduces cost their bytes only."""
+        has_sums = len(plan.ranks) > len(plan.workers) or self.profile.ties_across(plan.cuts)
+        is_near = False
+        for costs in self._costs if has_sums else self._costs[1:]:  # schedules only for plans fast without
+            time_us = simulate(plan, self.profile, costs, batch=self.choices.batch).time_us
+            place = self.choices.orders.index(plan.order)
+            found: Ranked = (_rounded(time_us), place, plan.microbatches), plan
+            is_exact = costs is self._costs[1]
+            if is_exact and len(plan.stages) > 1 and (self._several is None or found[0] < self._several[0]):
+                self._several = found
+            if self.best is not None and found[0] >= self.best[0]:
+                return is_near
+            is_near = True
+        self.best = found
+        return True
+
+    def derived(self, plan: Plan, most_each: int = MOST_EACH) -> Iterator[Plan]:
+        """What fits of a plan's ranks and microbatches in other orders."""
+        if plan.max_in_flight is None:
+            made = derived(plan, self.layers, self.choices.made, self.choices.batch, most_each)
+            yield from (it for it in made if _fits(it, self.profile, self.choices))
+
+
+def _search(race: _Race, orders: tuple[str, ...], simulated: int) -> None:
+    """Run the most promising plans in some orders.
 
     The space: for each device order, number of microbatches, order and choice of recomputation, and each
     number of stages, the partition of the dynamic program. A closed form gives each the time that it needs
     at least. In the order of these at most `simulated` different plans are simulated, with the schedules of
-    their allreduces, fewer once no other can be better than the best so far; beside those that come near
-    it, what `derived` makes of them.
+    their allreduces, fewer once no other can be better than the best so far.
 
     Not all groups are solved: of many, those for every doubling of the microbatches are at once, and their
     partitions tell by the closed form which of the other groups are worth it.
     """
-    promising = _different(_Space(profile, network, replace(choices, orders=orders)).plans())
-    costs = network, replace(network, by_schedule=True)
-
-    def ranked(plan: Plan, costs: LinkCosts) -> Ranked:
-        time_us = simulate(plan, profile, costs, batch=choices.batch).time_us
-        return (_rounded(time_us), choices.orders.index(plan.order), plan.microbatches), plan
-
-    def faster(best: Ranked | None, plan: Plan) -> tuple[Ranked, bool]:
-        """The better of two; and whether the plan would be if allreduces cost their bytes only."""
-        has_sums = len(plan.ranks) > len(plan.stages) or profile.ties_across(plan.cuts)
-        for each in costs if has_sums else costs[1:]:  # schedules only for plans fast enough without them
-            found = ranked(plan, each)
-            if best is not None and found[0] >= best[0]:
-                return best, each is costs[1]
-        return found, True
-
-    layers = LayerTables(profile, choices.keep_ties_together)
-    for estimate_us, plan in islice(promising, simulated):
-        is_near = True
-        if plan.order in choices.orders:
-            if best is not None and estimate_us > best[0][0]:
-                break
-            best, is_near = faster(best, plan)
-            for narrower in _narrower(plan, profile, choices, best[0][0]) if is_near else ():
-                best, _ = faster(best, narrower)
-        if is_near and plan.max_in_flight is None:
-            for other in derived(plan, layers, choices.made, batch=choices.batch):
-                if _fits(other, profile, choices):
-                    best, _ = faster(best, other)
-    return best
+    profile, choices = race.profile, race.choices
+    space = _Space(profile, race.network, replace(choices, orders=orders))
+    for estimate_us, plan in islice(_different(space.plans()), simulated):
+        if race.best is not None and estimate_us > race.best[0][0]:
+            break
+        if race.run(plan):
+            assert race.best is not None, "one was run"
+            for narrower in _narrower(plan, profile, choices, race.best[0][0]):
+                race.run(narrower)
 
 
 def _fits(plan: Plan, profile: Profile, choices: Choices) -> bool:
@@ -355,7 +384,7 @@ def _refusal(profile: Profile, network: LinkCosts, choices: Choices) -> PlanErro
     assert closest is not None
     plan = closest[1]
     if choices.made == choices.orders:  # 1F1B may fit where they do not
-        plan = next(derived(plan, layers, choices.made, batch=choices.batch), plan)
+        plan = next(derived(plan, layers, choices.made, choices.batch), plan)
     try:
         check_memory(plan, profile, dict(enumerate(choices.limits)), batch=choices.batch)
     except PlanError as error:

@@ -182,7 +182,7 @@ class StepExecutor:
             autocast=self.precision.autocast,
         )
         losses = Losses(
-            self.loss_fn or getattr(self.last, "loss", _no_loss),
+            getattr(self.last, "loss", _no_loss) if self.loss_fn is None else self.loss_fn,
             self.loss_reduction,
             [assignment.count(size) for size in batch.sizes],
             batch.samples * self.batches,

@@ -89,7 +89,7 @@ def test_a_plan_in_an_order_made_from_1f1b_is_the_fastest_of_those(topology, pro
     scheduled = LinkCosts(topology, by_schedule=True)
     straight = [it for it in every_plan(profile, network, batch, [batch], [False]) if it.order == "1f1b"]
     layers = LayerTables(profile)
-    made = [other for it in straight for other in derived(it, layers, [order], batch=batch)]
+    made = [other for it in straight for other in derived(it, layers, [order], batch)]
     for it in made:
         groups = len(it.workers)
         assert it.order == order and it.microbatches == batch and it.depth == profile.depth
@@ -109,7 +109,7 @@ def test_several_stages_on_a_rank_are_cut_as_evenly_as_can_be(times, order):
     layers = tuple(Layer(f"{i}", time, 2.0 * time, 0, 0, 0, 0) for i, time in enumerate(times))
     tables = LayerTables(Profile("uneven", 8, layers))
     straight = Plan([(0, 1, [0]), (1, len(times), [1])], 4)
-    for it in derived(straight, tables, [order], batch=8):
+    for it in derived(straight, tables, [order], 8):
         count = len(it.stages)
         cuts = [(0, *inner, len(times)) for inner in combinations(range(1, len(times)), count - 1)]
         least = min(max(sum(times[a:b]) for a, b in pairwise(cut)) for cut in cuts)
