@@ -100,11 +100,9 @@ def search(profile: Profile, network: LinkCosts, choices: Choices, *, simulated:
             race.run(plan)
     for orders in [own] if choices.limits is None else [[order] for order in own]:
         _search(race, tuple(orders), simulated)
-    several = race.best_of_several
-    for base in (
-        {} if race.best is None or not own else dict.fromkeys([race.best[1], several or race.best[1]])
-    ):
+    for base in race.bases if own else ():
         for plan in race.derived(base, most_each=2):
+            assert race.best is not None, "the base was run"
             if least_us(plan, profile, batch=choices.batch) < race.best[0][0]:
                 race.run(plan)
     if race.best is None:
@@ -117,7 +115,6 @@ class _Race:
 
     Attributes:
         best: the fastest so far.
-        best_of_several: likewise of those with several stages.
     """
 
     def __init__(self, profile: Profile, network: LinkCosts, choices: Choices) -> None:
@@ -128,8 +125,9 @@ class _Race:
         self._costs = network, replace(network, by_schedule=True)
 
     @property
-    def best_of_several(self) -> Plan | None:
-        return None if self._several is None else self._several[1]
+    def bases(self) -> tuple[Plan, ...]:
+        """The fastest plan, and the fastest with several stages."""
+        return tuple(dict.fromkeys(it[1] for it in (self.best, self._several) if it is not None))
 
     def run(self, plan: Plan) -> bool:
         """Simulate a plan; whether it is the fastest, or would be if allreduces cost their bytes only."""

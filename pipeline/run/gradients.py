@@ -119,8 +119,8 @@ class GradientBuffer(Gradients):
         self._bucket = {id(it): index for index, flat in enumerate(self._flats) for it in flat.parameters}
         self._works: list[dist.Work] = []
         self._group: dist.ProcessGroup | None = None
-        self._missing: Counter[int] = Counter()  # by parameter, stages that are still to give it a gradient
-        self._left = [0] * len(self._flats)  # by bucket, all of these
+        self._expected: Counter[int] = Counter()  # by parameter, stages that give it a gradient
+        self._left: list[int] = []  # by bucket, gradients that are still to be given
         self._own: set[int] = set()  # parameters of the stage whose last pass runs
         self._given: set[int] = set()  # those of them that have their gradient
         self._is_known = False  # whether last passes have run, all of which gave each gradient once
@@ -145,15 +145,14 @@ class GradientBuffer(Gradients):
         for flat in self._flats:
             flat.whole.zero_()
         self._used.clear()
-        self._missing.clear()
         self.attach()
 
     def expect(self, group: dist.ProcessGroup, stages: Iterable[Iterable[nn.Parameter]]) -> None:
         """Let buckets begin to be summed within the last passes of these stages, one by one."""
         self._group = group
         known = [id(it) for own in stages for it in {id(it): it for it in own}.values()]
-        self._missing = Counter(it for it in known if it in self._bucket)
-        self._left = [sum(self._missing[id(it)] for it in flat.parameters) for flat in self._flats]
+        self._expected = Counter(it for it in known if it in self._bucket)
+        self._left = [sum(self._expected[id(it)] for it in flat.parameters) for flat in self._flats]
 
     @contextmanager
     def last_pass(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -165,12 +164,12 @@ class GradientBuffer(Gradients):
         Raises:
             RuntimeError: a gradient is given in parts, for the first time, and its bucket has begun.
         """
-        self._own = {id(it) for it in parameters} & self._missing.keys()
+        self._own = {id(it) for it in parameters} & self._expected.keys()
         self._given = set()
         yield
         self._own, rest = set(), self._own - self._given
         for it in (*rest, *(() if self._is_early else self._given)):
-            self._complete(it)
+            self._left[self._bucket[it]] -= 1
         self._begin()
 
     @property
@@ -192,12 +191,8 @@ class GradientBuffer(Gradients):
             self._is_once = False
         self._given.add(number)
         if self._is_early:
-            self._complete(number)
+            self._left[self._bucket[number]] -= 1
             self._begin()
-
-    def _complete(self, number: int) -> None:
-        self._missing[number] -= 1
-        self._left[self._bucket[number]] -= 1
 
     def _begin(self, *, all_of_them: bool = False) -> None:
         """Start the next buckets that are complete: in their order, which is the same on all replicas."""
@@ -220,7 +215,7 @@ class GradientBuffer(Gradients):
         if self._is_complete:
             raise RuntimeError("gradients: start_allreduce must be followed by wait, got a second start")
         self._group, self._is_complete = group, True
-        self._is_known = self._is_known or bool(self._missing)
+        self._is_known = bool(self._expected)
         self._begin(all_of_them=True)
 
     def wait(self) -> None:

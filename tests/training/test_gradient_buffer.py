@@ -182,22 +182,60 @@ def test_closed_buffer_is_told_of_no_more_gradients() -> None:
     assert len(told) == 1
 
 
+GROUP: Any = "replicas"
+
+
 class Calls:
     """Stands for torch.distributed: which buckets have begun to be summed, by how many elements they have."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[int] = []
+        self.summed: list[Tensor] = []
         monkeypatch.setattr(dist, "all_reduce", self)
 
     def __call__(self, tensor: Tensor, group: object, async_op: bool) -> Calls:
         self.begun.append(tensor.numel())
+        self.summed.append(tensor)
         return self
 
     def wait(self) -> None:
-        """At once."""
+        """The other replica has used all parameters and has gradients of 1."""
+        for tensor in self.summed:
+            tensor.add_(1.0)
+        self.summed.clear()
 
 
-GROUP: Any = "replicas"
+def sizes_of(counts: list[int], bucket_bytes: int | None = None) -> list[int]:
+    """Elements of each bucket, for parameters of so many; without memory."""
+    buffer = GradientBuffer([nn.Parameter(torch.empty(it, device="meta")) for it in counts], bucket_bytes)
+    return [it.numel() for it in buffer.tensors]
+
+
+def test_buckets_are_filled_from_the_last_parameter_on() -> None:
+    """Parameters of 4 and 8 bytes into 8 bytes each; one that is larger has a bucket for itself."""
+    assert sizes_of([1, 1, 1, 2, 1, 1], 8) == [2, 2, 2, 1]
+    assert sizes_of([1, 5, 1], 8) == [1, 5, 1]
+    most = 25 * 2**20 // 4  # as many as torch's DistributedDataParallel sums at once
+    assert sizes_of([1, most - 1]) == [most]
+    assert sizes_of([1, most]) == [most, 1]
+
+
+def test_what_another_replica_used_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    Calls(monkeypatch)
+    here, there = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    buffer = GradientBuffer([here, there])
+    buffer.zero()
+    buffer.expect(GROUP, [[here, there]])
+    with buffer.last_pass([here, there]):
+        here.sum().backward()
+    began_ns = buffer.began_ns
+    assert began_ns is not None and list(map(id, buffer.used())) == [id(here)]
+    buffer.start_allreduce(GROUP)
+    assert buffer.began_ns == began_ns
+    buffer.wait()
+    assert buffer.began_ns is None and list(map(id, buffer.used())) == [id(here), id(there)]
+    assert here.grad is not None and here.grad.tolist() == [2.0] * 2
+    assert there.grad is not None and there.grad.tolist() == [1.0] * 3
 
 
 def test_buckets_begin_within_the_last_pass_from_the_last_layer_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +295,9 @@ def test_a_bucket_waits_for_all_stages_that_hold_its_parameters(monkeypatch: pyt
             (shared.sum() * first.sum()).backward()
         assert calls.begun == [5, 3, 4, 2]
         assert set(map(id, buffer.used())) == set(map(id, (shared, second, first)))
+        began_ns = buffer.began_ns
         buffer.start_allreduce(GROUP)
+        assert buffer.began_ns == began_ns is not None
         buffer.wait()
 
 
