@@ -1,7 +1,7 @@
 """Steps of training as pictures: a row per rank, predicted above measured on one axis of time.
 
-A row shows what the rank computes; the thin bar below it shows the messages on their way from it. While the
-rank computes nothing, an allreduce takes the whole row.
+A row shows what the rank computes, lighter for later ones of several stages; the thin bar below it shows the
+messages on their way from it. While the rank computes nothing, an allreduce takes the whole row.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CENTRE = COMPUTES[0] + COMPUTES[1] / 2
 LOOKS = {
     "forward": Look(PALETTE[0], "white", *COMPUTES, depth=4),
     "backward": Look(PALETTE[4], INK, *COMPUTES, depth=4),
-    "weights": Look(PALETTE[5], INK, *COMPUTES, depth=4),
+    "weights": Look(PALETTE[1], "white", *COMPUTES, depth=4),
     "update": Look(PALETTE[2], "white", *COMPUTES, depth=4),
     "allreduce": Look(PALETTE[3], "white", *ALL, depth=3),
     "communication": Look(PALETTE[6], "white", *MESSAGES, depth=4),
@@ -110,7 +110,8 @@ def draw_timelines(
             figure,
             title or (title_of(plan) if plan else "A step of training"),
             "The figure at the end of a row is the part of the step in which the rank computes; "
-            "figures in boxes are microbatches.",
+            "figures in boxes are microbatches"
+            + (", lighter boxes the later stages of a rank." if plan and _shares_ranks(plan) else "."),
         )
         figure.draw_without_rendering()  # boxes know their width once the layout is made
         for axes, timeline in zip(every, timelines.values(), strict=True):
@@ -211,7 +212,7 @@ def title_of(plan: Plan) -> str:
     """What a plan is, in a line."""
     replicas = [len(worker.ranks) for worker in plan.workers]
     stages = f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}"
-    if len(plan.stages) > len(replicas):
+    if _shares_ranks(plan):
         stages += f", {len(plan.stages) // len(replicas)} on each rank"
     if max(replicas) > 1:
         stages += (
@@ -221,6 +222,10 @@ def title_of(plan: Plan) -> str:
         )
     microbatches = f"{plan.microbatches} microbatch{'es' if plan.microbatches > 1 else ''}"
     return f"{plan.model + ': ' if plan.model else ''}{stages}, {microbatches}, order {plan.order}"
+
+
+def _shares_ranks(plan: Plan) -> bool:
+    return len(plan.workers) < len(plan.stages)
 
 
 def _caption(name: str, timelines: Mapping[str, Timeline], axis: Axis) -> str:
@@ -234,12 +239,17 @@ def _caption(name: str, timelines: Mapping[str, Timeline], axis: Axis) -> str:
 
 
 def _draw_kind(axes: Axes, row: int, kind: str, intervals: Sequence[Interval], axis: Axis) -> None:
+    from matplotlib.colors import to_rgba
+
     look = LOOKS[kind]
+    stages = sorted({it.stage for it in intervals if it.stage is not None})
+    lighter = {stage: 0.5 * index / max(1, len(stages) - 1) for index, stage in enumerate(stages)}
+    colours = [to_rgba(look.colour, 1 - lighter.get(it.stage, 0.0)) for it in intervals]
     has_edges = kind != "waiting" and len(intervals) <= MAX_EDGED
     axes.broken_barh(
         [(it.start_us / axis.unit_us, (it.end_us - it.start_us) / axis.unit_us) for it in intervals],
         (row + look.top, look.height),
-        facecolors=look.colour,
+        facecolors=colours,
         edgecolors="white",
         linewidth=0.4 if has_edges else 0.0,
         zorder=look.depth,

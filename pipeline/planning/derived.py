@@ -42,7 +42,7 @@ def derived(
             ranks = {stage: plan.stages[it].ranks for it, held in enumerate(layout) for stage in held}
             stages = plan.stages if each == 1 else _cut(ranks, layers, batch / plan.microbatches)
             if stages is not None:
-                yield replace(plan, stages=stages, order=name)
+                yield replace(plan, stages=stages, order=name, method=f"{plan.method} and {name}")
 
 
 def _cut(ranks: dict[int, tuple[int, ...]], layers: LayerTables, samples: float) -> tuple[Stage, ...] | None:
