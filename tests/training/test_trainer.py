@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch import Tensor, nn  # noqa: E402
 from arborcast import topologies  # noqa: E402
 from arborcast.pipeline.errors import BatchError  # noqa: E402
 from arborcast.pipeline.model.traced import trace  # noqa: E402
-from arborcast.pipeline.run import boundary, executor  # noqa: E402
+from arborcast.pipeline.run import boundary, executor, gradients  # noqa: E402
 from arborcast.pipeline.stages import Plan, overlaps, shares  # noqa: E402
 from arborcast.pipeline.trainer import Trainer  # noqa: E402
 from arborcast.synth.errors import InputError  # noqa: E402
@@ -310,30 +311,44 @@ def test_one_message_per_transfer_and_none_else() -> None:
 # What else a trainer does --------------------------------------------------------------------------
 
 
+def continued_with_several_stages(rank: int, size: int) -> dict[str, Any]:
+    """From a V, with split backward passes, to stages in turn on other ranks."""
+    first, second = around([1, 2], "zb-v", depth=LAYERS), around([2, 1], "interleaved", depth=LAYERS)
+    return moved(first, second)
+
+
 def continued(rank: int, size: int) -> dict[str, Any]:
-    """Three steps on three stages, then three more on two, and a serial model that goes on from there."""
+    """From three stages to two."""
+    return moved(plan_of([1, 1, 1]), plan_of([2, 2]))
+
+
+def moved(before: Plan, after: Plan) -> dict[str, Any]:
+    """Three steps by one plan, then three more by another, and a serial model that goes on from there."""
     given = batches(6)
-    with Trainer(network(), plan_of([1, 1, 1]), cross_entropy, momentum, collectives="gloo") as first:
+    with Trainer(network(), before, cross_entropy, momentum, collectives="gloo") as first:
         losses = [first.step(*batch) for batch in given[:3]]
         state, optimizer = first.state_dict(), first.optimizer_state_dict()
-    with Trainer(network(5), plan_of([2, 2]), cross_entropy, momentum, collectives="gloo") as second:
+    with Trainer(network(5), after, cross_entropy, momentum, collectives="gloo") as second:
         second.load_state_dict(state)
         second.load_optimizer_state_dict(optimizer)
         losses += [second.step(*batch) for batch in given[3:]]
-        after = {name: value.numpy().copy() for name, value in second.state_dict().items()}
+        weights = {name: value.numpy().copy() for name, value in second.state_dict().items()}
     model = network(7)
     model.load_state_dict(state)
     loss = cross_entropy(model(given[3][0]), given[3][1]).item()
-    return {"curve": Curve(losses, {}, after), "serial": loss}
+    return {"curve": Curve(losses, {}, weights), "serial": loss}
 
 
-def evaluated(rank: int, size: int) -> tuple[float, float, bool]:
-    """Evaluation in the middle of an accumulation changes nothing."""
+def evaluated(rank: int, size: int) -> list[tuple[float, float, bool]]:
+    """Evaluation in the middle of an accumulation changes nothing, also on ranks with several stages."""
+    several = [around([2, 1], order, depth=5) for order in ("zb-v", "interleaved")]
+    return [evaluated_by(plan) for plan in (plan_of([1, 2, 1], depth=5), *several)]
+
+
+def evaluated_by(plan: Plan) -> tuple[float, float, bool]:
     inputs, targets = batches(1)[0]
     model = normalised()
-    with Trainer(
-        model, plan_of([1, 2, 1], depth=5), cross_entropy, momentum, collectives="gloo", accumulate=2
-    ) as trainer:
+    with Trainer(model, plan, cross_entropy, momentum, collectives="gloo", accumulate=2) as trainer:
         trainer.step(inputs, targets)
         before = trainer.state_dict()
         gradients = [it.grad.clone() for it in trainer.module.parameters() if it.grad is not None]
@@ -351,26 +366,30 @@ def evaluated(rank: int, size: int) -> tuple[float, float, bool]:
         return loss, cross_entropy(whole.eval()(inputs), targets).item(), kept
 
 
-def in_many_shapes(rank: int, size: int) -> tuple[Curve, int]:
-    """More shapes than are kept, and more than there are tags for without using them again."""
+def in_many_shapes(rank: int, size: int) -> list[tuple[Curve, int]]:
+    """More shapes than are kept, and than there are tags for without using them again; in buckets."""
     for module in (executor, boundary):
         vars(module)["KEPT_SHAPES"] = 2
-    with Trainer(
-        network(), plan_of([1, 2, 1], "zb-h1"), cross_entropy, momentum, collectives="gloo"
-    ) as trainer:
-        losses = [trainer.step(*batch) for batch in batches(len(MANY), MANY)]
-        kept = len(trainer._ready()[0]._loops)
-        state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
-    return Curve(losses, {}, state), kept
+    vars(gradients)["BUCKET_BYTES"] = 128
+    given, found = batches(len(MANY), MANY), []
+    for order, collectives in (("zb-h1", "gloo"), ("1f1b", "synth")):
+        plan = plan_of([1, 2, 1], order)
+        with Trainer(network(), plan, cross_entropy, momentum, collectives=collectives) as trainer:
+            losses = [trainer.step(*batch) for batch in given]
+            kept = len(trainer._ready()[0]._loops)
+            state = {name: value.numpy().copy() for name, value in trainer.state_dict().items()}
+            found.append((Curve(losses, {}, state), kept))
+    return found
 
 
 MANY = (13, 7, 9, 13, 13, 8, 10, 11, 7, 12)
 
 
-def test_shapes_come_and_go() -> None:
-    found = run_ranks(4, in_many_shapes)
-    check_close(merged([curve for curve, _ in found]), serial(network, batches(len(MANY), MANY)))
-    assert {kept for _, kept in found} == {2}
+def test_shapes_come_and_go_and_buckets_are_summed_while_gradients_come() -> None:
+    expected = serial(network, batches(len(MANY), MANY))
+    for found in zip(*run_ranks(4, in_many_shapes, environ=FABRIC), strict=True):
+        check_close(merged([curve for curve, _ in found]), expected)
+        assert {kept for _, kept in found} == {2}
 
 
 def last_in_first_out(rank: int, size: int) -> Curve:
@@ -459,6 +478,7 @@ def on_its_fabric(rank: int, size: int) -> str:
 def other_things(rank: int, size: int) -> dict[str, Any]:
     calls = (
         continued,
+        continued_with_several_stages,
         evaluated,
         last_in_first_out,
         by_an_optimizer_of_the_whole,
@@ -502,10 +522,10 @@ def test_what_else_a_trainer_does() -> None:
     by_name = {name: [each[name] for each in found] for name in found[0]}
     given = batches(6)
     expected = serial(network, given)
-    for each in by_name["continued"]:
+    for each in by_name["continued"] + by_name["continued_with_several_stages"]:
         check_close(each["curve"], expected)
         assert each["serial"] == pytest.approx(expected.losses[3], abs=1e-6)
-    for loss, of_serial, kept in by_name["evaluated"]:
+    for loss, of_serial, kept in itertools.chain(*by_name["evaluated"]):
         assert loss == pytest.approx(of_serial, abs=1e-6)
         assert kept
     check_close(merged(by_name["last_in_first_out"]), serial(network, given[:4]))
