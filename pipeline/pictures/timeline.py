@@ -243,7 +243,9 @@ def _draw_kind(axes: Axes, row: int, kind: str, intervals: Sequence[Interval], a
 
     look = LOOKS[kind]
     stages = sorted({it.stage for it in intervals if it.stage is not None})
-    lighter = {stage: 0.5 * index / max(1, len(stages) - 1) for index, stage in enumerate(stages)}
+    lighter: dict[int | None, float] = {
+        stage: 0.5 * index / max(1, len(stages) - 1) for index, stage in enumerate(stages)
+    }
     colours = [to_rgba(look.colour, 1 - lighter.get(it.stage, 0.0)) for it in intervals]
     has_edges = kind != "waiting" and len(intervals) <= MAX_EDGED
     axes.broken_barh(
